@@ -1,0 +1,204 @@
+//! FerroCCL's side: the same measurement whether this thread drives one rank or all of them.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use ferroccl::{Communicator, Device, DeviceBuffer, Element, ReduceOp, Stream};
+
+use crate::Outcome;
+use crate::peer::{Request, Sample};
+
+/// Operations that wait in a stream at most: beyond some hundreds the mean does not change.
+const LONGEST_QUEUE: usize = 1000;
+/// Samples of one figure at most.
+const MAX_SAMPLES: usize = 1000;
+
+/// The ranks that one thread drives.
+#[derive(Debug)]
+pub(crate) struct Group {
+    device: Device,
+    ranks: Vec<(Communicator, Stream)>,
+}
+
+/// How the operations of a batch follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pace {
+    /// Enqueue all, wait once.
+    Queued,
+    /// Wait after each.
+    Blocking,
+}
+
+impl Group {
+    /// A group of ranks driven by the calling thread.
+    pub(crate) fn new(device: &Device, ranks: Vec<Communicator>) -> Outcome<Self> {
+        let ranks = ranks
+            .into_iter()
+            .map(|rank| Ok((rank, device.stream()?)))
+            .collect::<ferroccl::Result<_>>()?;
+        Ok(Group { device: device.clone(), ranks })
+    }
+
+    /// Measures; to be called with the same request for every rank of the communicator.
+    pub(crate) fn measure(&self, request: Request) -> Outcome<Sample> {
+        let len = usize::try_from(request.bytes)? / size_of::<f32>();
+        let data = self
+            .ranks
+            .iter()
+            .map(|(rank, _)| {
+                Ok((self.device.upload(&inputs(rank.rank(), len))?, self.device.alloc(len)?))
+            })
+            .collect::<ferroccl::Result<Vec<_>>>()?;
+
+        let mut wrong = self.check(&data)?;
+        self.batch(&data, Pace::Blocking, 3)?;
+        let one = (self.batch(&data, Pace::Blocking, 3)? / 3.0).max(1e-7);
+        let length = ((request.seconds / 20.0 / one) as usize).clamp(1, LONGEST_QUEUE);
+        let queued =
+            self.median(request.seconds, length, || self.batch(&data, Pace::Queued, length))?;
+        let batch =
+            self.median(request.seconds, length, || self.batch(&data, Pace::Blocking, length))?;
+        let each = self.median(request.seconds, 1, || self.batch(&data, Pace::Blocking, 1))?;
+        wrong += self.check(&data)?;
+        Ok(Sample { queued_us: Some(queued), batch_us: batch, each_us: each, wrong })
+    }
+
+    /// Microseconds an operation, in the median batch of those that fit into `seconds`. Every rank
+    /// sees the same spans, so all of them stop together.
+    fn median(
+        &self,
+        seconds: f64,
+        length: usize,
+        mut batch: impl FnMut() -> Outcome<f64>,
+    ) -> Outcome<f64> {
+        let (mut spans, mut spent) = (Vec::new(), 0.0);
+        while spans.len() < 3 || (spent < seconds && spans.len() < MAX_SAMPLES) {
+            let span = batch()?;
+            spent += span;
+            spans.push(span);
+        }
+        spans.sort_by(f64::total_cmp);
+        Ok(spans[spans.len() / 2] / length as f64 * 1e6)
+    }
+
+    /// Seconds of `n` operations, on the slowest rank.
+    fn batch(&self, data: &[Pair], pace: Pace, n: usize) -> Outcome<f64> {
+        self.agree(0.0, ReduceOp::Max)?; // a barrier
+        let start = Instant::now();
+        for _ in 0..n {
+            self.enqueue(data)?;
+            if pace == Pace::Blocking {
+                self.synchronize()?;
+            }
+        }
+        self.synchronize()?;
+        self.agree(start.elapsed().as_secs_f64(), ReduceOp::Max)
+    }
+
+    fn enqueue<T: Element>(&self, data: &[(DeviceBuffer<T>, DeviceBuffer<T>)]) -> Outcome<()> {
+        for ((rank, stream), (send, recv)) in self.ranks.iter().zip(data) {
+            rank.all_reduce(send, recv, ReduceOp::Sum, stream)?;
+        }
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Outcome<()> {
+        Ok(self.ranks.iter().try_for_each(|(_, stream)| stream.synchronize())?)
+    }
+
+    /// `op` of one number a rank, known to all of them.
+    fn agree(&self, mine: f64, op: ReduceOp) -> Outcome<f64> {
+        let mut cells = Vec::new();
+        for (rank, stream) in &self.ranks {
+            let cell = self.device.alloc(1)?;
+            cell.copy_from(&[mine], stream)?;
+            rank.all_reduce(&cell, &cell, op, stream)?;
+            cells.push(cell);
+        }
+        let mut agreed = mine;
+        for ((_, stream), cell) in self.ranks.iter().zip(&cells) {
+            agreed = cell.to_vec(stream)?[0];
+        }
+        Ok(agreed)
+    }
+
+    /// Does one operation into poisoned memory and counts the wrong elements of all ranks.
+    fn check(&self, data: &[Pair]) -> Outcome<u64> {
+        for ((_, stream), (_, recv)) in self.ranks.iter().zip(data) {
+            recv.copy_from(&vec![f32::NAN; recv.len()], stream)?;
+        }
+        self.enqueue(data)?;
+        let mut wrong = 0u64;
+        for ((rank, stream), (_, recv)) in self.ranks.iter().zip(data) {
+            let n = rank.world_size();
+            let sum = (n * (n + 1) / 2) as f32;
+            let found = recv.to_vec(stream)?;
+            wrong += found.iter().enumerate().filter(|(i, x)| **x != sum * step(*i)).count() as u64;
+        }
+        // Every rank of the group puts the group's count in, hence the division.
+        Ok((self.agree(wrong as f64, ReduceOp::Sum)? / self.ranks.len() as f64) as u64)
+    }
+}
+
+type Pair = (DeviceBuffer<f32>, DeviceBuffer<f32>);
+
+/// As in the MPI program: sums of 16 ranks stay below 700, exact in f32 in every order.
+fn inputs(rank: u32, len: usize) -> Vec<f32> {
+    (0..len).map(|i| (rank + 1) as f32 * step(i)).collect()
+}
+
+fn step(i: usize) -> f32 {
+    (i % 5 + 1) as f32
+}
+
+/// Ranks as threads of this process, each driven by its own.
+#[derive(Debug)]
+pub(crate) struct Threads {
+    requests: Vec<Sender<Request>>,
+    answers: Receiver<Outcome<Sample>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    /// Starts a thread a rank.
+    pub(crate) fn start(device: &Device, ranks: Vec<Communicator>) -> Outcome<Self> {
+        let (answer, answers) = channel();
+        let (mut requests, mut threads) = (Vec::new(), Vec::new());
+        for rank in ranks {
+            let group = Group::new(device, vec![rank])?;
+            let answer = answer.clone();
+            let (send, receive) = channel();
+            requests.push(send);
+            threads.push(std::thread::spawn(move || {
+                for request in receive {
+                    if answer.send(group.measure(request)).is_err() {
+                        return;
+                    }
+                }
+            }));
+        }
+        Ok(Threads { requests, answers, threads })
+    }
+
+    /// Measures on all of them.
+    pub(crate) fn measure(&self, request: Request) -> Outcome<Sample> {
+        for rank in &self.requests {
+            rank.send(request)?;
+        }
+        let mut sample = Err("no ranks".into());
+        for _ in &self.requests {
+            sample = Ok(self.answers.recv()??);
+        }
+        sample
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.requests.clear();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join(); // its panic has been printed, and its answer is missing
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! FerroCCL against OpenMPI, side by side, and against the machine's memory.
+//!
+//! ```text
+//! cargo bench --bench compare                      4 and 16 ranks, 8 B to 64 MiB, to the terminal
+//! cargo bench --bench compare -- --record NAME     also to benches/records/DATE-NAME.md
+//! ```
+//!
+//! All contestants are up at once and asleep. At each size they are asked one after the other, in
+//! another order in each round; ratios are taken within a round, and the record shows their medians.
+//! So it can be run on a machine that does other things too: the record says how busy others kept it.
+//!
+//! OpenMPI gets several settings and is shown with the one that is best at the size.
+//! One thread's FerroCCL runs also with other settings than its own choice ([`VARIANTS`]): the constants that
+//! choose rest on that table.
+//!
+//! It needs `mpicc` and `mpirun` (Debian's openmpi-bin and libopenmpi-dev).
+
+mod ferro;
+mod machine;
+mod memory;
+mod peer;
+mod record;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+use clap::Parser;
+use ferroccl::{CommConfig, Communicator, Device, ProtocolId};
+
+use ferro::{Group, Threads};
+use peer::{Peer, Request, Sample};
+
+/// Whatever went wrong; this program reports it and ends.
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+type Outcome<T> = Result<T, Failure>;
+
+/// Name and `mpirun` arguments of what OpenMPI is tried with. The single copy through the kernel (CMA)
+/// and yielding when oversubscribed are its own choices in all of them; without either it is slower
+/// here at every size, and without yielding by three orders of magnitude.
+const MPI_SETTINGS: [(&str, &[&str]); 3] = [
+    ("default", &["--bind-to", "none"]),
+    ("eager 64 KiB", &["--bind-to", "none", "--mca", "btl_vader_eager_limit", "65536"]),
+    (
+        "ring algorithm",
+        &[
+            "--bind-to",
+            "none",
+            "--mca",
+            "coll_tuned_use_dynamic_rules",
+            "1",
+            "--mca",
+            "coll_tuned_allreduce_algorithm",
+            "4",
+        ],
+    ),
+];
+
+/// Settings that FerroCCL is tried with besides its own choice: a name, the sizes worth the time, the setting.
+const VARIANTS: [(&str, std::ops::RangeInclusive<u64>, fn(&mut CommConfig)); 7] = [
+    ("LL", 0..=SMALL, |config| config.protocol = Some(ProtocolId::Ll)),
+    ("LL128", 0..=SMALL, |config| config.protocol = Some(ProtocolId::Ll128)),
+    ("Simple", 0..=SMALL, |config| config.protocol = Some(ProtocolId::Simple)),
+    ("2 slots", LARGE..=u64::MAX, |config| config.slots = Some(2)),
+    ("4 slots", LARGE..=u64::MAX, |config| config.slots = Some(4)),
+    ("64 KiB of slots", LARGE..=u64::MAX, |config| config.buffer_bytes[2] = Some(64 << 10)),
+    ("1 MiB of slots", LARGE..=u64::MAX, |config| config.buffer_bytes[2] = Some(1 << 20)),
+];
+/// Up to here the protocol is worth a comparison.
+const SMALL: u64 = 256 << 10;
+/// From here on the slots are.
+const LARGE: u64 = 256 << 10;
+
+/// 16 ranks of this many bytes are the case with published figures: 6,000,000 f32.
+const RING_CASE: (u32, u64) = (16, 24_000_000);
+
+/// Who is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Contestant {
+    /// `MPI_Allreduce`, with a setting of [`MPI_SETTINGS`].
+    Mpi(usize),
+    /// The plain ring over `MPI_Sendrecv`, with such a setting.
+    MpiRing(usize),
+    /// FerroCCL, one thread that drives all ranks.
+    OneThread,
+    /// FerroCCL, a thread a rank.
+    Threads,
+    /// FerroCCL, a process a rank.
+    Processes,
+    /// FerroCCL, one thread, with a setting of [`VARIANTS`].
+    Variant(usize),
+}
+
+/// Compares FerroCCL's all-reduce with OpenMPI's.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Numbers of ranks.
+    #[arg(long, value_delimiter = ',', default_values_t = [4, 16])]
+    ranks: Vec<u32>,
+    /// Bytes of a rank's buffer.
+    #[arg(long, value_delimiter = ',', default_values_t = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 24_000_000, 64 << 20])]
+    sizes: Vec<u64>,
+    /// How often everything is measured.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// How long one figure of one contestant is measured at one size.
+    #[arg(long, default_value_t = 0.08)]
+    seconds: f64,
+    /// Wait up to so many seconds at each size for the machine to be quiet.
+    #[arg(long, default_value_t = 5.0)]
+    patience: f64,
+    /// Leave the processes out.
+    #[arg(long)]
+    no_processes: bool,
+    /// Leave the copies out, and what is computed from them.
+    #[arg(long)]
+    no_memory: bool,
+    /// Leave the other settings out.
+    #[arg(long)]
+    no_variants: bool,
+    /// Write benches/records/DATE-NAME.md.
+    #[arg(long, value_name = "NAME")]
+    record: Option<String>,
+    /// What cargo gives a bench.
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// Be a rank: `RANK/RANKS`.
+    #[arg(long, hide = true)]
+    worker: Option<String>,
+}
+
+/// Everything that was measured.
+#[derive(Debug, Default)]
+struct Results {
+    /// By ranks, bytes and contestant; one sample a round.
+    samples: BTreeMap<(u32, u64, Contestant), Vec<Sample>>,
+    /// Part of the cores that others used, sampled while all contestants slept.
+    foreign: Vec<f64>,
+    /// By ranks and bytes, what copying all buffers takes; one a round.
+    copies: BTreeMap<(u32, u64), Vec<memory::Copied>>,
+}
+
+fn main() -> Outcome<()> {
+    let options = Options::parse();
+    if let Some(place) = &options.worker {
+        return worker::run(place);
+    }
+    if !options.bench {
+        println!("compare: run as `cargo bench --bench compare`"); // `cargo test` starts benches too
+        return Ok(());
+    }
+    let program = compile_peer()?;
+    let mut results = Results::default();
+    let path = options.record.as_ref().map(|name| {
+        let today = machine::said("date", &["-u", "+%F"]);
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("benches/records/{today}-{name}.md"))
+    });
+    for round in 0..options.rounds {
+        for &ranks in &options.ranks {
+            compare(&options, &program, ranks, round, &mut results)?;
+        }
+        // After every round: what was measured is kept, whatever ends the next one.
+        if let Some(path) = &path {
+            std::fs::write(path, record::markdown(&options, &results, round + 1))?;
+            eprintln!("written: {}", path.display());
+        }
+    }
+    println!("{}", record::markdown(&options, &results, options.rounds));
+    Ok(())
+}
+
+/// One round of everyone with `ranks` ranks. All are started anew, so that one lucky placement in memory
+/// is not in every round.
+fn compare(
+    options: &Options,
+    program: &str,
+    ranks: u32,
+    round: usize,
+    results: &mut Results,
+) -> Outcome<()> {
+    let device = Device::cpu();
+    let mut mpi = MPI_SETTINGS
+        .iter()
+        .map(|(_, setting)| Peer::mpi(program, ranks, setting))
+        .collect::<Outcome<Vec<_>>>()?;
+    let one_thread = Group::new(&device, Communicator::init_all(&device, ranks)?)?;
+    let threads = Threads::start(&device, Communicator::init_all(&device, ranks)?)?;
+    let mut processes = if options.no_processes { None } else { Some(Peer::ferro(ranks)?) };
+
+    let variants = VARIANTS
+        .iter()
+        .filter(|_| !options.no_variants)
+        .map(|(_, _, set)| {
+            let mut config = CommConfig::default();
+            set(&mut config);
+            Group::new(&device, Communicator::init_all_with(&device, ranks, &config)?)
+        })
+        .collect::<Outcome<Vec<_>>>()?;
+
+    for &bytes in options.sizes.iter().rev() {
+        let mut turns = turns(ranks, bytes, processes.is_some(), variants.len());
+        let first = round % turns.len();
+        turns.rotate_left(first);
+        results.foreign.push(machine::wait_for_quiet(options.patience));
+        eprint!("{ranks} ranks, round {}, {bytes} B:", round + 1);
+        if !options.no_memory && bytes >= record::COPIES_FROM {
+            let copied =
+                memory::copy(&device, ranks, bytes, machine::cores(), options.seconds / 2.0)?;
+            eprint!(" copy {:.1}", copied.us);
+            results.copies.entry((ranks, bytes)).or_default().push(copied);
+        }
+        for who in turns {
+            let ring = matches!(who, Contestant::MpiRing(_));
+            let request = Request { ring, bytes, seconds: options.seconds };
+            let sample = match who {
+                Contestant::Mpi(i) | Contestant::MpiRing(i) => mpi[i].ask(request)?,
+                Contestant::OneThread => one_thread.measure(request)?,
+                Contestant::Threads => threads.measure(request)?,
+                Contestant::Processes => match &mut processes {
+                    Some(processes) => processes.ask(request)?,
+                    None => continue,
+                },
+                Contestant::Variant(i) => variants[i].measure(request)?,
+            };
+            if sample.wrong > 0 {
+                return Err(format!("{who:?}: {} wrong elements at {bytes} B", sample.wrong).into());
+            }
+            eprint!(" {who:?} {:.1}", sample.stream_us());
+            results.samples.entry((ranks, bytes, who)).or_default().push(sample);
+        }
+        eprintln!();
+    }
+    Ok(())
+}
+
+fn turns(ranks: u32, bytes: u64, processes: bool, variants: usize) -> Vec<Contestant> {
+    let settings = 0..MPI_SETTINGS.len();
+    // FerroCCL's between MPI's, so that none of them has the quiet seconds for itself.
+    let mut turns = vec![Contestant::Mpi(0), Contestant::OneThread, Contestant::Mpi(1)];
+    turns.extend([Contestant::Threads, Contestant::Mpi(2)]);
+    if processes {
+        turns.push(Contestant::Processes);
+    }
+    if (ranks, bytes) == RING_CASE {
+        turns.extend(settings.map(Contestant::MpiRing));
+    }
+    let worth = |i: &usize| VARIANTS[*i].1.contains(&bytes);
+    turns.extend((0..variants).filter(worth).map(Contestant::Variant));
+    turns
+}
+
+/// Compiles the MPI program; the compiler may use all that this machine has.
+fn compile_peer() -> Outcome<String> {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/peers/mpi_all_reduce.c");
+    let program = concat!(env!("CARGO_TARGET_TMPDIR"), "/mpi_all_reduce");
+    let status = Command::new("mpicc")
+        .args(["-O3", "-march=native", "-o", program, source])
+        .status()
+        .map_err(|e| format!("mpicc: {e}; Debian's packages are openmpi-bin libopenmpi-dev"))?;
+    if status.success() { Ok(program.to_owned()) } else { Err("mpicc failed".into()) }
+}

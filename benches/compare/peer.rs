@@ -1,0 +1,182 @@
+//! A contestant in processes of its own, which sleeps until it is asked.
+//!
+//! A request is a line on its standard input, the answer a line of JSON on its standard output. So
+//! all contestants are up at once, and they take turns at each size instead of at each sweep: what
+//! disturbs a shared machine for seconds disturbs all of them.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Failure, Outcome};
+
+/// What to time. As a line: `ALGORITHM BYTES SECONDS`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Request {
+    /// The plain ring of the MPI program instead of the library's own all-reduce.
+    pub(crate) ring: bool,
+    /// Size of one rank's buffer.
+    pub(crate) bytes: u64,
+    /// How long to measure, for each figure.
+    pub(crate) seconds: f64,
+}
+
+impl std::fmt::Display for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let algorithm = if self.ring { "ring" } else { "mpi" };
+        write!(f, "{algorithm} {} {}", self.bytes, self.seconds)
+    }
+}
+
+impl std::str::FromStr for Request {
+    type Err = Failure;
+
+    fn from_str(line: &str) -> Outcome<Self> {
+        let mut words = line.split_whitespace();
+        let mut word = || words.next().ok_or_else(|| format!("request {line:?} is too short"));
+        Ok(Request { ring: word()? == "ring", bytes: word()?.parse()?, seconds: word()?.parse()? })
+    }
+}
+
+/// Medians of one contestant at one size; microseconds an operation, of the slowest rank.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    /// Operations enqueued one after the other, then one wait: how nccl-tests times. MPI has none.
+    #[serde(default)]
+    pub(crate) queued_us: Option<f64>,
+    /// Operations back to back, each complete on the rank before its next begins.
+    pub(crate) batch_us: f64,
+    /// One operation after a barrier.
+    pub(crate) each_us: f64,
+    /// Elements that were wrong, of all ranks.
+    pub(crate) wrong: u64,
+}
+
+impl Sample {
+    /// The best the contestant's interface can do for operations in a row.
+    pub(crate) fn stream_us(&self) -> f64 {
+        self.queued_us.unwrap_or(self.batch_us)
+    }
+}
+
+/// One contestant's processes. Dropped: their input ends, so they end.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    name: String,
+    inputs: Vec<ChildStdin>,
+    answers: Receiver<String>,
+    children: Vec<Child>,
+}
+
+impl Peer {
+    /// The MPI program on `ranks` ranks.
+    pub(crate) fn mpi(program: &str, ranks: u32, setting: &[&str]) -> Outcome<Self> {
+        let ranks = ranks.to_string();
+        let mut child = Command::new("mpirun")
+            .args(["--allow-run-as-root", "--oversubscribe", "-n", &ranks])
+            .args(setting)
+            .args([program, "--serve"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|e| {
+                format!("mpirun: {e}; Debian's packages are openmpi-bin libopenmpi-dev")
+            })?;
+        let (input, output) = pipes(&mut child)?;
+        Ok(Self::new(
+            format!("mpirun {setting:?}"),
+            vec![input],
+            BufReader::new(output),
+            vec![child],
+        ))
+    }
+
+    /// This program again, `ranks` times, one rank each. Rank 0 prints the id by which the others,
+    /// as its first line of input, find it.
+    pub(crate) fn ferro(ranks: u32) -> Outcome<Self> {
+        let program = std::env::current_exe()?;
+        let (mut inputs, mut children) = (Vec::new(), Vec::new());
+        let (mut first, mut id) = (None, String::new());
+        for rank in 0..ranks {
+            let mut child = Command::new(&program)
+                .args(["--bench", "--worker", &format!("{rank}/{ranks}")])
+                .stdin(Stdio::piped())
+                .stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() })
+                .spawn()?;
+            let mut input = child.stdin.take().ok_or("no pipe to the worker")?;
+            if let Some(output) = child.stdout.take() {
+                let mut output = BufReader::new(output);
+                output.read_line(&mut id)?;
+                first = Some(output);
+            } else {
+                input.write_all(id.as_bytes())?;
+            }
+            inputs.push(input);
+            children.push(child);
+        }
+        let output = first.ok_or("no ranks")?;
+        Ok(Self::new("FerroCCL's processes".to_owned(), inputs, output, children))
+    }
+
+    fn new(
+        name: String,
+        inputs: Vec<ChildStdin>,
+        output: BufReader<ChildStdout>,
+        children: Vec<Child>,
+    ) -> Self {
+        let (send, answers) = channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if send.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Peer { name, inputs, answers, children }
+    }
+
+    /// Has it measure. An answer that does not come in two minutes is an error.
+    pub(crate) fn ask(&mut self, request: Request) -> Outcome<Sample> {
+        for input in &mut self.inputs {
+            writeln!(input, "{request}")?;
+            input.flush()?;
+        }
+        match self.answers.recv_timeout(Duration::from_secs(120)) {
+            Ok(line) => {
+                Ok(serde_json::from_str(&line)
+                    .map_err(|e| format!("{}: {line}: {e}", self.name))?)
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                Err(format!("{}: no answer to {request}", self.name).into())
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(format!("{} ended at {request}", self.name).into())
+            }
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.inputs.clear();
+        for child in &mut self.children {
+            for _ in 0..100 {
+                if !matches!(child.try_wait(), Ok(None)) {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let _ = child.kill(); // already gone: nothing to do
+            let _ = child.wait();
+        }
+    }
+}
+
+fn pipes(child: &mut Child) -> Outcome<(ChildStdin, ChildStdout)> {
+    let input = child.stdin.take().ok_or("no pipe to mpirun")?;
+    let output = child.stdout.take().ok_or("no pipe from mpirun")?;
+    Ok((input, output))
+}

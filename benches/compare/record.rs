@@ -1,0 +1,343 @@
+//! The record: what was measured, where and how, as Markdown.
+
+use std::fmt::Write;
+
+use crate::machine::{self, said};
+use crate::peer::Sample;
+use crate::{Contestant, MPI_SETTINGS, Options, RING_CASE, Results, VARIANTS};
+
+/// One of a sample's figures.
+#[derive(Clone, Copy)]
+struct Figure {
+    title: &'static str,
+    meaning: &'static str,
+    of: fn(&Sample) -> f64,
+}
+
+const FIGURES: [Figure; 3] = [
+    Figure {
+        title: "operations in a row",
+        meaning: "FerroCCL's are enqueued one after the other, then waited for once, as nccl-tests does it; \
+                  MPI's are called one after the other.",
+        of: Sample::stream_us,
+    },
+    Figure {
+        title: "each waited for",
+        meaning: "A rank starts its next operation when its last is complete; no barrier between them. \
+                  MPI's as above.",
+        of: |sample| sample.batch_us,
+    },
+    Figure {
+        title: "one at a time",
+        meaning: "One operation after a barrier, slowest rank: with more ranks than cores, their skew in \
+                  leaving the barrier is in it.",
+        of: |sample| sample.each_us,
+    },
+];
+
+const FERRO: [(Contestant, &str); 3] = [
+    (Contestant::OneThread, "one thread"),
+    (Contestant::Threads, "thread a rank"),
+    (Contestant::Processes, "processes"),
+];
+
+/// From this size on copies are measured: below, an operation's time is not that of moving data.
+pub(crate) const COPIES_FROM: u64 = 256 << 10;
+
+/// The whole record, of so many rounds.
+pub(crate) fn markdown(options: &Options, results: &Results, rounds: usize) -> String {
+    let mut out = String::new();
+    // Writing to a string does not fail.
+    let _ = head(&mut out, options, results, rounds);
+    for &ranks in &options.ranks {
+        for figure in FIGURES {
+            let _ = times(&mut out, options, results, ranks, figure);
+        }
+        if !options.no_memory {
+            let _ = copies(&mut out, options, results, ranks);
+        }
+        if !options.no_variants {
+            let _ = variants(&mut out, options, results, ranks);
+        }
+    }
+    let _ = ring_case(&mut out, results);
+    out
+}
+
+fn head(out: &mut String, options: &Options, results: &Results, rounds: usize) -> std::fmt::Result {
+    let directory = env!("CARGO_MANIFEST_DIR");
+    let name = options.record.as_deref().unwrap_or("not recorded");
+    writeln!(out, "# All-reduce against OpenMPI: {name}\n")?;
+    writeln!(out, "| | |\n|---|---|")?;
+    writeln!(out, "| date | {} |", said("date", &["-u", "+%F %H:%M UTC"]))?;
+    let commit = said("git", &["-C", directory, "describe", "--always", "--dirty", "--abbrev=12"]);
+    writeln!(out, "| commit | {commit} |")?;
+    writeln!(
+        out,
+        "| processor | {}, {} cores, {} |",
+        machine::model(),
+        machine::cores(),
+        machine::caches()
+    )?;
+    writeln!(out, "| kernel | {} |", said("uname", &["-sr"]))?;
+    writeln!(
+        out,
+        "| compilers | {}; {} |",
+        said("rustc", &["--version"]),
+        said("mpicc", &["--version"])
+    )?;
+    writeln!(out, "| MPI | {} |", said("mpirun", &["--version"]))?;
+    let busy = median(results.foreign.iter().copied());
+    let most = results.foreign.iter().copied().fold(0.0, f64::max);
+    writeln!(
+        out,
+        "| others on the machine | before a size: {:.0} % of the cores in the median, {:.0} % at most |",
+        busy * 100.0,
+        most * 100.0
+    )?;
+    writeln!(
+        out,
+        "\nMade by `cargo bench --bench compare`: f32 sum, out of place, results compared exactly. Medians of {} \
+         rounds; in a round all take turns at a size, and a factor (×) is the median of the rounds' OpenMPI time / \
+         FerroCCL time: above 1, FerroCCL is faster. Bandwidths are bus bandwidths, 2 (n - 1) / n of the size \
+         over the time, in 10^9 bytes a second.\n",
+        rounds
+    )?;
+    writeln!(out, "OpenMPI is shown with the setting that is best at the size:\n")?;
+    for (name, arguments) in MPI_SETTINGS {
+        writeln!(out, "- {name}: `mpirun --oversubscribe {}`", arguments.join(" "))?;
+    }
+    if busy > 0.1 {
+        writeln!(
+            out,
+            "\n**The machine was not quiet: others had {:.0} % of it. Trust factors more than times.**",
+            busy * 100.0
+        )?;
+    }
+    Ok(())
+}
+
+fn times(
+    out: &mut String,
+    options: &Options,
+    results: &Results,
+    ranks: u32,
+    figure: Figure,
+) -> std::fmt::Result {
+    writeln!(out, "\n## {ranks} ranks, {}\n\n{}\n", figure.title, figure.meaning)?;
+    write!(out, "| bytes | OpenMPI µs | setting |")?;
+    FERRO.iter().try_for_each(|(_, name)| write!(out, " {name} µs | × |"))?;
+    write!(out, " busbw: OpenMPI |")?;
+    FERRO.iter().try_for_each(|(_, name)| write!(out, " {name} |"))?;
+    writeln!(out, "\n|{}", "---:|".repeat(4 + 3 * FERRO.len()))?;
+    for &bytes in &options.sizes {
+        let Some((setting, mpi)) = best_mpi(results, ranks, bytes, Contestant::Mpi, figure) else {
+            continue;
+        };
+        write!(out, "| {} | {} | {setting} |", size(bytes), time(median(mpi.iter().copied())))?;
+        let ferro = FERRO.map(|(who, _)| series(results, ranks, bytes, who, figure));
+        for times in &ferro {
+            if times.is_empty() {
+                write!(out, " | |")?;
+            } else {
+                let factor = median(mpi.iter().zip(times).map(|(mpi, ferro)| mpi / ferro));
+                write!(out, " {} | {factor:.2} |", time(median(times.iter().copied())))?;
+            }
+        }
+        for times in [&mpi].into_iter().chain(&ferro) {
+            match median(times.iter().copied()) {
+                0.0 => write!(out, " |")?,
+                us => write!(out, " {} |", gbps(busbw(ranks, bytes, us)))?,
+            }
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+/// Time as copies: what limits each.
+fn copies(out: &mut String, options: &Options, results: &Results, ranks: u32) -> std::fmt::Result {
+    let n = f64::from(ranks);
+    writeln!(
+        out,
+        "\n## {ranks} ranks, what an operation costs in copies\n\n\
+         Time of an operation in a row, as the number of times the machine could have copied all ranks' buffers \
+         to others in it; the copy is the round's fastest of several loops (benches/compare/memory.rs) on one or \
+         all cores, on the same kind of memory. An out-of-place all-reduce is at least one such copy: it reads n \
+         inputs and writes n outputs. FerroCCL's ring within a process writes (2n - 1) / n = {:.2} times the \
+         buffers, 1.00 to the outputs and {:.2} to slots, which are meant to stay in a core's cache; between \
+         processes it writes (3n - 2) / n = {:.2} times.\n",
+        (2.0 * n - 1.0) / n,
+        (n - 1.0) / n,
+        (3.0 * n - 2.0) / n,
+    )?;
+    write!(out, "| bytes | copy µs | GB/s | by | OpenMPI |")?;
+    FERRO.iter().try_for_each(|(_, name)| write!(out, " {name} |"))?;
+    writeln!(out, "\n|---:|---:|---:|---|{}", "---:|".repeat(1 + FERRO.len()))?;
+    let figure = FIGURES[0];
+    for &bytes in options.sizes.iter().filter(|bytes| **bytes >= COPIES_FROM) {
+        let (Some((_, mpi)), Some(copied)) = (
+            best_mpi(results, ranks, bytes, Contestant::Mpi, figure),
+            results.copies.get(&(ranks, bytes)),
+        ) else {
+            continue;
+        };
+        let us = median(copied.iter().map(|copied| copied.us));
+        let by = copied.iter().min_by(|a, b| a.us.total_cmp(&b.us));
+        let by = by.map_or_else(String::new, |by| format!("{}, {} t", by.body.name(), by.threads));
+        write!(
+            out,
+            "| {} | {} | {:.1} | {by} |",
+            size(bytes),
+            time(us),
+            n * bytes as f64 / us / 1e3
+        )?;
+        let ferro = FERRO.map(|(who, _)| series(results, ranks, bytes, who, figure));
+        for times in [&mpi].into_iter().chain(&ferro) {
+            match copies_of(results, ranks, bytes, times) {
+                Some(copies) => write!(out, " {} |", marked(copies))?,
+                None => write!(out, " |")?,
+            }
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+/// FerroCCL on one thread with other settings.
+fn variants(
+    out: &mut String,
+    options: &Options,
+    results: &Results,
+    ranks: u32,
+) -> std::fmt::Result {
+    writeln!(
+        out,
+        "\n## {ranks} ranks, other settings\n\nFerroCCL, one thread, operations in a row: its own choice in µs, and \
+         each setting's time over it: above 1, the choice is faster.\n"
+    )?;
+    write!(out, "| bytes | own choice µs |")?;
+    VARIANTS.iter().try_for_each(|(name, ..)| write!(out, " {name} |"))?;
+    writeln!(out, "\n|{}", "---:|".repeat(2 + VARIANTS.len()))?;
+    let figure = FIGURES[0];
+    for &bytes in &options.sizes {
+        let own = series(results, ranks, bytes, Contestant::OneThread, figure);
+        write!(out, "| {} | {} |", size(bytes), time(median(own.iter().copied())))?;
+        for i in 0..VARIANTS.len() {
+            let times = series(results, ranks, bytes, Contestant::Variant(i), figure);
+            if times.is_empty() {
+                write!(out, " |")?;
+            } else {
+                write!(
+                    out,
+                    " {:.2} |",
+                    median(times.iter().zip(&own).map(|(time, own)| time / own))
+                )?;
+            }
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+fn ring_case(out: &mut String, results: &Results) -> std::fmt::Result {
+    let (ranks, bytes) = RING_CASE;
+    let figure = FIGURES[1];
+    let mut rows = Vec::new();
+    for (kind, name) in [
+        (Contestant::Mpi as fn(usize) -> Contestant, "MPI_Allreduce"),
+        (Contestant::MpiRing, "plain ring, MPI_Sendrecv"),
+    ] {
+        if let Some((setting, times)) = best_mpi(results, ranks, bytes, kind, figure) {
+            rows.push((format!("{name} ({setting})"), times));
+        }
+    }
+    for (who, name) in FERRO {
+        rows.push((format!("FerroCCL, {name}"), series(results, ranks, bytes, who, figure)));
+    }
+    rows.retain(|(_, times)| !times.is_empty());
+    let Some((_, base)) = rows.first().cloned() else { return Ok(()) };
+    writeln!(
+        out,
+        "\n## {ranks} ranks, {} f32\n\nEach waited for. A published run has 146 ms for MPI_Allreduce and 101 ms for \
+         the plain ring, on another machine.\n",
+        bytes / 4,
+    )?;
+    if let Some(copied) = results.copies.get(&(ranks, bytes)) {
+        let ms = median(copied.iter().map(|copied| copied.us)) / 1e3;
+        writeln!(out, "One copy of all buffers takes {ms:.1} ms here.\n")?;
+    }
+    writeln!(out, "| | ms | × | busbw GB/s | copies |\n|---|---:|---:|---:|---:|")?;
+    for (name, times) in rows {
+        let us = median(times.iter().copied());
+        let factor = median(base.iter().zip(&times).map(|(mpi, time)| mpi / time));
+        let copies = copies_of(results, ranks, bytes, &times).map_or_else(String::new, marked);
+        writeln!(
+            out,
+            "| {name} | {:.1} | {factor:.2} | {:.2} | {copies} |",
+            us / 1e3,
+            busbw(ranks, bytes, us),
+        )?;
+    }
+    Ok(())
+}
+
+/// The setting with the least median, and its rounds.
+fn best_mpi(
+    results: &Results,
+    ranks: u32,
+    bytes: u64,
+    kind: fn(usize) -> Contestant,
+    figure: Figure,
+) -> Option<(&'static str, Vec<f64>)> {
+    MPI_SETTINGS
+        .iter()
+        .enumerate()
+        .map(|(i, (name, _))| (*name, series(results, ranks, bytes, kind(i), figure)))
+        .filter(|(_, times)| !times.is_empty())
+        .min_by(|(_, a), (_, b)| median(a.iter().copied()).total_cmp(&median(b.iter().copied())))
+}
+
+fn series(results: &Results, ranks: u32, bytes: u64, who: Contestant, figure: Figure) -> Vec<f64> {
+    let samples = results.samples.get(&(ranks, bytes, who));
+    samples.into_iter().flatten().map(figure.of).collect()
+}
+
+/// The middle one, the lower of two; 0 of none.
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
+}
+
+fn busbw(ranks: u32, bytes: u64, us: f64) -> f64 {
+    bytes as f64 / us / 1e3 * 2.0 * f64::from(ranks - 1) / f64::from(ranks)
+}
+
+/// The rounds' times over the same rounds' copies, their median.
+fn copies_of(results: &Results, ranks: u32, bytes: u64, times: &[f64]) -> Option<f64> {
+    let copied = results.copies.get(&(ranks, bytes))?;
+    (!times.is_empty())
+        .then(|| median(times.iter().zip(copied).map(|(time, copied)| time / copied.us)))
+}
+
+/// What is below one copy cannot be: then the copy was measured badly, and the row says nothing.
+fn marked(copies: f64) -> String {
+    if copies < 1.0 { format!("**{copies:.2}: invalid**") } else { format!("{copies:.2}") }
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        b if b >= 1 << 20 && b.is_multiple_of(1 << 20) => format!("{} MiB", b >> 20),
+        b if b >= 1 << 10 && b.is_multiple_of(1 << 10) => format!("{} KiB", b >> 10),
+        b => format!("{b}"),
+    }
+}
+
+fn gbps(rate: f64) -> String {
+    if rate < 0.1 { format!("{rate:.4}") } else { format!("{rate:.2}") }
+}
+
+fn time(us: f64) -> String {
+    if us < 100.0 { format!("{us:.2}") } else { format!("{us:.0}") }
+}

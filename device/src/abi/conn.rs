@@ -1,0 +1,121 @@
+//! One direction of one edge: the memory two ranks share, and one end's view of it.
+//!
+//! ```text
+//! header   | tail | head | offer | signature tail | signatures | signature ack | poison by sender | by receiver |
+//! buffers  | Simple: slots x bytes | LL: slots x bytes | LL128: slots x bytes |
+//! ```
+//!
+//! Notation used in every comment of the protocols:
+//! * a **step** is the filling of one slot; step `s` uses slot `s % slots`, for each protocol in its own buffer;
+//! * **tail** is the number of steps the sender has published (Simple only);
+//! * **head** is the number of steps the receiver has consumed: its credit to the sender;
+//! * the **flag** of step `s` is `s + 1` in LL128, and 32 bits of `2 s + 1` in LL. Memory starts as zeros,
+//!   which is no flag.
+//!
+//! The step counters of both ends stay equal between calls, whichever protocols the calls used.
+
+use super::{Fault, Signature, abi};
+
+/// The unit two writers must not share. 128 bytes, as NVIDIA's L2 sectors pair up and x86 prefetches pairs.
+pub const CACHE_LINE: usize = 128;
+/// Bytes of an LL line: `data, flag, data, flag`, 4 bytes each; each half is stored at once.
+pub const LL_LINE: usize = 16;
+/// Bytes of an LL128 line.
+pub const LL128_LINE: usize = 128;
+/// Bytes of data in an LL128 line; the last 8 bytes are the flag.
+pub const LL128_LINE_DATA: usize = 120;
+/// How many calls' signatures an edge holds: a sender may be this many calls ahead of its receiver.
+pub const SIGNATURES: usize = 4;
+
+abi! {
+    /// The address of the receiver's user buffer, offered to the sender for direct writes.
+    #[repr(align(128))]
+    pub struct Offer {
+        /// `step + 1` of the receiver's first step in the call the offer is for; written last, with release.
+        pub seq: u64,
+        /// The address, in the sender's address space.
+        pub address: u64,
+        /// Zero.
+        pub pad: [u64; 14],
+    }
+}
+
+abi! {
+    /// A fault left at the edge for the neighbour to find: how errors travel without the host.
+    #[repr(align(128))]
+    pub struct Poison {
+        /// 0, then [`Poison::BUSY`], then with release, once `fault` is written, [`Poison::SET`] or [`Poison::LEFT`].
+        pub set: u64,
+        /// Zero.
+        pub pad: [u64; 15],
+        /// What to report.
+        pub fault: Fault,
+    }
+}
+
+impl Poison {
+    /// One of the writers (a kernel, or its host) is writing the fault.
+    pub const BUSY: u64 = 2;
+    /// The fault can be read: whoever sees it stops, whatever it waits for.
+    pub const SET: u64 = 1;
+    /// The neighbour has left after its last call, as it should: only who waits for it stops.
+    pub const LEFT: u64 = 3;
+}
+
+abi! {
+    /// The start of the memory that the two ends of an edge share. Zeroed when made.
+    #[repr(align(128))]
+    pub struct ConnHeader {
+        /// Steps published; written by the sender.
+        pub tail: u64,
+        /// Zero.
+        pub pad0: [u64; 15],
+        /// Steps consumed; written by the receiver.
+        pub head: u64,
+        /// Zero.
+        pub pad1: [u64; 15],
+        /// Written by the receiver.
+        pub offer: Offer,
+        /// Signatures written; by the sender, with release.
+        pub signature_tail: u64,
+        /// Zero.
+        pub pad2: [u64; 15],
+        /// Ring of the calls the sender is in: number `n` of this edge is entry `n % SIGNATURES`.
+        pub signatures: [Signature; SIGNATURES],
+        /// Signatures read; by the receiver, with release.
+        pub signature_ack: u64,
+        /// Zero.
+        pub pad3: [u64; 15],
+        /// Left by the sender for the receiver.
+        pub from_sender: Poison,
+        /// Left by the receiver for the sender.
+        pub from_receiver: Poison,
+    }
+}
+
+const _: () = assert!(size_of::<ConnHeader>() == 1280);
+const _: () = assert!(core::mem::offset_of!(ConnHeader, head) == CACHE_LINE);
+const _: () = assert!(core::mem::offset_of!(ConnHeader, signature_ack) % CACHE_LINE == 0);
+
+abi! {
+    /// One end's view of an edge. Inert: the host that made it owns what the addresses point to.
+    #[derive(Default)]
+    pub struct Conn {
+        /// Address of the [`ConnHeader`].
+        pub header: u64,
+        /// Addresses of the slots, by [`ProtocolId`](super::ProtocolId).
+        pub buffers: [u64; 3],
+        /// Bytes of one slot, by [`ProtocolId`](super::ProtocolId); each a multiple of [`LL128_LINE`] x 2.
+        pub slot_bytes: [u32; 3],
+        /// Slots of each buffer, at least 2.
+        pub slots: u32,
+        /// The rank at the other end.
+        pub peer: u32,
+        /// Not 0 when the sender can reach the receiver's user buffers, so that [`Offer`]s are made.
+        pub direct: u32,
+        /// The next step; advanced by the kernel, kept between calls.
+        pub step: u64,
+    }
+}
+
+const _: () = assert!(size_of::<Conn>() == 64);

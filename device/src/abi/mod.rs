@@ -1,0 +1,29 @@
+//! What kernels, proxy and host agree on: layouts, never behaviour.
+//!
+//! Every structure is `repr(C)`, holds addresses as `u64` (a kernel's address space is not the
+//! host's) and has its size and the offsets that matter asserted beside it. "The host must match
+//! this" is never a comment: both sides compile these definitions.
+
+mod conn;
+mod fault;
+mod ops;
+mod work;
+
+pub use conn::{
+    CACHE_LINE, Conn, ConnHeader, LL_LINE, LL128_LINE, LL128_LINE_DATA, Offer, Poison, SIGNATURES,
+};
+pub use fault::{Fault, FaultCell, FaultKind, WaitKind};
+pub use ops::{Algorithm, Collective, DataType, ProtocolId, ReduceOp, UnknownName};
+pub use work::{Channel, ChannelWork, Comm, MAX_CHANNELS, Signature, Work};
+
+/// `Pod` and `Zeroable` where there is a host; the PTX build has no derive macros and needs none.
+macro_rules! abi {
+    ($(#[$m:meta])* pub struct $name:ident { $($body:tt)* }) => {
+        $(#[$m])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+        pub struct $name { $($body)* }
+    };
+}
+pub(crate) use abi;

@@ -1,0 +1,164 @@
+//! The closed sets of the library, with NCCL's names.
+
+/// A closed set of names: an enum whose values are array indices on both sides of the launch.
+macro_rules! names {
+    ($(#[$m:meta])* pub enum $name:ident ($what:literal) { $($(#[$vm:meta])* $var:ident = $text:literal,)* }) => {
+        $(#[$m])*
+        #[repr(u8)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum $name { $($(#[$vm])* $var,)* }
+
+        impl $name {
+            /// Every value, in the order of its index.
+            pub const ALL: &'static [$name] = &[$($name::$var,)*];
+
+            /// The lower-case name used on command lines and in kernel names.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $($name::$var => $text,)* }
+            }
+
+            /// The value with this index, or `None` when there is none.
+            #[must_use]
+            pub fn from_index(index: u64) -> Option<Self> {
+                Self::ALL.get(usize::try_from(index).ok()?).copied()
+            }
+        }
+
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl core::str::FromStr for $name {
+            type Err = UnknownName;
+            /// Reads [`Self::name`], whatever the case.
+            ///
+            /// # Errors
+            /// [`UnknownName`] when no value has this name.
+            fn from_str(text: &str) -> Result<Self, UnknownName> {
+                Self::ALL.iter().copied().find(|v| v.name().eq_ignore_ascii_case(text))
+                    .ok_or(UnknownName { what: $what, known: &[$($text),*] })
+            }
+        }
+    };
+}
+
+/// A name that is not of the set it was looked up in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownName {
+    /// What was looked up: `"data type"`, `"protocol"`, ...
+    pub what: &'static str,
+    /// The names there are.
+    pub known: &'static [&'static str],
+}
+
+impl core::fmt::Display for UnknownName {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "unknown {}; one of", self.what)?;
+        self.known.iter().try_for_each(|name| write!(f, " {name}"))
+    }
+}
+
+impl core::error::Error for UnknownName {}
+
+names! {
+    /// The type of a buffer's elements (NCCL's `ncclDataType_t`).
+    pub enum DataType ("data type") {
+        /// Signed 8-bit integer.
+        I8 = "int8",
+        /// Unsigned 8-bit integer.
+        U8 = "uint8",
+        /// Signed 32-bit integer.
+        I32 = "int32",
+        /// Unsigned 32-bit integer.
+        U32 = "uint32",
+        /// Signed 64-bit integer.
+        I64 = "int64",
+        /// Unsigned 64-bit integer.
+        U64 = "uint64",
+        /// IEEE 754 binary16.
+        F16 = "half",
+        /// bfloat16: the upper half of a binary32.
+        Bf16 = "bfloat16",
+        /// IEEE 754 binary32.
+        F32 = "float",
+        /// IEEE 754 binary64.
+        F64 = "double",
+    }
+}
+
+impl DataType {
+    /// Bytes of one element.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            DataType::I8 | DataType::U8 => 1,
+            DataType::F16 | DataType::Bf16 => 2,
+            DataType::I32 | DataType::U32 | DataType::F32 => 4,
+            DataType::I64 | DataType::U64 | DataType::F64 => 8,
+        }
+    }
+}
+
+names! {
+    /// How the ranks' elements are combined (NCCL's `ncclRedOp_t`).
+    pub enum ReduceOp ("reduction") {
+        /// Sum; integers wrap.
+        Sum = "sum",
+        /// Product; integers wrap.
+        Prod = "prod",
+        /// Smallest; of a NaN and a number, the number.
+        Min = "min",
+        /// Largest; of a NaN and a number, the number.
+        Max = "max",
+        /// Average: a float is scaled by 1/ranks before it is summed, an integer's (wrapping) sum is
+        /// divided by ranks, truncating towards zero.
+        Avg = "avg",
+    }
+}
+
+names! {
+    /// What a call does.
+    pub enum Collective ("collective") {
+        /// Every rank gets the reduction of all ranks' buffers.
+        AllReduce = "all_reduce",
+    }
+}
+
+names! {
+    /// How a collective goes about it (`NCCL_ALGO`).
+    pub enum Algorithm ("algorithm") {
+        /// Around the ring: a reduce-scatter, then an all-gather.
+        Ring = "ring",
+    }
+}
+
+names! {
+    /// How two ranks hand over data (`NCCL_PROTO`).
+    pub enum ProtocolId ("protocol") {
+        /// Low latency: every 8 bytes carry 4 bytes of flag, nothing else is needed.
+        Ll = "LL",
+        /// Low latency on 128-byte lines: 120 bytes of data, 8 of flag.
+        Ll128 = "LL128",
+        /// Slots of plain data, a step counter published after a fence.
+        Simple = "Simple",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back() {
+        for &t in DataType::ALL {
+            assert_eq!(t.name().to_uppercase().parse::<DataType>(), Ok(t));
+            assert_eq!(DataType::from_index(t as u64), Some(t));
+        }
+        let e = "f99".parse::<DataType>().unwrap_err();
+        assert!(e.to_string().starts_with("unknown data type; one of int8"), "{e}");
+        assert_eq!(DataType::from_index(u64::MAX), None);
+    }
+}

@@ -1,0 +1,234 @@
+//! The reduce-copy loop: any number of sources combined into any number of destinations.
+//!
+//! ```text
+//! for each element i:   v = pre(src0[i]) op src1[i] op ...;  v = post(v);  dst0[i] = dst1[i] = ... = v
+//! ```
+//!
+//! All lanes of a block share the work. A warp takes hunks of [`UNROLL`] packs per lane, so that as many
+//! loads are in flight before the first use; what is left goes pack by pack, then element by element.
+//! Where a buffer is not aligned to a pack and the machine insists, everything goes element by element.
+//! A machine that has operations on whole buffers ([`gpu::whole_buffers`]) is given those instead.
+//!
+//! A destination may be the very same memory as a source, but not overlap it otherwise.
+
+use crate::element::{Array, Element};
+use crate::gpu::{self, PACK_BYTES, UNALIGNED_PACKS, UNROLL, WARP};
+use crate::reduce::{Reducer, Reduction};
+
+/// The most sources, and the most destinations.
+pub const MAX_ENDS: usize = 4;
+
+/// What a pass over whole buffers works on at a time: two of them, and the result, fit an L1 cache of 32 KiB.
+const BLOCK_BYTES: usize = 8 << 10;
+
+/// The shape of one reduce-copy. A constant wherever it is used: on the GPU each shape becomes its own
+/// straight-line code; on the CPU, where one call moves kilobytes, all shapes share one function.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Sources, 1 to [`MAX_ENDS`].
+    pub sources: usize,
+    /// Destinations, 1 to [`MAX_ENDS`].
+    pub destinations: usize,
+    /// Whether source 0 is the rank's own value, which is scaled first for an average.
+    pub own: bool,
+    /// Whether the value is final.
+    pub last: bool,
+}
+
+/// This lane's place among those that share a copy.
+#[derive(Clone, Copy, Debug)]
+pub struct Lanes {
+    /// Index of the lane.
+    pub index: usize,
+    /// How many there are; a multiple of [`WARP`].
+    pub count: usize,
+}
+
+/// What is loaded at a time.
+trait Piece<T: Element> {
+    type Value: Array<Item = T::Unit>;
+    const ELEMENTS: usize;
+    unsafe fn load(p: *const T) -> Self::Value;
+    unsafe fn store(p: *mut T, value: Self::Value);
+}
+
+struct Packs;
+
+impl<T: Element> Piece<T> for Packs {
+    type Value = T::Pack;
+    const ELEMENTS: usize = PACK_BYTES / size_of::<T>();
+    #[inline(always)]
+    unsafe fn load(p: *const T) -> T::Pack {
+        // SAFETY: the caller's.
+        unsafe { gpu::ld_data(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut T, value: T::Pack) {
+        // SAFETY: the caller's.
+        unsafe { gpu::st_data(p.cast(), value, size_of::<T>()) }
+    }
+}
+
+struct Ones;
+
+impl<T: Element> Piece<T> for Ones {
+    type Value = [T::Unit; 1];
+    const ELEMENTS: usize = 1;
+    #[inline(always)]
+    unsafe fn load(p: *const T) -> [T::Unit; 1] {
+        // SAFETY: the caller's.
+        [unsafe { gpu::ld_data(p) }.to_unit()]
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut T, [value]: [T::Unit; 1]) {
+        // SAFETY: the caller's.
+        unsafe { gpu::st_data(p, T::of_unit(value), size_of::<T>()) }
+    }
+}
+
+/// One reduce-copy.
+#[derive(Debug)]
+pub struct ReduceCopy<T: Element, R> {
+    /// The first [`Shape::sources`] are read.
+    pub sources: [*const T; MAX_ENDS],
+    /// The first [`Shape::destinations`] are written.
+    pub destinations: [*mut T; MAX_ENDS],
+    /// The reduction.
+    pub reducer: Reducer<T, R>,
+    /// Who shares the work.
+    pub lanes: Lanes,
+}
+
+impl<T: Element, R: Reduction> ReduceCopy<T, R> {
+    /// Does `n` elements in the given shape.
+    ///
+    /// # Safety
+    /// All lanes call it with equal arguments. Sources and destinations hold `n` elements and are
+    /// aligned to an element; nobody writes the sources or touches the destinations meanwhile.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+    pub unsafe fn run(&self, shape: Shape, n: usize) {
+        // SAFETY: the caller's.
+        unsafe {
+            if gpu::whole_buffers() {
+                self.by_buffers(shape, n);
+            } else {
+                self.by_packs(shape, n);
+            }
+        }
+    }
+
+    /// Where the machine works on whole buffers: block by block, so that what a pass leaves is in the L1
+    /// cache for the next.
+    #[inline(always)]
+    unsafe fn by_buffers(&self, shape: Shape, n: usize) {
+        let block = BLOCK_BYTES / size_of::<T>();
+        let mut at = 0;
+        while at < n {
+            let len = block.min(n - at);
+            // SAFETY: the caller's; `at + len <= n`.
+            unsafe {
+                let to = self.destinations[0].add(at);
+                let mut value = self.sources[0].add(at);
+                if shape.own && Reducer::<T, R>::PRE {
+                    self.reducer.pre_buffer(to, value, len);
+                    value = to;
+                }
+                for s in 1..shape.sources {
+                    gpu::mem_zip::<T, R::Op>(to, value, self.sources[s].add(at), len);
+                    value = to;
+                }
+                if shape.last && Reducer::<T, R>::POST {
+                    self.reducer.post_buffer(to, value, len);
+                    value = to;
+                }
+                for d in 0..shape.destinations {
+                    gpu::mem_copy(self.destinations[d].add(at), value, len);
+                }
+            }
+            at += len;
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn by_packs(&self, shape: Shape, n: usize) {
+        let per_pack = PACK_BYTES / size_of::<T>();
+        let packs = if UNALIGNED_PACKS || self.aligned(shape) { n / per_pack } else { 0 };
+        let hunk = UNROLL * WARP as usize;
+        // Divisions (the average of integers) take more time than the loads, and more registers: one by one.
+        let divides = shape.last && Reducer::<T, R>::POST;
+        let in_hunks = if divides { 0 } else { packs / hunk * hunk };
+        // SAFETY: the caller's; the three loops cover [0, n) once.
+        unsafe {
+            self.pieces::<Packs, UNROLL>(shape, 0, in_hunks);
+            self.pieces::<Packs, 1>(shape, in_hunks, packs);
+            self.pieces::<Ones, 1>(shape, packs * per_pack, n);
+        }
+    }
+
+    #[inline(always)]
+    fn aligned(&self, shape: Shape) -> bool {
+        let mut bits = 0;
+        for i in 0..shape.sources {
+            bits |= self.sources[i].addr();
+        }
+        for i in 0..shape.destinations {
+            bits |= self.destinations[i].addr();
+        }
+        bits % PACK_BYTES == 0
+    }
+
+    /// Pieces `from..to`, `U` of them in flight per lane; with `U > 1` a multiple of `U x WARP` of them.
+    #[inline(always)]
+    unsafe fn pieces<P: Piece<T>, const U: usize>(&self, shape: Shape, from: usize, to: usize) {
+        let warp = WARP as usize;
+        let (warp_index, lane) = (self.lanes.index / warp, self.lanes.index % warp);
+        let stride = self.lanes.count * U;
+        let mut at = from + warp_index * warp * U + lane;
+        while at < to {
+            // SAFETY: the caller's: `at + (U - 1) * warp < to`, as hunks are whole or U is 1.
+            unsafe {
+                let first: [P::Value; U] = load_all::<P, T, U>(self.sources[0], at);
+                let mut value = if shape.own && Reducer::<T, R>::PRE {
+                    first.map(
+                        #[inline(always)]
+                        |v| self.reducer.pre(v),
+                    )
+                } else {
+                    first
+                };
+                for s in 1..shape.sources {
+                    let next: [P::Value; U] = load_all::<P, T, U>(self.sources[s], at);
+                    value = core::array::from_fn(
+                        #[inline(always)]
+                        |u| self.reducer.combine(value[u], next[u]),
+                    );
+                }
+                if shape.last && Reducer::<T, R>::POST {
+                    value = value.map(
+                        #[inline(always)]
+                        |v| self.reducer.post(v),
+                    );
+                }
+                for d in 0..shape.destinations {
+                    for (u, value) in value.iter().enumerate() {
+                        P::store(self.destinations[d].add((at + u * warp) * P::ELEMENTS), *value);
+                    }
+                }
+            }
+            at += stride;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn load_all<P: Piece<T>, T: Element, const U: usize>(
+    from: *const T,
+    at: usize,
+) -> [P::Value; U] {
+    // SAFETY: the caller's.
+    core::array::from_fn(
+        #[inline(always)]
+        |u| unsafe { P::load(from.add((at + u * WARP as usize) * P::ELEMENTS)) },
+    )
+}

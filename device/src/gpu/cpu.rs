@@ -1,0 +1,410 @@
+//! The CPU face: a block is a coroutine with one lane, its machine is a scheduler of the host.
+//!
+//! This file knows how a lane touches memory. Who runs when is the host's business: a runtime
+//! implements [`Machine`] and names the running block with [`set_current`] whenever it resumes one.
+//!
+//! Where a runtime wants to be cruel it also gives an [`Adversary`]: then each access of a block goes
+//! through it, and it may preempt, delay and tear stores as far as the orderings allow. Production code
+//! pays one load of a static for that.
+#![allow(unsafe_code)]
+
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence as atomic_fence};
+use std::time::Instant;
+
+use super::{LINE_WORDS, Verdict, Waiting};
+
+mod vector;
+
+pub use vector::{mem_copy, mem_over, mem_zip, whole_buffers};
+
+/// Lanes of a warp.
+pub const WARP: u32 = 1;
+/// Lanes that hold one LL128 line.
+pub const LANES_PER_LINE: usize = 1;
+/// Bytes of the widest access.
+pub const PACK_BYTES: usize = 16;
+/// Packs in flight per lane in the bulk loop: enough to have an unrolled one to test.
+pub const UNROLL: usize = 2;
+/// Whether packs may be loaded and stored at any address.
+pub const UNALIGNED_PACKS: bool = true;
+/// Spins between looks at abort flags and the clock. A spin costs a coroutine switch (tens of
+/// nanoseconds), a look a few cache hits and a clock read.
+pub const SPINS_PER_CHECK: u32 = 16;
+
+/// The 16-bit units of arithmetic of this machine.
+pub use crate::element::{Bf16 as Bf16Unit, F16 as F16Unit};
+/// The unit of arithmetic of signed bytes.
+pub type I8Unit = i8;
+/// The unit of arithmetic of unsigned bytes.
+pub type U8Unit = u8;
+
+/// How a store is ordered against the block's other stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Plain data: may be late, out of order, and in pieces of its element's size.
+    Plain,
+    /// May be late and out of order, never in pieces.
+    Relaxed,
+    /// Not before any store that precedes it, never in pieces.
+    Release,
+}
+
+/// What schedules a block. Implemented by the host's CPU runtime.
+pub trait Machine {
+    /// The block cannot go on until another one has. Returns when it is worth looking again.
+    fn pause(&self, waiting: &Waiting) -> Verdict;
+    /// The memory system to run under, `None` for the machine's own.
+    fn adversary(&self) -> Option<&dyn Adversary>;
+}
+
+/// A memory system that is as unhelpful as the orderings allow.
+pub trait Adversary {
+    /// Called before the block reads `len` bytes at `address`.
+    fn before_load(&self, address: *const u8, len: usize);
+    /// Performs, now or later, the store of `bytes` at `address`; plain stores may be torn into
+    /// pieces of `unit` bytes.
+    ///
+    /// # Safety
+    /// `address` must be writable until the block's launch is done, or lie on the block's own stack.
+    unsafe fn store(&self, address: *mut u8, bytes: &[u8], unit: usize, order: Order);
+    /// Performs every earlier store before any later one.
+    fn fence(&self);
+    /// Called before the block reads and writes in one access: performs every earlier store now.
+    fn before_rmw(&self);
+}
+
+/// One running block, as its lane sees it.
+pub struct Block<'a> {
+    /// The block's index in its grid.
+    pub index: u32,
+    /// What schedules it.
+    pub machine: &'a dyn Machine,
+}
+
+impl core::fmt::Debug for Block<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Block({})", self.index)
+    }
+}
+
+std::thread_local! {
+    static CURRENT: Cell<*const Block<'static>> = const { Cell::new(core::ptr::null()) };
+}
+
+/// Blocks that exist and have an adversary, in the process: 0 keeps the fast path fast.
+static CHECKED_BLOCKS: AtomicUsize = AtomicUsize::new(0);
+
+/// While it lives, every access looks whether the running block has an adversary.
+#[derive(Debug)]
+pub struct CheckedGuard(());
+
+impl CheckedGuard {
+    /// Turns the look on.
+    #[must_use]
+    pub fn new() -> Self {
+        CHECKED_BLOCKS.fetch_add(1, Ordering::Relaxed);
+        CheckedGuard(())
+    }
+}
+
+impl Default for CheckedGuard {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for CheckedGuard {
+    fn drop(&mut self) {
+        CHECKED_BLOCKS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Names the block that runs on this thread from now on; null for none. Returns the previous one.
+///
+/// # Safety
+/// `block` must stay valid until the next call on this thread, or be null.
+pub unsafe fn set_current(block: *const Block<'_>) -> *const Block<'static> {
+    CURRENT.replace(block.cast())
+}
+
+/// The running block. Never inlined: a coroutine may resume on another thread, and an address of
+/// thread-local storage that the compiler kept across a switch would be the old thread's.
+#[inline(never)]
+fn current() -> &'static Block<'static> {
+    // SAFETY: `set_current`'s contract: not null while a block runs, and valid until replaced.
+    unsafe { CURRENT.get().as_ref() }.expect("device code runs only inside a block")
+}
+
+/// The adversary of the running block, if it has one.
+#[inline(always)]
+fn adversary() -> Option<&'static dyn Adversary> {
+    if CHECKED_BLOCKS.load(Ordering::Relaxed) == 0 { None } else { slow_adversary() }
+}
+
+#[cold]
+#[inline(never)]
+fn slow_adversary() -> Option<&'static dyn Adversary> {
+    current().machine.adversary()
+}
+
+/// Index of this lane in its block.
+#[inline(always)]
+#[must_use]
+pub fn thread_idx_x() -> u32 {
+    0
+}
+
+/// Lanes of the block.
+#[inline(always)]
+#[must_use]
+pub fn block_dim_x() -> u32 {
+    1
+}
+
+/// Index of this block in its grid.
+#[inline(always)]
+#[must_use]
+pub fn block_idx_x() -> u32 {
+    current().index
+}
+
+/// Index of this lane in its warp.
+#[inline(always)]
+#[must_use]
+pub fn lane_id() -> u32 {
+    0
+}
+
+/// The same value, of which the compiler knows nothing: see the other face. Here registers do not run out.
+#[inline(always)]
+#[must_use]
+pub fn fresh(value: usize) -> usize {
+    value
+}
+
+/// The most lanes of a block, for the compiler: nothing to say here.
+#[inline(always)]
+pub fn launch_bounds<const MAX: u32>() {}
+
+/// Barrier over the block.
+#[inline(always)]
+pub fn sync_threads() {}
+
+/// Barrier over the block that returns whether any lane brought `true`.
+#[inline(always)]
+#[must_use]
+pub fn sync_threads_or(predicate: bool) -> bool {
+    predicate
+}
+
+/// Whether every lane of the warp brought `true`.
+#[inline(always)]
+#[must_use]
+pub fn warp_vote_all(predicate: bool) -> bool {
+    predicate
+}
+
+/// Nanoseconds since an arbitrary moment.
+#[must_use]
+pub fn globaltimer() -> u64 {
+    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Gives way to other blocks.
+#[inline]
+#[must_use]
+pub fn pause(waiting: &Waiting) -> Verdict {
+    current().machine.pause(waiting)
+}
+
+/// # Safety
+/// `p` is aligned and valid for atomic access for `'a`.
+#[inline(always)]
+unsafe fn atomic<'a>(p: *const u64) -> &'a AtomicU64 {
+    // SAFETY: the caller's.
+    unsafe { AtomicU64::from_ptr(p.cast_mut()) }
+}
+
+/// Loads with acquire.
+///
+/// # Safety
+/// `p` is aligned and readable; other agents access it only atomically.
+#[inline(always)]
+pub unsafe fn ld_acquire(p: *const u64) -> u64 {
+    if let Some(a) = adversary() {
+        a.before_load(p.cast(), 8);
+    }
+    // SAFETY: the caller's.
+    unsafe { atomic(p) }.load(Ordering::Acquire)
+}
+
+/// # Safety
+/// As [`st_release`].
+#[inline(always)]
+unsafe fn st(p: *mut u64, value: u64, order: Order) {
+    if let Some(a) = adversary() {
+        // SAFETY: the caller's; connections and communicators outlive their blocks.
+        return unsafe { a.store(p.cast(), &value.to_ne_bytes(), 8, order) };
+    }
+    let order = if order == Order::Release { Ordering::Release } else { Ordering::Relaxed };
+    // SAFETY: the caller's.
+    unsafe { atomic(p) }.store(value, order);
+}
+
+/// Stores with release.
+///
+/// # Safety
+/// `p` is aligned and writable, for as long as the block runs; other agents access it only atomically.
+#[inline(always)]
+pub unsafe fn st_release(p: *mut u64, value: u64) {
+    // SAFETY: the caller's.
+    unsafe { st(p, value, Order::Release) }
+}
+
+/// Stores at once but in no order.
+///
+/// # Safety
+/// As [`st_release`].
+#[inline(always)]
+pub unsafe fn st_relaxed(p: *mut u64, value: u64) {
+    // SAFETY: the caller's.
+    unsafe { st(p, value, Order::Relaxed) }
+}
+
+/// Fence with acquire and release: what was read before it stays before what is read or stored after it,
+/// and what was stored before it before what is stored after it. A later load may still be early.
+#[inline(always)]
+pub fn fence() {
+    if let Some(a) = adversary() {
+        a.fence();
+    }
+    atomic_fence(Ordering::AcqRel);
+}
+
+/// Compare and swap with acquire and release; returns the old value.
+///
+/// # Safety
+/// As [`st_release`].
+pub unsafe fn cas_acq_rel(p: *mut u64, expected: u64, new: u64) -> u64 {
+    if let Some(a) = adversary() {
+        a.before_rmw();
+    }
+    // SAFETY: the caller's.
+    let cell = unsafe { atomic(p) };
+    match cell.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(old) | Err(old) => old,
+    }
+}
+
+/// Loads both halves of an LL line: each has its data in the low 32 bits, its flag in the high ones, and is
+/// from one moment.
+///
+/// # Safety
+/// `p` points to a slot of a connection and is a multiple of 16.
+#[inline(always)]
+pub unsafe fn ld_halves(p: *const u64) -> [u64; 2] {
+    // SAFETY: the caller's.
+    unsafe { [ld_half(p), ld_half(p.add(1))] }
+}
+
+/// # Safety
+/// `p` is aligned and in a slot of a connection.
+#[inline(always)]
+unsafe fn ld_half(p: *const u64) -> u64 {
+    if let Some(a) = adversary() {
+        a.before_load(p.cast(), 8);
+    }
+    // Relaxed is enough: the data is in the same word as its flag.
+    // SAFETY: the caller's.
+    unsafe { atomic(p) }.load(Ordering::Relaxed)
+}
+
+/// Stores an LL line: both halves, each at once, in no order.
+///
+/// # Safety
+/// `p` points to a slot of a connection and is a multiple of 16.
+#[inline(always)]
+pub unsafe fn st_halves(p: *mut u64, halves: [u64; 2]) {
+    // SAFETY: the caller's.
+    unsafe {
+        st(p, halves[0], Order::Relaxed);
+        st(p.add(1), halves[1], Order::Relaxed);
+    }
+}
+
+/// Loads this lane's part of an LL128 line. The flag is read first and pairs with the release in
+/// [`st_line`]: only when it is `flag` do the other words mean anything.
+///
+/// # Safety
+/// `p` points to this lane's part of a line in a slot of a connection.
+#[inline(always)]
+pub unsafe fn ld_line(p: *const u64, flag: u64) -> [u64; LINE_WORDS] {
+    let mut words = [0; LINE_WORDS];
+    // SAFETY: the caller's; while the flag is set the sender does not touch the line (it waits for credit).
+    unsafe {
+        words[LINE_WORDS - 1] = ld_acquire(p.add(LINE_WORDS - 1));
+        if words[LINE_WORDS - 1] == flag {
+            if let Some(a) = adversary() {
+                a.before_load(p.cast(), 8 * (LINE_WORDS - 1));
+            }
+            core::ptr::copy_nonoverlapping(p, words.as_mut_ptr(), LINE_WORDS - 1);
+        }
+    }
+    words
+}
+
+/// Stores this lane's part of an LL128 line, the flag (its last word) after the data. With
+/// `flag_last == false` the flag comes first: a seeded bug, see [`Rules`](crate::prims::Rules).
+///
+/// # Safety
+/// `p` points to this lane's part of a line in a slot of a connection that the receiver has released.
+#[inline(always)]
+pub unsafe fn st_line(p: *mut u64, words: [u64; LINE_WORDS], flag_last: bool) {
+    const LAST: usize = LINE_WORDS - 1;
+    // SAFETY: the caller's; the receiver reads the data only after the flag (pairs with `ld_line`).
+    unsafe {
+        if !flag_last {
+            st(p.add(LAST), words[LAST], Order::Relaxed);
+        }
+        if let Some(a) = adversary() {
+            a.store(p.cast(), bytemuck::cast_slice(&words[..LAST]), 8, Order::Plain);
+        } else {
+            core::ptr::copy_nonoverlapping(words.as_ptr(), p, LAST);
+        }
+        if flag_last {
+            st(p.add(LAST), words[LAST], Order::Release);
+        }
+    }
+}
+
+/// Loads a value of user data or of a slot.
+///
+/// # Safety
+/// `p` is readable; nobody writes there meanwhile.
+#[inline(always)]
+pub unsafe fn ld_data<V: Copy>(p: *const V) -> V {
+    if let Some(a) = adversary() {
+        a.before_load(p.cast(), size_of::<V>());
+    }
+    // SAFETY: the caller's; any alignment is fine.
+    unsafe { p.read_unaligned() }
+}
+
+/// Stores a value of user data or of a slot; `unit` is the size of what it is made of.
+///
+/// # Safety
+/// `p` is writable; nobody else touches it meanwhile; `V` has no padding.
+#[inline(always)]
+pub unsafe fn st_data<V: Copy>(p: *mut V, value: V, unit: usize) {
+    if let Some(a) = adversary() {
+        // SAFETY: the caller's; `value` lives on the stack.
+        let bytes =
+            unsafe { core::slice::from_raw_parts((&raw const value).cast(), size_of::<V>()) };
+        // SAFETY: the caller's; buffers outlive the blocks of a call.
+        return unsafe { a.store(p.cast(), bytes, unit, Order::Plain) };
+    }
+    // SAFETY: the caller's.
+    unsafe { p.write_unaligned(value) }
+}

@@ -1,0 +1,82 @@
+//! The machine as one lane sees it: a facade with two faces.
+//!
+//! Shaped like `cuda_std` (`thread_idx_x`, `sync_threads`, `lane_id`, `warp_vote_all`, ...), so that who
+//! knows one reads the other; see ARCHITECTURE.md for why it is not `cuda_std` itself. The rest of the
+//! crate uses what is listed here and never asks which machine it is on.
+//!
+//! | | `nvptx` | `cpu` |
+//! |---|---|---|
+//! | a block | a thread block | a coroutine with one lane |
+//! | [`WARP`] | 32 lanes | 1 lane |
+//! | [`LANES_PER_LINE`] | 8 lanes x 16 B are an LL128 line | 1 lane x 128 B |
+//! | [`PACK_BYTES`] | 16: the widest global access | 16 |
+//! | barriers, votes | hardware | the identity |
+//! | [`pause`] | nothing: the hardware interleaves warps | a switch to another block |
+//! | bulk data | [`ld_data`], [`st_data`], pack by pack | [`mem_copy`], [`mem_zip`]: the best vector units found at run time |
+//!
+//! Code never assumes 32 lanes. Both faces give the same bytes in memory.
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod cpu;
+#[cfg(not(target_arch = "nvptx64"))]
+use cpu as face;
+
+#[cfg(target_arch = "nvptx64")]
+mod nvptx;
+#[cfg(target_arch = "nvptx64")]
+use nvptx as face;
+
+// Constants of the machine.
+pub use face::{LANES_PER_LINE, PACK_BYTES, SPINS_PER_CHECK, UNALIGNED_PACKS, UNROLL, WARP};
+
+// Who a lane is.
+pub use face::{block_dim_x, block_idx_x, fresh, lane_id, launch_bounds, thread_idx_x};
+
+// Barriers and votes: every lane of the block, or warp, must call them.
+pub use face::{sync_threads, sync_threads_or, warp_vote_all};
+
+// Waiting.
+pub use face::{globaltimer, pause};
+
+// Memory that other agents see; orderings are system-wide.
+pub use face::{
+    cas_acq_rel, fence, ld_acquire, ld_halves, ld_line, st_halves, st_line, st_relaxed, st_release,
+};
+
+// Data, of users and of slots: value by value, and, where the machine has it, by whole buffers.
+pub use face::{ld_data, mem_copy, mem_over, mem_zip, st_data, whole_buffers};
+
+// What small elements are computed in.
+pub use face::{Bf16Unit, F16Unit, I8Unit, U8Unit};
+
+use crate::abi::{FaultKind, WaitKind};
+
+/// What a spinning lane waits for: handed to [`pause`], so that a hang can be explained.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiting {
+    /// The condition.
+    pub kind: WaitKind,
+    /// The waiting rank.
+    pub rank: u32,
+    /// The rank that should end the wait.
+    pub peer: u32,
+    /// The channel.
+    pub channel: u32,
+    /// The step waited for.
+    pub step: u64,
+}
+
+/// What [`pause`] tells a waiting lane: `Some` reason to give up, or `None` to look again.
+pub type Verdict = Option<FaultKind>;
+
+/// `u64` words of an LL128 line that one lane holds.
+pub const LINE_WORDS: usize = 16 / LANES_PER_LINE;
+/// 16-byte units of an LL128 line that one lane holds.
+pub const LINE_UNITS: usize = LINE_WORDS / 2;
+
+/// This lane's place among the lanes of its LL128 line, from 0.
+#[inline(always)]
+#[must_use]
+pub fn line_lane() -> usize {
+    lane_id() as usize & (LANES_PER_LINE - 1)
+}

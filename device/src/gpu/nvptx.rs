@@ -1,0 +1,416 @@
+//! The NVIDIA face: a lane is a thread of a thread block, its machine is the GPU.
+//!
+//! Every machine instruction that the project asks for by name is in this file and in [`units`]. Two rules keep it right:
+//!
+//! * What makes lanes meet (barriers, votes) is an LLVM intrinsic, never `asm!`. Such an operation must
+//!   not be moved into or copied between divergent branches, and only an intrinsic is marked so
+//!   (`convergent`); to LLVM an `asm!` is an ordinary instruction.
+//! * What other agents see (the flags, counters and slots of a connection) is `asm!`. It says state space,
+//!   scope and width in one place; rustc's own atomics are right for loads and stores only, and never
+//!   wider than 8 bytes.
+//!
+//! Every pointer that comes in here is to global memory, and says so to the assembler (`ld.global`, not a
+//! generic `ld`). A generic address outside the windows of the other spaces is the global one (6.4.1.1),
+//! so no conversion is written.
+//!
+//! Section numbers are those of NVIDIA's "Parallel Thread Execution ISA", version 8.x and 9.0.
+#![allow(unsafe_code)]
+
+use core::arch::asm;
+
+use super::{LINE_WORDS, Verdict, Waiting};
+use crate::element::{BinOp, Element, Unit};
+
+mod units;
+
+pub use units::{Bf16Unit, Bytes, F16Unit, I8Unit, U8Unit};
+
+/// Lanes of a warp.
+pub const WARP: u32 = 32;
+/// Lanes that hold one LL128 line.
+pub const LANES_PER_LINE: usize = 8;
+/// Bytes of the widest access.
+pub const PACK_BYTES: usize = 16;
+/// Packs in flight per lane in the bulk loop: 4 x 16 B x 2 sources are 32 registers, so that a block of
+/// 512 lanes keeps within 128 registers a lane with room for addresses. Not measured yet.
+pub const UNROLL: usize = 4;
+/// Whether packs may be loaded and stored at any address (a vector access must be aligned to its size).
+pub const UNALIGNED_PACKS: bool = false;
+/// Spins between looks at abort flags and the clock: a spin is a round trip to memory (about a
+/// microsecond where it crosses a link), so that an abort is seen within milliseconds. Not measured yet.
+pub const SPINS_PER_CHECK: u32 = 1000;
+
+/// The language wants one; the build turns every panic into a trap before it gets here.
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // SAFETY: ends the grid with an error.
+    unsafe { core::arch::nvptx::trap() }
+}
+
+// "unadjusted" is the ABI of LLVM's own intrinsics: arguments pass as they are, `bool` is an `i1`.
+unsafe extern "unadjusted" {
+    /// `bar.sync id` (9.7.13.1): every lane of the block, in convergence.
+    #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.all"]
+    fn bar_sync(id: i32);
+    /// `bar.red.or.pred` (9.7.13.1).
+    #[link_name = "llvm.nvvm.barrier.cta.red.or.aligned.all"]
+    fn bar_red_or(id: i32, predicate: bool) -> bool;
+    /// `vote.sync.all.pred` (9.7.13.6).
+    #[link_name = "llvm.nvvm.vote.all.sync"]
+    fn vote_all(mask: i32, predicate: bool) -> bool;
+    /// `%laneid` (10.2).
+    #[link_name = "llvm.nvvm.read.ptx.sreg.laneid"]
+    safe fn laneid() -> i32;
+    /// `%globaltimer` (10.27): nanoseconds; its resolution is up to a microsecond.
+    #[link_name = "llvm.nvvm.read.ptx.sreg.globaltimer"]
+    safe fn sreg_globaltimer() -> i64;
+}
+
+/// Promises the assembler that no block of this kernel has more than `MAX` lanes, so that it fits the
+/// registers of that many, and that one block a multiprocessor is enough: it would rather spill than keep a
+/// second one out. The comments stand in the kernel's body; the library's `build.rs` moves them to the
+/// header, where PTX wants them (11.4.3 and 11.4.6), as rustc has no attributes for them.
+#[inline(always)]
+pub fn launch_bounds<const MAX: u32>() {
+    // SAFETY: comments.
+    unsafe {
+        asm!("//@maxntid {}", "//@minnctapersm 1", const MAX,
+            options(nomem, nostack, preserves_flags));
+    }
+}
+
+/// The same value, of which the compiler knows nothing: what is computed from it is computed where it is
+/// used. Without it, all that is the same in each round of a kernel is computed before the first and held in
+/// registers throughout, more of them than a lane has.
+#[inline(always)]
+#[must_use]
+pub fn fresh(mut value: usize) -> usize {
+    // SAFETY: a comment.
+    unsafe { asm!("// {}", inlateout(reg64) value, options(nomem, nostack, preserves_flags)) }
+    value
+}
+
+/// Index of this lane in its block.
+#[inline(always)]
+#[must_use]
+pub fn thread_idx_x() -> u32 {
+    let value;
+    // SAFETY: reads a special register.
+    unsafe {
+        asm!("mov.u32 {}, %tid.x;", out(reg32) value, options(nomem, nostack, preserves_flags))
+    }
+    value
+}
+
+/// Lanes of the block.
+#[inline(always)]
+#[must_use]
+pub fn block_dim_x() -> u32 {
+    let value;
+    // SAFETY: reads a special register.
+    unsafe {
+        asm!("mov.u32 {}, %ntid.x;", out(reg32) value, options(nomem, nostack, preserves_flags))
+    }
+    value
+}
+
+/// Index of this block in its grid.
+#[inline(always)]
+#[must_use]
+pub fn block_idx_x() -> u32 {
+    let value;
+    // SAFETY: reads a special register.
+    unsafe {
+        asm!("mov.u32 {}, %ctaid.x;", out(reg32) value, options(nomem, nostack, preserves_flags));
+    }
+    value
+}
+
+/// Index of this lane in its warp.
+#[inline(always)]
+#[must_use]
+pub fn lane_id() -> u32 {
+    laneid() as u32
+}
+
+/// Barrier over the block: every lane calls it, in the same place. It orders the block's memory accesses.
+#[inline(always)]
+pub fn sync_threads() {
+    // SAFETY: the facade's rule that all lanes of the block come here together; barrier 0 is the only one.
+    unsafe { bar_sync(0) }
+}
+
+/// [`sync_threads`] that returns whether any lane brought `true`.
+#[inline(always)]
+#[must_use]
+pub fn sync_threads_or(predicate: bool) -> bool {
+    // SAFETY: as in `sync_threads`.
+    unsafe { bar_red_or(0, predicate) }
+}
+
+/// Whether every lane of the warp brought `true`; all 32 must call it together.
+#[inline(always)]
+#[must_use]
+pub fn warp_vote_all(predicate: bool) -> bool {
+    // SAFETY: the facade's rule that all lanes of the warp come here together.
+    unsafe { vote_all(-1, predicate) }
+}
+
+/// Nanoseconds since an arbitrary moment.
+#[inline(always)]
+#[must_use]
+pub fn globaltimer() -> u64 {
+    sreg_globaltimer() as u64
+}
+
+/// Nothing to do: the hardware interleaves warps, and a block never has to give way.
+#[inline(always)]
+#[must_use]
+pub fn pause(_: &Waiting) -> Verdict {
+    None
+}
+
+// Orderings. The memory model is chapter 8; `.sys` includes the host and the other GPUs.
+
+/// Loads with acquire.
+///
+/// # Safety
+/// `p` is aligned and readable global memory; other agents access it only atomically.
+#[inline(always)]
+pub unsafe fn ld_acquire(p: *const u64) -> u64 {
+    let value;
+    // SAFETY: the caller's. 9.7.9.8, `ld`.
+    unsafe {
+        asm!("ld.acquire.sys.global.u64 {}, [{}];", out(reg64) value, in(reg64) p,
+            options(nostack, preserves_flags));
+    }
+    value
+}
+
+/// Stores with release.
+///
+/// # Safety
+/// `p` is aligned and writable global memory; other agents access it only atomically.
+#[inline(always)]
+pub unsafe fn st_release(p: *mut u64, value: u64) {
+    // SAFETY: the caller's. 9.7.9.11, `st`.
+    unsafe {
+        asm!("st.release.sys.global.u64 [{}], {};", in(reg64) p, in(reg64) value,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// Stores at once but in no order.
+///
+/// # Safety
+/// As [`st_release`].
+#[inline(always)]
+pub unsafe fn st_relaxed(p: *mut u64, value: u64) {
+    // SAFETY: the caller's. 9.7.9.11, `st`.
+    unsafe {
+        asm!("st.relaxed.sys.global.u64 [{}], {};", in(reg64) p, in(reg64) value,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// Fence: what was stored or read before it stays before what is stored or read after it.
+#[inline(always)]
+pub fn fence() {
+    // SAFETY: orders memory, nothing else. 9.7.13.4, `fence`.
+    unsafe { asm!("fence.acq_rel.sys;", options(nostack, preserves_flags)) }
+}
+
+/// Compare and swap with acquire and release; returns the old value.
+///
+/// # Safety
+/// As [`st_release`].
+#[inline(always)]
+pub unsafe fn cas_acq_rel(p: *mut u64, expected: u64, new: u64) -> u64 {
+    let old;
+    // SAFETY: the caller's. 9.7.13.5, `atom`.
+    unsafe {
+        asm!("atom.acq_rel.sys.global.cas.b64 {}, [{}], {}, {};", out(reg64) old,
+            in(reg64) p, in(reg64) expected, in(reg64) new,
+            options(nostack, preserves_flags));
+    }
+    old
+}
+
+// Lines. A vector access is to the memory model so many scalar ones in no order (8.2.2), each at once:
+// that is all LL needs. LL128 needs more, that a warp's 128 bytes arrive together, which the hardware
+// does (for one aligned store of 8 lanes, over NVLink and within a GPU) though no manual says so.
+
+/// # Safety
+/// `p` is a multiple of 16 in readable global memory.
+#[inline(always)]
+unsafe fn ld_volatile_v2(p: *const u64) -> [u64; 2] {
+    let (a, b);
+    // SAFETY: the caller's. 9.7.9.8, `ld`: volatile is relaxed at system scope and never cached.
+    unsafe {
+        asm!("ld.volatile.global.v2.u64 {{{}, {}}}, [{}];", out(reg64) a, out(reg64) b,
+            in(reg64) p, options(nostack, preserves_flags, readonly));
+    }
+    [a, b]
+}
+
+/// # Safety
+/// `p` is a multiple of 16 in writable global memory.
+#[inline(always)]
+unsafe fn st_volatile_v2(p: *mut u64, [a, b]: [u64; 2]) {
+    // SAFETY: the caller's. 9.7.9.11, `st`.
+    unsafe {
+        asm!("st.volatile.global.v2.u64 [{}], {{{}, {}}};", in(reg64) p, in(reg64) a,
+            in(reg64) b, options(nostack, preserves_flags));
+    }
+}
+
+/// Loads both halves of an LL line, in one access: each has its data in the low 32 bits, its flag in the
+/// high ones, and is from one moment.
+///
+/// # Safety
+/// `p` points to a slot of a connection and is a multiple of 16.
+#[inline(always)]
+pub unsafe fn ld_halves(p: *const u64) -> [u64; 2] {
+    // SAFETY: the caller's.
+    unsafe { ld_volatile_v2(p) }
+}
+
+/// Stores an LL line: both halves, each at once, in no order.
+///
+/// # Safety
+/// `p` points to a slot of a connection and is a multiple of 16.
+#[inline(always)]
+pub unsafe fn st_halves(p: *mut u64, halves: [u64; 2]) {
+    // SAFETY: the caller's.
+    unsafe { st_volatile_v2(p, halves) }
+}
+
+/// Loads this lane's part of an LL128 line, flag and data in one access.
+///
+/// # Safety
+/// `p` points to this lane's part of a line in a slot of a connection.
+#[inline(always)]
+pub unsafe fn ld_line(p: *const u64, _flag: u64) -> [u64; LINE_WORDS] {
+    // SAFETY: the caller's.
+    unsafe { ld_volatile_v2(p) }
+}
+
+/// Stores this lane's part of an LL128 line. The line arrives at once: there is no last word.
+///
+/// # Safety
+/// `p` points to this lane's part of a line in a slot of a connection that the receiver has released.
+#[inline(always)]
+pub unsafe fn st_line(p: *mut u64, words: [u64; LINE_WORDS], _flag_last: bool) {
+    // SAFETY: the caller's.
+    unsafe { st_volatile_v2(p, words) }
+}
+
+/// A scalar load or store of `$p`. Every agent reads slots only after a counter told it to, so plain
+/// stores do; loads are volatile as data is read once and must not come from a stale L1 line.
+macro_rules! scalar {
+    (load $class:ident $ty:literal $p:ident) => {{
+        let bits;
+        asm!(concat!("ld.volatile.global.", $ty, " {}, [{}];"), out($class) bits,
+            in(reg64) $p, options(nostack, preserves_flags, readonly));
+        bits
+    }};
+    (store $class:ident $ty:literal $p:ident $bits:expr) => {
+        asm!(concat!("st.global.", $ty, " [{}], {};"), in(reg64) $p, in($class) $bits,
+            options(nostack, preserves_flags))
+    };
+}
+
+/// Loads a value of 1, 2, 4, 8 or 16 bytes in one access.
+///
+/// # Safety
+/// `p` is a multiple of its size in readable global memory; nobody writes there meanwhile; every
+/// pattern of bits is a `V`.
+#[inline(always)]
+pub unsafe fn ld_data<V: Copy>(p: *const V) -> V {
+    // SAFETY: the caller's; the value has the size of its bits. 9.7.9.8, `ld`: a byte loads into a
+    // 16-bit register, which is then truncated.
+    unsafe {
+        match size_of::<V>() {
+            1 => {
+                let bits: u16 = scalar!(load reg16 "u8" p);
+                core::mem::transmute_copy(&(bits as u8))
+            }
+            2 => {
+                let bits: u16 = scalar!(load reg16 "u16" p);
+                core::mem::transmute_copy(&bits)
+            }
+            4 => {
+                let bits: u32 = scalar!(load reg32 "u32" p);
+                core::mem::transmute_copy(&bits)
+            }
+            8 => {
+                let bits: u64 = scalar!(load reg64 "u64" p);
+                core::mem::transmute_copy(&bits)
+            }
+            _ => {
+                const { assert!(size_of::<V>() <= 8 || size_of::<V>() == 16) };
+                core::mem::transmute_copy(&ld_volatile_v2(p.cast()))
+            }
+        }
+    }
+}
+
+/// Stores a value of 1, 2, 4, 8 or 16 bytes in one access, whatever the size of its pieces.
+///
+/// # Safety
+/// `p` is a multiple of its size in writable global memory; nobody else touches it meanwhile; `V`
+/// has no padding.
+#[inline(always)]
+pub unsafe fn st_data<V: Copy>(p: *mut V, value: V, _unit: usize) {
+    // SAFETY: the caller's; the value has the size of its bits. 9.7.9.11, `st`.
+    unsafe {
+        match size_of::<V>() {
+            1 => {
+                scalar!(store reg16 "u8" p u16::from(core::mem::transmute_copy::<V, u8>(&value)))
+            }
+            2 => scalar!(store reg16 "u16" p core::mem::transmute_copy::<V, u16>(&value)),
+            4 => scalar!(store reg32 "u32" p core::mem::transmute_copy::<V, u32>(&value)),
+            8 => scalar!(store reg64 "u64" p core::mem::transmute_copy::<V, u64>(&value)),
+            _ => {
+                const { assert!(size_of::<V>() <= 8 || size_of::<V>() == 16) };
+                let [a, b] = core::mem::transmute_copy::<V, [u64; 2]>(&value);
+                asm!("st.global.v2.u64 [{}], {{{}, {}}};", in(reg64) p, in(reg64) a,
+                    in(reg64) b, options(nostack, preserves_flags));
+            }
+        }
+    }
+}
+
+/// Bulk data moves pack by pack, all lanes together: there is nothing that works on whole buffers.
+#[inline(always)]
+#[must_use]
+pub const fn whole_buffers() -> bool {
+    false
+}
+
+/// Never called: [`whole_buffers`] is false.
+///
+/// # Safety
+/// None.
+#[inline(always)]
+pub unsafe fn mem_copy<T>(_: *mut T, _: *const T, _: usize) {}
+
+/// Never called: [`whole_buffers`] is false.
+///
+/// # Safety
+/// None.
+#[inline(always)]
+pub unsafe fn mem_zip<T: Element, O: BinOp>(_: *mut T, _: *const T, _: *const T, _: usize) {}
+
+/// Never called: [`whole_buffers`] is false.
+///
+/// # Safety
+/// None.
+#[inline(always)]
+pub unsafe fn mem_over<T: Element>(
+    _: *mut T,
+    _: *const T,
+    _: <T::Unit as Unit>::Divisor,
+    _: usize,
+) {
+}

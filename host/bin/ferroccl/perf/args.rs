@@ -1,0 +1,232 @@
+//! The command line of `ferroccl perf`: nccl-tests' flags, and a few of our own.
+
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{ArgAction, Args, CommandFactory};
+use ferroccl::device::abi::MAX_CHANNELS;
+use ferroccl::{Collective, DataType, ProtocolId, ReduceOp};
+
+use super::size::Bytes;
+use super::sweep::{Step, Sweep};
+use super::values::{Average, Choice, Root, RuntimeKind, on_or_off, one_of, some_of};
+
+const AFTER_HELP: &str = "\
+Ranks = processes x threads x ranks per thread. Processes come from a launcher (ferroccl run, mpirun, \
+srun, torchrun); without one there is a single process.
+
+SIZE is a number of bytes, or of K, M, G, T (powers of 1024). Bandwidths are in 10^9 bytes per second: \
+algbw is size over time, busbw what every link must have carried, 2(n-1)/n x algbw for an all-reduce.
+
+Examples:
+  ferroccl perf all_reduce -b 8 -e 64M -f 2 -g 4       4 ranks, 8 B to 64 MiB
+  ferroccl perf all_reduce -t 4 -o all -d all -e 1M    4 threads, every operator and type
+  ferroccl perf all_reduce -g 4 --proto LL --json -    one protocol, results as JSON
+  ferroccl run -n 4 -- ferroccl perf all_reduce        4 processes
+
+Exit status: 0 when all went well, 1 when an element was wrong or a call failed, 2 for a bad command \
+line.
+
+Of nccl-tests' flags --cudagraph (-G) and --local_register (-R) are absent, as there is neither a graph \
+to capture nor memory to register; for --output_file (-F) there is --json.";
+
+/// Measure a collective and check its results, as nccl-tests does
+#[derive(Args, Clone, Debug)]
+#[command(after_long_help = AFTER_HELP, after_help = "Examples and units: --help")]
+#[command(args_override_self = true)] // of a flag given twice the last counts, as with getopt
+pub(crate) struct PerfArgs {
+    /// What to measure
+    #[arg(value_name = "COLLECTIVE", value_parser = one_of::<Collective>())]
+    pub(crate) collective: Collective,
+
+    /// Threads of each process
+    #[arg(short = 't', long = "nthreads", value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Ranks")]
+    pub(crate) threads: u32,
+    /// Ranks of each thread (in nccl-tests: its GPUs)
+    #[arg(short = 'g', long = "ngpus", value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Ranks")]
+    pub(crate) ranks_per_thread: u32,
+    /// What the ranks run on
+    #[arg(long, value_enum, default_value_t = RuntimeKind::Cpu, help_heading = "Ranks")]
+    pub(crate) runtime: RuntimeKind,
+
+    /// Smallest size [default: 32M, or the largest if that is smaller]
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", help_heading = "Sizes")]
+    pub(crate) min_bytes: Option<Bytes>,
+    /// Largest size [default: 32M, or the smallest if that is larger]
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", help_heading = "Sizes")]
+    pub(crate) max_bytes: Option<Bytes>,
+    /// From each size to the next: this many bytes more [default: 1M]
+    #[arg(
+        short = 'i',
+        long = "stepbytes",
+        value_name = "SIZE",
+        conflicts_with = "step_factor",
+        help_heading = "Sizes"
+    )]
+    pub(crate) step_bytes: Option<Bytes>,
+    /// From each size to the next: this many times as many
+    #[arg(short = 'f', long = "stepfactor", value_name = "FACTOR", help_heading = "Sizes")]
+    pub(crate) step_factor: Option<u64>,
+
+    /// Reduction
+    #[arg(short, long, default_value = "sum", ignore_case = true, help_heading = "Operation",
+          value_parser = some_of::<ReduceOp>())]
+    pub(crate) op: Choice<ReduceOp>,
+    /// Type of the elements (i8, f16, bf16, f32 and the like are understood too)
+    #[arg(short, long = "datatype", value_name = "TYPE", default_value = "float", ignore_case = true,
+          help_heading = "Operation", value_parser = some_of::<DataType>())]
+    pub(crate) datatype: Choice<DataType>,
+    /// Root rank, or all, of collectives that have one; an all-reduce has none
+    #[arg(short, long, default_value = "0", help_heading = "Operation")]
+    pub(crate) root: Root,
+    /// Protocol of every call, instead of the one chosen by size
+    #[arg(long = "proto", value_name = "PROTOCOL", ignore_case = true, help_heading = "Operation",
+          value_parser = one_of::<ProtocolId>())]
+    pub(crate) protocol: Option<ProtocolId>,
+    /// Channels (blocks) of every call, instead of the number chosen by size
+    #[arg(long, value_name = "N", help_heading = "Operation",
+          value_parser = clap::value_parser!(u32).range(1..=MAX_CHANNELS as i64))]
+    pub(crate) channels: Option<u32>,
+
+    /// Timed iterations of each size
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20,
+          value_parser = clap::value_parser!(u32).range(1..), help_heading = "Measuring")]
+    pub(crate) iters: u32,
+    /// Calls in each iteration; times are of one call
+    #[arg(short = 'm', long = "agg_iters", value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..), help_heading = "Measuring")]
+    pub(crate) agg_iters: u32,
+    /// Untimed iterations before those of each size
+    #[arg(
+        short,
+        long = "warmup_iters",
+        value_name = "N",
+        default_value_t = 5,
+        help_heading = "Measuring"
+    )]
+    pub(crate) warmup_iters: u32,
+    /// Which ranks' times count: 0 rank 0's, 1 their mean, 2 the shortest, 3 the longest
+    #[arg(
+        short = 'a',
+        long,
+        value_name = "0-3",
+        default_value = "1",
+        help_heading = "Measuring",
+        hide_possible_values = true
+    )]
+    pub(crate) average: Average,
+    /// Whether to wait for each call before the next
+    #[arg(short = 'z', long, value_name = "0|1", default_value = "0", help_heading = "Measuring",
+          value_parser = on_or_off(), action = ArgAction::Set)]
+    pub(crate) blocking: bool,
+    /// Whether to report the time a thread spends to enqueue a call, instead of the call's
+    #[arg(short = 'C', long = "report_cputime", value_name = "0|1", default_value = "0",
+          help_heading = "Measuring", value_parser = on_or_off(), action = ArgAction::Set)]
+    pub(crate) report_cputime: bool,
+    /// Whether the ranks of a process join through a unique id, each in a thread of its own; ranks of
+    /// several processes always do
+    #[arg(short, long = "parallel_init", value_name = "0|1", default_value = "0",
+          help_heading = "Measuring", value_parser = on_or_off(), action = ArgAction::Set)]
+    pub(crate) parallel_init: bool,
+
+    /// Checked iterations of each size; 0 checks nothing
+    #[arg(short, long, value_name = "N", default_value_t = 1, help_heading = "Results")]
+    pub(crate) check: u32,
+    /// Write the results as JSON to a file; to standard output, in place of the table, with -
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+impl PerfArgs {
+    /// The sizes to measure; a range that makes no sense ends the program as clap's own errors do.
+    pub(crate) fn sweep(&self) -> Sweep {
+        self.try_sweep().unwrap_or_else(|reason| {
+            crate::Cli::command().error(ErrorKind::ValueValidation, reason).exit()
+        })
+    }
+
+    fn try_sweep(&self) -> Result<Sweep, String> {
+        let usual = Bytes::mebi(32);
+        let min = self.min_bytes.unwrap_or_else(|| self.max_bytes.map_or(usual, |e| e.min(usual)));
+        let max = self.max_bytes.unwrap_or_else(|| min.max(usual));
+        let step = match self.step_factor {
+            Some(factor) => Step::Times(factor),
+            None => Step::Add(self.step_bytes.unwrap_or(Bytes::mebi(1))),
+        };
+        Sweep::new(min, max, step)
+    }
+
+    /// Whether JSON takes the table's place on standard output.
+    pub(crate) fn json_on_stdout(&self) -> bool {
+        self.json.as_deref().is_some_and(|path| path.as_os_str() == "-")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<PerfArgs, clap::Error> {
+        let words = ["ferroccl", "perf", "all_reduce"].into_iter().chain(line.split_whitespace());
+        match crate::Cli::try_parse_from(words)?.command {
+            crate::Command::Perf(args) => Ok(*args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        crate::Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults_are_those_of_nccl_tests() {
+        let args = parse("").unwrap();
+        assert_eq!((args.threads, args.ranks_per_thread), (1, 1));
+        assert_eq!((args.iters, args.agg_iters, args.warmup_iters, args.check), (20, 1, 5, 1));
+        assert_eq!(args.op, Choice(vec![ReduceOp::Sum]));
+        assert_eq!(args.datatype, Choice(vec![DataType::F32]));
+        assert_eq!((args.root, args.average), (Root::Rank(0), Average::Mean));
+        assert!(!args.blocking && !args.report_cputime && !args.parallel_init);
+        assert_eq!((args.protocol, args.channels, args.json.clone()), (None, None, None));
+        let Sweep { min, max, step } = args.try_sweep().unwrap();
+        assert_eq!((min, max, step), (Bytes::mebi(32), Bytes::mebi(32), Step::Add(Bytes::mebi(1))));
+    }
+
+    #[test]
+    fn one_end_of_the_sizes_is_enough() {
+        let ends = |line: &str| {
+            let Sweep { min, max, .. } = parse(line).unwrap().try_sweep().unwrap();
+            (min.0, max.0)
+        };
+        assert_eq!(ends("-b 8"), (8, 32 << 20));
+        assert_eq!(ends("-b 64M"), (64 << 20, 64 << 20));
+        assert_eq!(ends("-e 1K"), (1024, 1024));
+        assert_eq!(ends("-e 1G"), (32 << 20, 1 << 30));
+        let error = parse("-b 8 -e 4").unwrap().try_sweep().unwrap_err();
+        assert!(error.contains("-b 8") && error.contains("-e 4"), "{error}");
+    }
+
+    #[test]
+    fn long_names_and_aliases() {
+        let args = parse(
+            "--nthreads 2 --ngpus 3 --minbytes 1 --maxbytes 2 --stepbytes 1 --iters 4 --agg_iters 5 \
+             --warmup_iters 6 --check 7 --op ALL --datatype BF16 --root all --blocking 1 \
+             --parallel_init 1 --report_cputime 1 --average 3 --proto ll128 --channels 8 --json -",
+        )
+        .unwrap();
+        assert_eq!((args.threads, args.ranks_per_thread, args.iters), (2, 3, 4));
+        assert_eq!((args.agg_iters, args.warmup_iters, args.check), (5, 6, 7));
+        assert_eq!(args.op.0, ReduceOp::ALL);
+        assert_eq!(args.datatype.0, [DataType::Bf16]);
+        assert_eq!((args.root, args.average), (Root::All, Average::Max));
+        assert!(
+            args.blocking && args.report_cputime && args.parallel_init && args.json_on_stdout()
+        );
+        assert_eq!((args.protocol, args.channels), (Some(ProtocolId::Ll128), Some(8)));
+    }
+}

@@ -1,0 +1,155 @@
+//! `ferroccl perf`: nccl-tests' measurements, with its flags, its table and its checks.
+//!
+//! ```text
+//! args, values  the command line             sweep, size   which sizes
+//! team          ranks, processes, threads    data          what goes in and must come out
+//! measure       fill, warm up, time, check   table, report what is shown
+//! ```
+//!
+//! Every thread of every process runs [`measure::run`] in step; the thread of rank 0 also reports. The
+//! first thread that fails ends its process: no other can come further than its next barrier.
+
+mod args;
+mod data;
+mod measure;
+mod report;
+mod size;
+mod sweep;
+mod table;
+mod team;
+mod values;
+
+use std::any::Any;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::mpsc;
+use std::thread;
+
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+use ferroccl::config::Config;
+use ferroccl::launcher::RankEnv;
+use ferroccl::{CommConfig, Device};
+
+pub(crate) use args::PerfArgs;
+use report::{RankInfo, Report};
+use sweep::Sweep;
+use team::{Layout, Member};
+use values::{Root, RuntimeKind};
+
+use crate::machine;
+
+/// Why a measurement ended early.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Library(#[from] ferroccl::Error),
+    #[error("output: {0}")]
+    Output(#[from] io::Error),
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
+    #[error("a measuring thread panicked: {0}")]
+    Panic(String),
+}
+
+/// Measures; the exit code says whether all was right.
+pub(crate) fn execute(args: &PerfArgs) -> ExitCode {
+    let sweep = args.sweep();
+    match measure_all(args, sweep) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        // Whoever read the table has seen enough.
+        Err(Failure::Output(e)) if e.kind() == io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
+        Err(failure) => {
+            crate::complain("perf", &failure);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Measures everything; gives the number of wrong elements that this process knows of.
+fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
+    let env = Config::from_env()?;
+    ferroccl::log::init(&env)?;
+    let launched = RankEnv::from_env()?;
+    let (process, processes) = launched.as_ref().map_or((0, 1), |env| (env.rank, env.world_size));
+    let layout = Layout::new(process, processes, args.threads, args.ranks_per_thread)?;
+    let ranks = layout.world_size();
+    if let Root::Rank(root) = args.root
+        && root >= ranks
+    {
+        let reason = format!("root {root} (-r) is none of the {ranks} ranks");
+        crate::Cli::command().error(ErrorKind::ValueValidation, reason).exit();
+    }
+    let device = match args.runtime {
+        RuntimeKind::Cpu => Device::cpu(),
+    };
+    let mut config = CommConfig::default();
+    config.protocol = args.protocol;
+    config.channels = args.channels;
+    let processes = team::processes(launched.as_ref(), &env)?;
+    let parallel = args.parallel_init;
+    let comms = team::connect(layout, processes.as_ref(), &device, &env, &config, parallel)?;
+    let team = Member::team(layout, &device, comms, processes)?;
+
+    let (outcomes, outcome) = mpsc::channel();
+    for member in team {
+        let (args, outcomes) = (args.clone(), outcomes.clone());
+        let work = move || {
+            let work = AssertUnwindSafe(|| measure_as(&member, &args, sweep));
+            let result =
+                catch_unwind(work).unwrap_or_else(|panic| Err(Failure::Panic(words(&*panic))));
+            // Nobody listens any more once another thread has failed.
+            let _ = outcomes.send(result);
+        };
+        thread::Builder::new().name("perf".into()).spawn(work).map_err(Failure::Thread)?;
+    }
+    drop(outcomes);
+    // The first failure is returned at once: threads that wait for the failed one never end.
+    outcome.iter().try_fold(0, |wrong, one| Ok(wrong + one?))
+}
+
+/// A thread's part: who is there, then the measurements, reported if it leads.
+fn measure_as(member: &Member, args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
+    let ranks = introduce(member)?;
+    let mut report = None;
+    if member.leads() {
+        report = Some(Report::begin(args, sweep, member.layout(), ranks)?);
+    }
+    measure::run(member, args, sweep, &mut |row| {
+        report.as_mut().map_or(Ok(()), |report| report.row(row)).map_err(Failure::from)
+    })?;
+    report.map_or(Ok(0), |report| report.end().map_err(Failure::from))
+}
+
+/// Bytes in which a thread introduces itself to the others: its process, host and device.
+const CARD: usize = 256;
+
+/// Who the ranks are.
+fn introduce(member: &Member) -> Result<Vec<RankInfo>, Failure> {
+    let layout = member.layout();
+    let mut card =
+        format!("{}\n{}\n[cpu] {}", std::process::id(), machine::host_name(), machine::cpu_name());
+    card.truncate(card.floor_char_boundary(CARD));
+    let mut words = [0u64; CARD / 8];
+    bytemuck::cast_slice_mut(&mut words)[..card.len()].copy_from_slice(card.as_bytes());
+    let cards = member.all_gather(&words)?;
+    let ranks = cards.iter().zip(0u32..).flat_map(|(card, thread)| {
+        let text = String::from_utf8_lossy(bytemuck::cast_slice(card));
+        let mut lines = text.trim_end_matches('\0').splitn(3, '\n').map(str::to_owned);
+        let mut line = || lines.next().unwrap_or_default();
+        let (pid, host, name) = (line().parse().unwrap_or(0), line(), line());
+        (0..layout.per_thread).map(move |i| {
+            let rank = thread * layout.per_thread + i;
+            let device = rank % layout.local_ranks();
+            RankInfo { rank, pid, host: host.clone(), device, name: name.clone() }
+        })
+    });
+    Ok(ranks.collect())
+}
+
+fn words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
+}

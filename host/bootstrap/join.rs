@@ -1,0 +1,265 @@
+//! A rank's way into the group: find the root, prove to know the secret, wait for the others.
+//!
+//! What may pass (the root is not there yet, the port is another program's, the network is slow) is tried
+//! again until the time is up, and the last trouble is part of the error. What cannot pass (this rank was
+//! refused, the others did not come) ends it at once.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use super::auth::{Key, NO_CHALLENGE, Unproven, nonce};
+use super::door::{Door, PATIENCE, listen};
+use super::id::{Kind, UniqueId, with_port};
+use super::link::{Link, LinkError};
+use super::root::{self, RootThread};
+use super::wire::{Message, Nonce, Phase, Refusal};
+use super::{BootstrapError, interface};
+use crate::config::Config;
+use crate::{Error, Result};
+
+/// How long a root may take to greet: it does nothing else.
+const GREETING: Duration = Duration::from_secs(2);
+/// How long a published id's root may be unreachable. It listened before the id existed, so it will not
+/// come later; but its queue may be full for a moment.
+const PUBLISHED: Duration = Duration::from_secs(2);
+/// How much longer than the root a rank waits, so that it hears who is missing.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// What a rank has when all are there.
+pub(super) struct Joined {
+    /// Where other ranks reach this one.
+    pub(super) door: Door,
+    /// The key of the ranks' own handshakes.
+    pub(super) key: Key,
+    /// Where the next rank listens.
+    pub(super) next: SocketAddr,
+}
+
+/// Why an attempt failed.
+enum Failure {
+    /// Another attempt, or another port, may do.
+    Passing(String),
+    Final(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::Final(error)
+    }
+}
+
+pub(super) fn join(
+    id: &UniqueId,
+    rank: u32,
+    world_size: u32,
+    config: &Config,
+    deadline: Instant,
+) -> Result<Joined> {
+    let mut joining = Joining { id, rank, world_size, config, deadline, door: None };
+    let root = joining.run_root_if_ours()?;
+    let places = match &root {
+        Some((_, address)) => vec![*address],
+        None => id.addresses(),
+    };
+    let (session, next) = joining.find_root(&places)?;
+    let key = Key::new(*id.secret()).of_session(&session);
+    let Some((_, mut door)) = joining.door else {
+        return Err(
+            BootstrapError::Mismatch("a rank was welcomed before it listened".into()).into()
+        );
+    };
+    door.set_key(key.clone());
+    Ok(Joined { door, key, next })
+}
+
+struct Joining<'a> {
+    id: &'a UniqueId,
+    rank: u32,
+    world_size: u32,
+    config: &'a Config,
+    deadline: Instant,
+    /// This rank's own door, once it is known which address others reach it at.
+    door: Option<(IpAddr, Door)>,
+}
+
+impl Joining<'_> {
+    /// Rank 0 of a rendezvous runs the root; also where it reaches it itself.
+    fn run_root_if_ours(&self) -> Result<Option<(RootThread, SocketAddr)>> {
+        let Kind::Rendezvous { any_address, .. } = self.id.kind() else { return Ok(None) };
+        if self.rank != 0 {
+            return Ok(None);
+        }
+        let mut places = self.id.addresses();
+        if any_address {
+            let any = |ip: IpAddr, p: &SocketAddr| SocketAddr::new(ip, p.port());
+            // One socket for both families, or IPv4 alone where there is no IPv6.
+            let v6 = places.iter().map(|p| any(Ipv6Addr::UNSPECIFIED.into(), p));
+            let v4 = places.iter().map(|p| any(Ipv4Addr::UNSPECIFIED.into(), p));
+            places = v6.chain(v4).collect();
+        }
+        let listener = root::listen_on_first_free(&places).map_err(|e| {
+            let what = match places[..] {
+                [first] => format!("rank 0 listening on {first}"),
+                _ => format!(
+                    "rank 0 listening on {} or the {} ports after it",
+                    places[0],
+                    places.len() - 1
+                ),
+            };
+            Error::system(what, e)
+        })?;
+        let bound =
+            listener.local_addr().map_err(|e| Error::system("address of the root's socket", e))?;
+        let address = match bound {
+            _ if !any_address => bound,
+            SocketAddr::V4(_) => with_port((Ipv4Addr::LOCALHOST, 0).into(), bound.port()),
+            SocketAddr::V6(_) => with_port((Ipv6Addr::LOCALHOST, 0).into(), bound.port()),
+        };
+        let root = root::spawn_held(listener, Key::new(*self.id.secret()), PATIENCE)?;
+        Ok(Some((root, address)))
+    }
+
+    /// Tries every place until one welcomes us.
+    fn find_root(&mut self, places: &[SocketAddr]) -> Result<(Nonce, SocketAddr)> {
+        let start = Instant::now();
+        let until = match self.id.kind() {
+            Kind::Published => self.deadline.min(start + PUBLISHED),
+            Kind::Rendezvous { .. } => self.deadline,
+        };
+        let mut pause = Duration::from_millis(2);
+        loop {
+            let mut trouble = String::new();
+            for &place in places {
+                match self.attempt(place, places.len() > 1) {
+                    Ok(welcome) => return Ok(welcome),
+                    Err(Failure::Final(error)) => return Err(error),
+                    Err(Failure::Passing(reason)) => trouble = format!("{place}: {reason}"),
+                }
+            }
+            if Instant::now() + pause >= until {
+                let address = self.id.address();
+                let waited = start.elapsed();
+                return Err(BootstrapError::NoRoot { address, waited, trouble }.into());
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(250));
+        }
+    }
+
+    /// One conversation with what listens at `place`.
+    fn attempt(&mut self, place: SocketAddr, others: bool) -> Result<(Nonce, SocketAddr), Failure> {
+        let passing = |e: &dyn std::fmt::Display| Failure::Passing(e.to_string());
+        let stranger = |what: String| {
+            let error = BootstrapError::NotARoot { address: place, what: what.clone() };
+            if others { Failure::Passing(what) } else { Failure::Final(error.into()) }
+        };
+        let soon = self.deadline.min(Instant::now() + GREETING);
+        let mut link = Link::connect(place, Phase::Handshake, soon).map_err(|e| passing(&e))?;
+        let greeting = match link.read(soon) {
+            Ok(frame) => frame.message(),
+            Err(LinkError::Malformed(e)) => Err(e),
+            Err(LinkError::Timeout) => return Err(passing(&"it does not greet")),
+            Err(e) => return Err(passing(&e)),
+        };
+        let challenge = match greeting {
+            Ok(Message::Greeting { challenge }) => challenge,
+            Ok(_) => return Err(stranger("it does not greet as a root".to_owned())),
+            Err(e) => return Err(stranger(e.to_string())),
+        };
+        let listener = self.open_door(&link)?;
+        let ours = nonce()?;
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let hello = Message::Hello {
+            rank: self.rank,
+            world_size: self.world_size,
+            wait_ms: u32::try_from(left.as_millis()).unwrap_or(u32::MAX),
+            challenge: ours,
+            listener,
+        };
+        let key = Key::new(*self.id.secret());
+        link.write_all(&key.seal(&challenge, &hello), self.deadline).map_err(|e| passing(&e))?;
+        let frame = match link.read(self.deadline + GRACE) {
+            Ok(frame) => frame,
+            Err(LinkError::Malformed(e)) => return Err(stranger(e.to_string())),
+            Err(e) => return Err(passing(&e)),
+        };
+        // Who does not know our secret cannot sign its refusal for us; believing it only ends what would
+        // not have worked.
+        let answer = match key.open(&ours, &frame) {
+            Err(Unproven::WrongSecret) => match frame.message() {
+                Ok(Message::Refused(refusal)) => Ok(Message::Refused(refusal)),
+                _ => Err("its answer does not prove that it knows the secret".to_owned()),
+            },
+            Err(Unproven::Malformed(e)) => Err(e.to_string()),
+            Ok(answer) => Ok(answer),
+        };
+        match answer {
+            Ok(Message::Welcome { session, next }) => Ok((session, next)),
+            Ok(Message::Refused(Refusal::Busy)) => Err(passing(&Refusal::Busy)),
+            Ok(Message::Refused(Refusal::TooSlow)) => Err(passing(&Refusal::TooSlow)),
+            Ok(Message::Refused(Refusal::WrongSecret)) if others => {
+                Err(passing(&Refusal::WrongSecret))
+            }
+            Ok(Message::Refused(Refusal::MissingRanks(missing))) => {
+                Err(Error::from(BootstrapError::MissingRanks(missing)).into())
+            }
+            Ok(Message::Refused(refusal)) => {
+                Err(Error::from(BootstrapError::Refused { root: place, refusal }).into())
+            }
+            Ok(_) => Err(stranger("it does not answer as a root".to_owned())),
+            Err(what) => Err(stranger(what)),
+        }
+    }
+
+    /// Listens for the other ranks, on the address that the root is reached from: whoever reaches the root
+    /// reaches that too. Only where this is loopback and the root is on every address of its host (so
+    /// others may be elsewhere), or where the user says which interface, is an interface chosen.
+    fn open_door(&mut self, link: &Link) -> Result<SocketAddr> {
+        let what = |e| Error::system("listening for other ranks", e);
+        let towards_root = link.local_addr().map_err(what)?;
+        let any_address = matches!(self.id.kind(), Kind::Rendezvous { any_address: true, .. });
+        let address = if self.config.socket_ifname.is_some()
+            || (any_address && towards_root.ip().to_canonical().is_loopback())
+        {
+            let (filter, family) = (self.config.socket_ifname.as_ref(), self.config.socket_family);
+            interface::choose(&interface::interfaces()?, filter, family)?.address
+        } else {
+            towards_root
+        };
+        match &self.door {
+            Some((ip, door)) if *ip == address.ip() => door.address().map_err(what),
+            _ => {
+                let listener = listen(with_port(address, 0)).map_err(what)?;
+                let name = format!("rank {}", self.rank);
+                let key = Key::new(*self.id.secret()); // replaced when the session is known
+                let door = Door::new(listener, key, false, PATIENCE, name);
+                let listening = door.address().map_err(what)?;
+                self.door = Some((address.ip(), door));
+                Ok(listening)
+            }
+        }
+    }
+}
+
+/// Tells the root of a published id that its one rank needs nobody, so that it ends. Whether it hears this
+/// does not matter to the rank.
+pub(super) fn dismiss(id: &UniqueId) {
+    if id.is_rendezvous() {
+        return;
+    }
+    let soon = Instant::now() + Duration::from_millis(100);
+    let Ok(mut link) = Link::connect(id.address(), Phase::Handshake, soon) else { return };
+    let Ok(Ok(Message::Greeting { challenge })) = link.read(soon).map(|frame| frame.message())
+    else {
+        return;
+    };
+    let hello = Message::Hello {
+        rank: 0,
+        world_size: 1,
+        wait_ms: 0,
+        challenge: NO_CHALLENGE,
+        listener: id.address(),
+    };
+    let hello = Key::new(*id.secret()).seal(&challenge, &hello);
+    let _ = link.write_all(&hello, soon).and_then(|()| link.read(soon).map(drop));
+}

@@ -1,0 +1,288 @@
+//! The root: where ranks that know only an id find each other.
+//!
+//! Each rank says who it is and where it listens, and keeps its connection. When all are there the root
+//! tells each where its next rank listens, and ends; it knows nothing of what they do then. A rank whose
+//! connection breaks before that was never there and may come again. The first rank's size of the group
+//! counts. When one rank's time is up, the group cannot become complete: all that wait are told who is
+//! missing, and the root ends.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::auth::{Key, nonce};
+use super::door::{Arrival, Door};
+use super::link::Link;
+use super::wire::{MAX_NAMED, MAX_RANKS, Message, MissingRanks, Nonce, Refusal};
+use crate::log::BOOTSTRAP;
+use crate::{Error, Result};
+
+/// A rank that waits for the group.
+struct Waiting {
+    link: Link,
+    challenge: Nonce,
+    listener: SocketAddr,
+    until: Instant,
+}
+
+struct Root {
+    door: Door,
+    key: Key,
+    world_size: Option<u32>,
+    /// By rank.
+    waiting: BTreeMap<u32, Waiting>,
+}
+
+/// A root that runs. Dropping this ends it and waits until its port is free again: the next group may meet
+/// at the same place.
+#[derive(Debug)]
+pub(super) struct RootThread {
+    /// Closed to end the root, which has the other end.
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for RootThread {
+    fn drop(&mut self) {
+        self.stop = None;
+        // A root never panics; if it does all the same, its port is free too.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Starts a root on `listener`. It ends when its group is complete or has failed, and when `stop` is closed.
+fn spawn(
+    listener: TcpListener,
+    key: Key,
+    patience: Duration,
+    stop: Option<UnixStream>,
+) -> Result<JoinHandle<()>> {
+    let address =
+        listener.local_addr().map_err(|e| Error::system("address of the root's socket", e))?;
+    let door = Door::new(listener, key.clone(), true, patience, format!("root {address}"));
+    let root = Root { door, key, world_size: None, waiting: BTreeMap::new() };
+    std::thread::Builder::new()
+        .name("ferroccl-root".to_owned())
+        .spawn(move || root.run(stop.as_ref(), address))
+        .map_err(|e| Error::system("thread of the root", e))
+}
+
+/// Starts a root that lives until its group is complete or has failed.
+pub(super) fn spawn_detached(listener: TcpListener, key: Key, patience: Duration) -> Result<()> {
+    spawn(listener, key, patience, None).map(drop)
+}
+
+/// Starts a root that also ends when the handle is dropped.
+pub(super) fn spawn_held(
+    listener: TcpListener,
+    key: Key,
+    patience: Duration,
+) -> Result<RootThread> {
+    let (ours, theirs) =
+        UnixStream::pair().map_err(|e| Error::system("socket pair of the root", e))?;
+    let thread = spawn(listener, key, patience, Some(theirs))?;
+    Ok(RootThread { stop: Some(ours), thread: Some(thread) })
+}
+
+impl Root {
+    fn run(mut self, stop: Option<&UnixStream>, address: SocketAddr) {
+        tracing::info!(target: BOOTSTRAP, "root listens on {address}");
+        // Nobody hears this thread's result; every rank that waits sees its connection close.
+        match self.gather(stop) {
+            Ok(true) => tracing::info!(target: BOOTSTRAP, "root {address}: all ranks are there"),
+            Ok(false) => tracing::info!(target: BOOTSTRAP, "root {address}: ends unfinished"),
+            Err(e) => tracing::warn!(target: BOOTSTRAP, "root {address}: {e}"),
+        }
+    }
+
+    /// Serves until the group is complete: `true`, or cannot become it.
+    fn gather(&mut self, stop: Option<&UnixStream>) -> Result<bool> {
+        loop {
+            let deadline = self.waiting.values().map(|w| w.until).min();
+            let ranks: Vec<u32> = self.waiting.keys().copied().collect();
+            let (arrivals, ready) = {
+                let links = self.waiting.values().map(|w| w.link.as_fd());
+                let others: Vec<_> = links.chain(stop.map(AsFd::as_fd)).collect();
+                self.door
+                    .serve(&others, deadline)
+                    .map_err(|e| Error::system("sockets of the root", e))?
+            };
+            if stop.is_some() && ready.last() == Some(&true) {
+                return Ok(false);
+            }
+            // First who left: its place is free for who has come since.
+            for rank in ranks.iter().zip(&ready).filter_map(|(rank, ready)| ready.then_some(rank)) {
+                self.heard(*rank);
+            }
+            for arrival in arrivals {
+                self.admit(arrival);
+            }
+            if self.world_size == u32::try_from(self.waiting.len()).ok() {
+                return self.complete().map(|()| true);
+            }
+            if self.waiting.values().any(|w| w.until <= Instant::now()) {
+                self.give_up();
+                return Ok(false);
+            }
+        }
+    }
+
+    /// A waiting rank's connection moved: a rank that waits says nothing, so it is gone or confused.
+    fn heard(&mut self, rank: u32) {
+        let Some(waiting) = self.waiting.get_mut(&rank) else { return };
+        let reason = match waiting.link.read_some() {
+            Ok(None) => return,
+            Ok(Some(_)) => "it spoke out of turn".to_owned(),
+            Err(e) => e.to_string(),
+        };
+        let address = waiting.link.address;
+        self.door.log(address, &format_args!("rank {rank} is no longer waiting: {reason}"));
+        self.waiting.remove(&rank);
+        if self.waiting.is_empty() {
+            self.world_size = None; // nobody is bound to it any more
+        }
+    }
+
+    fn admit(&mut self, arrival: Arrival) {
+        let Arrival { mut link, message } = arrival;
+        let Message::Hello { rank, world_size, wait_ms, challenge, listener } = message else {
+            return self.door.refuse(&mut link, &super::auth::NO_CHALLENGE, Refusal::NotExpected);
+        };
+        let ours = self.world_size.unwrap_or(world_size);
+        let refusal = if rank >= world_size || world_size > MAX_RANKS {
+            Refusal::RankOutOfRange { rank, world_size }
+        } else if world_size != ours {
+            Refusal::OtherWorldSize { theirs: world_size, ours }
+        } else if self.waiting.contains_key(&rank) {
+            Refusal::RankTwice { rank }
+        } else {
+            self.world_size = Some(world_size);
+            let until = Instant::now() + Duration::from_millis(wait_ms.into());
+            self.waiting.insert(rank, Waiting { link, challenge, listener, until });
+            return;
+        };
+        self.door.refuse(&mut link, &challenge, refusal);
+    }
+
+    /// Tells every rank where its next one listens.
+    fn complete(&mut self) -> Result<()> {
+        let session = nonce()?;
+        let mut listeners: Vec<SocketAddr> = self.waiting.values().map(|w| w.listener).collect();
+        listeners.rotate_left(1);
+        for (waiting, next) in self.waiting.values_mut().zip(listeners) {
+            let welcome = self.key.seal(&waiting.challenge, &Message::Welcome { session, next });
+            // A rank that is gone by now is missed by its neighbours.
+            let _ = waiting.link.write_some(&welcome);
+        }
+        Ok(())
+    }
+
+    /// Tells all who wait that others did not come.
+    fn give_up(&mut self) {
+        let world_size = self.world_size.unwrap_or(0);
+        let missing = (0..world_size).filter(|rank| !self.waiting.contains_key(rank));
+        let missing = MissingRanks {
+            world_size,
+            count: world_size - u32::try_from(self.waiting.len()).unwrap_or(world_size),
+            named: missing.take(MAX_NAMED).collect(),
+        };
+        tracing::warn!(target: BOOTSTRAP, "root gives up: {missing}");
+        for waiting in self.waiting.values_mut() {
+            let refusal = Message::Refused(Refusal::MissingRanks(missing.clone()));
+            let _ = waiting.link.write_some(&self.key.seal(&waiting.challenge, &refusal));
+        }
+    }
+}
+
+/// The first free port of those the root may have, taken.
+pub(super) fn listen_on_first_free(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        match super::door::listen(*address) {
+            Ok(listener) => return Ok(listener),
+            Err(e) => last = e,
+        }
+    }
+    Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use super::*;
+    use crate::bootstrap::auth::NO_CHALLENGE;
+    use crate::bootstrap::door::listen;
+    use crate::bootstrap::wire::{Decoder, Phase};
+
+    /// What a stranger hears until the root hangs up, while it is silent or says a hello byte by byte.
+    fn heard(root: SocketAddr, speaks: bool) -> Vec<Message> {
+        let mut stream = TcpStream::connect(root).unwrap();
+        let mut speaker = stream.try_clone().unwrap();
+        let trickle = std::thread::spawn(move || {
+            // A legal header, slowly: it is never clear that it is nonsense.
+            let hello = b"FCCL\x01\x02\0\0\xff\0\0\0";
+            for byte in hello.iter().chain(&[0; 240]).take(if speaks { 250 } else { 0 }) {
+                if speaker.write_all(&[*byte]).is_err() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let mut decoder = Decoder::new(Phase::Handshake);
+        let mut messages = Vec::new();
+        let mut bytes = [0; 512];
+        // Reset or closed: either is the end.
+        while let Ok(count @ 1..) = stream.read(&mut bytes) {
+            decoder.push(&bytes[..count]);
+            while let Some(frame) = decoder.next_frame().unwrap() {
+                messages.push(frame.message().unwrap());
+            }
+        }
+        trickle.join().unwrap();
+        messages
+    }
+
+    #[test]
+    fn who_is_silent_or_slow_is_shown_out() {
+        let listener = listen(([127, 0, 0, 1], 0).into()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let patience = Duration::from_millis(150);
+        let root = spawn_held(listener, Key::new([1; 32]), patience).unwrap();
+        for speaks in [false, true] {
+            let messages = heard(address, speaks);
+            assert!(matches!(messages[0], Message::Greeting { .. }));
+            assert_eq!(messages[1..], [Message::Refused(Refusal::TooSlow)], "speaks: {speaks}");
+        }
+        drop(root);
+        assert!(TcpStream::connect(address).is_err(), "the port is free");
+    }
+
+    #[test]
+    fn a_port_is_free_when_its_root_is_dropped() {
+        let mut listener = listen(([127, 0, 0, 1], 0).into()).unwrap();
+        let address = listener.local_addr().unwrap();
+        for _ in 0..500 {
+            drop(spawn_held(listener, Key::new([1; 32]), Duration::from_secs(1)).unwrap());
+            listener = listen(address).unwrap();
+        }
+    }
+
+    #[test]
+    fn refusals_are_signed_for_who_asked() {
+        let key = Key::new([1; 32]);
+        let sealed = key.seal(&[5; 16], &Message::Refused(Refusal::Busy));
+        let mut decoder = Decoder::new(Phase::Handshake);
+        decoder.push(&sealed);
+        let frame = decoder.next_frame().unwrap().unwrap();
+        assert_eq!(key.open(&[5; 16], &frame), Ok(Message::Refused(Refusal::Busy)));
+        assert!(key.open(&NO_CHALLENGE, &frame).is_err());
+        assert!(Key::new([2; 32]).open(&[5; 16], &frame).is_err());
+        assert!(key.of_session(&[0; 16]).open(&[5; 16], &frame).is_err());
+    }
+}

@@ -1,0 +1,219 @@
+//! What a caller holds: a device, its streams, its buffers.
+
+use std::fmt::Debug;
+use std::marker::PhantomData;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use ferroccl_device::abi::DataType;
+
+use crate::runtime::{Memory, Runtime, StreamOps, cpu};
+use crate::{Error, Result};
+
+/// A type that buffers are made of: the Rust side of a [`DataType`].
+pub trait Element: Pod + Send + Sync + Debug {
+    /// Its name in calls.
+    const TYPE: DataType;
+}
+
+macro_rules! elements {
+    ($($t:ty => $d:ident),* $(,)?) => { $(impl Element for $t { const TYPE: DataType = DataType::$d; })* };
+}
+elements!(i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64,
+          half::f16 => F16, half::bf16 => Bf16, f32 => F32, f64 => F64);
+
+/// A device: where buffers live and kernels run. Cheap to clone.
+///
+/// ```
+/// let device = ferroccl::Device::cpu();
+/// let stream = device.stream()?;
+/// let buffer = device.upload(&[1.0f32, 2.0, 3.0])?;
+/// assert_eq!(buffer.slice(1..).to_vec(&stream)?, [2.0, 3.0]);
+/// # Ok::<(), ferroccl::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Device(Arc<dyn Runtime>);
+
+impl Device {
+    /// The CPU as a device: blocks are coroutines on the process's worker threads. Every call gives
+    /// the same device.
+    #[must_use]
+    pub fn cpu() -> Self {
+        Device(cpu::shared())
+    }
+
+    /// A device on any runtime.
+    #[must_use]
+    pub fn new(runtime: Arc<dyn Runtime>) -> Self {
+        Device(runtime)
+    }
+
+    /// What it runs on.
+    #[must_use]
+    pub fn runtime(&self) -> &Arc<dyn Runtime> {
+        &self.0
+    }
+
+    /// Makes a stream.
+    ///
+    /// # Errors
+    /// When the runtime cannot.
+    pub fn stream(&self) -> Result<Stream> {
+        Ok(Stream(self.0.stream()?))
+    }
+
+    /// Allocates `len` zeroed elements.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the size overflows; [`Error::System`] when there is not enough memory.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
+            Error::argument("len", format!("{len} elements are more than memory has"))
+        })?;
+        Ok(DeviceBuffer { memory: self.0.allocate(bytes)?, start: 0, len, marker: PhantomData })
+    }
+
+    /// Allocates a buffer with a copy of `data`.
+    ///
+    /// # Errors
+    /// As [`Device::alloc`].
+    pub fn upload<T: Element>(&self, data: &[T]) -> Result<DeviceBuffer<T>> {
+        let buffer = self.alloc(data.len())?;
+        let stream = self.stream()?;
+        buffer.copy_from(data, &stream)?;
+        stream.synchronize()?;
+        Ok(buffer)
+    }
+}
+
+/// An ordered queue of work on a device. Calls return at once; [`Stream::synchronize`] waits.
+#[derive(Clone, Debug)]
+pub struct Stream(Arc<dyn StreamOps>);
+
+impl Stream {
+    /// The runtime's side of it.
+    #[must_use]
+    pub fn ops(&self) -> &Arc<dyn StreamOps> {
+        &self.0
+    }
+
+    /// Waits until everything put in so far has ended.
+    ///
+    /// # Errors
+    /// The first error of what ran since the last call.
+    pub fn synchronize(&self) -> Result<()> {
+        self.0.synchronize()
+    }
+
+    /// Whether everything put in so far has ended; does not block.
+    ///
+    /// # Errors
+    /// As [`Stream::synchronize`].
+    pub fn query(&self) -> Result<bool> {
+        self.0.query()
+    }
+}
+
+/// A range of device memory. A handle: clones and slices name the same memory, as device pointers do,
+/// and it is freed when the last of them, and the last call that uses it, is gone.
+#[derive(Debug)]
+pub struct DeviceBuffer<T> {
+    memory: Arc<dyn Memory>,
+    start: usize,
+    len: usize,
+    marker: PhantomData<T>,
+}
+
+impl<T> Clone for DeviceBuffer<T> {
+    fn clone(&self) -> Self {
+        DeviceBuffer {
+            memory: Arc::clone(&self.memory),
+            start: self.start,
+            len: self.len,
+            marker: PhantomData,
+        }
+    }
+}
+
+impl<T: Element> DeviceBuffer<T> {
+    /// Its number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The allocation it is part of.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<dyn Memory> {
+        &self.memory
+    }
+
+    /// The address of its first element, as kernels see it.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.memory.address() + (self.start * size_of::<T>()) as u64
+    }
+
+    /// A part of it, in elements; a range that reaches beyond the end is cut there.
+    #[must_use]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
+        let from = match range.start_bound() {
+            Bound::Included(&i) => i,
+            Bound::Excluded(&i) => i.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let to = match range.end_bound() {
+            Bound::Included(&i) => i.saturating_add(1),
+            Bound::Excluded(&i) => i,
+            Bound::Unbounded => self.len,
+        };
+        let from = from.min(self.len);
+        let to = to.clamp(from, self.len);
+        DeviceBuffer { start: self.start + from, len: to - from, ..self.clone() }
+    }
+
+    /// Enqueues a copy of `data` into the start of the buffer; `data` is free again when this returns.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when `data` is longer than the buffer.
+    pub fn copy_from(&self, data: &[T], stream: &Stream) -> Result<()> {
+        self.check("data", data.len())?;
+        stream.0.copy_in(&self.memory, self.start * size_of::<T>(), bytemuck::cast_slice(data))
+    }
+
+    /// Copies the start of the buffer into `data`, after everything in `stream`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when `data` is longer than the buffer; an error of the stream.
+    pub fn copy_to(&self, data: &mut [T], stream: &Stream) -> Result<()> {
+        self.check("data", data.len())?;
+        stream.0.copy_out(&self.memory, self.start * size_of::<T>(), bytemuck::cast_slice_mut(data))
+    }
+
+    /// The buffer's elements, after everything in `stream`.
+    ///
+    /// # Errors
+    /// An error of the stream.
+    pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>> {
+        let mut data = vec![T::zeroed(); self.len];
+        self.copy_to(&mut data, stream)?;
+        Ok(data)
+    }
+
+    fn check(&self, argument: &'static str, len: usize) -> Result<()> {
+        if len <= self.len {
+            return Ok(());
+        }
+        Err(Error::argument(
+            argument,
+            format!("{len} elements do not fit a buffer of {}", self.len),
+        ))
+    }
+}

@@ -1,0 +1,131 @@
+//! How a communicator is set up.
+
+use std::time::Duration;
+
+use ferroccl_device::abi::{LL128_LINE, MAX_CHANNELS, ProtocolId};
+
+use crate::channel::ConnLayout;
+use crate::config::Config;
+use crate::{Error, Result};
+
+/// How a communicator is set up. All ranks of a group need the same. [`CommConfig::default`] is right for
+/// most: what is `None` is taken from the environment (`NCCL_PROTO`, `NCCL_BUFFSIZE`, ...; see
+/// [`config`](crate::config)), and else has a default.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct CommConfig {
+    /// The protocol of every call, instead of the one chosen by size.
+    pub protocol: Option<ProtocolId>,
+    /// Channels of every call, 1 to 32, instead of the number chosen by size.
+    pub channels: Option<u32>,
+    /// The most channels of a call, where `channels` does not fix them.
+    pub max_channels: Option<u32>,
+    /// The fewest channels there are, where `channels` does not fix them.
+    pub min_channels: Option<u32>,
+    /// Slots of a connection, 2 to 1024.
+    pub slots: Option<u32>,
+    /// Bytes of a connection's buffer, by protocol; each is divided into the slots.
+    pub buffer_bytes: [Option<usize>; 3],
+    /// How long a kernel waits for a peer before its call fails; zero is for ever.
+    pub timeout: Option<Duration>,
+    /// Whether ranks of one process may write each other's memory; `None` is yes.
+    pub p2p: Option<bool>,
+    /// Whether processes of one host may share memory; `None` is yes.
+    pub shm: Option<bool>,
+    /// The value the step counters start with: for tests of their wrap.
+    #[doc(hidden)]
+    pub first_step: u64,
+}
+
+/// Slots of a connection. NCCL has 8 (`NCCL_STEPS`); not measured for this runtime.
+const SLOTS: u32 = 8;
+/// Bytes of a connection's buffers by [`ProtocolId`], LL, LL128 and Simple. Small, so that the slots of a
+/// ring stay in a core's L2 cache; NCCL's are 256 KiB, about 5 MiB and 4 MiB for a GPU's.
+const BUFFER_BYTES: [usize; 3] = [64 << 10, 128 << 10, 256 << 10];
+/// How long a kernel waits: what PyTorch gives an NCCL collective (`kProcessGroupNCCLDefaultTimeout`).
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+impl CommConfig {
+    /// What is `None` from the environment's settings.
+    pub(super) fn or(&self, env: &Config) -> Self {
+        let bytes =
+            [env.ll_buffsize, env.ll128_buffsize, env.buffsize].map(|size| size.map(|s| s.0));
+        CommConfig {
+            protocol: self.protocol,
+            channels: self.channels,
+            max_channels: self
+                .max_channels
+                .or(env.max_nchannels.map(|n| n.min(MAX_CHANNELS as u32))),
+            min_channels: self
+                .min_channels
+                .or(env.min_nchannels.map(|n| n.min(MAX_CHANNELS as u32))),
+            slots: self.slots.or(env.slots),
+            buffer_bytes: std::array::from_fn(|i| self.buffer_bytes[i].or(bytes[i])),
+            timeout: self.timeout.or(Some(env.timeout.0.unwrap_or_default())),
+            p2p: self.p2p.or(Some(!env.p2p_disable)),
+            shm: self.shm.or(Some(!env.shm_disable)),
+            first_step: self.first_step,
+        }
+    }
+
+    /// The protocols that calls may run.
+    pub(super) fn protocols(&self, env: &Config) -> Vec<ProtocolId> {
+        self.protocol.map_or_else(|| env.proto.iter().collect(), |protocol| vec![protocol])
+    }
+
+    /// Slots and their sizes.
+    pub(super) fn layout(&self) -> Result<ConnLayout> {
+        let slots = self.slots.unwrap_or(SLOTS);
+        if !(2..=1024).contains(&slots) {
+            return Err(setting("slots", slots, "2 to 1024"));
+        }
+        // A slot is whole pairs of LL128 lines.
+        let grain = 2 * LL128_LINE;
+        let mut slot_bytes = [0; 3];
+        for (i, bytes) in slot_bytes.iter_mut().enumerate() {
+            let buffer = self.buffer_bytes[i].unwrap_or(BUFFER_BYTES[i]);
+            let slot = buffer / slots as usize / grain * grain;
+            *bytes =
+                u32::try_from(slot).ok().filter(|&b| b > 0 && b <= 1 << 30).ok_or_else(|| {
+                    let range = format!(
+                        "{} bytes ({slots} slots of {grain}) to {slots} GiB",
+                        slots as usize * grain
+                    );
+                    setting(&format!("buffer_bytes[{}]", ProtocolId::ALL[i]), buffer, &range)
+                })?;
+        }
+        Ok(ConnLayout { slots, slot_bytes })
+    }
+
+    /// Channels there are, when this rank would have `natural` of them; and whether every call uses all.
+    pub(super) fn channels(&self, natural: u32) -> Result<(u32, bool)> {
+        let most = MAX_CHANNELS as u32;
+        for (name, value) in [
+            ("channels", self.channels),
+            ("max_channels", self.max_channels),
+            ("min_channels", self.min_channels),
+        ] {
+            if let Some(n) = value.filter(|n| !(1..=most).contains(n)) {
+                return Err(setting(name, n, &format!("1 to {most}")));
+            }
+        }
+        if let Some(n) = self.channels {
+            return Ok((n, true));
+        }
+        let max = self.max_channels.unwrap_or(most);
+        Ok((natural.max(self.min_channels.unwrap_or(1)).clamp(1, max), false))
+    }
+
+    /// The budget of a wait in nanoseconds; 0 is none.
+    pub(super) fn timeout_ns(&self) -> u64 {
+        u64::try_from(self.timeout.unwrap_or(TIMEOUT).as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+fn setting(name: &str, value: impl ToString, range: &str) -> Error {
+    Error::InvalidSetting {
+        name: format!("CommConfig::{name}"),
+        value: value.to_string(),
+        reason: format!("must be {range}"),
+    }
+}

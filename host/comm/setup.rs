@@ -1,0 +1,376 @@
+//! How a group comes together.
+//!
+//! ```text
+//! init_all    one process: every edge is made on the spot
+//! init_rank   1. bootstrap: find each other, tell each other PeerInfo and layout
+//!             2. the transport of each edge, chosen alike on both ends
+//!             3. offer memory to the previous rank, accept the next one's
+//!             4. barrier; from here on the bootstrap only watches for lost peers
+//! ```
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use ferroccl_device::abi::Channel;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tracing::info;
+
+use super::{CommConfig, Communicator, Control, Edges, Inner};
+use crate::bootstrap::{Bootstrap, BootstrapError, UniqueId};
+use crate::buffer::Device;
+use crate::channel::{ConnLayout, EdgeEnd};
+use crate::config::Config;
+use crate::enqueue::Shape;
+use crate::log;
+use crate::transport::{self, Allowed, PeerInfo};
+use crate::{Error, Result};
+
+/// What a rank has settled before it is a communicator.
+struct Member<'a> {
+    device: &'a Device,
+    config: &'a CommConfig,
+    protocols: [bool; 3],
+    rank: u32,
+    nranks: u32,
+    layout: ConnLayout,
+    channels: u32,
+    all_channels: bool,
+}
+
+impl Communicator {
+    /// All ranks of a group in this process, on one device; element `i` is rank `i`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when `nranks` is 0, [`Error::System`] when there is not enough memory.
+    ///
+    /// ```
+    /// let ranks = ferroccl::Communicator::init_all(&ferroccl::Device::cpu(), 3)?;
+    /// assert_eq!(ranks[2].rank(), 2);
+    /// assert_eq!(ranks[2].world_size(), 3);
+    /// # Ok::<(), ferroccl::Error>(())
+    /// ```
+    pub fn init_all(device: &Device, nranks: u32) -> Result<Vec<Communicator>> {
+        Self::init_all_with(device, nranks, &CommConfig::default())
+    }
+
+    /// [`Communicator::init_all`] with settings.
+    ///
+    /// # Errors
+    /// As there, and [`Error::InvalidSetting`] when a setting makes no sense.
+    pub fn init_all_with(
+        device: &Device,
+        nranks: u32,
+        config: &CommConfig,
+    ) -> Result<Vec<Communicator>> {
+        if nranks == 0 {
+            return Err(Error::argument("nranks", "a group has at least one rank"));
+        }
+        let env = Config::from_env()?;
+        let config = &config.or(&env);
+        let layout = config.layout()?;
+        let (channels, all_channels) = config.channels(device.runtime().parallelism())?;
+        let protocols = protocols(config, &env);
+        let member = |rank| Member {
+            device,
+            config,
+            protocols,
+            rank,
+            nranks,
+            layout,
+            channels,
+            all_channels,
+        };
+        if nranks == 1 {
+            return Ok(vec![member(0).join(None)]);
+        }
+        // Edge i leads from rank i to rank i + 1.
+        let process = process_info(0, &env)?;
+        let mut ends = Vec::new();
+        for _ in 0..nranks {
+            let transport = transport::select(&process, &process, allowed(config))?;
+            let bytes = channels as usize * layout.channel_bytes();
+            let offer = transport.offer(bytes)?;
+            let sender = transport.accept(&offer.handle, bytes)?;
+            ends.push((sender, offer.region, transport.direct()));
+        }
+        let (mut senders, mut receivers): (Vec<_>, Vec<_>) = ends
+            .into_iter()
+            .map(|(sender, receiver, direct)| ((sender, direct), (receiver, direct)))
+            .unzip();
+        // Rank i receives on edge i - 1.
+        receivers.rotate_right(1);
+        Ok((0..nranks)
+            .zip(senders.drain(..).zip(receivers))
+            .map(|(rank, ((send, send_direct), (recv, recv_direct)))| {
+                let (next, previous) = ((rank + 1) % nranks, (rank + nranks - 1) % nranks);
+                member(rank).join(Some(Edges {
+                    send: EdgeEnd {
+                        region: send,
+                        peer: next,
+                        direct: send_direct,
+                        receiving: false,
+                    },
+                    recv: EdgeEnd {
+                        region: recv,
+                        peer: previous,
+                        direct: recv_direct,
+                        receiving: true,
+                    },
+                }))
+            })
+            .collect())
+    }
+
+    /// One rank of a group, in a thread or process of its own: `rank` of `nranks`, found by `id`, which one
+    /// process makes ([`UniqueId::new`]) and hands to the others. Returns when all ranks have come.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when `rank` is not below `nranks`; [`Error::Bootstrap`] when the ranks do not
+    /// find each other or disagree; [`Error::Unavailable`] when no transport reaches a neighbour.
+    ///
+    /// ```
+    /// use ferroccl::{Communicator, Device, UniqueId, config::Config};
+    ///
+    /// let id = UniqueId::new(&Config::from_env()?)?;
+    /// std::thread::scope(|threads| {
+    ///     let ranks: Vec<_> = (0..2)
+    ///         .map(|r| threads.spawn(move || Communicator::init_rank(&Device::cpu(), 2, &id, r)))
+    ///         .collect();
+    ///     ranks.into_iter().map(|t| t.join().unwrap()).collect::<Result<Vec<_>, _>>()
+    /// })?;
+    /// # Ok::<(), ferroccl::Error>(())
+    /// ```
+    pub fn init_rank(
+        device: &Device,
+        nranks: u32,
+        id: &UniqueId,
+        rank: u32,
+    ) -> Result<Communicator> {
+        Self::init_rank_with(device, nranks, id, rank, &CommConfig::default())
+    }
+
+    /// [`Communicator::init_rank`] with settings.
+    ///
+    /// # Errors
+    /// As there, and [`Error::InvalidSetting`] when a setting makes no sense.
+    pub fn init_rank_with(
+        device: &Device,
+        nranks: u32,
+        id: &UniqueId,
+        rank: u32,
+        config: &CommConfig,
+    ) -> Result<Communicator> {
+        if rank >= nranks {
+            return Err(Error::argument(
+                "rank",
+                format!("{rank} is not below nranks, which is {nranks}"),
+            ));
+        }
+        let env = Config::from_env()?;
+        let config = &config.or(&env);
+        let bootstrap = Bootstrap::connect(id, rank, nranks, &env)?;
+        let peers: Vec<PeerInfo> = exchange(&bootstrap, &process_info(rank, &env)?)?;
+
+        let host = &peers[rank as usize].host;
+        let local: HashSet<u64> =
+            peers.iter().filter(|p| p.host == *host).map(|p| p.process).collect();
+        device.runtime().share_host(local.len());
+        let (natural, all_channels) = config.channels(device.runtime().parallelism())?;
+        let mine = Terms {
+            layout: config.layout()?,
+            channels: natural,
+            all_channels,
+            protocols: protocols(config, &env),
+        };
+        let terms: Vec<Terms> = exchange(&bootstrap, &mine)?;
+        let channels = agree(rank, &mine, &terms)?;
+
+        let member = Member {
+            device,
+            config,
+            protocols: mine.protocols,
+            rank,
+            nranks,
+            layout: mine.layout,
+            channels,
+            all_channels,
+        };
+        if nranks == 1 {
+            return Ok(member.join(None));
+        }
+        let edges = member.connect(&bootstrap, &peers)?;
+        let communicator = member.join(Some(edges));
+        // The counters of every edge are in place: kernels may start.
+        bootstrap.barrier()?;
+        let inner = Arc::downgrade(&communicator.0);
+        let watch = bootstrap.watch(move |departure| {
+            // Weak: the watch must not keep a communicator alive.
+            if let Some(inner) = inner.upgrade() {
+                inner.gone(departure);
+            }
+        })?;
+        // The cell is new.
+        let _ = communicator.0.watch.set(watch);
+        Ok(communicator)
+    }
+}
+
+/// What ranks must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Terms {
+    layout: ConnLayout,
+    channels: u32,
+    all_channels: bool,
+    protocols: [bool; 3],
+}
+
+/// The channels of a group: as many as every rank has. All else must be equal.
+fn agree(rank: u32, mine: &Terms, terms: &[Terms]) -> Result<u32> {
+    for (peer, theirs) in terms.iter().enumerate() {
+        let differs = |what: &str, ours: String, theirs: String| {
+            let text = format!(
+                "{what} of rank {rank} is {ours}, of rank {peer} {theirs}: all ranks need the same"
+            );
+            Err(BootstrapError::Mismatch(text).into())
+        };
+        if theirs.layout.slots != mine.layout.slots {
+            return differs(
+                "slots (FERROCCL_SLOTS)",
+                mine.layout.slots.to_string(),
+                theirs.layout.slots.to_string(),
+            );
+        }
+        if theirs.layout != mine.layout {
+            let show = |t: &Terms| format!("{:?}", t.layout.slot_bytes);
+            let what = "slot bytes for LL, LL128 and Simple (NCCL_LL_BUFFSIZE, NCCL_LL128_BUFFSIZE, NCCL_BUFFSIZE)";
+            return differs(what, show(mine), show(theirs));
+        }
+        if theirs.protocols != mine.protocols {
+            return differs(
+                "NCCL_PROTO",
+                format!("{:?}", mine.protocols),
+                format!("{:?}", theirs.protocols),
+            );
+        }
+        if theirs.all_channels != mine.all_channels
+            || (mine.all_channels && theirs.channels != mine.channels)
+        {
+            return differs("channels", mine.channels.to_string(), theirs.channels.to_string());
+        }
+    }
+    Ok(terms.iter().map(|t| t.channels).min().unwrap_or(1))
+}
+
+/// Tells all ranks `mine`; element `i` is rank `i`'s.
+fn exchange<T: Serialize + DeserializeOwned>(bootstrap: &Bootstrap, mine: &T) -> Result<Vec<T>> {
+    let bytes = serde_json::to_vec(mine).map_err(|e| Error::malformed(e.to_string()))?;
+    bootstrap
+        .all_gather(&bytes)?
+        .iter()
+        .enumerate()
+        .map(|(peer, bytes)| {
+            serde_json::from_slice(bytes)
+                .map_err(|e| Error::malformed(format!("what rank {peer} says of itself: {e}")))
+        })
+        .collect()
+}
+
+impl Member<'_> {
+    /// Makes the edges to both neighbours, over the bootstrap.
+    fn connect(&self, bootstrap: &Bootstrap, peers: &[PeerInfo]) -> Result<Edges> {
+        const HANDLE: u64 = 1;
+        let (rank, nranks) = (self.rank, self.nranks);
+        let (next, previous) = ((rank + 1) % nranks, (rank + nranks - 1) % nranks);
+        let [me, after, before] = [rank, next, previous].map(|r| &peers[r as usize]);
+        let bytes = self.channels as usize * self.layout.channel_bytes();
+
+        let from = transport::select(before, me, allowed(self.config))?;
+        let offer = from.offer(bytes)?;
+        bootstrap.send(previous, HANDLE, &offer.handle)?;
+
+        let to = transport::select(me, after, allowed(self.config))?;
+        let region = to.accept(&bootstrap.recv(next, HANDLE)?, bytes)?;
+        for channel in 0..self.channels {
+            info!(target: log::INIT, "Channel {channel:02} : {rank} -> {next} via {}{}", to.name(),
+                  if to.direct() { "/direct pointer" } else { "" });
+        }
+        // What was offered stays open until the previous rank has mapped it; all have at the next barrier.
+        bootstrap.barrier()?;
+        Ok(Edges {
+            send: EdgeEnd { region, peer: next, direct: to.direct(), receiving: false },
+            recv: EdgeEnd {
+                region: offer.region,
+                peer: previous,
+                direct: from.direct(),
+                receiving: true,
+            },
+        })
+    }
+
+    /// The communicator over its edges.
+    fn join(self, edges: Option<Edges>) -> Communicator {
+        let first = self.config.first_step;
+        let channels: Box<[Channel]> = (0..self.channels as usize)
+            .map(|channel| {
+                let mut view = Channel { index: self.rank.into(), ..Channel::default() };
+                if let Some(edges) = &edges {
+                    view.send = edges.send.conn(&self.layout, channel, first);
+                    view.recv = edges.recv.conn(&self.layout, channel, first);
+                }
+                view
+            })
+            .collect();
+        info!(target: log::INIT, rank = self.rank, nranks = self.nranks, channels = self.channels,
+              runtime = self.device.runtime().name(), "Init COMPLETE");
+        Communicator(Arc::new(Inner {
+            rank: self.rank,
+            nranks: self.nranks,
+            device: self.device.clone(),
+            shape: Shape {
+                ranks: self.nranks,
+                channels: self.channels,
+                protocols: self.protocols,
+                all_channels: self.all_channels,
+            },
+            layout: self.layout,
+            edges,
+            control: Control::new(self.rank, self.nranks, self.config.timeout_ns(), channels),
+            seq: Mutex::new(0),
+            loss: OnceLock::new(),
+            watch: OnceLock::new(),
+        }))
+    }
+}
+
+fn allowed(config: &CommConfig) -> Allowed {
+    Allowed { p2p: config.p2p.unwrap_or(true), shm: config.shm.unwrap_or(true) }
+}
+
+fn protocols(config: &CommConfig, env: &Config) -> [bool; 3] {
+    let mut allowed = [false; 3];
+    for protocol in config.protocols(env) {
+        allowed[protocol as usize] = true;
+    }
+    allowed
+}
+
+/// What this process tells its peers.
+fn process_info(rank: u32, env: &Config) -> Result<PeerInfo> {
+    let boot_id = || {
+        let path = "/proc/sys/kernel/random/boot_id";
+        std::fs::read_to_string(path)
+            .map(|s| s.trim().to_owned())
+            .map_err(|e| Error::system(format!("reading {path}"), e))
+    };
+    let namespace = std::fs::read_link("/proc/self/ns/pid")
+        .map(|p| p.display().to_string())
+        .unwrap_or_default();
+    Ok(PeerInfo {
+        rank,
+        pid: std::process::id(),
+        process: transport::process_token()?,
+        host: env.hostid.clone().map_or_else(boot_id, Ok)?,
+        pid_namespace: namespace,
+    })
+}

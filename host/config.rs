@@ -1,0 +1,298 @@
+//! Every knob in one table: its variable, its type, what is legal, its default and its meaning.
+//!
+//! A knob that is not in [`KNOBS`] does not exist. The same table declares the fields of [`Config`], reads
+//! them, and prints them; nothing can be in one and not in the others. Variables keep NCCL's names where
+//! NCCL has the knob; the rest begin with `FERROCCL_`.
+//!
+//! A [`Config`] is a value: it is read once, by whoever asks ([`Config::from_env`]), and handed down. Nothing
+//! here is global, and nothing here knows what a knob does. A variable that is set to nothing counts as
+//! not set, as with NCCL. A variable that makes no sense is an error, never a silent default.
+
+mod setting;
+
+use std::time::Duration;
+
+pub use setting::{Limit, Selection, Setting, Size};
+
+use crate::bootstrap::{AddressFamily, CommId, InterfaceFilter};
+use crate::device::abi::{Algorithm, ProtocolId};
+use crate::log::{LogLevel, Subsystems};
+use crate::{Error, Result};
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Knob {
+    /// The environment variable.
+    pub name: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+    legal: fn() -> String,
+    default: fn() -> String,
+}
+
+impl Knob {
+    /// What may be written, in words.
+    #[must_use]
+    pub fn legal(&self) -> String {
+        (self.legal)()
+    }
+
+    /// The default as it would be written; empty when the default is "not set".
+    #[must_use]
+    pub fn default(&self) -> String {
+        (self.default)()
+    }
+}
+
+macro_rules! knobs {
+    ($($name:literal $field:ident: $ty:ty = $default:expr, $legal:expr, $meaning:literal;)*) => {
+        /// Every knob there is, in the order they are printed.
+        pub static KNOBS: &[Knob] = &[$(Knob {
+            name: $name,
+            meaning: $meaning,
+            legal: || <$ty as Setting>::describe(&$legal),
+            default: || { let default: $ty = $default; default.show() },
+        },)*];
+
+        /// The value of every knob.
+        ///
+        /// ```
+        /// use ferroccl::config::Config;
+        ///
+        /// let config = Config::from_lookup(|name| (name == "NCCL_BUFFSIZE").then(|| "2M".to_owned()))?;
+        /// assert_eq!(config.buffsize.map(|s| s.0), Some(2 << 20));
+        /// assert!(config.is_set("NCCL_BUFFSIZE"));
+        /// # Ok::<(), ferroccl::Error>(())
+        /// ```
+        #[derive(Clone, Debug)]
+        pub struct Config {
+            $(#[doc = concat!("`", $name, "`: ", $meaning)] pub $field: $ty,)*
+            set: Vec<&'static str>,
+        }
+
+        impl Default for Config {
+            fn default() -> Self {
+                Config { $($field: $default,)* set: Vec::new() }
+            }
+        }
+
+        impl Config {
+            /// Reads every knob through `get`, which is given a variable's name.
+            ///
+            /// # Errors
+            /// [`Error::InvalidSetting`] for the first value that makes no sense.
+            pub fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
+                let mut config = Config::default();
+                $(if let Some(value) = read::<$ty>($name, &$legal, &get)? {
+                    config.$field = value;
+                    config.set.push($name);
+                })*
+                config.check_together()?;
+                Ok(config)
+            }
+
+            /// Every knob with its value as it would be written.
+            #[must_use]
+            pub fn entries(&self) -> Vec<(&'static Knob, String)> {
+                KNOBS.iter().zip([$(self.$field.show()),*]).collect()
+            }
+        }
+    };
+}
+
+knobs! {
+    "NCCL_DEBUG" debug: LogLevel = LogLevel::None, LogLevel::NAMES,
+        "how much is logged";
+    "NCCL_DEBUG_SUBSYS" debug_subsys: Subsystems = Subsystems::DEFAULT, Subsystems::NAMES,
+        "whose INFO and TRACE lines are logged; ^ before the list: all but these";
+    "NCCL_DEBUG_FILE" debug_file: Option<String> = None, "a path; %h is the host, %p the process, %% a percent sign",
+        "where the log goes instead of stderr";
+    "NCCL_SOCKET_IFNAME" socket_ifname: Option<InterfaceFilter> = None, InterfaceFilter::FORM,
+        "network interfaces that ranks may use to find each other";
+    "NCCL_SOCKET_FAMILY" socket_family: Option<AddressFamily> = None, "AF_INET or AF_INET6",
+        "use only addresses of this family";
+    "NCCL_COMM_ID" comm_id: Option<CommId> = None, CommId::FORM,
+        "where rank 0 waits for the others, instead of an id that is handed around";
+    "NCCL_HOSTID" hostid: Option<String> = None, "any text",
+        "stands for the host's identity: ranks whose texts differ do not share memory";
+    "NCCL_PROTO" proto: Selection<ProtocolId> = Selection::all(), [],
+        "protocols that may be chosen; ^ before the list: all but these";
+    "NCCL_ALGO" algo: Selection<Algorithm> = Selection::all(),
+        // NCCL's other algorithms: a list may name them, this library has nothing to choose there.
+        ["Tree", "CollnetDirect", "CollnetChain", "NVLS", "NVLSTree", "PAT"],
+        "algorithms that may be chosen; ^ before the list: all but these";
+    "NCCL_MIN_NCHANNELS" min_nchannels: Option<u32> = None, 1..=64, // 64 is NCCL's MAXCHANNELS
+        "the fewest channels (blocks) a call uses";
+    "NCCL_MAX_NCHANNELS" max_nchannels: Option<u32> = None, 1..=64,
+        "the most channels (blocks) a call uses";
+    "NCCL_BUFFSIZE" buffsize: Option<Size> = None, Size(4 << 10)..=Size(1 << 30),
+        "bytes of the Simple protocol's buffer per channel and peer, all slots together; not set: the runtime's choice";
+    "NCCL_LL_BUFFSIZE" ll_buffsize: Option<Size> = None, Size(4 << 10)..=Size(1 << 30),
+        "the same for the LL protocol, flags included";
+    "NCCL_LL128_BUFFSIZE" ll128_buffsize: Option<Size> = None, Size(4 << 10)..=Size(1 << 30),
+        "the same for the LL128 protocol, flags included";
+    "FERROCCL_SLOTS" slots: Option<u32> = None, 2..=64,
+        "slots of each of these buffers: steps a sender may be ahead of its receiver; not set: the runtime's choice";
+    "NCCL_P2P_DISABLE" p2p_disable: bool = false, (),
+        "ranks of one process do not read each other's memory directly";
+    "NCCL_SHM_DISABLE" shm_disable: bool = false, (),
+        "processes of one host do not share memory";
+    "FERROCCL_TIMEOUT" timeout: Limit = Limit(Some(Duration::from_secs(600))), 0.0..=604_800.0,
+        // 10 minutes is what PyTorch gives its NCCL process group before its watchdog steps in.
+        "seconds a kernel may wait for a peer; 0: for ever";
+    "FERROCCL_BOOTSTRAP_TIMEOUT" bootstrap_timeout: Duration = Duration::from_secs(120), 0.1..=86_400.0,
+        "seconds ranks may take to find each other, and to answer one bootstrap message";
+    "FERROCCL_WORKERS" workers: Option<u32> = None, 1..=1024,
+        "worker threads of the CPU device; not set: the cores this process may use";
+}
+
+/// Reads one knob; `None` when it is not set.
+fn read<T: Setting>(
+    name: &str,
+    legal: &T::Legal,
+    get: &impl Fn(&str) -> Option<String>,
+) -> Result<Option<T>> {
+    let Some(value) = get(name) else { return Ok(None) };
+    let text = value.trim();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    T::read(text, legal).map(Some).map_err(|reason| Error::InvalidSetting {
+        name: name.to_owned(),
+        value: text.to_owned(),
+        reason: format!("{reason}; legal: {}", T::describe(legal)),
+    })
+}
+
+impl Config {
+    /// Reads every knob from this process's environment.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for the first value that makes no sense.
+    pub fn from_env() -> Result<Self> {
+        for knob in KNOBS {
+            if let Some(value) = std::env::var_os(knob.name)
+                && value.to_str().is_none()
+            {
+                return Err(Error::InvalidSetting {
+                    name: knob.name.to_owned(),
+                    value: value.to_string_lossy().into_owned(),
+                    reason: "not UTF-8".to_owned(),
+                });
+            }
+        }
+        Self::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    /// Values that are legal one by one, and not together.
+    fn check_together(&self) -> Result<()> {
+        match (self.min_nchannels, self.max_nchannels) {
+            (Some(min), Some(max)) if min > max => Err(Error::InvalidSetting {
+                name: "NCCL_MIN_NCHANNELS".to_owned(),
+                value: min.to_string(),
+                reason: format!("more than NCCL_MAX_NCHANNELS={max}"),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the variable `name` was set when this was read.
+    #[must_use]
+    pub fn is_set(&self, name: &str) -> bool {
+        self.set.contains(&name)
+    }
+
+    /// Logs every variable that was set, with NCCL's words.
+    pub fn log(&self) {
+        for (knob, value) in self.entries() {
+            if self.is_set(knob.name) {
+                tracing::info!(target: crate::log::ENV, "{} set by environment to {value}", knob.name);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &'static str, value: &str) -> Result<Config> {
+        Config::from_lookup(|n| (n == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn a_default_reads_back_as_itself() {
+        for (knob, value) in Config::default().entries() {
+            assert_eq!(knob.default(), value, "{}", knob.name);
+            let again = with(knob.name, &value).unwrap_or_else(|e| panic!("{}: {e}", knob.name));
+            let shown = again.entries().into_iter().find(|(k, _)| k.name == knob.name).unwrap().1;
+            assert_eq!(shown, value, "{}", knob.name);
+            assert_eq!(again.is_set(knob.name), !value.is_empty());
+        }
+    }
+
+    #[test]
+    fn names_are_unique_and_explained() {
+        for (i, knob) in KNOBS.iter().enumerate() {
+            assert!(KNOBS[..i].iter().all(|k| k.name != knob.name), "{} twice", knob.name);
+            assert!(!knob.meaning.is_empty() && !knob.legal().is_empty(), "{}", knob.name);
+        }
+    }
+
+    #[test]
+    fn nonsense_names_the_variable_the_value_and_what_is_legal() {
+        for (name, value, legal) in [
+            ("NCCL_DEBUG", "LOUD", "INFO"),
+            ("NCCL_DEBUG_SUBSYS", "INIT,FROG", "COLL"),
+            ("NCCL_SOCKET_FAMILY", "AF_UNIX", "AF_INET6"),
+            ("NCCL_COMM_ID", "nowhere", "host:port"),
+            ("NCCL_PROTO", "LL256", "LL128"),
+            ("NCCL_ALGO", "Tree", "ring"),
+            ("NCCL_MIN_NCHANNELS", "0", "1 to 64"),
+            ("NCCL_MAX_NCHANNELS", "many", "1 to 64"),
+            ("NCCL_BUFFSIZE", "4X", "4K to 1G"),
+            ("NCCL_LL_BUFFSIZE", "2G", "4K to 1G"),
+            ("NCCL_LL128_BUFFSIZE", "99999999999999999999G", "4K to 1G"),
+            ("FERROCCL_SLOTS", "1", "2 to 64"),
+            ("NCCL_P2P_DISABLE", "maybe", "0 or 1"),
+            ("FERROCCL_TIMEOUT", "-1", "0 to 604800"),
+            ("FERROCCL_TIMEOUT", "NaN", "0 to 604800"),
+            ("FERROCCL_BOOTSTRAP_TIMEOUT", "0", "0.1 to 86400"),
+            ("NCCL_SOCKET_IFNAME", "^", "prefixes"),
+        ] {
+            let text = with(name, value).unwrap_err().to_string();
+            assert!(text.starts_with(&format!("invalid setting {name}={value}: ")), "{text}");
+            assert!(text.contains(legal), "{text}");
+        }
+    }
+
+    #[test]
+    fn values_that_contradict_each_other_are_refused() {
+        let channels = |min: &str, max: &str| {
+            Config::from_lookup(|name| match name {
+                "NCCL_MIN_NCHANNELS" => Some(min.to_owned()),
+                "NCCL_MAX_NCHANNELS" => Some(max.to_owned()),
+                _ => None,
+            })
+        };
+        assert!(channels("4", "4").is_ok());
+        let e = channels("5", "4").unwrap_err().to_string();
+        assert_eq!(e, "invalid setting NCCL_MIN_NCHANNELS=5: more than NCCL_MAX_NCHANNELS=4");
+    }
+
+    #[test]
+    fn values_are_read() {
+        assert_eq!(with("NCCL_BUFFSIZE", " 64k ").unwrap().buffsize, Some(Size(64 << 10)));
+        assert_eq!(with("NCCL_BUFFSIZE", "8192").unwrap().buffsize, Some(Size(8192)));
+        assert_eq!(with("FERROCCL_TIMEOUT", "0").unwrap().timeout, Limit(None));
+        let half = with("FERROCCL_TIMEOUT", "0.5").unwrap();
+        assert_eq!(half.timeout, Limit(Some(Duration::from_millis(500))));
+        assert!(with("NCCL_P2P_DISABLE", "1").unwrap().p2p_disable);
+        let proto = with("NCCL_PROTO", "^ll128").unwrap().proto;
+        assert!(!proto.allows(ProtocolId::Ll128) && proto.allows(ProtocolId::Simple));
+        let algo = with("NCCL_ALGO", "Tree,RING").unwrap().algo;
+        assert!(algo.allows(Algorithm::Ring));
+        assert!(with("NCCL_ALGO", "^NVLS").unwrap().algo.allows(Algorithm::Ring));
+        assert!(!with("NCCL_DEBUG", "").unwrap().is_set("NCCL_DEBUG"), "empty is not set");
+    }
+}

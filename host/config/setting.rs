@@ -1,0 +1,233 @@
+//! The types of knobs: how each is written, read and described.
+
+use std::fmt::{self, Display};
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::bootstrap::{AddressFamily, CommId, InterfaceFilter};
+use crate::device::abi::{Algorithm, ProtocolId, UnknownName};
+use crate::log::{LogLevel, Subsystems};
+
+/// A type a knob can have.
+pub trait Setting: Sized {
+    /// What limits its values: a range, or the words that describe them.
+    type Legal: ?Sized;
+
+    /// Reads a value that is not empty and has no blanks around it.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    fn read(text: &str, legal: &Self::Legal) -> Result<Self, String>;
+
+    /// What may be written, in words.
+    fn describe(legal: &Self::Legal) -> String;
+
+    /// The value as it would be written; empty for "not set".
+    fn show(&self) -> String;
+}
+
+impl<T: Setting> Setting for Option<T> {
+    type Legal = T::Legal;
+    fn read(text: &str, legal: &T::Legal) -> Result<Self, String> {
+        T::read(text, legal).map(Some)
+    }
+    fn describe(legal: &T::Legal) -> String {
+        T::describe(legal)
+    }
+    fn show(&self) -> String {
+        self.as_ref().map(T::show).unwrap_or_default()
+    }
+}
+
+/// Types whose own `FromStr` says all there is to say.
+macro_rules! by_from_str {
+    ($($ty:ty),*) => { $(impl Setting for $ty {
+        type Legal = str;
+        fn read(text: &str, _: &str) -> Result<Self, String> {
+            text.parse::<$ty>().map_err(|e| e.to_string())
+        }
+        fn describe(legal: &str) -> String {
+            legal.to_owned()
+        }
+        fn show(&self) -> String {
+            self.to_string()
+        }
+    })* };
+}
+by_from_str!(String, LogLevel, Subsystems, InterfaceFilter, AddressFamily, CommId);
+
+impl Setting for bool {
+    type Legal = ();
+    fn read(text: &str, (): &()) -> Result<Self, String> {
+        match text {
+            "0" => Ok(false),
+            "1" => Ok(true),
+            _ => Err("neither 0 nor 1".to_owned()),
+        }
+    }
+    fn describe((): &()) -> String {
+        "0 or 1".to_owned()
+    }
+    fn show(&self) -> String {
+        u8::from(*self).to_string()
+    }
+}
+
+/// Reads something within a range.
+fn within<T: PartialOrd>(value: T, legal: &RangeInclusive<T>) -> Result<T, String> {
+    if legal.contains(&value) { Ok(value) } else { Err("out of range".to_owned()) }
+}
+
+impl Setting for u32 {
+    type Legal = RangeInclusive<u32>;
+    fn read(text: &str, legal: &Self::Legal) -> Result<Self, String> {
+        within(text.parse().map_err(|_| "not a number".to_owned())?, legal)
+    }
+    fn describe(legal: &Self::Legal) -> String {
+        format!("{} to {}", legal.start(), legal.end())
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+/// A number of bytes; written with K, M or G for powers of 1024.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size(pub usize);
+
+const UNITS: [(char, u32); 3] = [('G', 30), ('M', 20), ('K', 10)];
+
+impl FromStr for Size {
+    type Err = &'static str;
+    /// Reads `"65536"`, `"64K"`, `"4M"`, `"1G"`, whatever the case.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let unit = UNITS.iter().find(|(c, _)| text.ends_with([*c, c.to_ascii_lowercase()]));
+        let (digits, shift) = unit.map_or((text, 0), |(_, s)| (&text[..text.len() - 1], *s));
+        let count: usize = digits.parse().map_err(|_| "not a size")?;
+        count.checked_mul(1 << shift).map(Size).ok_or("not a size")
+    }
+}
+
+impl Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match UNITS.iter().find(|(_, s)| self.0 != 0 && self.0.is_multiple_of(1 << s)) {
+            Some((unit, shift)) => write!(f, "{}{unit}", self.0 >> shift),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+impl Setting for Size {
+    type Legal = RangeInclusive<Size>;
+    fn read(text: &str, legal: &Self::Legal) -> Result<Self, String> {
+        within(text.parse()?, legal)
+    }
+    fn describe(legal: &Self::Legal) -> String {
+        format!("{} to {} bytes, with K, M or G for powers of 1024", legal.start(), legal.end())
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Setting for Duration {
+    type Legal = RangeInclusive<f64>;
+    fn read(text: &str, legal: &Self::Legal) -> Result<Self, String> {
+        let seconds = within(text.parse().map_err(|_| "not a number of seconds")?, legal)?;
+        Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
+    }
+    fn describe(legal: &Self::Legal) -> String {
+        format!("{} to {} seconds", legal.start(), legal.end())
+    }
+    fn show(&self) -> String {
+        self.as_secs_f64().to_string()
+    }
+}
+
+/// A time limit; `None`, written 0, is no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit(pub Option<Duration>);
+
+impl Setting for Limit {
+    type Legal = RangeInclusive<f64>;
+    fn read(text: &str, legal: &Self::Legal) -> Result<Self, String> {
+        Duration::read(text, legal).map(|d| Limit((!d.is_zero()).then_some(d)))
+    }
+    fn describe(legal: &Self::Legal) -> String {
+        format!("{}; 0 for no limit", Duration::describe(legal))
+    }
+    fn show(&self) -> String {
+        self.0.unwrap_or_default().show()
+    }
+}
+
+/// A closed set that [`Selection`] selects from.
+pub trait Choice: Copy + PartialEq + Display + FromStr<Err = UnknownName> + 'static {
+    /// Every value.
+    const ALL: &'static [Self];
+}
+
+impl Choice for ProtocolId {
+    const ALL: &'static [Self] = ProtocolId::ALL;
+}
+
+impl Choice for Algorithm {
+    const ALL: &'static [Self] = Algorithm::ALL;
+}
+
+/// Some values of a closed set, at least one; written as a list, or as `^` and the list of the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection<T>(Vec<T>);
+
+impl<T: Choice> Selection<T> {
+    /// Every value.
+    #[must_use]
+    pub fn all() -> Self {
+        Selection(T::ALL.to_vec())
+    }
+
+    /// Whether `value` is selected.
+    #[must_use]
+    pub fn allows(&self, value: T) -> bool {
+        self.0.contains(&value)
+    }
+
+    /// The selected values, in the order of the set.
+    pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
+        self.0.iter().copied()
+    }
+}
+
+impl<T: Choice> Setting for Selection<T> {
+    /// Names that a list may also have, for values that exist elsewhere and not here.
+    type Legal = [&'static str];
+
+    fn read(text: &str, elsewhere: &Self::Legal) -> Result<Self, String> {
+        let (all_but, list) = text.strip_prefix('^').map_or((false, text), |list| (true, list));
+        let mut named = Vec::new();
+        for name in list.split(',').map(str::trim) {
+            match name.parse::<T>() {
+                Ok(value) => named.push(value),
+                Err(_) if elsewhere.iter().any(|e| e.eq_ignore_ascii_case(name)) => {}
+                Err(unknown) => return Err(format!("\"{name}\": {unknown}")),
+            }
+        }
+        let left: Vec<T> =
+            T::ALL.iter().copied().filter(|v| named.contains(v) != all_but).collect();
+        if left.is_empty() { Err("nothing is left to choose".to_owned()) } else { Ok(Self(left)) }
+    }
+
+    fn describe(_: &Self::Legal) -> String {
+        format!("^ or nothing, then a list of {}", join(T::ALL))
+    }
+
+    fn show(&self) -> String {
+        join(&self.0)
+    }
+}
+
+/// `a,b,c`.
+fn join<T: Display>(items: &[T]) -> String {
+    items.iter().map(T::to_string).collect::<Vec<_>>().join(",")
+}

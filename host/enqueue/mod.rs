@@ -1,0 +1,8 @@
+//! From a call to a plan: which protocol and how many channels, what each channel does, and the
+//! signature that neighbours compare. Pure functions: no clock, no I/O, no communicator.
+
+mod plan;
+mod signature;
+
+pub use plan::{Plan, PlanError, Shape, choose_channels, choose_protocol, plan, split};
+pub use signature::{Call, describe};

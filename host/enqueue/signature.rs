@@ -1,0 +1,119 @@
+//! What a call is, and how it looks to a neighbour.
+
+use std::fmt;
+
+use ferroccl_device::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp, Signature};
+
+/// A call of a collective, as its user made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// What it does.
+    pub collective: Collective,
+    /// Elements.
+    pub count: usize,
+    /// Their type.
+    pub data_type: DataType,
+    /// How they are combined.
+    pub op: ReduceOp,
+}
+
+impl Call {
+    /// Bytes of one rank's buffer. Saturates: no buffer is that large.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.count.saturating_mul(self.data_type.size())
+    }
+
+    /// The words that neighbours compare.
+    #[must_use]
+    pub fn signature(
+        &self,
+        seq: u64,
+        algorithm: Algorithm,
+        protocol: ProtocolId,
+        channels: u32,
+    ) -> Signature {
+        let bytes = [
+            self.collective as u8,
+            self.data_type as u8,
+            self.op as u8,
+            algorithm as u8,
+            protocol as u8,
+            channels as u8,
+        ];
+        let mut call = [0; 8];
+        call[..bytes.len()].copy_from_slice(&bytes);
+        Signature { seq, count: self.count as u64, call: u64::from_le_bytes(call), root: 0 }
+    }
+}
+
+/// One side of a mismatch. A neighbour's words may be anything: what cannot be read is shown as a number.
+struct Side<'a>(&'a [u64; 4], bool);
+
+impl fmt::Display for Side<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let &Side(&[seq, count, call, _root], plan) = self;
+        let [collective, data_type, op, algorithm, protocol, channels, ..] = call.to_le_bytes();
+        let name = |name: Option<&'static str>, raw: u8| {
+            name.map_or_else(|| format!("#{raw}"), str::to_owned)
+        };
+        write!(
+            f,
+            "{}(count {count}, type {}, op {})",
+            name(Collective::from_index(collective.into()).map(Collective::name), collective),
+            name(DataType::from_index(data_type.into()).map(DataType::name), data_type),
+            name(ReduceOp::from_index(op.into()).map(ReduceOp::name), op),
+        )?;
+        if plan {
+            write!(
+                f,
+                " as its call {seq}, by {} {} on {channels} channels",
+                name(Algorithm::from_index(algorithm.into()).map(Algorithm::name), algorithm),
+                name(ProtocolId::from_index(protocol.into()).map(ProtocolId::name), protocol),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// The words of two signatures as calls that a person can compare. Algorithm, protocol and channels are
+/// mentioned only when the calls themselves are equal.
+#[must_use]
+pub fn describe(ours: &[u64; 4], theirs: &[u64; 4]) -> (String, String) {
+    let user = |words: &[u64; 4]| (words[1], words[2] & 0xff_ffff, words[3]);
+    let plan = user(ours) == user(theirs);
+    (Side(ours, plan).to_string(), Side(theirs, plan).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CALL: Call = Call {
+        collective: Collective::AllReduce,
+        count: 5,
+        data_type: DataType::F32,
+        op: ReduceOp::Sum,
+    };
+
+    #[test]
+    fn a_mismatch_names_what_differs() {
+        let ours = CALL.signature(1, Algorithm::Ring, ProtocolId::Ll, 1);
+        let theirs = Call { count: 6, ..CALL }.signature(1, Algorithm::Ring, ProtocolId::Ll, 1);
+        let (a, b) = describe(&ours.words(), &theirs.words());
+        assert_eq!(a, "all_reduce(count 5, type float, op sum)");
+        assert_eq!(b, "all_reduce(count 6, type float, op sum)");
+        let theirs = CALL.signature(1, Algorithm::Ring, ProtocolId::Simple, 2);
+        let (_, b) = describe(&ours.words(), &theirs.words());
+        assert_eq!(
+            b,
+            "all_reduce(count 5, type float, op sum) as its call 1, by ring Simple on 2 channels"
+        );
+    }
+
+    #[test]
+    fn garbage_is_shown_not_trusted() {
+        let (_, b) = describe(&[0; 4], &[u64::MAX; 4]);
+        assert!(b.starts_with("#255(count 18446744073709551615, type #255, op #255)"), "{b}");
+    }
+}

@@ -1,0 +1,149 @@
+//! What can go wrong, as values: kind, what, where, source.
+
+use std::io;
+use std::sync::Arc;
+
+use ferroccl_device::abi::{Fault, FaultKind, WaitKind};
+
+/// The result of every fallible call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of the library. Cheap to clone: one failure is reported on several streams.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument of a call makes no sense; nothing was started (NCCL's `ncclInvalidArgument`).
+    #[error("invalid argument {argument}: {reason}")]
+    InvalidArgument {
+        /// The argument's name in the call.
+        argument: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A setting of the environment or of a configuration makes no sense.
+    #[error("invalid setting {name}={value}: {reason}")]
+    InvalidSetting {
+        /// The variable or field.
+        name: String,
+        /// What it was set to.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The operating system refused (NCCL's `ncclSystemError`).
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried, with its object.
+        what: String,
+        /// Why it failed.
+        #[source]
+        source: Arc<io::Error>,
+    },
+    /// Ranks could not find each other, or a message between them made no sense.
+    #[error("bootstrap: {0}")]
+    Bootstrap(#[from] crate::bootstrap::BootstrapError),
+    /// A peer is gone (NCCL's `ncclRemoteError`).
+    #[error("rank {rank}: lost rank {peer}: {reason}")]
+    PeerLost {
+        /// The rank that noticed.
+        rank: u32,
+        /// The rank that is gone.
+        peer: u32,
+        /// How it was noticed.
+        reason: String,
+    },
+    /// A kernel gave up (see [`KernelFault`]).
+    #[error("{0}")]
+    Kernel(Arc<KernelFault>),
+    /// The communicator was aborted, or has failed before.
+    #[error("communicator of rank {rank} is aborted: {cause}")]
+    Aborted {
+        /// This rank.
+        rank: u32,
+        /// The first cause.
+        cause: String,
+    },
+    /// A kernel panicked: a broken invariant of the library.
+    #[error("kernel {kernel} panicked: {message}")]
+    Panicked {
+        /// The kernel.
+        kernel: String,
+        /// The panic's message.
+        message: String,
+    },
+    /// The machine or this build lacks something.
+    #[error("{what} is not available: {reason}")]
+    Unavailable {
+        /// What was asked for.
+        what: String,
+        /// Why it cannot be had, and how to get it.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// An [`Error::System`] from an operating-system error.
+    pub fn system(what: impl Into<String>, source: io::Error) -> Self {
+        Error::System { what: what.into(), source: Arc::new(source) }
+    }
+
+    /// An [`Error::System`] from `errno`.
+    pub fn last_os(what: impl Into<String>) -> Self {
+        Self::system(what, io::Error::last_os_error())
+    }
+
+    /// An [`Error::Bootstrap`] about what a member of the group sent.
+    pub(crate) fn malformed(what: impl Into<String>) -> Self {
+        crate::bootstrap::BootstrapError::Malformed(what.into()).into()
+    }
+
+    /// An [`Error::InvalidArgument`].
+    pub fn argument(argument: &'static str, reason: impl Into<String>) -> Self {
+        Error::InvalidArgument { argument, reason: reason.into() }
+    }
+}
+
+/// A [`Fault`] of a kernel, readable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelFault(pub Fault);
+
+impl KernelFault {
+    /// What kind of fault it is.
+    #[must_use]
+    pub fn kind(&self) -> FaultKind {
+        FaultKind::from_raw(self.0.kind)
+    }
+}
+
+impl std::fmt::Display for KernelFault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Fault { rank, peer, channel, step, seq, .. } = self.0;
+        let wait = WaitKind::from_raw(self.0.wait).words();
+        match self.kind() {
+            FaultKind::Mismatch => {
+                let (ours, theirs) = crate::enqueue::describe(&self.0.expected, &self.0.found);
+                write!(
+                    f,
+                    "call {seq} differs between ranks: rank {rank} called {ours}, rank {peer} called {theirs}"
+                )
+            }
+            FaultKind::Deadlock => write!(
+                f,
+                "deadlock: rank {rank} channel {channel} step {step} waits for {wait} of rank {peer}, and nothing can move"
+            ),
+            FaultKind::Timeout => {
+                write!(
+                    f,
+                    "timeout: rank {rank} channel {channel} step {step} waited for {wait} of rank {peer}"
+                )
+            }
+            FaultKind::PeerLost if rank == peer => {
+                write!(f, "rank {rank} has left the group, after its call {seq}")
+            }
+            FaultKind::PeerLost => write!(f, "rank {rank} lost rank {peer} in call {seq}"),
+            FaultKind::Aborted | FaultKind::None => {
+                write!(f, "rank {rank} was aborted in call {seq}")
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Environments as launchers make them, and as people break them.
+
+use std::collections::HashMap;
+
+use super::*;
+
+/// `NAME=value` words as an environment.
+fn read(text: &str) -> Result<Option<RankEnv>> {
+    let env: HashMap<&str, &str> =
+        text.split_whitespace().filter_map(|word| word.split_once('=')).collect();
+    RankEnv::from_lookup(|name| env.get(name).map(|v| (*v).to_owned()))
+}
+
+fn ranks(text: &str) -> RankEnv {
+    read(text).unwrap().unwrap_or_else(|| panic!("no launcher in {text}"))
+}
+
+const OMPI: &str = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 \
+                    OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_RANK=3 PMIX_NAMESPACE=460062721";
+const OMPI_LOCAL: &str = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 \
+                          OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=460062721";
+const TORCH: &str =
+    "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500";
+const SLURM: &str = "SLURM_PROCID=5 SLURM_NTASKS=7 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_JOB_ID=99 \
+                     SLURM_STEP_ID=0 SLURM_STEP_NODELIST=n[04-05] SLURM_STEP_TASKS_PER_NODE=4,3";
+const RUN: &str = "FERROCCL_RANK=1 FERROCCL_WORLD_SIZE=4 FERROCCL_LOCAL_RANK=1";
+
+#[test]
+fn every_launcher_is_understood() {
+    for (text, launcher, numbers) in [
+        (RUN, Launcher::Ferroccl, (1, 4, 1, 4)),
+        (TORCH, Launcher::Torchrun, (5, 8, 1, 4)),
+        (OMPI, Launcher::OpenMpi, (3, 4, 1, 2)),
+        ("PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2", Launcher::Pmi, (2, 4, 0, 2)),
+        ("PMI_RANK=2 PMI_SIZE=4", Launcher::Pmi, (2, 4, 2, 4)),
+        (SLURM, Launcher::Slurm, (5, 7, 1, 3)),
+    ] {
+        let env = ranks(text);
+        assert_eq!(env.launcher, launcher, "{text}");
+        assert_eq!((env.rank, env.world_size, env.local_rank, env.local_size), numbers, "{text}");
+    }
+}
+
+#[test]
+fn no_launcher_is_none() {
+    for text in [
+        "",
+        "HOME=/root",
+        "RANK= WORLD_SIZE=",
+        "MASTER_ADDR=host MASTER_PORT=29500", // set for something that has not started yet
+        "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=9", // a batch script: one process, not eight
+    ] {
+        assert_eq!(read(text).unwrap(), None, "{text}");
+    }
+}
+
+#[test]
+fn the_inner_launcher_counts() {
+    assert_eq!(ranks(&format!("{SLURM} {TORCH}")).launcher, Launcher::Torchrun);
+    assert_eq!(ranks(&format!("{OMPI} {RUN}")).launcher, Launcher::Ferroccl);
+    let batch = "SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_JOB_ID=9";
+    assert_eq!(ranks(&format!("{OMPI} {batch}")).launcher, Launcher::OpenMpi);
+    // Half of a name that anybody may use does not hide a launcher that is there.
+    assert_eq!(ranks(&format!("{OMPI} RANK=1")).launcher, Launcher::OpenMpi);
+}
+
+#[test]
+fn what_is_half_set_or_contradicts_itself_is_named() {
+    for (text, variable) in [
+        ("FERROCCL_RANK=1", "FERROCCL_WORLD_SIZE="),
+        ("FERROCCL_WORLD_SIZE=1", "FERROCCL_RANK="),
+        ("FERROCCL_RANK=4 FERROCCL_WORLD_SIZE=4", "FERROCCL_RANK=4"),
+        ("FERROCCL_RANK=-1 FERROCCL_WORLD_SIZE=4", "FERROCCL_RANK=-1"),
+        ("FERROCCL_RANK=0 FERROCCL_WORLD_SIZE=0", "FERROCCL_WORLD_SIZE=0"),
+        ("FERROCCL_RANK=0 FERROCCL_WORLD_SIZE=4 FERROCCL_LOCAL_RANK=4", "FERROCCL_LOCAL_RANK=4"),
+        ("RANK=1", "WORLD_SIZE="),
+        ("WORLD_SIZE=1", "RANK="),
+        ("RANK=0 WORLD_SIZE=x MASTER_ADDR=h MASTER_PORT=1", "WORLD_SIZE=x"),
+        ("RANK=0 WORLD_SIZE=2 MASTER_PORT=29500", "MASTER_ADDR="),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=h", "MASTER_PORT="),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=65535", "MASTER_PORT=65535"),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=0", "MASTER_PORT=0"),
+        ("OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE="),
+        (
+            "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_SIZE=2",
+            "OMPI_COMM_WORLD_LOCAL_SIZE=2",
+        ),
+        ("PMI_SIZE=2", "PMI_RANK="),
+        ("PMIX_RANK=0 PMIX_NAMESPACE=j", "PMIX_RANK=0"),
+        ("SLURM_PROCID=0 SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS="),
+        (
+            "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2(y3)",
+            "SLURM_STEP_TASKS_PER_NODE=",
+        ),
+        (
+            "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_NODEID=3 SLURM_STEP_TASKS_PER_NODE=2(x3)",
+            "SLURM_NODEID=3",
+        ),
+        ("FERROCCL_RANK=0 FERROCCL_WORLD_SIZE=2 FERROCCL_UNIQUE_ID=zz", "FERROCCL_UNIQUE_ID=..."),
+        ("FERROCCL_RANK=0 FERROCCL_WORLD_SIZE=2 NCCL_COMM_ID=zz", "NCCL_COMM_ID=zz"),
+    ] {
+        let error = read(text).expect_err(text).to_string();
+        assert!(
+            error.starts_with("invalid setting") && error.contains(variable),
+            "{text}: {error}"
+        );
+    }
+}
+
+/// The rendezvous that an environment leads to.
+fn meets(text: &str) -> (String, u16, String) {
+    match ranks(text).id_source {
+        IdSource::Rendezvous { host, port, seed } => (host, port, seed),
+        other => panic!("{text}: {other:?}"),
+    }
+}
+
+#[test]
+fn all_ranks_of_a_job_meet_at_one_place_and_other_jobs_at_another() {
+    for (text, other_rank, other_job) in [
+        (OMPI_LOCAL, ("RANK=1", "RANK=0"), ("460062721", "460062722")),
+        (TORCH, ("RANK=5", "RANK=0"), ("29500", "29510")),
+        (SLURM, ("PROCID=5", "PROCID=0"), ("STEP_ID=0", "STEP_ID=1")),
+    ] {
+        let place = meets(text);
+        assert_eq!(place, meets(&text.replacen(other_rank.0, other_rank.1, 1)));
+        assert_ne!(place.2, meets(&text.replace(other_job.0, other_job.1)).2);
+    }
+    assert_eq!(meets(TORCH).1, 29501, "torchrun itself listens on MASTER_PORT");
+    assert_ne!(meets(TORCH).2, meets(&format!("{TORCH} TORCHELASTIC_RESTART_COUNT=1")).2);
+    assert_eq!(meets(SLURM).0, "n04");
+    assert_eq!(meets(&SLURM.replace("=4,3", "=7").replace("NODEID=1", "NODEID=0")).0, "127.0.0.1");
+    assert_eq!(meets(&format!("{OMPI} MASTER_ADDR=n1 MASTER_PORT=80")).0, "n1");
+}
+
+#[test]
+fn derived_ports_stay_in_their_range() {
+    for i in 0..10_000 {
+        let port = derived_port(&format!("job {i}"));
+        assert!((15_000..32_000).contains(&port), "{port}");
+    }
+}
+
+#[test]
+fn an_id_that_is_given_comes_first() {
+    let id = UniqueId::rendezvous(([127, 0, 0, 1], 7).into(), 1, b"x");
+    let env = ranks(&format!("{TORCH} FERROCCL_UNIQUE_ID={id} NCCL_COMM_ID=127.0.0.1:9"));
+    assert_eq!(env.unique_id(&Config::default()).unwrap(), id);
+    let env = ranks(&format!("{TORCH} NCCL_COMM_ID=127.0.0.1:9"));
+    assert_eq!(env.unique_id(&Config::default()).unwrap().address().port(), 9);
+}
+
+#[test]
+fn nothing_to_meet_by_says_what_to_set() {
+    for text in [RUN, OMPI, "PMI_RANK=0 PMI_SIZE=2"] {
+        let error = ranks(text).unique_id(&Config::default()).unwrap_err().to_string();
+        assert!(error.contains("NCCL_COMM_ID=host:port"), "{text}: {error}");
+    }
+}
+
+#[test]
+fn node_lists() {
+    for (list, first) in [
+        ("n1", Some("n1")),
+        ("n1,n2", Some("n1")),
+        ("n[01-04,07],x3", Some("n01")),
+        ("n[7]", Some("n7")),
+        ("rack[1-2]node[03-04]", Some("rack1node03")),
+        ("gpu[5,9]-ib,x", Some("gpu5-ib")),
+        ("n[1", None),
+    ] {
+        assert_eq!(first_host(list).as_deref(), first, "{list}");
+    }
+}

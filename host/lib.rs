@@ -1,0 +1,38 @@
+//! Collective communication for GPUs in Rust, down to the kernels.
+//!
+//! What NCCL does, in source that one person can read. Without a GPU the CPU is the device: the same
+//! device source runs there, so that nobody needs a GPU to start.
+//!
+//! ```
+//! use ferroccl::{Communicator, Device, ReduceOp};
+//!
+//! let device = Device::cpu();
+//! let ranks = Communicator::init_all(&device, 4)?;
+//! let streams = ranks.iter().map(|_| device.stream()).collect::<Result<Vec<_>, _>>()?;
+//! let buffers = (0..4).map(|r| device.upload(&[r as f32; 1000])).collect::<Result<Vec<_>, _>>()?;
+//! for ((rank, buffer), stream) in ranks.iter().zip(&buffers).zip(&streams) {
+//!     rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream)?; // in place; returns at once
+//! }
+//! assert_eq!(buffers[3].to_vec(&streams[3])?, [6.0; 1000]);
+//! # Ok::<(), ferroccl::Error>(())
+//! ```
+
+pub mod bootstrap;
+mod buffer;
+mod channel;
+mod comm;
+pub mod config;
+pub mod enqueue;
+mod error;
+pub mod launcher;
+pub mod log;
+pub mod ptx;
+pub mod runtime;
+mod transport;
+
+pub use bootstrap::UniqueId;
+pub use buffer::{Device, DeviceBuffer, Element, Stream};
+pub use comm::{CommConfig, Communicator};
+pub use error::{Error, KernelFault, Result};
+pub use ferroccl_device as device;
+pub use ferroccl_device::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};

@@ -1,0 +1,296 @@
+//! Who drives which queue, and what a thread does that has nothing to run.
+//!
+//! ```text
+//! launch ----> queue 0 | queue 1 | ...      block i of any launch -> queue i % active
+//!                 ^         ^
+//!   synchronize --+         +-- worker      whoever has time takes a queue that nobody drives
+//! ```
+//!
+//! A thread that waits for a stream drives queues itself (*caller runs*): a small collective is launched,
+//! run and finished on one thread, without a hand-over. Background [workers](super::workers) see to it
+//! that work goes on when nobody waits, and that large calls use all cores.
+//!
+//! A thread that finds nothing to do climbs down a [`Ladder`]: it spins, then gives its core away with
+//! `sched_yield`, then sleeps. What blocks wait for may be written by another process, which cannot wake
+//! anybody here, so a stuck driver sleeps only for short and growing times, and not before a wait has
+//! lasted longer than what a busy machine takes to come round.
+
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use super::queue::{Launched, Queue, Stint, Task};
+use super::stream::StreamState;
+use super::workers::Crew;
+use crate::Result;
+
+/// A launch that moves this many bytes wakes workers. Waking a core takes some 50 us, in which one core
+/// reduces about 200 KiB; below that a second core comes too late. Unmeasured on other machines.
+pub(super) const HEAVY_BYTES: u64 = 64 << 10;
+/// Rounds of one stint of a thread that waits. It looks at its stream after each round anyway.
+const STINT_ROUNDS: u32 = 256;
+
+/// Locks a mutex whose data is valid at every instant, so that a panic elsewhere does not matter.
+pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The queues, the workers and the waiting threads of one runtime.
+pub(super) struct Executor {
+    queues: Box<[Queue]>,
+    /// How many of the queues, and of the workers, are in use: fewer when other processes share the host.
+    active: AtomicUsize,
+    sleepers: Sleepers,
+    pub(super) crew: Crew,
+}
+
+/// What one pass over the queues came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// Something moved.
+    Moved,
+    /// There are blocks, and none moved.
+    Stuck,
+    /// There was nothing to run.
+    Idle,
+}
+
+impl Executor {
+    pub(super) fn new(queues: usize) -> Self {
+        let queues = queues.max(1);
+        Executor {
+            queues: (0..queues).map(|_| Queue::new()).collect(),
+            active: AtomicUsize::new(queues),
+            sleepers: Sleepers::default(),
+            crew: Crew::new(queues),
+        }
+    }
+
+    pub(super) fn active(&self) -> usize {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    /// Leaves the other cores to `processes - 1` other processes. Never takes back what it left.
+    pub(super) fn share_host(&self, processes: usize) {
+        let share = (self.queues.len() / processes.max(1)).max(1);
+        self.active.fetch_min(share, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queues.iter().all(Queue::is_empty)
+    }
+
+    /// Whether some queue has work that nobody runs.
+    pub(super) fn wants_driver(&self) -> bool {
+        self.queues.iter().any(Queue::wants_driver)
+    }
+
+    /// Whether some queue has work that nobody runs and that is worth another core.
+    pub(super) fn wants_core(&self) -> bool {
+        self.queues.iter().any(Queue::wants_core)
+    }
+
+    /// Makes sure that what is pushed next will run, whatever its launcher does afterwards.
+    ///
+    /// # Errors
+    /// When there is no worker and none can be started.
+    pub(super) fn prepare(self: &Arc<Self>, heavy: bool) -> Result<()> {
+        self.crew.start(self, if heavy { self.active() } else { 1 })
+    }
+
+    /// Starts the blocks of a launch; there is at least one.
+    pub(super) fn spawn(&self, launched: Launched, blocks: u32) {
+        let active = self.active();
+        let heavy = launched.heavy;
+        let launch = Arc::new(launched);
+        for index in 0..blocks - 1 {
+            let task = Task::Block { launch: Arc::clone(&launch), index };
+            self.queues[index as usize % active].push(task);
+        }
+        let index = blocks - 1;
+        self.queues[index as usize % active].push(Task::Block { launch, index });
+        self.crew.notify(if heavy { active.min(blocks as usize) } else { 0 });
+    }
+
+    /// Has a task that is not a block run by whoever comes first.
+    pub(super) fn push_job(&self, task: Task) {
+        self.queues[0].push(task);
+        self.crew.notify(0);
+    }
+
+    /// One stint on each queue that nobody drives, from `home` on; `home` becomes the last one that moved,
+    /// so that a thread stays with its queue. It ends early when the thread is `done`.
+    #[inline]
+    pub(super) fn pass(&self, home: &mut usize, rounds: u32, done: impl Fn() -> bool) -> Pass {
+        let queues = self.queues.len();
+        let mut pass = Pass::Idle;
+        for i in 0..queues {
+            let at = (*home + i) % queues;
+            let elsewhere = || queues > 1 && self.wants_driver_besides(at);
+            match self.queues[at].stint(rounds, &done, elsewhere) {
+                Stint::Nothing => {}
+                Stint::Stuck => pass = if pass == Pass::Idle { Pass::Stuck } else { pass },
+                Stint::Moved => (pass, *home) = (Pass::Moved, at),
+                Stint::Finished(launched) => {
+                    launched.finish();
+                    *home = at;
+                    return Pass::Moved;
+                }
+                Stint::Job(job) => {
+                    job.run();
+                    return Pass::Moved;
+                }
+            }
+        }
+        pass
+    }
+
+    fn wants_driver_besides(&self, queue: usize) -> bool {
+        self.queues.iter().enumerate().any(|(i, q)| i != queue && q.wants_driver())
+    }
+
+    /// Runs blocks until `stream` has done everything up to `ticket`.
+    pub(super) fn wait(&self, stream: &StreamState, ticket: u64) {
+        let (mut home, mut ladder) = (0, Ladder::default());
+        while !stream.has_done(ticket) {
+            let nap = match self.pass(&mut home, STINT_ROUNDS, || stream.has_done(ticket)) {
+                Pass::Moved => {
+                    ladder.reset();
+                    continue;
+                }
+                Pass::Stuck => ladder.stuck(),
+                Pass::Idle => ladder.idle(),
+            };
+            if let Some(nap) = nap {
+                self.sleepers.sleep(stream, ticket, nap);
+            }
+        }
+        self.hand_over();
+    }
+
+    /// Called by a thread that stops driving: sees to it that somebody else goes on.
+    pub(super) fn hand_over(&self) {
+        if self.wants_driver() && !self.sleepers.wake_any() {
+            self.crew.notify(if self.wants_core() { self.active() } else { 0 });
+        }
+    }
+
+    /// Tells the threads that wait for `stream` that something of it is done.
+    #[inline]
+    pub(super) fn stream_moved(&self, stream: &StreamState) {
+        // Between the counter that the caller has advanced and the look at the sleepers; pairs with the
+        // fence in `Sleepers::sleep`.
+        fence(Ordering::SeqCst);
+        self.sleepers.wake_for(stream);
+    }
+}
+
+/// Threads in `synchronize` that sleep because others do the work.
+#[derive(Default)]
+struct Sleepers {
+    count: AtomicUsize,
+    list: Mutex<Vec<Sleeper>>,
+}
+
+struct Sleeper {
+    thread: Thread,
+    stream: *const StreamState,
+}
+
+// SAFETY: the pointer is compared, never followed.
+unsafe impl Send for Sleeper {}
+
+impl Sleepers {
+    /// Sleeps for at most `nap`, or until woken. Nobody relies on being woken: it only comes sooner.
+    fn sleep(&self, stream: &StreamState, ticket: u64, nap: Duration) {
+        let me = thread::current();
+        let id = me.id();
+        let mut list = lock(&self.list);
+        list.push(Sleeper { thread: me, stream });
+        self.count.store(list.len(), Ordering::Relaxed);
+        drop(list);
+        // Pairs with the fence in `Executor::stream_moved`: either that sees the count, or this the ticket.
+        fence(Ordering::SeqCst);
+        if !stream.has_done(ticket) {
+            thread::park_timeout(nap);
+        }
+        let mut list = lock(&self.list);
+        list.retain(|sleeper| sleeper.thread.id() != id);
+        self.count.store(list.len(), Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn wake_for(&self, stream: &StreamState) {
+        if self.count.load(Ordering::Relaxed) > 0 {
+            let list = lock(&self.list);
+            list.iter().filter(|s| std::ptr::eq(s.stream, stream)).for_each(|s| s.thread.unpark());
+        }
+    }
+
+    /// Wakes the thread that sleeps longest; `false` when none does.
+    fn wake_any(&self) -> bool {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        lock(&self.list).first().map(|sleeper| sleeper.thread.unpark()).is_some()
+    }
+}
+
+/// What a thread that cannot go on does about it: each call is one more rung down.
+#[derive(Default)]
+pub(super) struct Ladder {
+    looks: u32,
+    since: Option<Instant>,
+    nap: Duration,
+}
+
+impl Ladder {
+    /// Looks without a driver's work before the first yield: about a microsecond.
+    const IDLE_SPINS: u32 = 64;
+    /// For how long a thread yields whose work others do.
+    const IDLE_YIELDS: Duration = Duration::from_micros(100);
+    /// For how long it then sleeps at most; it is woken when its stream is done or has no driver.
+    const IDLE_NAP: Duration = Duration::from_millis(20);
+    /// For how long the driver of a stuck queue yields. 16 processes on 2 cores, each with a chunk to
+    /// reduce (some 50 us), come round in 400 us; a wait that outlives this is not about load.
+    const STUCK_YIELDS: Duration = Duration::from_millis(2);
+    /// Its first and its longest nap.
+    const STUCK_NAPS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
+
+    /// Something moved.
+    #[inline]
+    pub(super) fn reset(&mut self) {
+        *self = Ladder::default();
+    }
+
+    /// All is done by other threads. `Some` time to sleep, or `None` to look again at once.
+    pub(super) fn idle(&mut self) -> Option<Duration> {
+        self.looks += 1;
+        if self.looks <= Self::IDLE_SPINS {
+            std::hint::spin_loop();
+            return None;
+        }
+        self.yield_for(Self::IDLE_YIELDS).then_some(Self::IDLE_NAP)
+    }
+
+    /// The blocks this thread drives do not move (it has spun already).
+    pub(super) fn stuck(&mut self) -> Option<Duration> {
+        if !self.yield_for(Self::STUCK_YIELDS) {
+            return None;
+        }
+        let (first, longest) = Self::STUCK_NAPS;
+        self.nap = (self.nap * 2).clamp(first, longest);
+        Some(self.nap)
+    }
+
+    /// Yields, unless it has for `time`; then it says so.
+    fn yield_for(&mut self, time: Duration) -> bool {
+        let now = Instant::now();
+        if now.duration_since(*self.since.get_or_insert(now)) >= time {
+            return true;
+        }
+        thread::yield_now();
+        false
+    }
+}

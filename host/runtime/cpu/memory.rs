@@ -1,0 +1,199 @@
+//! Device memory of the CPU runtime: zeroed, aligned, freed with its last handle.
+//!
+//! Small allocations come from the heap. Large ones are mapped, so that zeroing costs nothing until a
+//! page is touched, and the page is then local to the core that touched it. From 4 MiB on the kernel
+//! is asked for huge pages: a ring walks its buffers once, and with 4 KiB pages it would miss the TLB
+//! every 4 KiB.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::runtime::Memory;
+use crate::{Error, Result};
+
+/// What [`Runtime::allocate`](crate::runtime::Runtime::allocate) promises.
+const ALIGN: usize = 256;
+/// From here on memory is mapped. glibc's default `M_MMAP_THRESHOLD` is the same.
+const MAP_FROM: usize = 128 << 10;
+/// From here on huge pages are asked for.
+const HUGE_FROM: usize = 4 << 20;
+/// Size and alignment of a huge page on `x86_64` and `aarch64` with 4 KiB base pages.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// One allocation.
+#[derive(Debug)]
+pub(super) struct HostMemory {
+    base: NonNull<u8>,
+    len: usize,
+    origin: Origin,
+}
+
+/// Where it goes back to.
+#[derive(Debug)]
+enum Origin {
+    Heap(Layout),
+    Mapping { bytes: usize },
+}
+
+// SAFETY: it is an address range; who touches it when is ordered by streams, as on any device.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above; `&self` gives out only the address and the length.
+unsafe impl Sync for HostMemory {}
+
+impl HostMemory {
+    /// Allocates `len` zeroed bytes.
+    pub(super) fn allocate(len: usize) -> Result<Self> {
+        if len < MAP_FROM { Self::heap(len) } else { Self::map(len) }
+    }
+
+    fn heap(len: usize) -> Result<Self> {
+        // An empty buffer has an address of its own, as it has on a GPU.
+        let layout = Layout::from_size_align(len.max(1), ALIGN)
+            .map_err(|e| Error::argument("bytes", e.to_string()))?;
+        // SAFETY: the layout's size is not 0.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| exhausted(len))?;
+        Ok(HostMemory { base, len, origin: Origin::Heap(layout) })
+    }
+
+    fn map(len: usize) -> Result<Self> {
+        let huge = len >= HUGE_FROM;
+        let unit = if huge { HUGE_PAGE } else { page_size() };
+        let too_large =
+            || Error::argument("bytes", format!("{len} bytes are more than memory has"));
+        let bytes = len.checked_next_multiple_of(unit).ok_or_else(too_large)?;
+        // A mapping is aligned to a page; for huge pages map one more and cut off both ends.
+        let slack = if huge { HUGE_PAGE } else { 0 };
+        let mapped = bytes.checked_add(slack).filter(|&n| n <= isize::MAX as usize);
+        let mapped = mapped.ok_or_else(too_large)?;
+        // SAFETY: a fresh anonymous mapping touches nothing that exists.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                mapped,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(Error::last_os(format!("allocating {len} bytes of device memory")));
+        }
+        let start = start.cast::<u8>();
+        let head = start.align_offset(unit).min(slack);
+        let tail = slack - head;
+        // SAFETY: head and tail lie inside the mapping, are whole pages, and nobody has seen them; the
+        // rest stays `bytes` long. A refusal to give back or to advise loses memory or speed only.
+        let base = unsafe {
+            let base = start.add(head);
+            if head > 0 {
+                libc::munmap(start.cast(), head);
+            }
+            if tail > 0 {
+                libc::munmap(base.add(bytes).cast(), tail);
+            }
+            if huge {
+                libc::madvise(base.cast(), bytes, libc::MADV_HUGEPAGE);
+            }
+            NonNull::new_unchecked(base)
+        };
+        Ok(HostMemory { base, len, origin: Origin::Mapping { bytes } })
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        // SAFETY: `allocate` made it so, and this was the last handle.
+        unsafe {
+            match self.origin {
+                Origin::Heap(layout) => dealloc(self.base.as_ptr(), layout),
+                Origin::Mapping { bytes } => {
+                    libc::munmap(self.base.as_ptr().cast(), bytes);
+                }
+            }
+        }
+    }
+}
+
+// SAFETY: the range is allocated until `self` is dropped.
+unsafe impl Memory for HostMemory {
+    fn address(&self) -> u64 {
+        self.base.as_ptr().expose_provenance() as u64
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+fn page_size() -> usize {
+    // SAFETY: no preconditions.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+fn exhausted(len: usize) -> Error {
+    Error::system(
+        format!("allocating {len} bytes of device memory"),
+        io::Error::from_raw_os_error(libc::ENOMEM),
+    )
+}
+
+/// The pointer to `memory[offset..offset + len]`.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] when it does not fit.
+pub(super) fn range(memory: &Arc<dyn Memory>, offset: usize, len: usize) -> Result<*mut u8> {
+    match offset.checked_add(len) {
+        Some(end) if end <= memory.len() => {}
+        _ => {
+            return Err(Error::argument(
+                "offset",
+                format!("{len} bytes at {offset} do not fit an allocation of {}", memory.len()),
+            ));
+        }
+    }
+    // Inside the allocation, so it fits an address.
+    let address = memory.address() as usize + offset;
+    Ok(std::ptr::with_exposed_provenance_mut(address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeroed_aligned_and_of_the_size_asked_for() {
+        for len in [0, 1, 255, MAP_FROM - 1, MAP_FROM, MAP_FROM + 1, HUGE_FROM, HUGE_FROM + 4097] {
+            let memory = HostMemory::allocate(len).unwrap();
+            assert_eq!(memory.len(), len);
+            assert!(memory.address().is_multiple_of(ALIGN as u64), "{len}");
+            assert!(len < HUGE_FROM || memory.address().is_multiple_of(HUGE_PAGE as u64), "{len}");
+            // SAFETY: just allocated.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(memory.base.as_ptr(), len) };
+            assert!(bytes.iter().all(|&b| b == 0), "{len}");
+            bytes.fill(1);
+        }
+    }
+
+    #[test]
+    fn too_much_is_an_error() {
+        for len in [1 << 55, isize::MAX as usize, usize::MAX] {
+            let error = HostMemory::allocate(len).unwrap_err();
+            assert!(
+                matches!(error, Error::System { .. } | Error::InvalidArgument { .. }),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn ranges_are_checked() {
+        let memory: Arc<dyn Memory> = Arc::new(HostMemory::allocate(10).unwrap());
+        assert!(range(&memory, 10, 0).is_ok() && range(&memory, 0, 10).is_ok());
+        for (offset, len) in [(10, 1), (0, 11), (11, 0), (usize::MAX, 2)] {
+            assert!(range(&memory, offset, len).is_err(), "{offset} {len}");
+        }
+    }
+}

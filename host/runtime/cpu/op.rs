@@ -1,0 +1,122 @@
+//! The operations of a stream, and a launch from its first block to its end. Both modes of the runtime
+//! share them: they know nothing of who runs what when.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use ferroccl_device::abi::Work;
+use ferroccl_device::kernels::Kernel;
+
+use super::block::panic_message;
+use super::executor::HEAVY_BYTES;
+use super::memory;
+use crate::runtime::{Keep, Launch, Memory};
+use crate::{Error, Result};
+
+/// One operation.
+pub(super) enum Op {
+    Kernel(Launch),
+    /// `bytes` to `to[offset..]`, which has been checked.
+    CopyIn {
+        to: Arc<dyn Memory>,
+        offset: usize,
+        bytes: Box<[u8]>,
+    },
+    Host(Box<dyn FnOnce() + Send>),
+}
+
+/// Runs a function of the host.
+pub(super) fn run_host(function: Box<dyn FnOnce() + Send>) -> Result<()> {
+    catch_unwind(AssertUnwindSafe(function)).map_err(|payload| Error::Panicked {
+        kernel: "(host function)".to_owned(),
+        message: panic_message(payload.as_ref()),
+    })
+}
+
+/// Copies `bytes` to `to[offset..]`.
+pub(super) fn copy_in(to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
+    let to = memory::range(to, offset, bytes.len())?;
+    // SAFETY: the range lies in an allocation that the caller's handle keeps; the stream's order keeps
+    // other accesses away, as on any device.
+    unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) };
+    Ok(())
+}
+
+/// Copies `from[offset..]` to `bytes`.
+pub(super) fn copy_out(from: &Arc<dyn Memory>, offset: usize, bytes: &mut [u8]) -> Result<()> {
+    let from = memory::range(from, offset, bytes.len())?;
+    // SAFETY: as in `copy_in`.
+    unsafe { std::ptr::copy(from, bytes.as_mut_ptr(), bytes.len()) };
+    Ok(())
+}
+
+/// A launch whose blocks run. They share it; the last one to end gets it for itself.
+pub(super) struct Launched<S> {
+    pub(super) kernel: Kernel,
+    /// Whether it is worth another core.
+    pub(super) heavy: bool,
+    work: Box<Work>,
+    /// Used by the thread that ends the launch alone; the mutex only makes it `Sync`.
+    done: Mutex<Box<dyn FnOnce() -> Result<()> + Send>>,
+    keep: Vec<Keep>,
+    /// What went wrong in a block, as far as the runtime saw it.
+    failure: OnceLock<Error>,
+    /// What the blocks were told to give up for: the error unless `done` has one.
+    verdict: OnceLock<Error>,
+    /// The stream to go on with.
+    stream: S,
+}
+
+/// The address of a launch's argument, for its blocks.
+#[derive(Clone, Copy)]
+pub(super) struct WorkPtr(pub(super) *const Work);
+
+// SAFETY: blocks only read it, and the launch outlives them.
+unsafe impl Send for WorkPtr {}
+
+impl<S> Launched<S> {
+    pub(super) fn new(launch: Launch, stream: S) -> Self {
+        let Launch { kernel, work, keep, bytes, done, .. } = launch;
+        let heavy = bytes >= HEAVY_BYTES;
+        let (done, failure, verdict) = (Mutex::new(done), OnceLock::new(), OnceLock::new());
+        Launched { kernel, heavy, work, done, keep, failure, verdict, stream }
+    }
+
+    pub(super) fn work(&self) -> WorkPtr {
+        WorkPtr(&raw const *self.work)
+    }
+
+    /// Notes an error of a block; the first counts.
+    pub(super) fn fail(&self, error: Error) {
+        let _ = self.failure.set(error);
+    }
+
+    /// Notes why the blocks were told to give up; the first reason counts.
+    pub(super) fn give_up(&self, error: Error) {
+        let _ = self.verdict.set(error);
+    }
+
+    pub(super) fn panicked(&self, message: String) -> Error {
+        Error::Panicked { kernel: self.kernel.name.to_owned(), message }
+    }
+
+    /// Runs `done` and drops what was kept, after the last block.
+    pub(super) fn result(self) -> (Result<()>, S) {
+        let name = self.kernel.name;
+        let done = self.done.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let keep = self.keep;
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let result = done();
+            drop(keep);
+            result
+        }));
+        let result = result.unwrap_or_else(|payload| {
+            let message = format!("at its end: {}", panic_message(payload.as_ref()));
+            Err(Error::Panicked { kernel: name.to_owned(), message })
+        });
+        // A panic comes first: what `done` says is often its consequence.
+        let result = self.failure.into_inner().map_or(result, Err);
+        let result = result.and_then(|()| self.verdict.into_inner().map_or(Ok(()), Err));
+        (result, self.stream)
+    }
+}

@@ -1,0 +1,216 @@
+//! Streams of the CPU runtime: one operation at a time, in order.
+//!
+//! A stream is a list of operations of which the first is under way. Whoever ends it (the driver that
+//! saw a launch's last block end) starts the next one, so a stream needs no thread of its own.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::executor::{Executor, HEAVY_BYTES, Pass, lock};
+use super::op::{Launched, Op, copy_in, copy_out, run_host};
+use super::queue::Task;
+use super::{Handle, memory};
+use crate::runtime::{Launch, Memory, StreamOps};
+use crate::{Error, Result};
+
+/// What a stream shares with its operations under way.
+pub(super) struct StreamState {
+    executor: Arc<Executor>,
+    list: Mutex<List>,
+    /// Operations that have ended. Written under `list`'s lock, with release: who reads it sees what
+    /// they did.
+    completed: AtomicU64,
+}
+
+#[derive(Default)]
+struct List {
+    waiting: VecDeque<Op>,
+    /// Whether an operation is under way.
+    busy: bool,
+    submitted: u64,
+    /// The first error since the last `synchronize`.
+    error: Option<Error>,
+}
+
+impl StreamState {
+    #[inline]
+    pub(super) fn has_done(&self, ticket: u64) -> bool {
+        // Acquire pairs with the release in `end`.
+        self.completed.load(Ordering::Acquire) >= ticket
+    }
+
+    /// Puts in an operation, or gives it back to be started by the caller, who then must.
+    fn submit(&self, op: Op) -> Option<Op> {
+        let mut list = lock(&self.list);
+        list.submitted += 1;
+        if list.busy {
+            list.waiting.push_back(op);
+            return None;
+        }
+        list.busy = true;
+        Some(op)
+    }
+
+    /// Ends the operation under way and starts those that follow.
+    fn end(self: &Arc<Self>, mut result: Result<()>) {
+        loop {
+            let mut list = lock(&self.list);
+            if let Err(error) = result {
+                list.error.get_or_insert(error);
+            }
+            self.completed.fetch_add(1, Ordering::Release);
+            let next = list.waiting.pop_front();
+            list.busy = next.is_some();
+            drop(list);
+            self.executor.stream_moved(self);
+            let Some(next) = next else { return };
+            match self.start(next) {
+                Some(ended) => result = ended,
+                None => return,
+            }
+        }
+    }
+
+    /// Starts an operation; `Some` result when it has ended already.
+    fn start(self: &Arc<Self>, op: Op) -> Option<Result<()>> {
+        match op {
+            Op::Kernel(launch) => {
+                let blocks = launch.blocks;
+                let launched = Launched::new(launch, Arc::clone(self));
+                if blocks == 0 {
+                    return Some(launched.result().0);
+                }
+                self.executor.spawn(launched, blocks);
+                None
+            }
+            Op::CopyIn { to, offset, bytes } => Some(copy_in(&to, offset, &bytes)),
+            Op::Host(function) => Some(run_host(function)),
+        }
+    }
+
+    /// Everything put in so far.
+    fn ticket(&self) -> u64 {
+        lock(&self.list).submitted
+    }
+
+    fn take_error(&self) -> Result<()> {
+        lock(&self.list).error.take().map_or(Ok(()), Err)
+    }
+}
+
+/// An operation that waits in a queue to be run by its driver.
+pub(super) struct Job {
+    stream: Arc<StreamState>,
+    op: Op,
+}
+
+impl Job {
+    pub(super) fn run(self) {
+        if let Some(result) = self.stream.start(self.op) {
+            self.stream.end(result);
+        }
+    }
+}
+
+impl Launched<Arc<StreamState>> {
+    /// Ends the launch, and with it the operation of its stream.
+    pub(super) fn finish(self) {
+        let (result, stream) = self.result();
+        stream.end(result);
+    }
+}
+
+/// A stream, as its owner holds it.
+pub(super) struct CpuStream {
+    state: Arc<StreamState>,
+    _handle: Arc<Handle>,
+}
+
+impl CpuStream {
+    pub(super) fn new(handle: &Arc<Handle>) -> Self {
+        let executor = Arc::clone(&handle.0);
+        let state = StreamState { executor, list: Mutex::default(), completed: AtomicU64::new(0) };
+        CpuStream { state: Arc::new(state), _handle: Arc::clone(handle) }
+    }
+
+    fn wait(&self) -> Result<()> {
+        let ticket = self.state.ticket();
+        if !self.state.has_done(ticket) {
+            self.state.executor.wait(&self.state, ticket);
+        }
+        self.state.take_error()
+    }
+}
+
+impl fmt::Debug for CpuStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let completed = self.state.completed.load(Ordering::Relaxed);
+        f.debug_struct("CpuStream").field("completed", &completed).finish_non_exhaustive()
+    }
+}
+
+impl StreamOps for CpuStream {
+    unsafe fn launch(&self, launch: Launch) -> Result<()> {
+        let heavy = launch.bytes >= HEAVY_BYTES;
+        self.state.executor.prepare(heavy)?;
+        if let Some(op) = self.state.submit(Op::Kernel(launch))
+            && let Some(result) = self.state.start(op)
+        {
+            self.state.end(result);
+        }
+        Ok(())
+    }
+
+    fn copy_in(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
+        memory::range(to, offset, bytes.len())?;
+        let mut list = lock(&self.state.list);
+        list.submitted += 1;
+        if list.busy {
+            let (to, bytes) = (Arc::clone(to), bytes.into());
+            list.waiting.push_back(Op::CopyIn { to, offset, bytes });
+            return Ok(());
+        }
+        // Nothing to wait for: no copy of the copy.
+        list.busy = true;
+        drop(list);
+        let result = copy_in(to, offset, bytes);
+        self.state.end(result);
+        Ok(())
+    }
+
+    fn copy_out(&self, from: &Arc<dyn Memory>, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        memory::range(from, offset, bytes.len())?;
+        self.wait()?;
+        copy_out(from, offset, bytes)
+    }
+
+    fn host_function(&self, function: Box<dyn FnOnce() + Send>) {
+        // Without any worker it runs when somebody waits for the stream.
+        let _ = self.state.executor.prepare(false);
+        if let Some(op) = self.state.submit(Op::Host(function)) {
+            // Not on this thread: the caller does not wait for it.
+            let job = Job { stream: Arc::clone(&self.state), op };
+            self.state.executor.push_job(Task::Job(job));
+        }
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.wait()
+    }
+
+    fn query(&self) -> Result<bool> {
+        let ticket = self.state.ticket();
+        if !self.state.has_done(ticket) {
+            let state = &self.state;
+            if state.executor.pass(&mut 0, 1, || true) != Pass::Idle {
+                state.executor.hand_over();
+            }
+            if !state.has_done(ticket) {
+                return Ok(false);
+            }
+        }
+        self.state.take_error().map(|()| true)
+    }
+}

@@ -1,0 +1,132 @@
+//! Where kernels run: memory, streams and launches behind one trait.
+//!
+//! The rest of the host code does not know which runtime it is on. A runtime knows nothing of
+//! communicators: it is given a [`Launch`] and reports through it.
+//!
+//! | runtime | kernels are | state |
+//! |---|---|---|
+//! | [`cpu`] | coroutines on worker threads | here |
+//! | ptx | PTX in an emulator | planned |
+//! | cuda | PTX on a GPU | planned |
+
+pub mod cpu;
+
+use std::any::Any;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use ferroccl_device::abi::Work;
+use ferroccl_device::kernels::Kernel;
+
+use crate::Result;
+
+/// A place that has memory and runs kernels.
+pub trait Runtime: Debug + Send + Sync {
+    /// Its name on the command line: `"cpu"`, `"ptx"`, `"cuda"`.
+    fn name(&self) -> &'static str;
+
+    /// Allocates `bytes` of zeroed device memory, aligned to 256 bytes at least. 0 bytes are legal.
+    ///
+    /// # Errors
+    /// When there is not enough.
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Memory>>;
+
+    /// Makes a stream: what is put in runs in order, and asynchronously to the caller.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    fn stream(&self) -> Result<Arc<dyn StreamOps>>;
+
+    /// How many blocks of one rank it runs at the same time: the channels worth having.
+    fn parallelism(&self) -> u32;
+
+    /// Told by a communicator how many processes of its ranks share this host, so that their workers
+    /// together do not outnumber the cores.
+    fn share_host(&self, local_processes: usize);
+}
+
+/// An allocation of device memory; freed when the last handle is dropped.
+///
+/// # Safety
+/// `address() .. address() + len()` must be memory that kernels, and [`StreamOps::copy_in`] and
+/// [`StreamOps::copy_out`] of the same runtime, may access until the value is dropped.
+pub unsafe trait Memory: Debug + Send + Sync {
+    /// Its address as kernels see it.
+    fn address(&self) -> u64;
+    /// Its size in bytes.
+    fn len(&self) -> usize;
+    /// Whether its size is 0.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Something to keep alive until an operation is done.
+pub type Keep = Arc<dyn Any + Send + Sync>;
+
+/// One kernel launch.
+pub struct Launch {
+    /// What to run.
+    pub kernel: Kernel,
+    /// Blocks: block `i` runs channel `i`.
+    pub blocks: u32,
+    /// The kernel's argument; the runtime keeps it where the kernel can read it until it has ended.
+    pub work: Box<Work>,
+    /// What the kernel uses.
+    pub keep: Vec<Keep>,
+    /// Bytes the call moves: whether it is worth waking another core for.
+    pub bytes: u64,
+    /// Called once when all blocks have ended; its error becomes the stream's.
+    pub done: Box<dyn FnOnce() -> Result<()> + Send>,
+}
+
+impl Debug for Launch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Launch")
+            .field("kernel", &self.kernel.name)
+            .field("blocks", &self.blocks)
+            .finish()
+    }
+}
+
+/// A stream of a runtime.
+pub trait StreamOps: Debug + Send + Sync {
+    /// Enqueues a kernel.
+    ///
+    /// # Errors
+    /// When it cannot be started at all; what happens later comes out of [`StreamOps::synchronize`].
+    ///
+    /// # Safety
+    /// `launch.work` must be what `launch.kernel` expects, and every address in it valid, for the
+    /// accesses the kernel makes, until `launch.done` is called; `launch.keep` is for that.
+    unsafe fn launch(&self, launch: Launch) -> Result<()>;
+
+    /// Enqueues a copy of `bytes` to `to[offset..]`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when it does not fit.
+    fn copy_in(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()>;
+
+    /// Copies `from[offset..]` to `bytes` after all that is in the stream, and waits for it.
+    ///
+    /// # Errors
+    /// As [`StreamOps::copy_in`], and the stream's own as in [`StreamOps::synchronize`].
+    fn copy_out(&self, from: &Arc<dyn Memory>, offset: usize, bytes: &mut [u8]) -> Result<()>;
+
+    /// Enqueues a function of the host, run in stream order. It must not wait for this stream, and
+    /// should be short: it runs on a thread that has blocks to run. A panic in it becomes an error of
+    /// the stream.
+    fn host_function(&self, function: Box<dyn FnOnce() + Send>);
+
+    /// Waits until all that is in the stream has ended.
+    ///
+    /// # Errors
+    /// The first error since the last call of this function. The stream is usable afterwards.
+    fn synchronize(&self) -> Result<()>;
+
+    /// Whether all that is in the stream has ended; never blocks, may run a little of it.
+    ///
+    /// # Errors
+    /// As [`StreamOps::synchronize`].
+    fn query(&self) -> Result<bool>;
+}

@@ -1,0 +1,66 @@
+//! P2P: ranks of one process share its address space.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError, Weak};
+
+use super::region::Mapping;
+use super::{Offer, PeerInfo, Region, Transport};
+use crate::{Error, Result};
+
+/// The transport.
+#[derive(Debug)]
+pub(super) struct P2p;
+
+/// What has been offered in this process, by the number that is the handle.
+fn offers() -> &'static Mutex<HashMap<u64, Weak<Mapping>>> {
+    static OFFERS: OnceLock<Mutex<HashMap<u64, Weak<Mapping>>>> = OnceLock::new();
+    OFFERS.get_or_init(Mutex::default)
+}
+
+/// A random number that only this process has: process ids repeat across containers.
+pub(crate) fn process_token() -> Result<u64> {
+    static TOKEN: OnceLock<u64> = OnceLock::new();
+    if let Some(&token) = TOKEN.get() {
+        return Ok(token);
+    }
+    let token = getrandom::u64().map_err(|e| {
+        Error::system("cannot get random bytes", std::io::Error::other(e.to_string()))
+    })?;
+    Ok(*TOKEN.get_or_init(|| token))
+}
+
+impl Transport for P2p {
+    fn name(&self) -> &'static str {
+        "P2P"
+    }
+
+    fn reaches(&self, sender: &PeerInfo, receiver: &PeerInfo) -> Result<(), String> {
+        if sender.process == receiver.process { Ok(()) } else { Err("not one process".to_owned()) }
+    }
+
+    fn direct(&self) -> bool {
+        true
+    }
+
+    fn offer(&self, bytes: usize) -> Result<Offer> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let region = Region::anonymous(bytes)?;
+        let key = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mut offers = offers().lock().unwrap_or_else(PoisonError::into_inner);
+        offers.retain(|_, offer| offer.strong_count() > 0);
+        offers.insert(key, std::sync::Arc::downgrade(region.mapping()));
+        Ok(Offer { region, handle: key.to_le_bytes().to_vec(), _file: None })
+    }
+
+    fn accept(&self, handle: &[u8], bytes: usize) -> Result<Region> {
+        let broken = |why: &str| Error::malformed(format!("P2P handle of a peer: {why}"));
+        let key = handle.try_into().map(u64::from_le_bytes).map_err(|_| broken("not 8 bytes"))?;
+        let offer = offers().lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        let mapping = offer
+            .and_then(|o| o.upgrade())
+            .ok_or_else(|| broken("names nothing in this process"))?;
+        let region = Region::of_mapping(mapping);
+        if region.len() == bytes { Ok(region) } else { Err(broken("another size than ours")) }
+    }
+}

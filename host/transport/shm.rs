@@ -1,0 +1,83 @@
+//! SHM: ranks of one host share a memfd, which has no name and so leaves nothing behind, however its
+//! users end. The sender opens it through the receiver's `/proc/PID/fd`.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Offer, PeerInfo, Region, Transport};
+use crate::{Error, Result};
+
+/// The transport.
+#[derive(Debug)]
+pub(super) struct Shm;
+
+/// What the sender needs to open the receiver's memfd.
+#[derive(Serialize, Deserialize)]
+struct Handle {
+    pid: u32,
+    fd: i32,
+    /// The file's inode: a descriptor number that was reused names another file.
+    inode: u64,
+}
+
+impl Transport for Shm {
+    fn name(&self) -> &'static str {
+        "SHM"
+    }
+
+    fn reaches(&self, sender: &PeerInfo, receiver: &PeerInfo) -> Result<(), String> {
+        if sender.host != receiver.host {
+            return Err("not one host".to_owned());
+        }
+        if sender.pid_namespace != receiver.pid_namespace {
+            return Err("not one PID namespace: start the containers with a shared one".to_owned());
+        }
+        Ok(())
+    }
+
+    fn direct(&self) -> bool {
+        false
+    }
+
+    fn offer(&self, bytes: usize) -> Result<Offer> {
+        // SAFETY: a constant name and flags.
+        let fd = unsafe { libc::memfd_create(c"ferroccl".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(Error::last_os("memfd_create for shared memory"));
+        }
+        // SAFETY: just opened, and ours alone.
+        let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        let size = |e| Error::system(format!("cannot make {bytes} bytes of shared memory"), e);
+        file.set_len(bytes as u64).map_err(size)?;
+        let inode = std::os::unix::fs::MetadataExt::ino(&file.metadata().map_err(size)?);
+        let region = Region::of_file(file.as_fd(), bytes)?;
+        let handle = Handle { pid: std::process::id(), fd: file.as_raw_fd(), inode };
+        let handle = serde_json::to_vec(&handle).map_err(|e| Error::malformed(e.to_string()))?;
+        Ok(Offer { region, handle, _file: Some(file.into()) })
+    }
+
+    fn accept(&self, handle: &[u8], bytes: usize) -> Result<Region> {
+        let Handle { pid, fd, inode } = serde_json::from_slice(handle)
+            .map_err(|e| Error::malformed(format!("SHM handle of a peer: {e}")))?;
+        let path = format!("/proc/{pid}/fd/{fd}");
+        let failed = |e| {
+            Error::system(
+                format!(
+                    "cannot open the shared memory of process {pid} ({path}); do both run as one user?"
+                ),
+                e,
+            )
+        };
+        let file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        if std::os::unix::fs::MetadataExt::ino(&metadata) != inode || metadata.len() != bytes as u64
+        {
+            return Err(Error::malformed(format!(
+                "{path} is not the shared memory that its owner offered"
+            )));
+        }
+        Region::of_file(file.as_fd(), bytes)
+    }
+}
