@@ -12,7 +12,7 @@ mod setting;
 
 use std::time::Duration;
 
-pub use setting::{Limit, Selection, Setting, Size};
+pub use setting::{Level, Limit, Selection, Setting, Size};
 
 use crate::bootstrap::{AddressFamily, CommId, InterfaceFilter};
 use crate::device::abi::{Algorithm, ProtocolId};
@@ -137,6 +137,28 @@ knobs! {
         "ranks of one process do not read each other's memory directly";
     "NCCL_SHM_DISABLE" shm_disable: bool = false, (),
         "processes of one host do not share memory";
+    "NCCL_P2P_LEVEL" p2p_level: Option<Level> = None, Level::FORM,
+        "the farthest two GPUs may be to write each other's memory; not set: what the CPU is good for";
+    "NCCL_NET_GDR_LEVEL" net_gdr_level: Option<Level> = None, Level::FORM,
+        "the farthest a network card may be from a GPU whose memory it reaches; not set: PXB";
+    "NCCL_NVB_DISABLE" nvb_disable: bool = false, (),
+        "no path goes through a GPU by NVLink";
+    "NCCL_PXN_DISABLE" pxn_disable: bool = false, (),
+        "no GPU uses a network card that is near another one";
+    "NCCL_CROSS_NIC" cross_nic: u32 = 2, 0..=2,
+        "whether a ring may leave a host by another port than it came in by; 2: when that is faster";
+    "NCCL_TOPO_FILE" topo_file: Option<String> = None, "a path",
+        "the machine's topology, instead of what is found";
+    "NCCL_TOPO_DUMP_FILE" topo_dump_file: Option<String> = None, "a path",
+        "where the topology is written";
+    "NCCL_GRAPH_FILE" graph_file: Option<String> = None, "a path",
+        "the channels, instead of what a search finds";
+    "NCCL_GRAPH_DUMP_FILE" graph_dump_file: Option<String> = None, "a path",
+        "where the channels are written";
+    "NCCL_NTHREADS" nthreads: Option<u32> = None, 64..=512,
+        "threads of a block that runs LL or Simple, a multiple of 32; not set: what the tuner chooses";
+    "NCCL_LL128_NTHREADS" ll128_nthreads: Option<u32> = None, 160..=640,
+        "threads of a block that runs LL128, a multiple of 32";
     "FERROCCL_TIMEOUT" timeout: Limit = Limit(Some(Duration::from_secs(600))), 0.0..=604_800.0,
         // 10 minutes is what PyTorch gives its NCCL process group before its watchdog steps in.
         "seconds a kernel may wait for a peer; 0: for ever";

@@ -24,10 +24,12 @@ mod comm;
 pub mod config;
 pub mod enqueue;
 mod error;
+pub mod graph;
 pub mod launcher;
 pub mod log;
 pub mod ptx;
 pub mod runtime;
+pub mod topology;
 mod transport;
 
 pub use bootstrap::UniqueId;

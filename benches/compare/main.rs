@@ -63,7 +63,7 @@ const VARIANTS: [(&str, std::ops::RangeInclusive<u64>, fn(&mut CommConfig)); 7] 
     ("LL128", 0..=SMALL, |config| config.protocol = Some(ProtocolId::Ll128)),
     ("Simple", 0..=SMALL, |config| config.protocol = Some(ProtocolId::Simple)),
     ("2 slots", LARGE..=u64::MAX, |config| config.slots = Some(2)),
-    ("4 slots", LARGE..=u64::MAX, |config| config.slots = Some(4)),
+    ("8 slots", LARGE..=u64::MAX, |config| config.slots = Some(8)),
     ("64 KiB of slots", LARGE..=u64::MAX, |config| config.buffer_bytes[2] = Some(64 << 10)),
     ("1 MiB of slots", LARGE..=u64::MAX, |config| config.buffer_bytes[2] = Some(1 << 20)),
 ];

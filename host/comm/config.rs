@@ -37,8 +37,9 @@ pub struct CommConfig {
     pub first_step: u64,
 }
 
-/// Slots of a connection. NCCL has 8 (`NCCL_STEPS`); not measured for this runtime.
-const SLOTS: u32 = 8;
+/// Slots of a connection. NCCL has 8 (`NCCL_STEPS`); here 4 are up to an eighth faster where data comes from
+/// memory, and no slower elsewhere (`benches/records/2026-11-21-foundation.md`, other settings).
+const SLOTS: u32 = 4;
 /// Bytes of a connection's buffers by [`ProtocolId`], LL, LL128 and Simple. Small, so that the slots of a
 /// ring stay in a core's L2 cache; NCCL's are 256 KiB, about 5 MiB and 4 MiB for a GPU's.
 const BUFFER_BYTES: [usize; 3] = [64 << 10, 128 << 10, 256 << 10];

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::bootstrap::{AddressFamily, CommId, InterfaceFilter};
 use crate::device::abi::{Algorithm, ProtocolId, UnknownName};
 use crate::log::{LogLevel, Subsystems};
+use crate::topology::PathKind;
 
 /// A type a knob can have.
 pub trait Setting: Sized {
@@ -55,7 +56,48 @@ macro_rules! by_from_str {
         }
     })* };
 }
-by_from_str!(String, LogLevel, Subsystems, InterfaceFilter, AddressFamily, CommId);
+by_from_str!(String, LogLevel, Subsystems, InterfaceFilter, AddressFamily, CommId, Level);
+
+/// A distance between devices, as `NCCL_P2P_LEVEL` and `NCCL_NET_GDR_LEVEL` take it.
+///
+/// ```
+/// use ferroccl::{config::Level, topology::PathKind};
+///
+/// assert_eq!("PHB".parse(), Ok(Level(PathKind::Phb)));
+/// assert_eq!("2".parse(), Ok(Level(PathKind::Pxb))); // NCCL's older numbers
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Level(pub PathKind);
+
+impl Level {
+    pub(super) const FORM: &'static str =
+        "LOC, NVL, PIX, PXB, PHB or SYS, or 0 to 5 in older scripts";
+}
+
+impl Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Display::fmt(&self.0, f)
+    }
+}
+
+impl FromStr for Level {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // NCCL's numbers before 2.5: LOC, PIX, PXB, PHB, SYS, and anything.
+        const NUMBERS: [PathKind; 6] = [
+            PathKind::Loc,
+            PathKind::Pix,
+            PathKind::Pxb,
+            PathKind::Phb,
+            PathKind::Sys,
+            PathKind::Sys,
+        ];
+        let number = text.parse::<usize>().ok();
+        let kind = number.map_or_else(|| text.parse().ok(), |n| NUMBERS.get(n).copied());
+        kind.map(Level).ok_or_else(|| format!("none of {}", Level::FORM))
+    }
+}
 
 impl Setting for bool {
     type Legal = ();

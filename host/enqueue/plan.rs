@@ -53,9 +53,9 @@ impl Plan {
     }
 }
 
-/// Bytes up to which a call runs LL; above, Simple. From one sweep of each protocol on the CPU runtime, 4
-/// ranks, on a busy machine, of which there is no record: a lane of its own pays for each LL line, while
-/// Simple's barriers cost nothing there and its data moves by vector copies. LL128 was the fastest at no
+/// Bytes up to which a call runs LL; above, Simple. Between what 4 and 16 ranks would choose
+/// (`benches/records/2026-11-21-foundation.md`, other settings): a lane of its own pays for each LL line, while
+/// Simple's barriers cost nothing on a CPU and its data moves by vector copies. LL128 was the fastest at no
 /// size; it runs when it is asked for.
 const LL_BYTES: usize = 256;
 

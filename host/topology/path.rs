@@ -1,0 +1,382 @@
+//! Paths: how two nodes of a host reach each other, how well, and past what.
+//!
+//! The **kind** of a path is its worst step, in NCCL's names and order. Of all paths between two nodes the
+//! one of the best kind is taken, of those one with the fewest hops, and of those one with the most
+//! bandwidth. Three rules bend this:
+//!
+//! - A path does not go through a GPU, but for one hop by `NVLink` on the way from a GPU to a GPU (**NVB**), nor
+//!   through a network port.
+//! - Where two GPUs may not write each other's memory ([`Policy`]), data is handed over in a CPU's memory, and
+//!   where a card may not reach a GPU's memory, likewise: the path goes by that CPU.
+//! - A GPU may send through a port that is near another GPU, if `NVLink` leads there (**PXN**).
+//!
+//! Pure: a system and a policy in, paths out.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::policy::Policy;
+use super::system::{Link, LinkId, LinkKind, Node, NodeId, System};
+
+/// The worst step of a path, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PathKind {
+    /// Nowhere: the node itself, or one memory.
+    Loc,
+    /// `NVLink`, through switches or not.
+    Nvl,
+    /// `NVLink` through a GPU in between.
+    Nvb,
+    /// `NVLink` of a CPU and GPU module.
+    C2c,
+    /// One PCI switch.
+    Pix,
+    /// Several PCI switches, but no CPU.
+    Pxb,
+    /// Through a GPU by `NVLink` to a port near that one.
+    Pxn,
+    /// A CPU's PCI host bridge.
+    Phb,
+    /// The link between CPUs.
+    Sys,
+    /// A network.
+    Net,
+    /// No path.
+    Dis,
+}
+
+impl PathKind {
+    /// All of them, best first.
+    pub const ALL: [PathKind; 11] = [
+        PathKind::Loc,
+        PathKind::Nvl,
+        PathKind::Nvb,
+        PathKind::C2c,
+        PathKind::Pix,
+        PathKind::Pxb,
+        PathKind::Pxn,
+        PathKind::Phb,
+        PathKind::Sys,
+        PathKind::Net,
+        PathKind::Dis,
+    ];
+
+    /// Its name in NCCL's logs and files.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        ["LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "PXN", "PHB", "SYS", "NET", "DIS"][self as usize]
+    }
+
+    /// What one step adds to a path.
+    fn of_step(system: &System, link: &Link) -> PathKind {
+        match link.kind {
+            // A port is its card's: the step to it is no distance.
+            LinkKind::Loc | LinkKind::Net => PathKind::Loc,
+            LinkKind::Nvl => PathKind::Nvl,
+            LinkKind::C2c => PathKind::C2c,
+            LinkKind::Sys => PathKind::Sys,
+            LinkKind::Pci => match (system.node(link.from), system.node(link.to)) {
+                (Node::Cpu(_), _) | (_, Node::Cpu(_)) => PathKind::Phb,
+                (Node::Pci(_), Node::Pci(_)) => PathKind::Pxb,
+                _ => PathKind::Pix,
+            },
+        }
+    }
+}
+
+impl fmt::Display for PathKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Not a kind of path.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is none of LOC NVL NVB C2C PIX PXB PXN PHB SYS NET DIS")]
+pub struct PathKindError(pub String);
+
+impl FromStr for PathKind {
+    type Err = PathKindError;
+
+    fn from_str(text: &str) -> Result<Self, PathKindError> {
+        let known = PathKind::ALL.into_iter().find(|kind| kind.name().eq_ignore_ascii_case(text));
+        known.ok_or_else(|| PathKindError(text.to_owned()))
+    }
+}
+
+/// How one node reaches another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Path {
+    /// Its worst step.
+    pub kind: PathKind,
+    /// Bandwidth of its narrowest link, 10^9 bytes a second.
+    pub bw: f64,
+    /// Its links, in order.
+    pub links: Vec<LinkId>,
+}
+
+impl Path {
+    /// No path.
+    const NONE: Path = Path { kind: PathKind::Dis, bw: 0.0, links: Vec::new() };
+
+    /// Hops: links passed.
+    #[must_use]
+    pub fn hops(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Whether there is one.
+    #[must_use]
+    pub fn exists(&self) -> bool {
+        self.kind < PathKind::Dis
+    }
+
+    /// This path and another from its end on, which is of kind `kind` at least.
+    fn then(&self, next: &Path, kind: PathKind) -> Path {
+        if !self.exists() || !next.exists() {
+            return Path::NONE;
+        }
+        Path {
+            kind: self.kind.max(next.kind).max(kind),
+            bw: self.bw.min(next.bw),
+            links: self.links.iter().chain(&next.links).copied().collect(),
+        }
+    }
+}
+
+/// The paths between all GPUs, network ports and CPUs of a system, as a policy allows them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Paths {
+    /// GPUs, then ports, then CPUs.
+    nodes: Vec<NodeId>,
+    gpus: usize,
+    nets: usize,
+    /// By place of the start times number of nodes plus place of the end.
+    matrix: Vec<Path>,
+}
+
+impl Paths {
+    /// Computes them.
+    #[must_use]
+    pub fn new(system: &System, policy: &Policy) -> Paths {
+        let gpus: Vec<NodeId> = system.gpus().iter().map(|(id, _)| *id).collect();
+        let nets: Vec<NodeId> = system.nets().iter().map(|(id, _)| *id).collect();
+        let cpus: Vec<NodeId> = system.cpus().iter().map(|(id, _)| *id).collect();
+        let nodes = [&gpus[..], &nets, &cpus].concat();
+        let mut matrix = Vec::with_capacity(nodes.len() * nodes.len());
+        for &from in &nodes {
+            let all = from_node(system, from, policy.nvb);
+            matrix.extend(nodes.iter().map(|to| all[to.0 as usize].clone()));
+        }
+        let mut paths = Paths { nodes, gpus: gpus.len(), nets: nets.len(), matrix };
+        paths.through_memory(system, policy);
+        if policy.pxn {
+            paths.through_peers();
+        }
+        paths
+    }
+
+    fn at(&self, from: usize, to: usize) -> &Path {
+        &self.matrix[from * self.nodes.len() + to]
+    }
+
+    fn set(&mut self, from: usize, to: usize, path: Path) {
+        let n = self.nodes.len();
+        self.matrix[from * n + to] = path;
+    }
+
+    /// GPUs.
+    #[must_use]
+    pub fn gpus(&self) -> usize {
+        self.gpus
+    }
+
+    /// Network ports.
+    #[must_use]
+    pub fn nets(&self) -> usize {
+        self.nets
+    }
+
+    /// CPUs.
+    #[must_use]
+    pub fn cpus(&self) -> usize {
+        self.nodes.len() - self.gpus - self.nets
+    }
+
+    /// From a GPU to a GPU; both are local ranks below [`Paths::gpus`].
+    #[must_use]
+    pub fn gpu_gpu(&self, from: usize, to: usize) -> &Path {
+        self.at(from, to)
+    }
+
+    /// From a GPU to a port, by their places in [`System::gpus`] and [`System::nets`].
+    #[must_use]
+    pub fn gpu_net(&self, gpu: usize, net: usize) -> &Path {
+        self.at(gpu, self.gpus + net)
+    }
+
+    /// From a port to a GPU.
+    #[must_use]
+    pub fn net_gpu(&self, net: usize, gpu: usize) -> &Path {
+        self.at(self.gpus + net, gpu)
+    }
+
+    /// From a GPU to a CPU.
+    #[must_use]
+    pub fn gpu_cpu(&self, gpu: usize, cpu: usize) -> &Path {
+        self.at(gpu, self.gpus + self.nets + cpu)
+    }
+
+    /// From a CPU to a GPU.
+    #[must_use]
+    pub fn cpu_gpu(&self, cpu: usize, gpu: usize) -> &Path {
+        self.at(self.gpus + self.nets + cpu, gpu)
+    }
+
+    /// From a CPU to a port.
+    #[must_use]
+    pub fn cpu_net(&self, cpu: usize, net: usize) -> &Path {
+        self.at(self.gpus + self.nets + cpu, self.gpus + net)
+    }
+
+    /// Between any two of the nodes; `None` for a node that is no GPU, port or CPU.
+    #[must_use]
+    pub fn between(&self, from: NodeId, to: NodeId) -> Option<&Path> {
+        let place = |id| self.nodes.iter().position(|node| *node == id);
+        Some(self.at(place(from)?, place(to)?))
+    }
+
+    /// The nodes of the matrix: GPUs, then ports, then CPUs.
+    #[must_use]
+    pub fn nodes(&self) -> &[NodeId] {
+        &self.nodes
+    }
+
+    /// The CPU nearest to a GPU: by kind, then hops, then number. `None` when it reaches none.
+    #[must_use]
+    pub fn local_cpu(&self, gpu: usize) -> Option<usize> {
+        (0..self.cpus())
+            .filter(|cpu| self.gpu_cpu(gpu, *cpu).exists())
+            .min_by_key(|cpu| (self.gpu_cpu(gpu, *cpu).kind, self.gpu_cpu(gpu, *cpu).hops(), *cpu))
+    }
+
+    /// Leads paths on which memory may not be reached directly past a CPU.
+    fn through_memory(&mut self, system: &System, policy: &Policy) {
+        let before = self.clone();
+        for a in 0..self.gpus {
+            let Some(cpu) = before.local_cpu(a) else { continue };
+            let (out, back) = (before.gpu_cpu(a, cpu), before.cpu_gpu(cpu, a));
+            for b in (0..self.gpus).filter(|b| *b != a) {
+                if !policy.p2p(system, before.gpu_gpu(a, b).kind).allowed {
+                    let past = out.then(before.cpu_gpu(cpu, b), PathKind::Phb);
+                    let path = if policy.shm { past } else { Path::NONE };
+                    self.set(a, b, path);
+                }
+            }
+            for net in 0..self.nets {
+                let there = before.gpu_net(a, net);
+                if !policy.gdr(system, a, net, there.kind).allowed {
+                    let past = out.then(before.cpu_net(cpu, net), PathKind::Phb);
+                    self.set(a, self.gpus + net, past);
+                    let place = self.gpus + self.nets + cpu;
+                    let past = before.at(self.gpus + net, place).then(back, PathKind::Phb);
+                    self.set(self.gpus + net, a, past);
+                }
+            }
+        }
+    }
+
+    /// Leads a GPU's way to a far port through the GPU that is near it.
+    fn through_peers(&mut self) {
+        let before = self.clone();
+        for a in 0..self.gpus {
+            for net in 0..self.nets {
+                let direct = before.gpu_net(a, net);
+                if direct.kind <= PathKind::Pxb {
+                    continue;
+                }
+                // The nearest peer, of those the one with the most bandwidth, of those the first.
+                let peer = (0..self.gpus)
+                    .filter(|b| *b != a && before.gpu_gpu(a, *b).kind == PathKind::Nvl)
+                    .filter(|b| before.gpu_net(*b, net).kind <= PathKind::Pxb)
+                    .min_by(|b, c| {
+                        let (b, c) = (before.gpu_net(*b, net), before.gpu_net(*c, net));
+                        (b.kind.cmp(&c.kind)).then(c.bw.total_cmp(&b.bw))
+                    });
+                let Some(peer) = peer else { continue };
+                let path = before.gpu_gpu(a, peer).then(before.gpu_net(peer, net), PathKind::Pxn);
+                self.set(a, self.gpus + net, path);
+                let path = before.net_gpu(net, peer).then(before.gpu_gpu(peer, a), PathKind::Pxn);
+                self.set(self.gpus + net, a, path);
+            }
+        }
+    }
+}
+
+/// The paths from one node to all.
+fn from_node(system: &System, from: NodeId, nvb: bool) -> Vec<Path> {
+    let mut best = vec![Path::NONE; system.nodes().len()];
+    best[from.0 as usize] = Path { kind: PathKind::Loc, bw: f64::INFINITY, links: Vec::new() };
+    // With steps no worse than a bound, hop by hop: what is reached first under the least bound has the best
+    // kind and the fewest hops.
+    for bound in PathKind::ALL.into_iter().filter(|kind| *kind < PathKind::Dis) {
+        let layers = layers(system, from, bound, nvb);
+        for (path, found) in best.iter_mut().zip(layers) {
+            if let (false, Some(found)) = (path.exists(), found) {
+                *path = found;
+            }
+        }
+    }
+    best
+}
+
+/// The widest of the shortest paths whose steps are no worse than `bound`.
+fn layers(system: &System, from: NodeId, bound: PathKind, nvb: bool) -> Vec<Option<Path>> {
+    let mut paths: Vec<Option<Path>> = vec![None; system.nodes().len()];
+    paths[from.0 as usize] =
+        Some(Path { kind: PathKind::Loc, bw: f64::INFINITY, links: Vec::new() });
+    let mut layer = vec![from];
+    while !layer.is_empty() {
+        let mut next: Vec<(NodeId, Path)> = Vec::new();
+        for &node in &layer {
+            let Some(here) = paths[node.0 as usize].clone() else { continue };
+            for (id, link) in system.links_from(node) {
+                let Some(kind) = step(system, &here, link, from, nvb) else { continue };
+                if kind > bound || paths[link.to.0 as usize].is_some() {
+                    continue;
+                }
+                let mut links = here.links.clone();
+                links.push(id);
+                let path = Path { kind: here.kind.max(kind), bw: here.bw.min(link.bw), links };
+                match next.iter_mut().find(|(to, _)| *to == link.to) {
+                    Some((_, other)) if other.bw >= path.bw => {}
+                    Some((_, other)) => *other = path,
+                    None => next.push((link.to, path)),
+                }
+            }
+        }
+        layer = next.iter().map(|(to, _)| *to).collect();
+        for (to, path) in next {
+            paths[to.0 as usize] = Some(path);
+        }
+    }
+    paths
+}
+
+/// What going on from the end of `here` by `link` is; `None` where that is not a way.
+fn step(system: &System, here: &Path, link: &Link, from: NodeId, nvb: bool) -> Option<PathKind> {
+    let kind = PathKind::of_step(system, link);
+    if link.from == from {
+        return Some(kind);
+    }
+    match system.node(link.from) {
+        Node::Net(_) => None,
+        Node::Gpu(_) => {
+            let gpu = |id| matches!(system.node(id), Node::Gpu(_));
+            let direct = here.kind == PathKind::Nvl && here.hops() == 1 && gpu(from);
+            let on = link.kind == LinkKind::Nvl && gpu(link.to);
+            (nvb && direct && on).then_some(PathKind::Nvb)
+        }
+        Node::Pci(_) | Node::Nvs | Node::Cpu(_) | Node::Nic(_) => Some(kind),
+    }
+}
