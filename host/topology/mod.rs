@@ -11,11 +11,19 @@
 //!
 //! Units: bandwidths are 10^9 bytes a second each way, latencies microseconds.
 
+pub mod assume;
+pub mod build;
+pub mod dump;
+mod error;
 pub mod path;
 pub mod policy;
 pub mod speed;
 pub mod system;
+pub mod xml;
 
+pub use assume::{Assume, AssumeError, NvLinks};
+pub use build::Built;
+pub use error::TopologyError;
 pub use path::{Path, PathKind, PathKindError, Paths};
 pub use policy::{CrossNic, Decision, Policy};
 pub use system::{

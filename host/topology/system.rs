@@ -240,7 +240,10 @@ impl FromStr for CpuSet {
             .trim()
             .trim_start_matches("0x")
             .rsplit(',')
-            .map(|group| (group.len() <= 8).then(|| u32::from_str_radix(group, 16).ok())?)
+            .map(|group| {
+                let plain = group.len() <= 8 && group.bytes().all(|b| b.is_ascii_hexdigit());
+                plain.then(|| u32::from_str_radix(group, 16).ok())?
+            })
             .collect::<Option<_>>()
             .ok_or_else(wrong)?;
         if groups.len() > Self::MOST_GROUPS { Err(wrong()) } else { Ok(CpuSet(groups)) }
