@@ -10,6 +10,7 @@
 
 mod load;
 pub mod search;
+pub mod tuning;
 mod walk;
 
 use std::fmt;
