@@ -15,7 +15,8 @@ use std::time::Duration;
 pub use setting::{Level, Limit, Selection, Setting, Size};
 
 use crate::bootstrap::{AddressFamily, CommId, InterfaceFilter};
-use crate::device::abi::{Algorithm, ProtocolId};
+use crate::device::abi::ProtocolId;
+use crate::graph::tuning::Algorithm;
 use crate::log::{LogLevel, Subsystems};
 use crate::{Error, Result};
 
@@ -118,8 +119,8 @@ knobs! {
     "NCCL_PROTO" proto: Selection<ProtocolId> = Selection::all(), [],
         "protocols that may be chosen; ^ before the list: all but these";
     "NCCL_ALGO" algo: Selection<Algorithm> = Selection::all(),
-        // NCCL's other algorithms: a list may name them, this library has nothing to choose there.
-        ["Tree", "CollnetDirect", "CollnetChain", "NVLS", "NVLSTree", "PAT"],
+        // NCCL's other algorithms: a list may name them, the model does not know them.
+        ["NVLS", "NVLSTree", "PAT"],
         "algorithms that may be chosen; ^ before the list: all but these";
     "NCCL_MIN_NCHANNELS" min_nchannels: Option<u32> = None, 1..=64, // 64 is NCCL's MAXCHANNELS
         "the fewest channels (blocks) a call uses";
@@ -269,7 +270,7 @@ mod tests {
             ("NCCL_SOCKET_FAMILY", "AF_UNIX", "AF_INET6"),
             ("NCCL_COMM_ID", "nowhere", "host:port"),
             ("NCCL_PROTO", "LL256", "LL128"),
-            ("NCCL_ALGO", "Tree", "ring"),
+            ("NCCL_ALGO", "NVLS", "Ring"),
             ("NCCL_MIN_NCHANNELS", "0", "1 to 64"),
             ("NCCL_MAX_NCHANNELS", "many", "1 to 64"),
             ("NCCL_BUFFSIZE", "4X", "4K to 1G"),
@@ -313,7 +314,8 @@ mod tests {
         let proto = with("NCCL_PROTO", "^ll128").unwrap().proto;
         assert!(!proto.allows(ProtocolId::Ll128) && proto.allows(ProtocolId::Simple));
         let algo = with("NCCL_ALGO", "Tree,RING").unwrap().algo;
-        assert!(algo.allows(Algorithm::Ring));
+        assert!(algo.allows(Algorithm::Ring) && algo.allows(Algorithm::Tree));
+        assert!(!with("NCCL_ALGO", "^Tree").unwrap().algo.allows(Algorithm::Tree));
         assert!(with("NCCL_ALGO", "^NVLS").unwrap().algo.allows(Algorithm::Ring));
         assert!(!with("NCCL_DEBUG", "").unwrap().is_set("NCCL_DEBUG"), "empty is not set");
     }

@@ -46,6 +46,11 @@ const BUFFER_BYTES: [usize; 3] = [64 << 10, 128 << 10, 256 << 10];
 /// How long a kernel waits: what PyTorch gives an NCCL collective (`kProcessGroupNCCLDefaultTimeout`).
 const TIMEOUT: Duration = Duration::from_secs(600);
 
+/// Bytes of a connection's buffers by protocol, and the slots each is cut into, where nothing else is asked for.
+pub(crate) const fn default_buffers() -> ([usize; 3], u32) {
+    (BUFFER_BYTES, SLOTS)
+}
+
 impl CommConfig {
     /// What is `None` from the environment's settings.
     pub(super) fn or(&self, env: &Config) -> Self {

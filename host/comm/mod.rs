@@ -24,6 +24,7 @@ use crate::runtime::Launch;
 use crate::{Error, Result};
 
 pub use config::CommConfig;
+pub(crate) use config::default_buffers;
 use control::Control;
 
 /// One rank of a group. Calls may be made from any thread; those of one communicator are numbered in the
@@ -139,12 +140,12 @@ impl Communicator {
         if let Some(cause) = inner.failure() {
             return Err(Error::Aborted { rank: inner.rank, cause: cause.to_string() });
         }
-        let mut shape = inner.shape;
-        if let Some((_, protocol)) = own {
-            shape.protocols =
-                [ProtocolId::Ll, ProtocolId::Ll128, ProtocolId::Simple].map(|p| p == protocol);
-        }
-        let mut plan = enqueue::plan(&call, &shape, *seq + 1)
+        let own_shape = own.map(|(_, protocol)| Shape {
+            tuner: inner.shape.tuner.only(protocol),
+            ..inner.shape.clone()
+        });
+        let shape = own_shape.as_ref().unwrap_or(&inner.shape);
+        let mut plan = enqueue::plan(&call, shape, *seq + 1)
             .map_err(|e| Error::argument("op", e.to_string()))?;
         if let Some((kernel, _)) = own {
             plan.kernel = kernel;

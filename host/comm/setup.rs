@@ -11,7 +11,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ferroccl_device::abi::Channel;
+use ferroccl_device::abi::{Channel, ProtocolId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::info;
@@ -22,6 +22,7 @@ use crate::buffer::Device;
 use crate::channel::{ConnLayout, EdgeEnd};
 use crate::config::Config;
 use crate::enqueue::Shape;
+use crate::graph::tuning::{self, Devices, Settings, Situation, Tuner};
 use crate::log;
 use crate::transport::{self, Allowed, PeerInfo};
 use crate::{Error, Result};
@@ -67,6 +68,7 @@ impl Communicator {
             return Err(Error::argument("nranks", "a group has at least one rank"));
         }
         let env = Config::from_env()?;
+        check_algorithms(&env)?;
         let config = &config.or(&env);
         let layout = config.layout()?;
         let (channels, all_channels) = config.channels(device.runtime().parallelism())?;
@@ -168,6 +170,7 @@ impl Communicator {
             ));
         }
         let env = Config::from_env()?;
+        check_algorithms(&env)?;
         let config = &config.or(&env);
         let bootstrap = Bootstrap::connect(id, rank, nranks, &env)?;
         let peers: Vec<PeerInfo> = exchange(&bootstrap, &process_info(rank, &env)?)?;
@@ -308,6 +311,19 @@ impl Member<'_> {
         })
     }
 
+    /// How calls are done. Of what all ranks have agreed on only: they must choose alike.
+    fn tuner(&self) -> Tuner {
+        let situation = Situation::new(1, self.nranks, Devices::Cpu { ring: None });
+        let allowed = ProtocolId::ALL.iter().filter(|p| self.protocols[**p as usize]);
+        let settings =
+            Settings { protocols: Some(allowed.copied().collect()), ..Settings::default() };
+        Tuner::new(
+            &situation.with_channels(self.channels),
+            tuning::Collective::AllReduce,
+            &settings,
+        )
+    }
+
     /// The communicator over its edges.
     fn join(self, edges: Option<Edges>) -> Communicator {
         let first = self.config.first_step;
@@ -321,6 +337,7 @@ impl Member<'_> {
                 view
             })
             .collect();
+        let tuner = self.tuner();
         info!(target: log::INIT, rank = self.rank, nranks = self.nranks, channels = self.channels,
               runtime = self.device.runtime().name(), "Init COMPLETE");
         Communicator(Arc::new(Inner {
@@ -330,7 +347,7 @@ impl Member<'_> {
             shape: Shape {
                 ranks: self.nranks,
                 channels: self.channels,
-                protocols: self.protocols,
+                tuner,
                 all_channels: self.all_channels,
             },
             layout: self.layout,
@@ -345,6 +362,18 @@ impl Member<'_> {
 
 fn allowed(config: &CommConfig) -> Allowed {
     Allowed { p2p: config.p2p.unwrap_or(true), shm: config.shm.unwrap_or(true) }
+}
+
+/// Whether `NCCL_ALGO` leaves an algorithm that has kernels.
+fn check_algorithms(env: &Config) -> Result<()> {
+    if env.algo.allows(tuning::Algorithm::Ring) {
+        return Ok(());
+    }
+    Err(Error::InvalidSetting {
+        name: "NCCL_ALGO".to_owned(),
+        value: env.algo.iter().map(|a| a.to_string()).collect::<Vec<_>>().join(","),
+        reason: "only Ring has kernels so far".to_owned(),
+    })
 }
 
 fn protocols(config: &CommConfig, env: &Config) -> [bool; 3] {

@@ -6,7 +6,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::bootstrap::{AddressFamily, CommId, InterfaceFilter};
-use crate::device::abi::{Algorithm, ProtocolId, UnknownName};
+use crate::device::abi::{ProtocolId, UnknownName};
+use crate::graph::tuning::Algorithm;
 use crate::log::{LogLevel, Subsystems};
 use crate::topology::PathKind;
 

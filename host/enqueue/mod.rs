@@ -4,5 +4,5 @@
 mod plan;
 mod signature;
 
-pub use plan::{Plan, PlanError, Shape, choose_channels, choose_protocol, plan, split};
+pub use plan::{Plan, PlanError, Shape, plan, split};
 pub use signature::{Call, describe};

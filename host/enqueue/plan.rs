@@ -4,16 +4,17 @@ use ferroccl_device::abi::{Algorithm, ChannelWork, MAX_CHANNELS, ProtocolId, Sig
 use ferroccl_device::kernels::{Kernel, lookup};
 
 use super::Call;
+use crate::graph::tuning::Tuner;
 
 /// What a plan needs to know of a communicator.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Shape {
     /// Ranks.
     pub ranks: u32,
     /// Channels there are, 1 to [`MAX_CHANNELS`].
     pub channels: u32,
-    /// Which protocols may be chosen, by [`ProtocolId`]; at least one.
-    pub protocols: [bool; 3],
+    /// How a call of so many bytes is done.
+    pub tuner: Tuner,
     /// Whether `channels` is what every call uses, instead of the most it may use.
     pub all_channels: bool,
 }
@@ -53,31 +54,6 @@ impl Plan {
     }
 }
 
-/// Bytes up to which a call runs LL; above, Simple. Between what 4 and 16 ranks would choose
-/// (`benches/records/2026-11-21-foundation.md`, other settings): a lane of its own pays for each LL line, while
-/// Simple's barriers cost nothing on a CPU and its data moves by vector copies. LL128 was the fastest at no
-/// size; it runs when it is asked for.
-const LL_BYTES: usize = 256;
-
-/// Bytes that a channel must have to be worth its launch.
-const BYTES_PER_CHANNEL: usize = 32 << 10;
-
-/// The protocol for a message of `bytes`, of those `allowed`: the best, or else the next for larger
-/// messages, or else the largest there is. With none allowed, Simple.
-#[must_use]
-pub fn choose_protocol(bytes: usize, allowed: [bool; 3]) -> ProtocolId {
-    let best = if bytes <= LL_BYTES { ProtocolId::Ll } else { ProtocolId::Simple };
-    let allowed = || ProtocolId::ALL.iter().copied().filter(|&p| allowed[p as usize]);
-    allowed().find(|&p| p >= best).or_else(|| allowed().next_back()).unwrap_or(ProtocolId::Simple)
-}
-
-/// How many of `channels` a message of `bytes` is worth; at least 1.
-#[must_use]
-pub fn choose_channels(bytes: usize, channels: u32) -> u32 {
-    let worth = u32::try_from(bytes / BYTES_PER_CHANNEL).unwrap_or(u32::MAX);
-    worth.clamp(1, channels.max(1))
-}
-
 /// Cuts `count` elements into one contiguous part a channel, all but the last multiples of `grain`.
 ///
 /// Every element is in exactly one part. Parts differ by at most `grain`, but for the last.
@@ -104,11 +80,14 @@ pub fn split(count: usize, channels: u32, grain: usize) -> [ChannelWork; MAX_CHA
 pub fn plan(call: &Call, shape: &Shape, seq: u64) -> Result<Plan, PlanError> {
     let algorithm = Algorithm::Ring;
     let bytes = call.bytes();
-    let protocol = choose_protocol(bytes, shape.protocols);
+    let protocol = shape.tuner.protocol(bytes as u64);
     let kernel = lookup(call.collective, algorithm, protocol, call.op, call.data_type)
         .ok_or(PlanError(*call))?;
-    let channels =
-        if shape.all_channels { shape.channels } else { choose_channels(bytes, shape.channels) };
+    let channels = if shape.all_channels {
+        shape.channels
+    } else {
+        shape.tuner.channels(bytes as u64, protocol, shape.channels)
+    };
     // Parts start on a cache line of a well-aligned buffer.
     let grain = 128 / call.data_type.size();
     Ok(Plan {
@@ -122,17 +101,37 @@ pub fn plan(call: &Call, shape: &Shape, seq: u64) -> Result<Plan, PlanError> {
 
 #[cfg(test)]
 mod tests {
+    use ferroccl_device::abi::{DataType, ReduceOp};
+
     use super::*;
+    use crate::graph::tuning::{Collective, Devices, Settings, Situation};
 
     #[test]
     fn protocols_follow_size_and_permission() {
-        let all = [true; 3];
-        assert_eq!(choose_protocol(8, all), ProtocolId::Ll);
-        assert_eq!(choose_protocol(LL_BYTES + 1, all), ProtocolId::Simple);
-        assert_eq!(choose_protocol(8, [false, true, true]), ProtocolId::Ll128);
-        assert_eq!(choose_protocol(1 << 30, all), ProtocolId::Simple);
-        assert_eq!(choose_protocol(8, [false, false, true]), ProtocolId::Simple);
-        assert_eq!(choose_protocol(1 << 30, [true, false, false]), ProtocolId::Ll);
-        assert_eq!(choose_protocol(8, [false; 3]), ProtocolId::Simple);
+        let chosen = |bytes: usize, allowed: &[ProtocolId]| {
+            let settings = Settings { protocols: Some(allowed.to_vec()), ..Settings::default() };
+            let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
+            let tuner = Tuner::new(&cores, Collective::AllReduce, &settings);
+            let shape = Shape { ranks: 4, channels: 2, tuner: tuner.clone(), all_channels: false };
+            let call = Call {
+                collective: ferroccl_device::abi::Collective::AllReduce,
+                count: bytes / 4,
+                data_type: DataType::F32,
+                op: ReduceOp::Sum,
+            };
+            let plan = plan(&call, &shape, 1).expect("a kernel");
+            assert_eq!(plan.protocol, tuner.protocol(bytes as u64));
+            (plan.protocol, plan.channels)
+        };
+        let all = ProtocolId::ALL;
+        let (ll, ll128, simple) = (ProtocolId::Ll, ProtocolId::Ll128, ProtocolId::Simple);
+        assert_eq!(chosen(8, all), (ll, 1));
+        assert_eq!(chosen(512, all), (simple, 1));
+        assert_eq!(chosen(1 << 30, all), (simple, 2));
+        assert_eq!(chosen(8, &[ll128]), (ll128, 1));
+        assert_eq!(chosen(1 << 30, &[ll128, simple]), (simple, 2));
+        assert_eq!(chosen(8, &[simple]), (simple, 1));
+        assert_eq!(chosen(1 << 30, &[ll]), (ll, 2));
+        assert_eq!(chosen(8, &[]), (simple, 1));
     }
 }

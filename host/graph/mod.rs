@@ -12,6 +12,7 @@ pub mod connect;
 mod load;
 pub mod search;
 pub mod tree;
+pub mod tuning;
 mod walk;
 
 use std::fmt;

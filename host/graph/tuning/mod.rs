@@ -1,0 +1,233 @@
+//! Which algorithm, protocol, channels and threads a call is done with, and why.
+//!
+//! ```text
+//! Situation (hosts, ranks, graphs, devices) ─┐
+//! Collective, bytes ─────────────────────────┼─► predict: latency + bytes / bandwidth, of each alternative
+//! Settings (NCCL_ALGO, NCCL_PROTO, ...) ─────┘      └─► choose: the fastest of those that are allowed
+//!                                                         └─► Tuner: the same as thresholds, for every call
+//! ```
+//!
+//! For GPUs the model and its figures are NCCL's ([`tables`], [`model`]): a latency per step, and the bandwidth that
+//! the search has found, less what a protocol costs of it. They are estimates that rank alternatives; what a call
+//! takes is for the perf tool to say. For CPU devices they are measured ([`cpu`]).
+//!
+//! Pure: equal arguments give equal choices, on every rank.
+
+mod choose;
+mod cpu;
+mod model;
+mod names;
+mod rules;
+mod settings;
+mod tables;
+mod tuner;
+
+pub use choose::{Alternative, Choice, NoChoice, choose, switches};
+pub use model::predict;
+pub use names::{Algorithm, Collective};
+pub use settings::Settings;
+pub use tuner::Tuner;
+
+use super::search::{Wanted, search};
+use super::{ChannelGraph, GraphId};
+use crate::device::abi::ProtocolId;
+use crate::topology::{Arch, CrossNic, Paths, System, Vendor};
+
+/// Channels at most (NCCL's `MAXCHANNELS`).
+const MAX_CHANNELS: u32 = 64;
+
+/// What the model knows of a communicator.
+#[derive(Clone, Debug)]
+pub struct Situation<'a> {
+    nodes: u32,
+    ranks: u32,
+    channels: u32,
+    devices: Devices<'a>,
+}
+
+/// What ranks run on.
+#[derive(Clone, Debug)]
+pub enum Devices<'a> {
+    /// Cores: every rank of a process is a coroutine on one of them.
+    Cpu {
+        /// The hosts' ring, for its way over the network.
+        ring: Option<&'a ChannelGraph>,
+    },
+    /// GPUs.
+    Gpus(Gpus<'a>),
+}
+
+/// GPUs, and what joins them.
+#[derive(Clone, Debug)]
+pub struct Gpus<'a> {
+    /// The ring.
+    pub ring: &'a ChannelGraph,
+    /// The tree, where one was found.
+    pub tree: Option<&'a ChannelGraph>,
+    /// The chains to a network that reduces, where there is one.
+    pub collnet: Option<&'a ChannelGraph>,
+    /// The least compute capability, times ten.
+    pub min_sm: u32,
+    /// The greatest.
+    pub max_sm: u32,
+    /// The hosts' CPUs.
+    pub cpu: (Arch, Vendor),
+    /// Whether the GPUs of a host are joined by switches.
+    pub nvswitch: bool,
+}
+
+impl<'a> Situation<'a> {
+    /// Of `ranks` on `nodes` hosts, evenly. There is at least one host, and a rank on each: less counts as that.
+    ///
+    /// A communicator of GPUs has twice the channels of its graphs (`ncclTopoPostset` in NCCL's connect.cc), at most
+    /// 64; of CPU devices it has one, until [`Situation::with_channels`] says otherwise.
+    #[must_use]
+    pub fn new(nodes: u32, ranks: u32, devices: Devices<'a>) -> Self {
+        let nodes = nodes.max(1);
+        let channels = match &devices {
+            Devices::Cpu { .. } => 1,
+            Devices::Gpus(gpus) => {
+                let tree = gpus.tree.map_or(usize::MAX, |tree| tree.channels.len());
+                let found = gpus.ring.channels.len().min(tree);
+                u32::try_from(found).unwrap_or(MAX_CHANNELS).saturating_mul(2)
+            }
+        };
+        Situation {
+            nodes,
+            ranks: ranks.max(nodes),
+            channels: channels.clamp(1, MAX_CHANNELS),
+            devices,
+        }
+    }
+
+    /// The same with so many channels, 1 to 64.
+    #[must_use]
+    pub fn with_channels(mut self, channels: u32) -> Self {
+        self.channels = channels.clamp(1, MAX_CHANNELS);
+        self
+    }
+
+    /// Hosts.
+    #[must_use]
+    pub fn nodes(&self) -> u32 {
+        self.nodes
+    }
+
+    /// Ranks.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// Channels of the communicator.
+    #[must_use]
+    pub fn channels(&self) -> u32 {
+        self.channels
+    }
+
+    /// What the ranks run on.
+    #[must_use]
+    pub fn devices(&self) -> &Devices<'a> {
+        &self.devices
+    }
+
+    /// Ranks of a host; NCCL rounds down.
+    fn local_ranks(&self) -> u32 {
+        self.ranks / self.nodes
+    }
+}
+
+/// The graphs of one host, as a communicator over `nodes` of such hosts has them.
+#[derive(Clone, Debug)]
+pub struct HostGraphs {
+    /// The ring; without one there is no communicator.
+    pub ring: ChannelGraph,
+    /// The tree.
+    pub tree: Option<ChannelGraph>,
+    /// The chains to a network that reduces; only over several hosts, and where a port says that it does.
+    pub collnet: Option<ChannelGraph>,
+}
+
+impl HostGraphs {
+    /// Searches them; `None` when there is no ring.
+    #[must_use]
+    pub fn search(
+        system: &System,
+        paths: &Paths,
+        nodes: u32,
+        cross_nic: CrossNic,
+        settings: &Settings,
+    ) -> Option<Self> {
+        let network = nodes > 1;
+        let least = settings.min_channels.map_or(1, |n| n as usize);
+        let most = settings.max_channels.map_or(super::search::MAX_CHANNELS, |n| n as usize);
+        let wanted = |id, min_channels, max_channels| Wanted {
+            network,
+            cross_nic,
+            min_channels,
+            max_channels,
+            ..Wanted::new(id)
+        };
+        let ring = search(system, paths, &wanted(GraphId::Ring, least, most))?;
+        // As many as rings: a channel has one of each.
+        let n = ring.channels.len();
+        let tree = search(system, paths, &wanted(GraphId::Tree, n, n));
+        let reduces = network && system.nets().iter().any(|(_, net)| net.coll);
+        let collnet =
+            if reduces { search(system, paths, &wanted(GraphId::CollNet, n, n)) } else { None };
+        Some(HostGraphs { ring, tree, collnet })
+    }
+
+    /// The situation of `ranks` on `nodes` hosts that are like `system`, evenly.
+    #[must_use]
+    pub fn situation(&self, system: &System, nodes: u32, ranks: u32) -> Situation<'_> {
+        if system.min_sm() == 0 {
+            return Situation::new(nodes, ranks, Devices::Cpu { ring: Some(&self.ring) });
+        }
+        let gpus = Gpus {
+            ring: &self.ring,
+            tree: self.tree.as_ref(),
+            collnet: self.collnet.as_ref(),
+            min_sm: system.min_sm(),
+            max_sm: system.gpus().iter().map(|(_, gpu)| gpu.sm).max().unwrap_or(0),
+            cpu: system
+                .cpus()
+                .first()
+                .map_or((Arch::Other, Vendor::Other), |(_, c)| (c.arch, c.vendor)),
+            nvswitch: system.has_nvswitch(),
+        };
+        Situation::new(nodes, ranks, Devices::Gpus(gpus))
+    }
+}
+
+/// What a call takes, by the model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// All of it, in microseconds.
+    pub time_us: f64,
+    /// Its part that does not depend on the size, in microseconds.
+    pub latency_us: f64,
+    /// Bytes of the call by what the rest of the time takes, 10^9 a second (`algbw` without the latency).
+    pub bandwidth: f64,
+}
+
+impl Cost {
+    /// Bytes of the call over its time, 10^9 a second.
+    #[must_use]
+    pub fn algbw(&self, bytes: u64) -> f64 {
+        if self.time_us > 0.0 { bytes as f64 / self.time_us * 1e-3 } else { 0.0 }
+    }
+}
+
+/// What the model says of one way to do a call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prediction {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// The protocol.
+    pub protocol: ProtocolId,
+    /// What it takes; `None` where it cannot be done.
+    pub cost: Option<Cost>,
+    /// Why it is not done, or may not be, as a clause; `None` where it may. It can have a cost all the same.
+    pub why_not: Option<String>,
+}

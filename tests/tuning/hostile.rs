@@ -1,0 +1,177 @@
+//! Graphs that no search gives, sizes that no machine holds: a time, or a reason.
+
+use ferroccl::ProtocolId;
+use ferroccl::graph::tuning::{
+    Algorithm, Collective, Devices, Gpus, Settings, Situation, Tuner, choose, predict, switches,
+};
+use ferroccl::graph::{ChannelGraph, GraphChannel, GraphId, Pattern};
+use ferroccl::topology::{Arch, PathKind, Vendor};
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+const SEED: [u8; 32] = *b"tuning: graphs no search gives..";
+
+/// A bandwidth or latency: sensible ones and others.
+fn number() -> impl Strategy<Value = f64> {
+    let odd =
+        [0.0, -1.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e-300, 1e300, f64::MIN_POSITIVE];
+    prop_oneof![4 => 0.01..900.0, 1 => select(odd.to_vec())]
+}
+
+fn graph(id: GraphId) -> impl Strategy<Value = ChannelGraph> {
+    let kinds = || select(PathKind::ALL.to_vec());
+    let numbers = (number(), number(), number());
+    (select(Pattern::ALL.to_vec()), numbers, kinds(), kinds(), 0usize..40, any::<bool>()).prop_map(
+        move |(pattern, (bw_intra, bw_inter, latency_inter), kind_intra, kind_inter, n, same)| {
+            ChannelGraph {
+                id,
+                pattern,
+                cross_nic: false,
+                same_channels: same,
+                bw_intra,
+                bw_inter,
+                latency_inter,
+                kind_intra,
+                kind_inter,
+                channels: vec![GraphChannel { nets: None, gpus: vec![0] }; n],
+            }
+        },
+    )
+}
+
+fn settings() -> impl Strategy<Value = Settings> {
+    let some = |n: u32| proptest::option::of(0..n);
+    (0usize..16, 0usize..8, some(2000), some(2000), some(100), some(100)).prop_map(
+        |(algorithms, protocols, threads, ll128_threads, min_channels, max_channels)| Settings {
+            algorithms: (algorithms > 0).then(|| {
+                let all = Algorithm::ALL.iter().enumerate();
+                all.filter(|(i, _)| algorithms >> i & 1 == 1).map(|(_, a)| *a).collect()
+            }),
+            protocols: (protocols > 0).then(|| {
+                let all = ProtocolId::ALL.iter().enumerate();
+                all.filter(|(i, _)| protocols >> i & 1 == 1).map(|(_, p)| *p).collect()
+            }),
+            threads,
+            ll128_threads,
+            buffers: [None, Some(0), Some(u64::MAX / 8)],
+            min_channels,
+            max_channels,
+        },
+    )
+}
+
+#[test]
+fn every_prediction_is_a_time_or_a_reason() {
+    let config = Config { cases: 4000, failure_persistence: None, ..Config::default() };
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &SEED);
+    let graphs = (graph(GraphId::Ring), graph(GraphId::Tree), graph(GraphId::CollNet));
+    let machine = (
+        select(vec![0u32, 60, 70, 80, 86, 90, 100, 120, u32::MAX]),
+        select(vec![
+            (Arch::X86, Vendor::Amd),
+            (Arch::X86, Vendor::Intel),
+            (Arch::Power, Vendor::Other),
+        ]),
+        any::<[bool; 4]>(),
+    );
+    let nodes = prop_oneof![0u32..70, Just(3072u32), Just(u32::MAX)];
+    let ranks = prop_oneof![0u32..600, Just(24_576u32), Just(u32::MAX)];
+    let bytes =
+        prop_oneof![Just(0u64), 1u64..1 << 20, any::<u64>().prop_map(|b| b >> 2), Just(1 << 62)];
+    let all = (graphs, machine, nodes, ranks, bytes, settings());
+    let result = TestRunner::new_with_rng(config, rng).run(&all, |case| {
+        let (
+            (ring, tree, collnet),
+            (sm, cpu, [has_tree, has_collnet, nvswitch, cores]),
+            nodes,
+            ranks,
+            bytes,
+            settings,
+        ) = case;
+        let gpus = Gpus {
+            ring: &ring,
+            tree: has_tree.then_some(&tree),
+            collnet: has_collnet.then_some(&collnet),
+            min_sm: sm,
+            max_sm: sm,
+            cpu,
+            nvswitch,
+        };
+        let devices = if cores { Devices::Cpu { ring: Some(&ring) } } else { Devices::Gpus(gpus) };
+        let s = Situation::new(nodes, ranks, devices);
+        for &collective in Collective::ALL {
+            for &algorithm in Algorithm::ALL {
+                for &protocol in ProtocolId::ALL {
+                    let p = predict(&s, collective, algorithm, protocol, bytes, &settings);
+                    prop_assert!(p.cost.is_some() || p.why_not.is_some(), "{p:?}");
+                    if let Some(cost) = p.cost {
+                        prop_assert!(cost.time_us.is_finite() && cost.time_us >= 0.0, "{p:?}");
+                        prop_assert!(
+                            cost.latency_us >= 0.0 && cost.latency_us <= cost.time_us,
+                            "{p:?}"
+                        );
+                        prop_assert!(cost.bandwidth.is_finite() && cost.bandwidth > 0.0, "{p:?}");
+                        prop_assert!(cost.algbw(bytes).is_finite(), "{p:?}");
+                    }
+                }
+            }
+            let alternatives = match choose(&s, collective, bytes, &settings) {
+                Ok(choice) => {
+                    let best = choice.cost.time_us;
+                    prop_assert!((1..=64).contains(&choice.channels), "{choice:?}");
+                    prop_assert!((1..=640).contains(&choice.threads), "{choice:?}");
+                    for a in &choice.alternatives {
+                        let open = a.prediction.why_not.is_none();
+                        let time = a.prediction.cost.map_or(f64::INFINITY, |cost| cost.time_us);
+                        prop_assert!(!open || time >= best, "{choice:?}");
+                    }
+                    prop_assert_eq!(choice.alternatives.len(), 11);
+                    choice.alternatives
+                }
+                Err(none) => none.alternatives,
+            };
+            prop_assert!(alternatives.iter().all(|a| !a.lost.is_empty()), "{alternatives:?}");
+        }
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("seed {SEED:?}: {error}");
+    }
+}
+
+/// The tuner is the choice: at every threshold and at sizes between, for rings.
+#[test]
+fn thresholds_agree_with_the_choice() {
+    let config = Config { cases: 300, failure_persistence: None, ..Config::default() };
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &SEED);
+    let all = (1u32..300, 1u32..33, 0usize..8, proptest::collection::vec(0u64..1 << 40, 50));
+    let result =
+        TestRunner::new_with_rng(config, rng).run(&all, |(ranks, channels, list, sizes)| {
+            let protocols =
+                ProtocolId::ALL.iter().filter(|p| list == 0 || list >> **p as usize & 1 == 1);
+            let settings =
+                Settings { protocols: Some(protocols.copied().collect()), ..Settings::default() };
+            let s = Situation::new(1, ranks, Devices::Cpu { ring: None }).with_channels(channels);
+            let tuner = Tuner::new(&s, Collective::AllReduce, &settings);
+            let ways = switches(&s, Collective::AllReduce, &settings, 0, 1 << 62);
+            let near = ways.iter().flat_map(|way| [way.0.saturating_sub(1), way.0, way.0 + 1]);
+            for bytes in near.chain(sizes).chain((0..62).map(|shift| 1 << shift)) {
+                let Ok(choice) = choose(&s, Collective::AllReduce, bytes, &settings) else {
+                    continue;
+                };
+                prop_assert_eq!(
+                    tuner.protocol(bytes),
+                    choice.protocol,
+                    "{} bytes, {:?}",
+                    bytes,
+                    ways
+                );
+                prop_assert_eq!(tuner.channels(bytes, choice.protocol, channels), choice.channels);
+            }
+            Ok(())
+        });
+    if let Err(error) = result {
+        panic!("seed {SEED:?}: {error}");
+    }
+}
