@@ -9,6 +9,8 @@
 //! Pure functions: no I/O, no clock, no random numbers.
 
 pub mod connect;
+pub mod file;
+mod host;
 mod load;
 pub mod search;
 pub mod tree;
@@ -19,6 +21,7 @@ use std::fmt;
 
 use crate::topology::PathKind;
 
+pub use host::{HostGraphs, NoChannels};
 pub use load::{feasible_bw, link_loads};
 
 /// How a channel passes through the GPUs of a host. The numbers are those of NCCL's graph files.

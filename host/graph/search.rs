@@ -51,9 +51,14 @@ pub const MAX_CHANNELS: usize = 32;
 const STEPS: u64 = 1 << 17;
 /// Steps of one attempt at most: with 8 GPUs, an attempt that fails late has tried several thousand orders.
 const STEPS_OF_ATTEMPT: u64 = 1 << 12;
-/// A channel of more than this is split into two: one block does not move more, NCCL has found
-/// (`ncclTopoDupChannels` in its search.cc).
-const SPLIT_ABOVE: f64 = 25.0;
+
+/// What a channel moves at most, by compute capability (times ten): more is split into two. NCCL splits above 25
+/// (`ncclTopoDupChannels` in its search.cc) and knows that a block of Hopper moves half as much again
+/// (`perChMaxTreeBws` in its tuning.cc).
+fn split_above(sm: u32) -> f64 {
+    if sm >= 90 { 40.0 } else { 25.0 }
+}
+
 /// Speeds to try besides those of the system's own links: NCCL's (`speedArrayIntra`, `speedArrayInter`, for all
 /// generations together), 10^9 bytes a second.
 const SPEEDS: [f64; 29] = [
@@ -127,10 +132,10 @@ impl Search<'_> {
             CrossNic::Always => &[true],
             CrossNic::IfBetter => &[false, true],
         };
-        for kind_inter in self.kinds_inter() {
-            for kind_intra in self.kinds_intra() {
-                let ceiling = self.ceiling(pattern, kind_intra, kind_inter);
-                for &cross_nic in cross {
+        for &cross_nic in cross {
+            for kind_inter in self.kinds_inter() {
+                for kind_intra in self.kinds_intra() {
+                    let ceiling = self.ceiling(pattern, kind_intra, kind_inter);
                     for same_channels in [true, false] {
                         if best.as_ref().is_some_and(|best| ceiling < best.total * GAIN) {
                             continue;
@@ -274,7 +279,7 @@ impl Search<'_> {
         let pattern = conditions.pattern;
         // Wide channels are split as long as the count allows.
         while channels.len() * 2 <= self.wanted.max_channels
-            && self.ways.bandwidth(pattern, &channels).1 > SPLIT_ABOVE
+            && self.ways.bandwidth(pattern, &channels).1 > split_above(system.min_sm())
             && self.ways.gpus > 1
         {
             channels.extend(channels.clone());

@@ -181,7 +181,7 @@ impl<'a> Walk<'a> {
         });
         for (net, gpu) in starts {
             if c.pattern != Pattern::Ring {
-                if self.extend(&mut vec![gpu], Some([net, net]), None) {
+                if self.tree_starts(net, gpu) {
                     return true;
                 }
                 continue;
@@ -194,6 +194,45 @@ impl<'a> Walk<'a> {
             self.give_back(way, c.speed);
             if enough || *self.steps == 0 {
                 return enough;
+            }
+        }
+        false
+    }
+
+    /// Chooses the second GPU of a chain whose first one talks to `net`, the nearest first: it may have a part in
+    /// that too. Charges the network and lays the rest.
+    fn tree_starts(&mut self, net: usize, first: usize) -> bool {
+        let (paths, ways, c) = (self.paths, self.ways, self.conditions);
+        let near = |gpu: usize| paths.gpu_net(gpu, net).kind.max(paths.net_gpu(net, gpu).kind);
+        let talks = matches!(c.pattern, Pattern::SplitTree | Pattern::BalancedTree);
+        let joined =
+            |gpu: usize| paths.gpu_gpu(first, gpu).kind.max(paths.gpu_gpu(gpu, first).kind);
+        let mut seconds: Vec<usize> = (0..ways.gpus)
+            .filter(|gpu| *gpu != first && joined(*gpu) <= c.kind_intra)
+            .filter(|gpu| !talks || near(*gpu) <= c.kind_inter)
+            .collect();
+        let turn = |gpu: usize| (gpu + ways.gpus - first) % ways.gpus;
+        seconds.sort_by_key(|gpu| (talks.then(|| near(*gpu)), joined(*gpu), turn(*gpu)));
+        let starts: Vec<Vec<usize>> = if ways.gpus == 1 {
+            vec![vec![first]]
+        } else {
+            seconds.into_iter().map(|second| vec![first, second]).collect()
+        };
+        for mut gpus in starts {
+            if !self.step() {
+                return false;
+            }
+            let start = GraphChannel { nets: Some([net, net]), gpus: gpus.clone() };
+            let mut parts: Vec<(&[(usize, f64)], f64)> = Vec::with_capacity(8);
+            ways.intra(c.pattern, &start, |way, part| parts.push((way, part * c.speed)));
+            ways.inter(c.pattern, &start, |way, part| parts.push((way, part * c.speed)));
+            if !self.take_all(&parts) {
+                continue;
+            }
+            let enough = self.extend(&mut gpus, start.nets, None);
+            parts.iter().for_each(|(way, amount)| self.give_back(way, *amount));
+            if enough {
+                return true;
             }
         }
         false
@@ -287,23 +326,13 @@ impl<'a> Walk<'a> {
             return false;
         }
         let channel = GraphChannel { nets, gpus: gpus.to_vec() };
-        let mut parts: Vec<(&[(usize, f64)], f64)> = Vec::with_capacity(6);
-        if c.pattern == Pattern::Ring {
-            if let (None, [first, .., last]) = (nets, gpus) {
-                if self.paths.gpu_gpu(*last, *first).kind > c.kind_intra {
-                    return false;
-                }
-                parts.push((ways.gpu_gpu(*last, *first), c.speed));
-            }
-        } else {
-            // The second GPU is known only now.
-            ways.inter(c.pattern, &channel, |way, part| parts.push((way, part * c.speed)));
-            if let (Some([net, _]), Some(second)) = (nets, gpus.get(1))
-                && c.pattern != Pattern::Tree
-                && self.paths.gpu_net(*second, net).kind > c.kind_inter
-            {
+        // A ring without a network is closed; all else has been charged on the way.
+        let mut parts: Vec<(&[(usize, f64)], f64)> = Vec::new();
+        if let (Pattern::Ring, None, [first, .., last]) = (c.pattern, nets, gpus) {
+            if self.paths.gpu_gpu(*last, *first).kind > c.kind_intra {
                 return false;
             }
+            parts.push((ways.gpu_gpu(*last, *first), c.speed));
         }
         if !self.take_all(&parts) {
             return false;

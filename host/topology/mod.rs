@@ -24,9 +24,17 @@ pub mod xml;
 pub use assume::{Assume, AssumeError, NvLinks};
 pub use build::Built;
 pub use error::TopologyError;
-pub use path::{Path, PathKind, PathKindError, Paths};
+pub use path::{Path, PathKind, PathKindError, Paths, affinity};
 pub use policy::{CrossNic, Decision, Policy};
 pub use system::{
     Arch, BusId, BusIdError, Cpu, CpuSet, Gpu, Link, LinkId, LinkKind, Net, Nic, Node, NodeId, Pci,
     System, Vendor,
 };
+
+/// Reads a topology file; what it leaves to the machine is taken from `assume`.
+///
+/// # Errors
+/// [`TopologyError`] names the line, the element and the attribute.
+pub fn load_file(path: &std::path::Path, assume: &Assume) -> Result<Built, TopologyError> {
+    build::system(&xml::read(path)?, &path.display().to_string(), assume)
+}

@@ -16,7 +16,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::policy::Policy;
-use super::system::{Link, LinkId, LinkKind, Node, NodeId, System};
+use super::system::{CpuSet, Link, LinkId, LinkKind, Node, NodeId, System};
 
 /// The worst step of a path, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -311,6 +311,15 @@ impl Paths {
             }
         }
     }
+}
+
+/// The cores near a GPU, by its local rank: those of the nearest CPU, where its threads should run and its host
+/// memory should lie. Empty where they are not known.
+#[must_use]
+pub fn affinity(system: &System, paths: &Paths, gpu: usize) -> CpuSet {
+    let cpus = system.cpus();
+    let near = (gpu < paths.gpus()).then(|| paths.local_cpu(gpu)).flatten();
+    near.and_then(|cpu| cpus.get(cpu)).map_or_else(CpuSet::default, |(_, cpu)| cpu.affinity.clone())
 }
 
 /// The paths from one node to all.

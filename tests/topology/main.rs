@@ -2,7 +2,9 @@
 //!
 //! `FERROCCL_TOPOLOGY_SEEDS` sets how many random systems are tried; a failure names its seed.
 
+mod files;
 mod random;
+mod snapshots;
 
 use ferroccl::graph::connect::{self, NONE};
 use ferroccl::graph::search::{Wanted, search};

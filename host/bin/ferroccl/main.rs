@@ -4,6 +4,7 @@ mod env;
 mod machine;
 mod perf;
 mod run;
+mod topo;
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -23,6 +24,7 @@ struct Cli {
 enum Command {
     Perf(Box<perf::PerfArgs>),
     Run(run::RunArgs),
+    Topo(topo::TopoArgs),
     Env(env::EnvArgs),
     /// Ends a process group when its launcher is gone
     #[command(name = run::KEEPER, hide = true)]
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Perf(args) => perf::execute(&args),
         Command::Run(args) => run::execute(&args),
+        Command::Topo(args) => topo::execute(&args),
         Command::Env(args) => env::execute(&args),
         Command::Keeper => run::keep(),
     }
