@@ -251,3 +251,77 @@ fn check(hosts: &[Host<'_>], fits: impl Fn(Pattern) -> bool) -> Result<usize, Co
     }
     Ok(expected as usize)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{GraphChannel, GraphId};
+    use crate::topology::PathKind;
+
+    fn graph(pattern: Pattern, channels: &[&[usize]]) -> ChannelGraph {
+        ChannelGraph {
+            id: if pattern == Pattern::Ring { GraphId::Ring } else { GraphId::Tree },
+            pattern,
+            cross_nic: false,
+            same_channels: true,
+            bw_intra: 1.0,
+            bw_inter: 1.0,
+            latency_inter: 0.0,
+            kind_intra: PathKind::Nvl,
+            kind_inter: PathKind::Pix,
+            channels: channels
+                .iter()
+                .map(|gpus| GraphChannel { nets: Some([0, 0]), gpus: gpus.to_vec() })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn the_pattern_says_which_gpu_talks_to_whom() {
+        // Over 4 hosts, host 2 hangs under 0 and has the children 1 and 3.
+        for (pattern, attach) in
+            [(Pattern::Tree, [1, 1]), (Pattern::SplitTree, [0, 0]), (Pattern::BalancedTree, [1, 0])]
+        {
+            // Chains of 4 GPUs: local rank 1, then 0, 3, 2.
+            let graph = graph(pattern, &[&[1, 0, 3, 2]]);
+            let trees = trees(&alike(&graph, 4, 4)).unwrap();
+            assert_eq!(trees.len(), 2);
+            let tree = &trees[0];
+            let host = |h: u32, local: u32| h * 4 + local;
+            // Within a host, down the chain.
+            assert_eq!(tree.up[0], 1);
+            assert_eq!(tree.up[host(3, 2) as usize], host(3, 3));
+            // The way up leaves at the first of the chain.
+            assert_eq!(tree.up[host(1, 1) as usize], host(2, attach[0]), "{pattern}");
+            assert_eq!(tree.up[host(3, 1) as usize], host(2, attach[1]), "{pattern}");
+            assert_eq!(tree.root(), Some(1));
+        }
+    }
+
+    #[test]
+    fn rings_go_from_the_last_gpu_to_the_next_hosts_first() {
+        let graph = graph(Pattern::Ring, &[&[1, 0, 2], &[2, 1, 0]]);
+        let rings = rings(&alike(&graph, 2, 3)).unwrap();
+        let order = |i: usize| rings[i].order(0).collect::<Vec<_>>();
+        assert_eq!(order(0), [0, 2, 4, 3, 5, 1]);
+        assert_eq!(order(1), [0, 5, 4, 3, 2, 1]);
+    }
+
+    #[test]
+    fn hosts_that_do_not_fit_together_are_refused() {
+        let ring = graph(Pattern::Ring, &[&[0, 1]]);
+        let twice = graph(Pattern::Ring, &[&[0, 0]]);
+        let short = graph(Pattern::Ring, &[&[0, 1], &[0]]);
+        let host = |graph, first_rank| Host { graph, first_rank };
+        assert!(matches!(
+            rings(&[host(&ring, 0), host(&ring, 3)]),
+            Err(ConnectError::Ranks { host: 1, first_rank: 3, expected: 2 })
+        ));
+        for bad in [&twice, &short] {
+            let error = rings(&[host(&ring, 0), host(bad, 2)]).unwrap_err();
+            assert!(matches!(error, ConnectError::NotEveryRank { host: 1, .. }), "{error}");
+        }
+        assert!(matches!(trees(&[host(&ring, 0)]), Err(ConnectError::Pattern { host: 0, .. })));
+        assert_eq!(rings(&[]), Ok(Vec::new()));
+    }
+}

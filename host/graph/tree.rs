@@ -70,20 +70,29 @@ pub fn first(n: u32, host: u32) -> Place {
     // To the right, as far as there are hosts.
     let steps =
         std::iter::successors(Some(half), |step| Some(step >> 1)).take_while(|step| *step > 0);
-    let right = steps.map(|step| host + step).find(|right| *right < n);
+    let right = steps.filter_map(|step| host.checked_add(step)).find(|right| *right < n);
     Place { parent: Some(parent), children: [left, right] }
 }
 
 /// The place of `host` in the second tree over `n` hosts.
+///
+/// ```
+/// use ferroccl::graph::tree::second;
+///
+/// assert_eq!(second(14, 1).parent, Some((5, 1))); // mirrored: as 12 in the first tree
+/// assert_eq!(second(13, 1).parent, None); // shifted: host 0's place
+/// ```
 #[must_use]
 pub fn second(n: u32, host: u32) -> Place {
     if host >= n {
         return Place::default();
     }
-    // Its own inverse where it mirrors; where it shifts, `to` takes a host's place and `from` gives it back.
-    let mirror = n.is_multiple_of(2);
-    let to = |host: u32| if mirror { n - 1 - host } else { (host + n - 1) % n };
-    let from = |place: u32| if mirror { n - 1 - place } else { (place + 1) % n };
+    let mirror = |host: u32| n - 1 - host;
+    let before = |host: u32| host.checked_sub(1).unwrap_or(n - 1);
+    let after = |host: u32| if host == n - 1 { 0 } else { host + 1 };
+    let even = n.is_multiple_of(2);
+    let (to, from): (&dyn Fn(u32) -> u32, &dyn Fn(u32) -> u32) =
+        if even { (&mirror, &mirror) } else { (&before, &after) };
     let place = first(n, to(host));
     Place {
         parent: place.parent.map(|(parent, child)| (from(parent), child)),
