@@ -13,20 +13,25 @@
 
 pub mod assume;
 pub mod build;
+pub mod detect;
 pub mod dump;
 mod error;
+mod load;
 pub mod path;
 pub mod policy;
 pub mod speed;
 pub mod system;
+mod trim;
 pub mod xml;
 
 pub use assume::{Assume, AssumeError, NvLinks};
 pub use build::Built;
 pub use error::TopologyError;
+pub use load::{load, load_file, load_from};
 pub use path::{Path, PathKind, PathKindError, Paths};
 pub use policy::{CrossNic, Decision, Policy};
 pub use system::{
     Arch, BusId, BusIdError, Cpu, CpuSet, Gpu, Link, LinkId, LinkKind, Net, Nic, Node, NodeId, Pci,
     System, Vendor,
 };
+pub use trim::trim;
