@@ -34,7 +34,7 @@ use super::system::{BusId, Cpu, Gpu, LinkKind, Net, Nic, Node, NodeId, Pci, Syst
 use super::xml::{Element, Located, XmlError};
 
 pub(super) use devices::{NVSWITCH_CLASS, UNSEEN_SWITCH};
-pub(super) use pci::link_of;
+pub(super) use pci::{MOST_LANES, gt_per_s, link_of};
 
 /// Devices of one kind at most: NCCL's limit (`NCCL_TOPO_MAX_NODES`), 8 hosts of 72 GPUs.
 const MOST_DEVICES: usize = 576;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::assume::AssumeError;
+use super::detect::GpuError;
 use super::xml::XmlError;
 
 /// Why a topology cannot be read, found or written.
@@ -17,6 +18,9 @@ pub enum TopologyError {
     /// What is to be assumed makes no sense.
     #[error(transparent)]
     Assume(#[from] AssumeError),
+    /// There are GPUs, and they cannot be asked.
+    #[error(transparent)]
+    Gpus(#[from] GpuError),
     /// A system that NCCL's format cannot say.
     #[error("not to be written as a topology file: {0}")]
     Unwritable(String),

@@ -13,28 +13,25 @@
 
 pub mod assume;
 pub mod build;
+pub mod detect;
 pub mod dump;
 mod error;
+mod load;
 pub mod path;
 pub mod policy;
 pub mod speed;
 pub mod system;
+mod trim;
 pub mod xml;
 
 pub use assume::{Assume, AssumeError, NvLinks};
 pub use build::Built;
 pub use error::TopologyError;
+pub use load::{load, load_file, load_from};
 pub use path::{Path, PathKind, PathKindError, Paths, affinity};
 pub use policy::{CrossNic, Decision, Policy};
 pub use system::{
     Arch, BusId, BusIdError, Cpu, CpuSet, Gpu, Link, LinkId, LinkKind, Net, Nic, Node, NodeId, Pci,
     System, Vendor,
 };
-
-/// Reads a topology file; what it leaves to the machine is taken from `assume`.
-///
-/// # Errors
-/// [`TopologyError`] names the line, the element and the attribute.
-pub fn load_file(path: &std::path::Path, assume: &Assume) -> Result<Built, TopologyError> {
-    build::system(&xml::read(path)?, &path.display().to_string(), assume)
-}
+pub use trim::trim;
