@@ -1,6 +1,8 @@
 //! Groups as launchers start them: this test program, started by the real `mpirun` and with the variables of
 //! the others, finds its rank and its group by the environment alone.
 
+mod skip;
+
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -95,8 +97,7 @@ fn start(n: u32, vars: impl Fn(u32) -> Vec<(&'static str, String)>) -> Vec<Outpu
 fn mpirun() {
     let _ports = ports();
     if Command::new("mpirun").arg("--version").output().is_err() {
-        println!("skipped: no mpirun (apt-get install openmpi-bin)");
-        return;
+        return skip::skip("no mpirun (apt-get install openmpi-bin)");
     }
     // Two jobs at the same time must not meet.
     let job = |n: u32| {

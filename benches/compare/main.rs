@@ -23,6 +23,7 @@ mod record;
 mod worker;
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::Command;
 
@@ -57,8 +58,11 @@ const MPI_SETTINGS: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// Settings that FerroCCL is tried with besides its own choice: a name, the sizes worth the time, the setting.
-const VARIANTS: [(&str, std::ops::RangeInclusive<u64>, fn(&mut CommConfig)); 7] = [
+/// A name, the sizes worth the time, and what it sets.
+type Variant = (&'static str, RangeInclusive<u64>, fn(&mut CommConfig));
+
+/// Settings that FerroCCL is tried with besides its own choice.
+const VARIANTS: [Variant; 7] = [
     ("LL", 0..=SMALL, |config| config.protocol = Some(ProtocolId::Ll)),
     ("LL128", 0..=SMALL, |config| config.protocol = Some(ProtocolId::Ll128)),
     ("Simple", 0..=SMALL, |config| config.protocol = Some(ProtocolId::Simple)),

@@ -51,11 +51,11 @@ impl Ways {
     }
 
     /// Calls `charge` with each way that a channel of bandwidth 1 uses within the host, and how much of it.
-    pub(super) fn intra(
-        &self,
+    pub(super) fn intra<'w>(
+        &'w self,
         pattern: Pattern,
         channel: &GraphChannel,
-        mut charge: impl FnMut(&[(usize, f64)], f64),
+        mut charge: impl FnMut(&'w [(usize, f64)], f64),
     ) {
         for pair in channel.gpus.windows(2) {
             match pattern {
@@ -73,11 +73,11 @@ impl Ways {
     }
 
     /// The same to and from the network.
-    pub(super) fn inter(
-        &self,
+    pub(super) fn inter<'w>(
+        &'w self,
         pattern: Pattern,
         channel: &GraphChannel,
-        mut charge: impl FnMut(&[(usize, f64)], f64),
+        mut charge: impl FnMut(&'w [(usize, f64)], f64),
     ) {
         let (Some([come, leave]), Some(first)) = (channel.nets, channel.gpus.first()) else {
             return;

@@ -8,8 +8,10 @@
 //!
 //! Pure functions: no I/O, no clock, no random numbers.
 
+pub mod connect;
 mod load;
 pub mod search;
+pub mod tree;
 pub mod tuning;
 mod walk;
 

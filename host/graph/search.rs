@@ -166,7 +166,7 @@ impl Search<'_> {
                 continue;
             }
             let reached = best.as_ref().map_or(0.0, |best| best.total);
-            if reached * GAIN > ceiling {
+            if reached * GAIN > ceiling || *steps == 0 {
                 return;
             }
             conditions.speed = speed;
@@ -346,4 +346,51 @@ fn sorted(kinds: impl Iterator<Item = PathKind>) -> Vec<PathKind> {
     kinds.sort_unstable();
     kinds.dedup();
     kinds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::{BusId, Gpu, LinkKind, Node, NodeId, Policy};
+
+    fn gpus(system: &mut System, n: u32, sm: u32) -> Vec<NodeId> {
+        let gpu = |dev| Gpu { dev, rank: None, sm, gdr: true, bus_id: BusId::default() };
+        (0..n).map(|dev| system.add(Node::Gpu(gpu(dev)))).collect()
+    }
+
+    fn total(system: &System, id: GraphId) -> f64 {
+        let paths = Paths::new(system, &Policy::default());
+        search(system, &paths, &Wanted::new(id)).unwrap().total_bw(1)
+    }
+
+    #[test]
+    fn a_hybrid_cube_mesh_is_filled() {
+        // DGX-1 with V100: (a, b, NVLinks).
+        const MESH: [(usize, usize, u32); 16] = [
+            (0, 1, 1),
+            (0, 2, 1),
+            (0, 3, 2),
+            (0, 4, 2),
+            (1, 2, 2),
+            (1, 3, 1),
+            (1, 5, 2),
+            (2, 3, 2),
+            (2, 6, 1),
+            (3, 7, 1),
+            (4, 5, 1),
+            (4, 6, 1),
+            (4, 7, 2),
+            (5, 6, 2),
+            (5, 7, 1),
+            (6, 7, 2),
+        ];
+        let mut system = System::default();
+        let gpus = gpus(&mut system, 8, 70);
+        for (a, b, links) in MESH {
+            system.connect(gpus[a], gpus[b], LinkKind::Nvl, 20.0 * f64::from(links));
+        }
+        // Six NVLinks a GPU: six rings of 20, the most there can be, and NCCL's number.
+        assert_eq!(total(&system, GraphId::Ring), 120.0);
+        assert!(total(&system, GraphId::Tree) >= 120.0);
+    }
 }

@@ -64,6 +64,13 @@ impl<'a> Walk<'a> {
         walk.best
     }
 
+    /// Counts a step; `false` when there is none left.
+    fn step(&mut self) -> bool {
+        let left = self.steps.checked_sub(1);
+        *self.steps = left.unwrap_or(0);
+        left.is_some()
+    }
+
     /// Takes `amount` times the way's costs from what is left; `false`, and nothing taken, where it does not fit.
     fn take(&mut self, way: &[(usize, f64)], amount: f64) -> bool {
         if way.iter().any(|(link, cost)| self.left[*link] + SLACK < cost * amount) {
@@ -122,12 +129,12 @@ impl<'a> Walk<'a> {
     /// Lays a known channel and goes on; takes it back unless there are enough.
     fn lay(&mut self, channel: &GraphChannel) -> bool {
         let (ways, pattern, speed) = (self.ways, self.conditions.pattern, self.conditions.speed);
-        // Gathered first: charging needs all of `self`.
-        let mut parts: Vec<(Vec<(usize, f64)>, f64)> = Vec::new();
-        ways.intra(pattern, channel, |way, part| parts.push((way.to_vec(), part * speed)));
-        ways.inter(pattern, channel, |way, part| parts.push((way.to_vec(), part * speed)));
-        let parts: Vec<(&[(usize, f64)], f64)> =
-            parts.iter().map(|(way, amount)| (&way[..], *amount)).collect();
+        if !self.step() {
+            return false;
+        }
+        let mut parts: Vec<(&[(usize, f64)], f64)> = Vec::with_capacity(2 * ways.gpus + 6);
+        ways.intra(pattern, channel, |way, part| parts.push((way, part * speed)));
+        ways.inter(pattern, channel, |way, part| parts.push((way, part * speed)));
         if !self.take_all(&parts) {
             return false;
         }
@@ -250,10 +257,9 @@ impl<'a> Walk<'a> {
                 .then(turn(*a).cmp(&turn(*b)))
         });
         for to in next {
-            if *self.steps == 0 {
+            if !self.step() {
                 return false;
             }
-            *self.steps -= 1;
             let (there, back) = (ways.gpu_gpu(here, to), ways.gpu_gpu(to, here));
             let parts: &[(&[(usize, f64)], f64)] = if c.pattern == Pattern::Ring {
                 &[(there, c.speed)]
@@ -277,18 +283,21 @@ impl<'a> Walk<'a> {
     /// All GPUs are in: charges what is missing and goes on to the next channel.
     fn complete(&mut self, gpus: &[usize], nets: Option<[usize; 2]>) -> bool {
         let (ways, c) = (self.ways, self.conditions);
+        if !self.step() {
+            return false;
+        }
         let channel = GraphChannel { nets, gpus: gpus.to_vec() };
-        let mut parts: Vec<(Vec<(usize, f64)>, f64)> = Vec::new();
+        let mut parts: Vec<(&[(usize, f64)], f64)> = Vec::with_capacity(6);
         if c.pattern == Pattern::Ring {
             if let (None, [first, .., last]) = (nets, gpus) {
                 if self.paths.gpu_gpu(*last, *first).kind > c.kind_intra {
                     return false;
                 }
-                parts.push((ways.gpu_gpu(*last, *first).to_vec(), c.speed));
+                parts.push((ways.gpu_gpu(*last, *first), c.speed));
             }
         } else {
             // The second GPU is known only now.
-            ways.inter(c.pattern, &channel, |way, part| parts.push((way.to_vec(), part * c.speed)));
+            ways.inter(c.pattern, &channel, |way, part| parts.push((way, part * c.speed)));
             if let (Some([net, _]), Some(second)) = (nets, gpus.get(1))
                 && c.pattern != Pattern::Tree
                 && self.paths.gpu_net(*second, net).kind > c.kind_inter
@@ -296,8 +305,6 @@ impl<'a> Walk<'a> {
                 return false;
             }
         }
-        let parts: Vec<(&[(usize, f64)], f64)> =
-            parts.iter().map(|(way, amount)| (&way[..], *amount)).collect();
         if !self.take_all(&parts) {
             return false;
         }

@@ -2,6 +2,8 @@
 
 mod perf;
 mod run;
+#[path = "../skip/mod.rs"]
+mod skip;
 mod support;
 
 use support::{ferroccl, text};

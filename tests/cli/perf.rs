@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::skip;
 use super::support::{LONG, Mark, ferroccl, finish, plain, text, within};
 
 /// One row: size, count, type, redop, root, then time, algbw, busbw, #wrong, twice.
@@ -291,7 +292,7 @@ fn ranks_are_processes_under_mpirun() {
     mpirun.args(PERF).arg("2");
     match mpirun.output() {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            eprintln!("skipped: there is no mpirun");
+            skip::skip("no mpirun (apt-get install openmpi-bin)");
         }
         Err(e) => panic!("{e}"),
         Ok(out) => {
@@ -332,8 +333,8 @@ fn the_example_runs_alone_and_under_a_launcher() {
     let exe = std::env::current_exe().unwrap();
     let example = exe.ancestors().nth(2).unwrap().join("examples/all_reduce");
     if !example.exists() {
-        eprintln!("skipped: {} is not built (cargo test --examples builds it)", example.display());
-        return;
+        let why = format!("{} is not built (cargo test --examples builds it)", example.display());
+        return skip::skip(&why);
     }
     let mut launched = ferroccl(["run", "-n", "4", "--"]);
     launched.arg(&example);
