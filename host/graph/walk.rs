@@ -261,15 +261,18 @@ impl<'a> Walk<'a> {
                 return false;
             }
             let (there, back) = (ways.gpu_gpu(here, to), ways.gpu_gpu(to, here));
-            let parts: &[(&[(usize, f64)], f64)] = if c.pattern == Pattern::Ring {
-                &[(there, c.speed)]
+            let mut parts: Vec<(&[(usize, f64)], f64)> = Vec::with_capacity(8);
+            if c.pattern == Pattern::Ring {
+                parts.push((there, c.speed));
             } else {
-                &[(there, c.speed / 2.0), (back, c.speed / 2.0)]
-            };
-            if !self.take_all(parts) {
-                continue;
+                parts.extend([(there, c.speed / 2.0), (back, c.speed / 2.0)]);
             }
             gpus.push(to);
+            let fits = self.second_fits(gpus, nets, &mut parts) && self.take_all(&parts);
+            if !fits {
+                gpus.pop();
+                continue;
+            }
             let enough = self.extend(gpus, nets, end);
             gpus.pop();
             parts.iter().for_each(|(way, amount)| self.give_back(way, *amount));
@@ -278,6 +281,29 @@ impl<'a> Walk<'a> {
             }
         }
         false
+    }
+
+    /// Adds a tree's network traffic to `parts` once the two GPUs are known that it goes through, rather than when
+    /// all are: what cannot be must not be found after all orders of the others. `false` when the second is too far
+    /// from the port.
+    fn second_fits(
+        &self,
+        gpus: &[usize],
+        nets: Option<[usize; 2]>,
+        parts: &mut Vec<(&'a [(usize, f64)], f64)>,
+    ) -> bool {
+        let c = self.conditions;
+        let (Some([net, _]), [_, second]) = (nets, gpus) else { return true };
+        if c.pattern == Pattern::Ring {
+            return true;
+        }
+        let (out, back) = (self.paths.gpu_net(*second, net), self.paths.net_gpu(net, *second));
+        if c.pattern != Pattern::Tree && out.kind.max(back.kind) > c.kind_inter {
+            return false;
+        }
+        let channel = GraphChannel { nets, gpus: gpus.to_vec() };
+        self.ways.inter(c.pattern, &channel, |way, part| parts.push((way, part * c.speed)));
+        true
     }
 
     /// All GPUs are in: charges what is missing and goes on to the next channel.
@@ -295,15 +321,8 @@ impl<'a> Walk<'a> {
                 }
                 parts.push((ways.gpu_gpu(*last, *first), c.speed));
             }
-        } else {
-            // The second GPU is known only now.
+        } else if gpus.len() == 1 {
             ways.inter(c.pattern, &channel, |way, part| parts.push((way, part * c.speed)));
-            if let (Some([net, _]), Some(second)) = (nets, gpus.get(1))
-                && c.pattern != Pattern::Tree
-                && self.paths.gpu_net(*second, net).kind > c.kind_inter
-            {
-                return false;
-            }
         }
         if !self.take_all(&parts) {
             return false;
