@@ -1,6 +1,7 @@
-//! The `ferroccl` command: measure collectives, start the processes of a job, show the knobs.
+//! The `ferroccl` command: measure collectives, start the processes of a job, explain choices, show the knobs.
 
 mod env;
+mod explain;
 mod machine;
 mod perf;
 mod run;
@@ -23,6 +24,7 @@ struct Cli {
 enum Command {
     Perf(Box<perf::PerfArgs>),
     Run(run::RunArgs),
+    Explain(Box<explain::ExplainArgs>),
     Env(env::EnvArgs),
     /// Ends a process group when its launcher is gone
     #[command(name = run::KEEPER, hide = true)]
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Perf(args) => perf::execute(&args),
         Command::Run(args) => run::execute(&args),
+        Command::Explain(args) => explain::execute(&args),
         Command::Env(args) => env::execute(&args),
         Command::Keeper => run::keep(),
     }

@@ -245,8 +245,15 @@ impl Size {
             size(*chunk_bytes)
         )?;
         writeln!(f, "#")?;
-        writeln!(f, "#     algorithm  protocol     time  latency   algbw   busbw")?;
-        writeln!(f, "#                             (us)     (us)  (GB/s)  (GB/s)")?;
+        let columns = |time, latency, algbw, busbw, names: [&str; 2]| {
+            let [algorithm, protocol] = names;
+            format!(
+                "# {algorithm:>13}  {protocol:>8}  {time:>7}  {latency:>7}  {algbw:>6}  {busbw:>6}"
+            )
+        };
+        let names = columns("time", "latency", "algbw", "busbw", ["algorithm", "protocol"]);
+        writeln!(f, "{names}")?;
+        writeln!(f, "{}", columns("(us)", "(us)", "(GB/s)", "(GB/s)", ["", ""]))?;
         line(f, algorithm, protocol, Some(&self.times), "chosen")?;
         self.alternatives
             .iter()
@@ -275,14 +282,16 @@ fn line(
 impl Report {
     fn table(&self, f: &mut fmt::Formatter<'_>, sizes: &[Size]) -> fmt::Result {
         writeln!(f, "#")?;
-        writeln!(
-            f,
-            "#     size      algorithm  protocol  channels  threads     time   algbw   busbw  next best"
-        )?;
-        writeln!(
-            f,
-            "#                                                         (us)  (GB/s)  (GB/s)"
-        )?;
+        let columns = |names: [&str; 8]| {
+            let [size, algorithm, protocol, channels, threads, time, algbw, busbw] = names;
+            format!(
+                "#{size:>9}  {algorithm:>13}  {protocol:>8}  {channels:>8}  {threads:>7}  {time:>7}  {algbw:>6}  {busbw:>6}"
+            )
+        };
+        let names =
+            ["size", "algorithm", "protocol", "channels", "threads", "time", "algbw", "busbw"];
+        writeln!(f, "{}  next best", columns(names))?;
+        writeln!(f, "{}", columns(["", "", "", "", "", "(us)", "(GB/s)", "(GB/s)"]))?;
         for s in sizes {
             let Times { time_us, algbw_gbps, busbw_gbps, .. } = s.times;
             write!(f, "{:>10}  {:>13}  {:>8}", size(s.bytes), s.algorithm, s.protocol)?;

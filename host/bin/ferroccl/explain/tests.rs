@@ -107,21 +107,20 @@ fn settings_are_heard_and_named() {
 
 #[test]
 fn several_sizes_are_a_table_with_switch_points() {
-    let text = report("-b 8 -e 1G -f 8 --nodes 16", &[]).to_string();
+    let text = report("-b 8 -e 8G -f 8 --nodes 16", &[]).to_string();
     let rows: Vec<&str> = text.lines().filter(|l| !l.starts_with('#')).collect();
-    assert_eq!(rows.len(), 10, "{text}");
+    assert_eq!(rows.len(), 11, "{text}");
     assert!(rows[0].split_whitespace().take(3).eq(["8", "Tree", "LL"]), "{text}");
-    assert!(rows[9].split_whitespace().take(3).eq(["1G", "Ring", "Simple"]), "{text}");
+    assert!(rows[10].split_whitespace().take(3).eq(["8G", "Ring", "Simple"]), "{text}");
     let points: Vec<&str> = text.lines().filter(|l| l.starts_with("# from ")).collect();
     assert_eq!(points[0], "# from 0 bytes on: Tree with LL");
     assert!(points.last().unwrap().ends_with("on: Ring with Simple"), "{text}");
     // Numbers end where their headings do.
+    let end = |line: &str, word: &str| line.find(word).map(|at| at + word.len());
     let heading = text.lines().find(|l| l.contains("(us)")).unwrap();
-    assert_eq!(
-        heading.len(),
-        rows[0].find(&format!("  {} ", rows[0].split_whitespace().nth(8).unwrap())).unwrap(),
-        "{text}"
-    );
+    let busy = rows[10].split_whitespace().collect::<Vec<_>>();
+    assert_eq!(end(heading, "(us)"), end(rows[10], busy[5]), "{text}");
+    assert_eq!(heading.rfind("(GB/s)").map(|at| at + 6), end(rows[10], busy[7]), "{text}");
 }
 
 #[test]
@@ -199,18 +198,4 @@ fn trees_gain_at_scale_and_the_plot_shows_it() {
         assert!(svg.contains(word), "{word} in {svg}");
     }
     assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
-}
-#[test]
-fn zz_debug() {
-    use ferroccl::graph::{GraphId, search::*};
-    let s = system();
-    let paths = Paths::new(&s, &Policy::default());
-    for (lo, hi) in [(1, 32), (1, 16), (16, 16), (8, 8), (1, 4),(1,8)] {
-        for id in [GraphId::Ring, GraphId::Tree] {
-            let w = Wanted { network: true, min_channels: lo, max_channels: hi, ..Wanted::new(id) };
-            let g = search(&s, &paths, &w).unwrap();
-            println!("{lo} {hi} {id:?} {} n={} intra {:.2} inter {:.2} kinds {} {} total {}", g.pattern, g.channels.len(), g.bw_intra, g.bw_inter, g.kind_intra, g.kind_inter, g.total_bw(2));
-            println!("{:?}", g.channels.iter().map(|c| (c.nets, c.gpus[0], c.gpus[1])).collect::<Vec<_>>());
-        }
-    }
 }
