@@ -27,7 +27,7 @@ fn load(name: &str, assume: &str) -> System {
         Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/topology_files/{name}.xml"));
     let assume: Assume =
         if assume.is_empty() { Assume::default() } else { assume.parse().unwrap() };
-    topology::load_file(&path, &assume).unwrap().system
+    topology::load_file(&path, &assume).unwrap()
 }
 
 /// One host: from its file to its channels.

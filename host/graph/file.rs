@@ -10,10 +10,14 @@
 //! says of speeds is kept: a person may know better than a model.
 
 use std::fmt::Display;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::{ChannelGraph, GraphChannel, GraphId, Pattern};
-use crate::topology::xml::{Element, Located, XmlError};
-use crate::topology::{PathKind, System};
+use super::{ChannelGraph, GraphChannel, GraphId, HostGraphs, NoChannels, Pattern};
+use crate::config::Config;
+use crate::topology::xml::{self, Element, Located, XmlError};
+use crate::topology::{PathKind, Paths, System};
 
 /// The version of the format that is read and written (`NCCL_GRAPH_XML_VERSION`).
 const VERSION: u32 = 1;
@@ -29,6 +33,53 @@ pub struct GraphFile {
     pub graphs: Vec<ChannelGraph>,
     /// What it does not know and left out, in words: NCCL writes graphs for `NVLS` too.
     pub notes: Vec<String>,
+}
+
+/// Why a host has no graphs.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GraphError {
+    /// The search found none.
+    #[error(transparent)]
+    NoChannels(#[from] NoChannels),
+    /// The file that `NCCL_GRAPH_FILE` names makes no sense.
+    #[error(transparent)]
+    File(#[from] XmlError),
+    /// The file that `NCCL_GRAPH_DUMP_FILE` names cannot be written.
+    #[error("{path}: {source}", path = path.display())]
+    Dump {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Arc<io::Error>,
+    },
+}
+
+/// A host's graphs: what the search finds, in place of that what `NCCL_GRAPH_FILE` has; written to
+/// `NCCL_GRAPH_DUMP_FILE` if that is set. What of the file is left out is logged.
+///
+/// # Errors
+/// [`GraphError`] when there are no channels, or a file cannot be read or written.
+pub fn load(
+    system: &System,
+    paths: &Paths,
+    config: &Config,
+    hosts: u32,
+) -> Result<HostGraphs, GraphError> {
+    let mut graphs = HostGraphs::search(system, paths, config, hosts)?;
+    if let Some(name) = &config.graph_file {
+        let file = read(&xml::read(Path::new(name))?, name, system)?;
+        for note in &file.notes {
+            tracing::info!(target: crate::log::GRAPH, "{note}");
+        }
+        graphs.replace(file.graphs);
+    }
+    if let Some(name) = &config.graph_dump_file {
+        std::fs::write(name, to_xml(graphs.iter(), system).to_xml())
+            .map_err(|e| GraphError::Dump { path: name.into(), source: Arc::new(e) })?;
+    }
+    Ok(graphs)
 }
 
 /// Reads the graphs of a file for a system; `file` names it in errors.

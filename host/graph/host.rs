@@ -1,9 +1,10 @@
 //! All graphs of a host, as a communicator over so many hosts has them.
 
 use super::search::{MAX_CHANNELS, Wanted, search};
+use super::tuning::{Devices, Gpus, Situation};
 use super::{ChannelGraph, GraphId};
 use crate::config::Config;
-use crate::topology::{Paths, Policy, System};
+use crate::topology::{Arch, Paths, Policy, System, Vendor};
 
 /// The channels of a host for each kind of algorithm.
 #[derive(Clone, Debug, PartialEq)]
@@ -92,6 +93,25 @@ impl HostGraphs {
                 GraphId::CollNet => self.collnet = Some(graph),
             }
         }
+    }
+
+    /// The situation of `ranks` on `nodes` hosts that are like `system`, evenly.
+    #[must_use]
+    pub fn situation(&self, system: &System, nodes: u32, ranks: u32) -> Situation<'_> {
+        if system.min_sm() == 0 {
+            return Situation::new(nodes, ranks, Devices::Cpu { ring: Some(&self.ring) });
+        }
+        let cpu = system.cpus().first().map(|(_, cpu)| (cpu.arch, cpu.vendor));
+        let gpus = Gpus {
+            ring: &self.ring,
+            tree: self.tree.as_ref(),
+            collnet: self.collnet.as_ref(),
+            min_sm: system.min_sm(),
+            max_sm: system.gpus().iter().map(|(_, gpu)| gpu.sm).max().unwrap_or(0),
+            cpu: cpu.unwrap_or((Arch::Other, Vendor::Other)),
+            nvswitch: system.has_nvswitch(),
+        };
+        Situation::new(nodes, ranks, Devices::Gpus(gpus))
     }
 
     /// All of them.

@@ -398,4 +398,39 @@ mod tests {
         assert_eq!(total(&system, GraphId::Ring), 120.0);
         assert!(total(&system, GraphId::Tree) >= 120.0);
     }
+    /// GPUs on switches, and for each two of them a port near both: a tree can use them all, as rings do.
+    #[test]
+    fn trees_use_every_port() {
+        use crate::topology::{Net, Nic, Pci};
+        let mut system = System::default();
+        let gpus = gpus(&mut system, 8, 80);
+        let nvs = system.add(Node::Nvs);
+        for (dev, pair) in gpus.chunks(2).enumerate() {
+            let bus_id = BusId { bus: dev as u8, ..BusId::default() };
+            let pci = system.add(Node::Pci(Pci { bus_id, device: [0; 4] }));
+            let nic = system.add(Node::Nic(Nic { bus_id: Some(bus_id) }));
+            let net = system.add(Node::Net(Net {
+                dev: dev as u32,
+                name: String::new(),
+                port: 1,
+                guid: dev as u64,
+                bw: 25.0,
+                latency: 0.0,
+                max_conn: 1,
+                gdr: true,
+                coll: false,
+            }));
+            system.connect(pci, nic, LinkKind::Pci, 24.0);
+            system.connect(nic, net, LinkKind::Net, 25.0);
+            for gpu in pair {
+                system.connect(*gpu, pci, LinkKind::Pci, 24.0);
+                system.connect(*gpu, nvs, LinkKind::Nvl, 240.0);
+            }
+        }
+        let paths = Paths::new(&system, &Policy::default());
+        for id in [GraphId::Ring, GraphId::Tree] {
+            let graph = search(&system, &paths, &Wanted { network: true, ..Wanted::new(id) });
+            assert_eq!(graph.unwrap().total_bw(2), 96.0, "{id:?}");
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! The `ferroccl` command as its users meet it: the built binary, its output, its exit codes.
 
+mod explain;
 mod perf;
 mod run;
 #[path = "../skip/mod.rs"]
@@ -13,7 +14,7 @@ fn without_arguments_it_says_what_it_can_do() {
     let out = ferroccl([]).output().unwrap();
     assert_eq!(out.status.code(), Some(2));
     let help = text(&out.stderr);
-    for word in ["perf", "run", "env", "Usage:"] {
+    for word in ["perf", "run", "explain", "env", "Usage:"] {
         assert!(help.contains(word), "{word} in {help}");
     }
     assert!(!help.contains("__keeper"), "the keeper is nobody's business: {help}");

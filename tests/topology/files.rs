@@ -13,7 +13,7 @@ fn path(name: &str) -> PathBuf {
 
 fn load(name: &str) -> System {
     let assume: Assume = "sm=80,nvswitch=12".parse().unwrap();
-    topology::load_file(&path(name), &assume).unwrap().system
+    topology::load_file(&path(name), &assume).unwrap()
 }
 
 fn paths(system: &System) -> Paths {

@@ -1,9 +1,11 @@
-//! The `ferroccl` command: measure collectives, start the processes of a job, show the knobs.
+//! The `ferroccl` command: measure collectives, start the processes of a job, explain choices, show the knobs.
 
 mod env;
+mod explain;
 mod machine;
 mod perf;
 mod run;
+mod source;
 mod topo;
 
 use std::fmt::Display;
@@ -25,6 +27,7 @@ enum Command {
     Perf(Box<perf::PerfArgs>),
     Run(run::RunArgs),
     Topo(topo::TopoArgs),
+    Explain(Box<explain::ExplainArgs>),
     Env(env::EnvArgs),
     /// Ends a process group when its launcher is gone
     #[command(name = run::KEEPER, hide = true)]
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
         Command::Perf(args) => perf::execute(&args),
         Command::Run(args) => run::execute(&args),
         Command::Topo(args) => topo::execute(&args),
+        Command::Explain(args) => explain::execute(&args),
         Command::Env(args) => env::execute(&args),
         Command::Keeper => run::keep(),
     }

@@ -28,10 +28,9 @@ pub use names::{Algorithm, Collective};
 pub use settings::Settings;
 pub use tuner::Tuner;
 
-use super::search::{Wanted, search};
-use super::{ChannelGraph, GraphId};
+use super::ChannelGraph;
 use crate::device::abi::ProtocolId;
-use crate::topology::{Arch, CrossNic, Paths, System, Vendor};
+use crate::topology::{Arch, Vendor};
 
 /// Channels at most (NCCL's `MAXCHANNELS`).
 const MAX_CHANNELS: u32 = 64;
@@ -134,69 +133,6 @@ impl<'a> Situation<'a> {
     /// Ranks of a host; NCCL rounds down.
     fn local_ranks(&self) -> u32 {
         self.ranks / self.nodes
-    }
-}
-
-/// The graphs of one host, as a communicator over `nodes` of such hosts has them.
-#[derive(Clone, Debug)]
-pub struct HostGraphs {
-    /// The ring; without one there is no communicator.
-    pub ring: ChannelGraph,
-    /// The tree.
-    pub tree: Option<ChannelGraph>,
-    /// The chains to a network that reduces; only over several hosts, and where a port says that it does.
-    pub collnet: Option<ChannelGraph>,
-}
-
-impl HostGraphs {
-    /// Searches them; `None` when there is no ring.
-    #[must_use]
-    pub fn search(
-        system: &System,
-        paths: &Paths,
-        nodes: u32,
-        cross_nic: CrossNic,
-        settings: &Settings,
-    ) -> Option<Self> {
-        let network = nodes > 1;
-        let least = settings.min_channels.map_or(1, |n| n as usize);
-        let most = settings.max_channels.map_or(super::search::MAX_CHANNELS, |n| n as usize);
-        let wanted = |id, min_channels, max_channels| Wanted {
-            network,
-            cross_nic,
-            min_channels,
-            max_channels,
-            ..Wanted::new(id)
-        };
-        let ring = search(system, paths, &wanted(GraphId::Ring, least, most))?;
-        // As many as rings: a channel has one of each.
-        let n = ring.channels.len();
-        let tree = search(system, paths, &wanted(GraphId::Tree, n, n));
-        let reduces = network && system.nets().iter().any(|(_, net)| net.coll);
-        let collnet =
-            if reduces { search(system, paths, &wanted(GraphId::CollNet, n, n)) } else { None };
-        Some(HostGraphs { ring, tree, collnet })
-    }
-
-    /// The situation of `ranks` on `nodes` hosts that are like `system`, evenly.
-    #[must_use]
-    pub fn situation(&self, system: &System, nodes: u32, ranks: u32) -> Situation<'_> {
-        if system.min_sm() == 0 {
-            return Situation::new(nodes, ranks, Devices::Cpu { ring: Some(&self.ring) });
-        }
-        let gpus = Gpus {
-            ring: &self.ring,
-            tree: self.tree.as_ref(),
-            collnet: self.collnet.as_ref(),
-            min_sm: system.min_sm(),
-            max_sm: system.gpus().iter().map(|(_, gpu)| gpu.sm).max().unwrap_or(0),
-            cpu: system
-                .cpus()
-                .first()
-                .map_or((Arch::Other, Vendor::Other), |(_, c)| (c.arch, c.vendor)),
-            nvswitch: system.has_nvswitch(),
-        };
-        Situation::new(nodes, ranks, Devices::Gpus(gpus))
     }
 }
 

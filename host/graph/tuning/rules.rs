@@ -42,13 +42,13 @@ pub(super) fn impossible(
             _ => format!("no {algorithm} does {collective}"),
         });
     }
-    if collnet && protocol != ProtocolId::Simple {
-        return Some(format!("a network that reduces knows no {protocol}"));
-    }
     let Devices::Gpus(gpus) = s.devices() else {
         return (algorithm != Algorithm::Ring)
             .then(|| "CPU devices run nothing but rings".to_owned());
     };
+    if collnet && protocol != ProtocolId::Simple {
+        return Some(format!("a network that reduces knows no {protocol}"));
+    }
     if collnet && s.nodes() == 1 {
         return Some("a single node: there is no network between the ranks".to_owned());
     }

@@ -13,11 +13,11 @@ mod args;
 mod data;
 mod measure;
 mod report;
-mod size;
-mod sweep;
+pub(crate) mod size;
+pub(crate) mod sweep;
 mod table;
 mod team;
-mod values;
+pub(crate) mod values;
 
 use std::any::Any;
 use std::io;

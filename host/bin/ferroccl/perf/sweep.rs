@@ -43,7 +43,7 @@ impl Sweep {
     }
 
     /// The sizes in bytes.
-    fn sizes(self) -> impl Iterator<Item = u64> {
+    pub(crate) fn sizes(self) -> impl Iterator<Item = u64> {
         std::iter::successors(Some(self.min.0), move |&size| match self.step {
             Step::Add(Bytes(0)) => None,
             Step::Add(Bytes(bytes)) => size.checked_add(bytes),

@@ -99,6 +99,15 @@ macro_rules! named {
 }
 named!(Collective, ReduceOp, ProtocolId);
 
+/// What the model knows, whether or not there are kernels for it.
+impl Named for ferroccl::graph::tuning::Collective {
+    const ALL: &'static [Self] = ferroccl::graph::tuning::Collective::ALL;
+
+    fn name(self) -> &'static str {
+        ferroccl::graph::tuning::Collective::name(self)
+    }
+}
+
 impl Named for DataType {
     const ALL: &'static [Self] = DataType::ALL;
 

@@ -14,21 +14,19 @@ use clap::Args;
 use ferroccl::config::Config;
 use ferroccl::graph::connect::{self, Ring, Tree};
 use ferroccl::graph::{HostGraphs, file};
-use ferroccl::topology::{self, Assume, Paths, Policy, System, xml};
+use ferroccl::topology::{Paths, Policy, System, TopologyError};
+
+use crate::source::{ASSUME_HELP, Source};
 
 /// Show the topology: devices, paths, rings and trees
 ///
 /// Of this machine, or of a topology file, which may be of any machine. With --nodes, of so many hosts like it.
 /// NCCL's variables count: NCCL_TOPO_FILE, NCCL_P2P_LEVEL, NCCL_GRAPH_FILE, ... (ferroccl env lists them).
 #[derive(Args, Clone, Debug)]
-#[command(verbatim_doc_comment)]
+#[command(after_long_help = ASSUME_HELP)]
 pub(crate) struct TopoArgs {
-    /// A topology file in NCCL's format, instead of this machine
-    #[arg(long, value_name = "XML")]
-    file: Option<PathBuf>,
-    /// What completes a file that leaves it to the machine, as sm=80,nvswitch=12
-    #[arg(long, value_name = "LIST")]
-    assume: Option<Assume>,
+    #[command(flatten)]
+    source: Source,
     /// Hosts, all alike
     #[arg(long, short = 'N', default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     nodes: u32,
@@ -70,11 +68,9 @@ enum Failure {
     #[error(transparent)]
     Setting(#[from] ferroccl::Error),
     #[error(transparent)]
-    Topology(#[from] topology::TopologyError),
+    Topology(#[from] TopologyError),
     #[error(transparent)]
-    File(#[from] xml::XmlError),
-    #[error(transparent)]
-    Channels(#[from] ferroccl::graph::NoChannels),
+    Graphs(#[from] file::GraphError),
     #[error(transparent)]
     Connect(#[from] connect::ConnectError),
     #[error("{}: {source}", path.display())]
@@ -85,15 +81,8 @@ enum Failure {
 
 fn run(args: &TopoArgs) -> Result<(), Failure> {
     let config = Config::from_env()?;
-    let assume = args.assume.clone().unwrap_or_default();
-    let loaded = match &args.file {
-        Some(path) => topology::load_file(path, &assume)?,
-        None => topology::load_file("x".as_ref(), &assume)?, // TMP
-    };
-    for note in &loaded.notes {
-        crate::complain("topo", note);
-    }
-    let view = view(loaded.system, &config, args.nodes)?;
+    ferroccl::log::init(&config)?;
+    let view = view(args.source.system(&config)?, &config, args.nodes)?;
     if let Some(path) = &args.svg {
         write(path, &svg::draw(&view))?;
     }
@@ -110,17 +99,7 @@ fn run(args: &TopoArgs) -> Result<(), Failure> {
 
 fn view(system: System, config: &Config, hosts: u32) -> Result<View, Failure> {
     let paths = Paths::new(&system, &Policy::from_config(config));
-    let mut graphs = HostGraphs::search(&system, &paths, config, hosts)?;
-    if let Some(name) = &config.graph_file {
-        let read = file::read(&xml::read(name.as_ref())?, name, &system)?;
-        for note in &read.notes {
-            crate::complain("topo", note);
-        }
-        graphs.replace(read.graphs);
-    }
-    if let Some(name) = &config.graph_dump_file {
-        write(name.as_ref(), &file::to_xml(graphs.iter(), &system).to_xml())?;
-    }
+    let graphs = file::load(&system, &paths, config, hosts)?;
     let local = paths.gpus() as u32;
     let rings = connect::rings(&connect::alike(&graphs.ring, hosts, local))?;
     let trees = match &graphs.tree {

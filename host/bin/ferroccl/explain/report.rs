@@ -1,0 +1,311 @@
+//! What is shown of a choice: one size in full, several as a table; JSON has all of it.
+
+use std::fmt;
+
+use ferroccl::graph::ChannelGraph;
+use ferroccl::graph::tuning::{Choice, Collective, Cost, Devices, Situation, choose, switches};
+use serde::Serialize;
+
+use super::{Failure, Machine};
+use crate::perf::size::Bytes;
+
+/// The choices for some sizes.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    /// Of this document's form; a change that readers must know of counts it up.
+    version: u32,
+    ferroccl: &'static str,
+    collective: String,
+    machine: String,
+    nodes: u32,
+    ranks: u32,
+    /// Channels that there are.
+    channels: u32,
+    graphs: Vec<Graph>,
+    sizes: Vec<Size>,
+    /// Where, among all sizes, the choice changes.
+    switch_points: Vec<Switch>,
+}
+
+/// A graph in a line.
+#[derive(Debug, Serialize)]
+struct Graph {
+    #[serde(rename = "for")]
+    what: &'static str,
+    pattern: String,
+    channels: usize,
+    bw_intra_gbps: f64,
+    bw_inter_gbps: f64,
+    kind_intra: String,
+    kind_inter: String,
+}
+
+/// A size and how it is done.
+#[derive(Debug, Serialize)]
+struct Size {
+    bytes: u64,
+    algorithm: &'static str,
+    protocol: &'static str,
+    channels: u32,
+    threads: u32,
+    chunk_bytes: u64,
+    #[serde(flatten)]
+    times: Times,
+    alternatives: Vec<Other>,
+}
+
+/// What a way takes.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Times {
+    time_us: f64,
+    latency_us: f64,
+    algbw_gbps: f64,
+    busbw_gbps: f64,
+}
+
+/// A way that lost.
+#[derive(Debug, Serialize)]
+struct Other {
+    algorithm: &'static str,
+    protocol: &'static str,
+    /// Whether it may be chosen.
+    allowed: bool,
+    /// Nothing where it cannot be done.
+    #[serde(flatten)]
+    times: Option<Times>,
+    lost: String,
+}
+
+/// From so many bytes on, this way.
+#[derive(Debug, Serialize)]
+struct Switch {
+    bytes: u64,
+    algorithm: &'static str,
+    protocol: &'static str,
+}
+
+/// The largest size at which a switch is looked for.
+const LARGEST: u64 = 1 << 40;
+
+impl Report {
+    /// Chooses for every size.
+    pub(super) fn new(
+        machine: &Machine,
+        s: &Situation<'_>,
+        collective: Collective,
+        sizes: &[u64],
+    ) -> Result<Report, Failure> {
+        let graphs = match s.devices() {
+            Devices::Cpu { .. } => Vec::new(),
+            Devices::Gpus(gpus) => {
+                let all =
+                    [("ring", Some(gpus.ring)), ("tree", gpus.tree), ("collnet", gpus.collnet)];
+                all.into_iter().filter_map(|(what, graph)| Some(Graph::new(what, graph?))).collect()
+            }
+        };
+        let chosen = |bytes: &u64| {
+            let choice = choose(s, collective, *bytes, &machine.settings)?;
+            Ok(Size::new(*bytes, &choice, collective, s.ranks()))
+        };
+        let ways = switches(s, collective, &machine.settings, 0, LARGEST);
+        Ok(Report {
+            version: 1,
+            ferroccl: env!("CARGO_PKG_VERSION"),
+            collective: collective.to_string(),
+            machine: machine.name.clone(),
+            nodes: s.nodes(),
+            ranks: s.ranks(),
+            channels: s.channels(),
+            graphs,
+            sizes: sizes.iter().map(chosen).collect::<Result<_, Failure>>()?,
+            switch_points: ways
+                .into_iter()
+                .map(|(bytes, a, p)| Switch { bytes, algorithm: a.name(), protocol: p.name() })
+                .collect(),
+        })
+    }
+
+    pub(super) fn json(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
+    }
+}
+
+impl Graph {
+    fn new(what: &'static str, graph: &ChannelGraph) -> Graph {
+        Graph {
+            what,
+            pattern: graph.pattern.to_string(),
+            channels: graph.channels.len(),
+            bw_intra_gbps: graph.bw_intra,
+            bw_inter_gbps: graph.bw_inter,
+            kind_intra: graph.kind_intra.to_string(),
+            kind_inter: graph.kind_inter.to_string(),
+        }
+    }
+}
+
+impl Times {
+    fn new(cost: &Cost, bytes: u64, collective: Collective, ranks: u32) -> Times {
+        let algbw = cost.algbw(bytes);
+        Times {
+            time_us: cost.time_us,
+            latency_us: cost.latency_us,
+            algbw_gbps: algbw,
+            busbw_gbps: algbw * collective.bus_factor(ranks),
+        }
+    }
+}
+
+impl Size {
+    fn new(bytes: u64, choice: &Choice, collective: Collective, ranks: u32) -> Size {
+        let times = |cost: &Cost| Times::new(cost, bytes, collective, ranks);
+        let mut alternatives: Vec<Other> = choice
+            .alternatives
+            .iter()
+            .map(|a| Other {
+                algorithm: a.prediction.algorithm.name(),
+                protocol: a.prediction.protocol.name(),
+                allowed: a.prediction.why_not.is_none(),
+                times: a.prediction.cost.as_ref().map(times),
+                lost: a.lost.clone(),
+            })
+            .collect();
+        // What may be chosen first, then what could be done; the fastest first.
+        let key = |o: &Other| (!o.allowed, o.times.map_or(f64::INFINITY, |times| times.time_us));
+        alternatives.sort_by(|a, b| {
+            let (a, b) = (key(a), key(b));
+            a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+        });
+        Size {
+            bytes,
+            algorithm: choice.algorithm.name(),
+            protocol: choice.protocol.name(),
+            channels: choice.channels,
+            threads: choice.threads,
+            chunk_bytes: choice.chunk_bytes,
+            times: times(&choice.cost),
+            alternatives,
+        }
+    }
+}
+
+/// Some size in the largest unit that makes it a whole number.
+pub(super) fn size(bytes: u64) -> String {
+    Bytes(bytes).to_string()
+}
+
+/// A time in seven columns, whatever its size.
+pub(super) fn time(us: f64) -> String {
+    let digits = match us {
+        us if us >= 10_000.0 => 0,
+        us if us >= 100.0 => 1,
+        _ => 2,
+    };
+    format!("{us:.digits$}")
+}
+
+fn plural(n: u32, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { collective, machine, nodes, ranks, channels, .. } = self;
+        let (ranks, nodes) = (plural(*ranks, "rank"), plural(*nodes, "host"));
+        writeln!(
+            f,
+            "# {collective}: {ranks} on {nodes}, {machine}, {}",
+            plural(*channels, "channel")
+        )?;
+        for g in &self.graphs {
+            let Graph { what, pattern, channels, bw_intra_gbps, bw_inter_gbps, .. } = g;
+            write!(f, "# {what}: {channels} x {bw_intra_gbps:.1} GB/s by {}", g.kind_intra)?;
+            if self.nodes > 1 {
+                write!(f, ", {bw_inter_gbps:.1} to the network by {}", g.kind_inter)?;
+            }
+            writeln!(f, " ({pattern})")?;
+        }
+        match &self.sizes[..] {
+            [one] => one.in_full(f),
+            all => self.table(f, all),
+        }
+    }
+}
+
+impl Size {
+    fn in_full(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Size { algorithm, protocol, chunk_bytes, .. } = self;
+        writeln!(f, "#")?;
+        writeln!(
+            f,
+            "# {}: {algorithm} with {protocol}, {} of {}, chunks of at most {}",
+            size(self.bytes),
+            plural(self.channels, "channel"),
+            plural(self.threads, "thread"),
+            size(*chunk_bytes)
+        )?;
+        writeln!(f, "#")?;
+        let columns = |time, latency, algbw, busbw, names: [&str; 2]| {
+            let [algorithm, protocol] = names;
+            format!(
+                "# {algorithm:>13}  {protocol:>8}  {time:>7}  {latency:>7}  {algbw:>6}  {busbw:>6}"
+            )
+        };
+        let names = columns("time", "latency", "algbw", "busbw", ["algorithm", "protocol"]);
+        writeln!(f, "{names}")?;
+        writeln!(f, "{}", columns("(us)", "(us)", "(GB/s)", "(GB/s)", ["", ""]))?;
+        line(f, algorithm, protocol, Some(&self.times), "chosen")?;
+        self.alternatives
+            .iter()
+            .try_for_each(|o| line(f, o.algorithm, o.protocol, o.times.as_ref(), &o.lost))
+    }
+}
+
+fn line(
+    f: &mut fmt::Formatter<'_>,
+    algorithm: &str,
+    protocol: &str,
+    times: Option<&Times>,
+    why: &str,
+) -> fmt::Result {
+    write!(f, "  {algorithm:>13}  {protocol:>8}")?;
+    match times {
+        Some(Times { time_us, latency_us, algbw_gbps, busbw_gbps }) => {
+            write!(f, "  {:>7}  {:>7}", time(*time_us), time(*latency_us))?;
+            write!(f, "  {algbw_gbps:>6.2}  {busbw_gbps:>6.2}")?;
+        }
+        None => write!(f, "  {0:>7}  {0:>7}  {0:>6}  {0:>6}", "-")?,
+    }
+    writeln!(f, "  {why}")
+}
+
+impl Report {
+    fn table(&self, f: &mut fmt::Formatter<'_>, sizes: &[Size]) -> fmt::Result {
+        writeln!(f, "#")?;
+        let columns = |names: [&str; 8]| {
+            let [size, algorithm, protocol, channels, threads, time, algbw, busbw] = names;
+            format!(
+                "#{size:>9}  {algorithm:>13}  {protocol:>8}  {channels:>8}  {threads:>7}  {time:>7}  {algbw:>6}  {busbw:>6}"
+            )
+        };
+        let names =
+            ["size", "algorithm", "protocol", "channels", "threads", "time", "algbw", "busbw"];
+        writeln!(f, "{}  next best", columns(names))?;
+        writeln!(f, "{}", columns(["", "", "", "", "", "(us)", "(GB/s)", "(GB/s)"]))?;
+        for s in sizes {
+            let Times { time_us, algbw_gbps, busbw_gbps, .. } = s.times;
+            write!(f, "{:>10}  {:>13}  {:>8}", size(s.bytes), s.algorithm, s.protocol)?;
+            write!(f, "  {:>8}  {:>7}  {:>7}", s.channels, s.threads, time(time_us))?;
+            write!(f, "  {algbw_gbps:>6.2}  {busbw_gbps:>6.2}")?;
+            match s.alternatives.first().filter(|next| next.allowed) {
+                Some(next) => writeln!(f, "  {} {}: {}", next.algorithm, next.protocol, next.lost)?,
+                None => writeln!(f, "  none")?,
+            }
+        }
+        writeln!(f, "#")?;
+        for Switch { bytes, algorithm, protocol } in &self.switch_points {
+            writeln!(f, "# from {bytes} bytes on: {algorithm} with {protocol}")?;
+        }
+        Ok(())
+    }
+}

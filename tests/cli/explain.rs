@@ -1,0 +1,86 @@
+//! `ferroccl explain` on this machine: what it prints, writes and refuses.
+
+use std::process::Output;
+
+use crate::support::{ferroccl, text};
+
+fn explain<const N: usize>(args: [&str; N], variables: &[(&str, &str)]) -> Output {
+    let mut command = ferroccl(["explain"]);
+    command.args(args).envs(variables.iter().copied()).output().unwrap()
+}
+
+#[test]
+fn one_size_in_full() {
+    let out = explain(["all_reduce", "--ranks", "4", "--bytes", "8"], &[]);
+    let shown = text(&out.stdout);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(shown.starts_with("# all_reduce: 4 ranks on 1 host, this machine, "), "{shown}");
+    assert!(shown.contains("# 8: Ring with LL, 1 channel of 1 thread, "), "{shown}");
+    assert!(shown.contains("times slower") && shown.contains("CPU devices run nothing but rings"));
+    assert_eq!(shown.lines().filter(|line| !line.starts_with('#')).count(), 12, "{shown}");
+}
+
+#[test]
+fn sizes_settings_and_json() {
+    let out = explain(
+        ["all_reduce", "--ranks", "16", "--bytes", "8,4K,1M", "--json", "-"],
+        &[("NCCL_PROTO", "LL128,Simple"), ("NCCL_MAX_NCHANNELS", "1")],
+    );
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let sizes = json["sizes"].as_array().unwrap();
+    let chosen: Vec<_> = sizes.iter().map(|s| s["protocol"].as_str().unwrap()).collect();
+    assert_eq!(chosen, ["LL128", "Simple", "Simple"], "{json}");
+    assert!(sizes.iter().all(|size| size["channels"] == 1), "{json}");
+    assert_eq!(json["switch_points"].as_array().unwrap().len(), 2, "{json}");
+
+    let out = explain(["all_reduce", "-b", "8", "-e", "64", "-f", "2"], &[]);
+    assert_eq!(text(&out.stdout).lines().filter(|line| !line.starts_with('#')).count(), 4);
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    let out = explain(["all_reduce", "--bytes", "8"], &[("NCCL_ALGO", "Tree")]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("Ring with LL: not allowed by NCCL_ALGO"), "{out:?}");
+    for (args, word) in [
+        (["--ranks", "3", "--nodes", "2"], "evenly"),
+        (["--bytes", "8", "-b", "8"], "cannot be used"),
+        (["--bytes", "8Q", "--nodes", "1"], "unit of size"),
+        (["-b", "64", "-e", "8"], "larger"),
+        (["--bytes", "8", "--assume", "sm=80"], "--file"),
+    ] {
+        let out = ferroccl(["explain", "all_reduce"]).args(args).output().unwrap();
+        assert_eq!(out.status.code(), Some(2), "{args:?}");
+        assert!(text(&out.stderr).contains(word), "{}", text(&out.stderr));
+    }
+    let out = explain(["all_to_all"], &[]);
+    assert!(text(&out.stderr).contains("reduce_scatter"), "{out:?}");
+}
+
+#[test]
+fn the_plot_is_written_where_it_is_asked_for() {
+    let path = std::env::temp_dir().join(format!("ferroccl-explain-{}.svg", std::process::id()));
+    let file = path.to_str().unwrap();
+    let out = explain(["all_reduce", "--bytes", "8", "--nodes", "4", "--plot", file], &[]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(text(&out.stdout).contains("hosts    ranks"), "{}", text(&out.stdout));
+    let svg = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("8 ring"), "{svg}");
+
+    let out = explain(["all_reduce", "--bytes", "8", "--plot", "/nowhere/at/all.svg"], &[]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("/nowhere/at/all.svg: "), "{}", text(&out.stderr));
+}
+
+/// A communicator refuses an `NCCL_ALGO` that leaves nothing it could run, which the model may still reason about.
+#[test]
+fn an_algorithm_without_kernels_is_refused_by_the_library() {
+    let out = ferroccl(["perf", "all_reduce", "-g", "2", "-b", "8", "-e", "8"])
+        .env("NCCL_ALGO", "Tree")
+        .output()
+        .unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    let error = text(&out.stderr);
+    assert!(error.contains("NCCL_ALGO=Tree") && error.contains("only Ring has kernels"), "{error}");
+}
