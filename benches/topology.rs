@@ -50,7 +50,7 @@ fn host(c: &mut Criterion) {
                 }
                 let what = format!("search {id:?}{}", if network { " with network" } else { "" });
                 group.bench_function(what, |b| {
-                    b.iter(|| search(&system, &paths, black_box(&wanted)))
+                    b.iter(|| search(&system, &paths, black_box(&wanted)));
                 });
             }
         }

@@ -42,6 +42,12 @@ pub enum Error {
     /// Ranks could not find each other, or a message between them made no sense.
     #[error("bootstrap: {0}")]
     Bootstrap(#[from] crate::bootstrap::BootstrapError),
+    /// The machine's topology cannot be found, read or written.
+    #[error("topology: {0}")]
+    Topology(Arc<crate::topology::TopologyError>),
+    /// The machine has no channels, or they cannot be read or written.
+    #[error("channels: {0}")]
+    Graph(Arc<crate::graph::file::GraphError>),
     /// A peer is gone (NCCL's `ncclRemoteError`).
     #[error("rank {rank}: lost rank {peer}: {reason}")]
     PeerLost {
@@ -100,6 +106,19 @@ impl Error {
     /// An [`Error::InvalidArgument`].
     pub fn argument(argument: &'static str, reason: impl Into<String>) -> Self {
         Error::InvalidArgument { argument, reason: reason.into() }
+    }
+}
+
+// Shared, so that the error stays small: it is part of every result.
+impl From<crate::topology::TopologyError> for Error {
+    fn from(error: crate::topology::TopologyError) -> Self {
+        Error::Topology(Arc::new(error))
+    }
+}
+
+impl From<crate::graph::file::GraphError> for Error {
+    fn from(error: crate::graph::file::GraphError) -> Self {
+        Error::Graph(Arc::new(error))
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod config;
 mod control;
+mod machine;
 mod setup;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

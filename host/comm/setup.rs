@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use super::{CommConfig, Communicator, Control, Edges, Inner};
+use super::{CommConfig, Communicator, Control, Edges, Inner, machine};
 use crate::bootstrap::{Bootstrap, BootstrapError, UniqueId};
 use crate::buffer::Device;
 use crate::channel::{ConnLayout, EdgeEnd};
@@ -73,6 +73,7 @@ impl Communicator {
         let layout = config.layout()?;
         let (channels, all_channels) = config.channels(device.runtime().parallelism())?;
         let protocols = protocols(config, &env);
+        machine::look(&env)?;
         let member = |rank| Member {
             device,
             config,
@@ -172,6 +173,9 @@ impl Communicator {
         let env = Config::from_env()?;
         check_algorithms(&env)?;
         let config = &config.or(&env);
+        if rank == 0 {
+            machine::look(&env)?;
+        }
         let bootstrap = Bootstrap::connect(id, rank, nranks, &env)?;
         let peers: Vec<PeerInfo> = exchange(&bootstrap, &process_info(rank, &env)?)?;
 

@@ -194,13 +194,13 @@ impl Search<'_> {
     /// Speeds to try, from high to low: of the links there are, whole and in parts, and the usual ones.
     fn candidates(&self, ceiling: f64) -> Vec<f64> {
         let links = self.ways.capacity.iter().flat_map(|bw| [*bw, bw / 2.0]);
-        let mut speeds: Vec<f64> =
-            links.chain(SPEEDS).filter(|speed| *speed > 0.0 && *speed <= ceiling + 1e-9).collect();
+        let mut speeds: Vec<f64> = links
+            .chain(SPEEDS)
+            .chain([ceiling])
+            .filter(|speed| *speed > 0.0 && *speed <= ceiling + 1e-9)
+            .collect();
         speeds.sort_by(|a, b| b.total_cmp(a));
         speeds.dedup_by(|a, b| (*a - *b).abs() < 1e-6);
-        if speeds.is_empty() {
-            speeds.push(ceiling);
-        }
         speeds
     }
 

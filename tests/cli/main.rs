@@ -6,6 +6,7 @@ mod run;
 #[path = "../skip/mod.rs"]
 mod skip;
 mod support;
+mod topo;
 
 use support::{ferroccl, text};
 
