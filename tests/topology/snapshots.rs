@@ -28,9 +28,10 @@ fn output(command: &[&str], file: &str, assume: &str, hosts: u32) -> String {
         ferroccl.args(["--assume", assume]);
     }
     let output = ferroccl.output().unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr).replace(&path, &format!("{file}.xml"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).replace(&path, &format!("{file}.xml"));
+    let stderr = text(&output.stderr);
     assert!(output.status.success(), "{file}: {stderr}");
-    format!("{stderr}{}", String::from_utf8_lossy(&output.stdout))
+    stderr + &text(&output.stdout)
 }
 
 fn snapshots(name: &str, command: &[&str]) {
@@ -47,4 +48,9 @@ fn snapshots(name: &str, command: &[&str]) {
 #[test]
 fn topologies() {
     snapshots("topo", &["topo"]);
+}
+
+#[test]
+fn choices() {
+    snapshots("explain", &["explain", "all_reduce", "-b", "8", "-e", "1G", "-f", "16"]);
 }

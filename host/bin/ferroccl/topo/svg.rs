@@ -5,10 +5,10 @@ use std::fmt::Write;
 use ferroccl::topology::{Link, LinkKind, Node, NodeId, System};
 
 use super::View;
-use super::text::{number, one_channel};
+use super::text::{alike, number, one_channel};
 
-const CELL: f64 = 104.0;
-const BOX: (f64, f64) = (92.0, 34.0);
+const CELL: f64 = 118.0;
+const BOX: (f64, f64) = (106.0, 34.0);
 const ROW: f64 = 78.0;
 const MARGIN: f64 = 24.0;
 /// Text under the drawing: channels at most.
@@ -59,11 +59,11 @@ fn legend(system: &System, graph: &ferroccl::graph::ChannelGraph) -> Vec<String>
         number(graph.bw_intra),
         graph.kind_intra
     )];
-    lines.extend(
-        graph.channels.iter().take(CHANNELS).map(|c| format!("    {}", one_channel(system, c))),
-    );
-    if graph.channels.len() > CHANNELS {
-        lines.push("    ...".to_owned());
+    let groups = alike(&graph.channels);
+    let shown = groups.iter().take(CHANNELS);
+    lines.extend(shown.map(|(numbers, c)| format!("{numbers}: {}", one_channel(system, c))));
+    if groups.len() > CHANNELS {
+        lines.push("...".to_owned());
     }
     lines
 }
@@ -143,7 +143,7 @@ fn cable(out: &mut String, layout: &Layout, link: &Link) -> std::fmt::Result {
     let level = (a.y - b.y).abs() < 1.0;
     let bend = match (level, link.kind) {
         (true, LinkKind::Sys) => -34.0,
-        (true, _) => 18.0 + (a.x - b.x).abs() / 9.0,
+        (true, _) => 40.0 + (a.x - b.x).abs() / 8.0,
         (false, _) => 0.0,
     };
     let (mx, my) = (f64::midpoint(a.x, b.x), f64::midpoint(a.y, b.y) + bend);
@@ -158,7 +158,9 @@ fn cable(out: &mut String, layout: &Layout, link: &Link) -> std::fmt::Result {
         b.y,
         colour(link.kind)
     )?;
-    if !level && link.kind != LinkKind::Nvl {
+    // NVLinks cross too often for numbers; they have them as titles.
+    if link.kind != LinkKind::Nvl {
+        let my = if level { f64::midpoint(a.y, b.y) + bend / 2.0 } else { my };
         writeln!(
             out,
             "<text x=\"{:.1}\" y=\"{:.1}\" font-size=\"10\" fill=\"#444\">{}</text>",

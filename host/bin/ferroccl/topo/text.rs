@@ -164,7 +164,7 @@ fn matrix(out: &mut String, system: &System, paths: &Paths) -> std::fmt::Result 
 }
 
 /// What occurs several times once, with its places: `0-3,8`.
-fn alike<T: PartialEq>(items: &[T]) -> Vec<(String, &T)> {
+pub(super) fn alike<T: PartialEq>(items: &[T]) -> Vec<(String, &T)> {
     let mut groups: Vec<(Vec<usize>, &T)> = Vec::new();
     for (i, item) in items.iter().enumerate() {
         match groups.iter_mut().find(|(_, known)| *known == item) {
