@@ -66,7 +66,7 @@ fn the_plot_is_written_where_it_is_asked_for() {
     assert!(text(&out.stdout).contains("hosts    ranks"), "{}", text(&out.stdout));
     let svg = std::fs::read_to_string(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
-    assert!(svg.starts_with("<svg") && svg.contains("8 ring"), "{svg}");
+    assert!(svg.starts_with("<svg") && svg.contains("8 B ring"), "{svg}");
 
     let out = explain(["all_reduce", "--bytes", "8", "--plot", "/nowhere/at/all.svg"], &[]);
     assert_eq!(out.status.code(), Some(1));

@@ -145,7 +145,7 @@ fn every_prediction_is_a_time_or_a_reason() {
 fn thresholds_agree_with_the_choice() {
     let config = Config { cases: 300, failure_persistence: None, ..Config::default() };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &SEED);
-    let all = (1u32..300, 1u32..33, 0usize..8, proptest::collection::vec(0u64..1 << 40, 50));
+    let all = (1u32..3000, 1u32..33, 0usize..8, proptest::collection::vec(0u64..1 << 40, 50));
     let result =
         TestRunner::new_with_rng(config, rng).run(&all, |(ranks, channels, list, sizes)| {
             let protocols =
@@ -171,6 +171,82 @@ fn thresholds_agree_with_the_choice() {
             }
             Ok(())
         });
+    if let Err(error) = result {
+        panic!("seed {SEED:?}: {error}");
+    }
+}
+
+/// A graph that a search may give.
+fn usable(id: GraphId) -> impl Strategy<Value = ChannelGraph> {
+    (graph(id), 1usize..32, 0.02..60.0, 0.02..60.0).prop_map(|(graph, n, bw_intra, bw_inter)| {
+        ChannelGraph {
+            bw_intra,
+            bw_inter,
+            latency_inter: 0.0,
+            channels: vec![GraphChannel { nets: None, gpus: vec![0] }; n],
+            ..graph
+        }
+    })
+}
+
+/// Between the switch points of GPUs nothing else is faster: trees and rings take turns, as trees' bandwidth comes in
+/// steps.
+#[test]
+fn between_switches_nothing_is_faster() {
+    let config = Config { cases: 1000, failure_persistence: None, ..Config::default() };
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &SEED);
+    let sizes = proptest::collection::vec((0u32..44, any::<u64>()), 40);
+    let graphs = (usable(GraphId::Ring), usable(GraphId::Tree));
+    let lists = select(vec![
+        None,
+        Some(vec![ProtocolId::Simple]),
+        Some(vec![ProtocolId::Ll, ProtocolId::Simple]),
+    ]);
+    let all = (graphs, select(vec![70u32, 80, 90, 100]), 1u32..200, sizes, lists);
+    let result = TestRunner::new_with_rng(config, rng).run(
+        &all,
+        |((ring, tree), sm, nodes, sizes, protocols)| {
+            let gpus = Gpus {
+                ring: &ring,
+                tree: Some(&tree),
+                collnet: None,
+                min_sm: sm,
+                max_sm: sm,
+                cpu: (Arch::X86, Vendor::Amd),
+                nvswitch: true,
+            };
+            let s = Situation::new(nodes, nodes * 8, Devices::Gpus(gpus));
+            let settings = Settings { protocols, ..Settings::default() };
+            let all = Collective::AllReduce;
+            let ways = switches(&s, all, &settings, 0, 1 << 44);
+            let odd =
+                sizes.into_iter().map(|(shift, low)| (1 << shift) | (low & ((1 << shift) - 1)));
+            let near = ways.iter().flat_map(|way| [way.0.saturating_sub(1), way.0, way.0 + 1]);
+            let edges = (6..44).flat_map(|shift| [(1u64 << shift) - 1, 1 << shift]);
+            for bytes in near.chain(edges).chain(odd) {
+                let way =
+                    ways.iter().rev().find(|way| way.0 <= bytes).expect("the first is from 0");
+                let best = choose(&s, all, bytes, &settings)
+                    .expect("rings are always allowed")
+                    .cost
+                    .time_us;
+                let found = predict(&s, all, way.1, way.2, bytes, &settings)
+                    .cost
+                    .expect("it was chosen")
+                    .time_us;
+                // Of two that cross, either will do at the point itself.
+                prop_assert!(
+                    found <= best * (1.0 + 1e-9),
+                    "{} bytes: {:?} takes {}, not {}",
+                    bytes,
+                    way,
+                    found,
+                    best
+                );
+            }
+            Ok(())
+        },
+    );
     if let Err(error) = result {
         panic!("seed {SEED:?}: {error}");
     }

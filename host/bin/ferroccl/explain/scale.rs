@@ -62,6 +62,15 @@ impl Point {
     }
 }
 
+/// `8 B`, `1 KiB`.
+fn words(bytes: u64) -> String {
+    let short = size(bytes);
+    match short.strip_suffix(|unit: char| unit.is_ascii_uppercase()) {
+        Some(number) => format!("{number} {}iB", &short[number.len()..]),
+        None => format!("{short} B"),
+    }
+}
+
 /// 1, 2, 3, 4, 6, 8, 12, ... and `most`.
 fn hosts(most: u32) -> Vec<u32> {
     let doubled = |from: u32| std::iter::successors(Some(from), |n| n.checked_mul(2));
@@ -161,9 +170,14 @@ impl Scale {
             .x_label_area_size(42)
             .y_label_area_size(72)
             .build_cartesian_2d((1..most).log_scale(), (low / 1.5..high * 1.5).log_scale())?;
-        chart.configure_mesh().x_desc("hosts").y_desc("predicted time (us)").draw()?;
+        chart
+            .configure_mesh()
+            .y_label_formatter(&|us| us.to_string())
+            .x_desc("hosts")
+            .y_desc("predicted time (us)")
+            .draw()?;
         for (curves, colour) in self.curves.iter().zip(COLOURS.iter().cycle()) {
-            let bytes = size(curves.bytes);
+            let bytes = words(curves.bytes);
             for (name, tree) in [("ring", false), ("tree", true)] {
                 let pick = |p: &Point| Some((p.nodes, if tree { p.tree } else { p.ring }?.time_us));
                 let line: Vec<(u32, f64)> = curves.points.iter().filter_map(pick).collect();
@@ -196,7 +210,7 @@ impl fmt::Display for Scale {
         writeln!(f, "# {collective}: hosts of {ranks_per_node} ranks, {machine}")?;
         writeln!(f, "# predicted times of ring and tree, each with its best protocol")?;
         for Curves { bytes, points } in &self.curves {
-            writeln!(f, "#\n# {}", size(*bytes))?;
+            writeln!(f, "#\n# {}", words(*bytes))?;
             writeln!(f, "#   hosts    ranks       ring (us)            tree (us)    ring / tree")?;
             for p in points {
                 let ranks = u64::from(p.nodes) * u64::from(*ranks_per_node);
@@ -231,41 +245,53 @@ impl Scale {
         else {
             return Ok(());
         };
-        let ranks = u64::from(point.nodes) * u64::from(self.ranks_per_node);
+        let ranks = (u64::from(point.nodes) * u64::from(self.ranks_per_node)).max(1);
         let (Some(ring), Some(tree)) = (point.ring, point.tree) else { return Ok(()) };
+        let (ring, tree) = (ring.time_us, tree.time_us);
         writeln!(
             f,
-            "#\n# With {ranks} ranks a tree gains a factor of {gain:.0} at most, at {}. Measured with NCCL 2.4 were \
-             {PUBLISHED_GAIN:.0},",
-            size(bytes)
-        )?;
-        writeln!(f, "# with 24,576 GPUs of Summit, 6 V100 a host. The two are not alike:")?;
-        writeln!(
-            f,
-            "# - The model counts steps: 2 x {} of a ring, 2 x {} of a tree, with the figures of another release and",
-            ranks.saturating_sub(1),
-            u64::from(self.ranks_per_node).saturating_sub(1) + u64::from(point.nodes.ilog2())
+            "#\n# With {ranks} ranks a tree gains a factor of {gain:.0} at most, at {}.",
+            words(bytes)
         )?;
         writeln!(
             f,
-            "#   machine. Within hosts, a step of a ring over several costs what a message costs the proxy: 1 or 2 us."
+            "# Measured with NCCL 2.4: a factor of {PUBLISHED_GAIN:.0} with 24,576 GPUs of Summit, 6 V100 a host."
         )?;
+        writeln!(f, "# The two are not of one kind:")?;
+        let up = u64::from(self.ranks_per_node).saturating_sub(1) + u64::from(point.nodes.ilog2());
+        writeln!(
+            f,
+            "# - The model counts steps, 2 x {} of the ring and 2 x {up} of the tree, by the figures",
+            ranks - 1
+        )?;
+        writeln!(
+            f,
+            "#   of a later release and of this machine. Over several hosts each step of a ring is at least"
+        )?;
+        writeln!(f, "#   a message of a proxy: 1 us, or 2 us with AMD's CPUs.")?;
         // (ring + more) / (tree + more) is the published factor.
-        let more = (ring.time_us - PUBLISHED_GAIN * tree.time_us) / (PUBLISHED_GAIN - 1.0);
+        let more = (ring - PUBLISHED_GAIN * tree) / (PUBLISHED_GAIN - 1.0);
         if more > 0.0 {
             writeln!(
                 f,
-                "# - It knows of nothing that waits: ranks that start late, cores that do other things, far switches,\n\
-                 #   messages that meet. {} us more for both, and {gain:.0} is {PUBLISHED_GAIN:.0}: a ring hides that in its {} us, a \
-                 tree\n#   of {} us cannot.",
-                time(more),
-                time(ring.time_us),
-                time(tree.time_us)
+                "# - It knows nothing of waiting: for ranks that start late, cores that do other things, far"
+            )?;
+            writeln!(
+                f,
+                "#   switches, messages that meet. {} us of that in both would make {PUBLISHED_GAIN:.0} of {gain:.0}: little for",
+                time(more)
+            )?;
+            writeln!(
+                f,
+                "#   the ring's {} us, and much for the tree's {} us.",
+                time(ring),
+                time(tree)
             )?;
         }
         writeln!(
             f,
-            "# - With the size the gain goes: the bytes of both take longer than their steps, and a tree's more."
-        )
+            "# - With the size the gain goes: then the bytes take longer than the steps, and a tree's longer"
+        )?;
+        writeln!(f, "#   than a ring's.")
     }
 }

@@ -92,6 +92,9 @@ fn one_size_shows_every_way_and_why_it_lost() {
         .map(|l| l.split_whitespace().nth(2).unwrap().parse().unwrap())
         .collect();
     assert!(times.len() == 6 && times.is_sorted(), "{text}");
+    let order: Vec<bool> =
+        text.lines().filter(|l| !l.starts_with('#')).map(|l| l.contains(" - ")).collect();
+    assert!(order.is_sorted(), "what cannot be done comes last: {text}");
 }
 
 #[test]
@@ -187,14 +190,17 @@ fn trees_gain_at_scale_and_the_plot_shows_it() {
     }
     let text = scale.to_string();
     assert!(
-        text.contains("With 24576 ranks a tree gains a factor of 820 at most, at 8."),
+        text.contains("With 24576 ranks a tree gains a factor of 820 at most, at 8 B."),
         "{text}"
     );
-    assert!(text.contains("2 x 49150") || text.contains("2 x 24575"), "{text}");
+    assert!(text.contains("2 x 24575 of the ring and 2 x 18 of the tree"), "{text}");
+    // (102606 + 447) / (125.2 + 447) = 180.
+    assert!(text.contains("447.3 us of that in both"), "{text}");
 
     let svg = scale.svg().unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
-    for word in ["hosts", "predicted time (us)", "8 ring", "8 tree", "1M ring", "1M tree"] {
+    for word in ["hosts", "predicted time (us)", "8 B ring", "8 B tree", "1 MiB ring", "1 MiB tree"]
+    {
         assert!(svg.contains(word), "{word} in {svg}");
     }
     assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
