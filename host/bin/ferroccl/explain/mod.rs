@@ -24,7 +24,7 @@ use ferroccl::topology::{Paths, Policy, System, TopologyError};
 use crate::perf::size::Bytes;
 use crate::perf::sweep::{Step, Sweep};
 use crate::perf::values::one_of;
-use crate::source::Source;
+use crate::source::{ASSUME_HELP, Source};
 
 const AFTER_HELP: &str = "\
 The environment counts as it does for the library: NCCL_ALGO, NCCL_PROTO, NCCL_MIN_NCHANNELS, \
@@ -47,7 +47,7 @@ command line.";
 
 /// Say how a call would be done, what that takes, and why every alternative lost
 #[derive(Args, Clone, Debug)]
-#[command(after_long_help = AFTER_HELP, after_help = "Examples and units: --help")]
+#[command(after_long_help = format!("{ASSUME_HELP}\n\n{AFTER_HELP}"), after_help = "Examples and units: --help")]
 #[command(args_override_self = true)]
 pub(crate) struct ExplainArgs {
     /// What is called
