@@ -1,6 +1,8 @@
 //! The closed sets of the library, with NCCL's names.
 
-/// A closed set of names: an enum whose values are array indices on both sides of the launch.
+/// A closed set of names: an enum whose values are array indices, on both sides of the launch for those of this file.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! names {
     ($(#[$m:meta])* pub enum $name:ident ($what:literal) { $($(#[$vm:meta])* $var:ident = $text:literal,)* }) => {
         $(#[$m])*
@@ -12,7 +14,7 @@ macro_rules! names {
             /// Every value, in the order of its index.
             pub const ALL: &'static [$name] = &[$($name::$var,)*];
 
-            /// The lower-case name used on command lines and in kernel names.
+            /// Its name on command lines, and in kernel names.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $($name::$var => $text,)* }
@@ -32,14 +34,14 @@ macro_rules! names {
         }
 
         impl core::str::FromStr for $name {
-            type Err = UnknownName;
+            type Err = $crate::abi::UnknownName;
             /// Reads [`Self::name`], whatever the case.
             ///
             /// # Errors
-            /// [`UnknownName`] when no value has this name.
-            fn from_str(text: &str) -> Result<Self, UnknownName> {
+            /// `UnknownName` when no value has this name.
+            fn from_str(text: &str) -> Result<Self, $crate::abi::UnknownName> {
                 Self::ALL.iter().copied().find(|v| v.name().eq_ignore_ascii_case(text))
-                    .ok_or(UnknownName { what: $what, known: &[$($text),*] })
+                    .ok_or($crate::abi::UnknownName { what: $what, known: &[$($text),*] })
             }
         }
     };

@@ -3,41 +3,7 @@
 //! The enums of `device::abi` are a wire format with kernels behind each value; the model also reasons about what
 //! has no kernel yet.
 
-use crate::device::abi::UnknownName;
-
-macro_rules! names {
-    ($(#[$m:meta])* pub enum $name:ident ($what:literal) { $($(#[$vm:meta])* $var:ident = $text:literal,)* }) => {
-        $(#[$m])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum $name { $($(#[$vm])* $var,)* }
-
-        impl $name {
-            /// Every value, in order.
-            pub const ALL: &'static [$name] = &[$($name::$var,)*];
-
-            /// Its name.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $($name::$var => $text,)* }
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.pad(self.name())
-            }
-        }
-
-        impl std::str::FromStr for $name {
-            type Err = UnknownName;
-
-            fn from_str(text: &str) -> Result<Self, UnknownName> {
-                let known = Self::ALL.iter().find(|v| v.name().eq_ignore_ascii_case(text));
-                known.copied().ok_or(UnknownName { what: $what, known: &[$($text),*] })
-            }
-        }
-    };
-}
+use crate::device::names;
 
 names! {
     /// What a call does.
