@@ -3,8 +3,10 @@
 //! `FERROCCL_TOPOLOGY_SEEDS` sets how many random systems are tried; a failure names its seed.
 
 mod files;
+#[path = "../random/mod.rs"]
 mod random;
 mod snapshots;
+mod systems;
 
 use ferroccl::graph::connect::{self, NONE};
 use ferroccl::graph::search::{Wanted, search};
@@ -100,8 +102,8 @@ fn check_graph(system: &System, paths: &Paths, graph: &ChannelGraph, wanted: &Wa
 fn channels_of_random_systems_hold_every_gpu_once_and_overload_no_link() {
     let (mut found, mut none) = (0, 0);
     for_each_seed(|random| {
-        let system = random::system(random);
-        let policy = random::policy(random);
+        let system = systems::system(random);
+        let policy = systems::policy(random);
         let paths = Paths::new(&system, &policy);
         for id in [GraphId::Ring, GraphId::Tree, GraphId::CollNet] {
             for network in [false, true] {
@@ -123,7 +125,7 @@ fn channels_of_random_systems_hold_every_gpu_once_and_overload_no_link() {
     });
     // That something was found at all is checked on its own: the closure above must stay `Fn`.
     for seed in 0..seeds().min(200) {
-        let system = random::system(&mut Random(seed));
+        let system = systems::system(&mut Random(seed));
         let paths = Paths::new(&system, &ferroccl::topology::Policy::default());
         match search(&system, &paths, &Wanted::new(GraphId::Ring)) {
             Some(_) => found += 1,
@@ -136,8 +138,8 @@ fn channels_of_random_systems_hold_every_gpu_once_and_overload_no_link() {
 #[test]
 fn paths_are_ways_along_links() {
     for_each_seed(|random| {
-        let system = random::system(random);
-        let policy = random::policy(random);
+        let system = systems::system(random);
+        let policy = systems::policy(random);
         let paths = Paths::new(&system, &policy);
         for &from in paths.nodes() {
             for &to in paths.nodes() {
@@ -162,8 +164,8 @@ fn paths_are_ways_along_links() {
 #[test]
 fn rings_and_trees_over_hosts_hold_every_rank_once() {
     for_each_seed(|random| {
-        let system = random::system(random);
-        let paths = Paths::new(&system, &random::policy(random));
+        let system = systems::system(random);
+        let paths = Paths::new(&system, &systems::policy(random));
         let hosts = random.below(40) as u32 + 1;
         let local = paths.gpus() as u32;
         let network = hosts > 1 && paths.nets() > 0;

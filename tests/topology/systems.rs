@@ -1,35 +1,11 @@
 //! Systems that nobody built: random ones, by seed.
 
+use crate::random::Random;
+
 use ferroccl::topology::{
     Arch, BusId, Cpu, CpuSet, Gpu, LinkKind, Net, Nic, Node, NodeId, Pci, Policy, System, Vendor,
     speed,
 };
-
-/// A small generator with a period of 2^64 (splitmix64, Steele and others, 2014).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Below `n`.
-    pub(crate) fn below(&mut self, n: u64) -> u64 {
-        self.next() % n.max(1)
-    }
-
-    pub(crate) fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-
-    pub(crate) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
-    }
-}
 
 fn bus_id(bus: u32) -> BusId {
     BusId { domain: bus >> 8, bus: bus as u8, device: 0, function: 0 }
