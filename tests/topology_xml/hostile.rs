@@ -7,7 +7,8 @@ use ferroccl::topology::build::{self, Built};
 use ferroccl::topology::xml::{self, Element};
 use ferroccl::topology::{Assume, PathKind, Paths, Policy, TopologyError};
 
-use crate::support::{FILES, Random, check};
+use crate::random::Random;
+use crate::support::{FILES, check};
 use crate::{again, built, gpu, socket};
 
 #[test]
@@ -274,18 +275,18 @@ fn mutated(text: &str, random: &mut Random) -> String {
     ];
     let mut bytes = text.as_bytes().to_vec();
     for _ in 0..1 + random.below(4) {
-        let at = random.below(bytes.len().max(1) as u64) as usize;
+        let at = random.below(bytes.len().max(1));
         match random.below(6) {
             0 => bytes[at] ^= 1 << random.below(8),
-            1 => _ = bytes.splice(at..at, TOKENS[random.below(24) as usize].bytes()),
+            1 => _ = bytes.splice(at..at, TOKENS[random.below(24)].bytes()),
             2 => {
-                let end = (at + 1 + random.below(40) as usize).min(bytes.len());
+                let end = (at + 1 + random.below(40)).min(bytes.len());
                 bytes.drain(at..end);
             }
             3 => {
                 // One value of a file in the place of another.
                 let values: Vec<&str> = text.split('"').skip(1).step_by(2).collect();
-                let value = values[random.below(values.len() as u64) as usize];
+                let value = values[random.below(values.len())];
                 let open = bytes[..at].iter().rposition(|byte| *byte == b'"');
                 let end = bytes[at..].iter().position(|byte| *byte == b'"');
                 if let (Some(open), Some(end)) = (open, end) {
@@ -295,7 +296,7 @@ fn mutated(text: &str, random: &mut Random) -> String {
             4 => {
                 // A line once more, somewhere.
                 let lines: Vec<&str> = text.lines().collect();
-                let line = lines[random.below(lines.len() as u64) as usize];
+                let line = lines[random.below(lines.len())];
                 let start =
                     bytes[..at].iter().rposition(|byte| *byte == b'\n').map_or(0, |i| i + 1);
                 bytes.splice(start..start, line.bytes());
@@ -327,7 +328,7 @@ fn mutated_files_do_no_harm() {
     let mut accepted = 0;
     for seed in first..first + cases {
         let mut random = Random(seed);
-        let (name, text, assume) = FILES[random.below(FILES.len() as u64) as usize];
+        let (name, text, assume) = FILES[random.below(FILES.len())];
         let text = mutated(text, &mut random);
         let caught = std::panic::catch_unwind(|| match built(&text, assume) {
             Err(error) => {

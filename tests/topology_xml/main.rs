@@ -1,6 +1,8 @@
 //! Topology files: what real ones say, that writing is the way back, and that nothing in a file does harm.
 
 mod hostile;
+#[path = "../random/mod.rs"]
+mod random;
 mod support;
 
 use ferroccl::topology::build::{self, Built};
@@ -8,7 +10,8 @@ use ferroccl::topology::xml::{self, Element};
 use ferroccl::topology::{
     Arch, Assume, LinkKind, Node, NodeId, System, TopologyError, Vendor, dump,
 };
-use support::{FILES, Random, check, file, random_system_xml};
+use random::Random;
+use support::{FILES, check, file, random_system_xml};
 
 fn read(name: &str) -> Built {
     let (_, text, assume) = FILES.into_iter().find(|(known, ..)| *known == name).unwrap();

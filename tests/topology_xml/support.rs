@@ -4,6 +4,8 @@ use std::fmt::Write;
 
 use ferroccl::topology::{LinkKind, Node, System};
 
+use crate::random::Random;
+
 /// The files, and what has to be assumed about each.
 pub(crate) const FILES: [(&str, &str, &str); 7] = [
     (
@@ -25,32 +27,6 @@ pub(crate) const FILES: [(&str, &str, &str); 7] = [
 
 pub(crate) fn file(name: &str) -> (&'static str, &'static str, &'static str) {
     FILES.into_iter().find(|(known, ..)| *known == name).unwrap()
-}
-
-/// Random numbers of a seed: splitmix64 (Steele, Lea, Flood, 2014).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `end`.
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    pub(crate) fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    pub(crate) fn of<'a>(&mut self, choices: &[&'a str]) -> &'a str {
-        choices[self.below(choices.len() as u64) as usize]
-    }
 }
 
 /// What holds for every system that a file may describe.
@@ -104,7 +80,7 @@ pub(crate) fn random_system_xml(random: &mut Random) -> String {
     maker.system();
     // Links name GPUs that come later: they are put in when all are known.
     let Maker { mut text, gpus, random, .. } = maker;
-    let switched = random.one_in(2);
+    let switched = random.below(2) == 0;
     for gpu in &gpus {
         let mut links = String::new();
         if switched {
@@ -115,9 +91,9 @@ pub(crate) fn random_system_xml(random: &mut Random) -> String {
                     "<nvlink target=\"0000:f{switch}:00.0\" count=\"{count}\" tclass=\"0x068000\"/>"
                 );
             }
-        } else if !random.one_in(3) {
+        } else if random.below(3) != 0 {
             for other in &gpus {
-                if random.one_in(2) {
+                if random.below(2) == 0 {
                     let count = 1 + random.below(6);
                     _ = write!(
                         links,
@@ -126,7 +102,7 @@ pub(crate) fn random_system_xml(random: &mut Random) -> String {
                 }
             }
         }
-        if random.one_in(6) {
+        if random.below(6) == 0 {
             _ = write!(
                 links,
                 "<c2c bw=\"{}\" count=\"{}\"/>",
@@ -134,7 +110,7 @@ pub(crate) fn random_system_xml(random: &mut Random) -> String {
                 1 + random.below(20)
             );
         }
-        if random.one_in(9) {
+        if random.below(9) == 0 {
             links.push_str("<nvlink target=\"0004:00:00.0\" count=\"3\" tclass=\"0x068001\"/>");
         }
         text = text.replace(&format!("@{gpu}@"), &links);
@@ -159,16 +135,16 @@ impl Maker<'_> {
         self.put(format_args!("<system version=\"1\">\n"));
         for numa in 0..1 + self.random.below(4) {
             let vendor =
-                self.random.of(&["GenuineIntel", "AuthenticAMD", "  Shanghai  ", "Arm", ""]);
-            let arch = self.random.of(&["x86_64", "arm64", "ppc64", "riscv64", ""]);
+                self.random.pick(&["GenuineIntel", "AuthenticAMD", "  Shanghai  ", "Arm", ""]);
+            let arch = self.random.pick(&["x86_64", "arm64", "ppc64", "riscv64", ""]);
             let (family, model) = (self.random.below(200), self.random.below(220));
             self.put(format_args!(
                 "<cpu arch=\"{arch}\" vendor=\"{vendor}\" familyid=\"{family}\" modelid=\"{model}\""
             ));
-            if self.random.one_in(2) {
+            if self.random.below(2) == 0 {
                 self.put(format_args!(" numaid=\"{}\"", numa * 3));
             }
-            if self.random.one_in(2) {
+            if self.random.below(2) == 0 {
                 let (high, low) = (self.random.next() as u32, self.random.next() as u32);
                 self.put(format_args!(" affinity=\"{high:08x},{low:08x}\""));
             }
@@ -176,10 +152,10 @@ impl Maker<'_> {
             for _ in 0..self.random.below(4) {
                 self.pci(0);
             }
-            if self.random.one_in(3) {
+            if self.random.below(3) == 0 {
                 self.nic();
             }
-            if self.random.one_in(5) {
+            if self.random.below(5) == 0 {
                 self.put(format_args!("<gpu sm=\"0\"/>\n"));
             }
             self.put(format_args!("</cpu>\n"));
@@ -190,7 +166,7 @@ impl Maker<'_> {
     fn pci(&mut self, depth: u32) {
         self.bus += 1;
         let busid = format!("{:04x}:{:02x}:00.0", self.bus >> 8, self.bus & 255);
-        let speed = self.random.of(&[
+        let speed = self.random.pick(&[
             "2.5 GT/s",
             "5 GT/s",
             "8 GT/s",
@@ -200,15 +176,15 @@ impl Maker<'_> {
             "Unknown",
             "",
         ]);
-        let width = self.random.of(&["1", "2", "4", "8", "16", "32", "3", "0", ""]);
+        let width = self.random.pick(&["1", "2", "4", "8", "16", "32", "3", "0", ""]);
         self.put(format_args!(
             "<pci busid=\"{busid}\" link_speed=\"{speed}\" link_width=\"{width}\""
         ));
         match self.random.below(if depth < 4 { 5 } else { 2 }) {
             0 => {
-                let sm = self.random.of(&["60", "70", "80", "86", "90", "100"]);
+                let sm = self.random.pick(&["60", "70", "80", "86", "90", "100"]);
                 self.put(format_args!(" class=\"0x030200\"><gpu sm=\"{sm}\""));
-                if self.random.one_in(2) {
+                if self.random.below(2) == 0 {
                     let dev = 100 - self.devs;
                     self.devs += 1;
                     self.put(format_args!(" dev=\"{dev}\" rank=\"{dev}\" gdr=\"0\""));
@@ -236,10 +212,10 @@ impl Maker<'_> {
         self.put(format_args!("<nic>"));
         for _ in 0..self.random.below(3) {
             let speed =
-                self.random.of(&["10000", "25000", "100000", "400000", "12345", "0.1", "-1", ""]);
-            let latency = self.random.of(&["0", "1.5", "0.123456789", "3e-7"]);
+                self.random.pick(&["10000", "25000", "100000", "400000", "12345", "0.1", "-1", ""]);
+            let latency = self.random.pick(&["0", "1.5", "0.123456789", "3e-7"]);
             self.put(format_args!("<net speed=\"{speed}\" latency=\"{latency}\""));
-            if self.random.one_in(2) {
+            if self.random.below(2) == 0 {
                 let dev = 100 - self.devs;
                 self.devs += 1;
                 self.put(format_args!(
