@@ -188,6 +188,12 @@ fn a_hundred_megabytes_are_refused_soon_on_a_small_stack() {
     let comment: Make = |bytes| format!("<!--{}", "-".repeat(bytes));
     let ends: Make = |bytes| "</pci>".repeat(bytes / 6);
     let dir = tempfile::tempdir().unwrap();
+    // A file of zeros that takes no room on the disk is not read to its end either.
+    let (path, before) = (dir.path().join("sparse"), peak());
+    fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
+    let error = xml::read(&path).unwrap_err().to_string();
+    assert!(error.ends_with("longer than 64 MiB"), "{error}");
+    assert!(peak() - before < 300 << 20, "{} MiB more", (peak() - before) >> 20);
     for (name, make, want) in [
         ("nested", nested, "more than 32 elements in one another"),
         ("wide", wide, "more than 65536 elements"),
