@@ -54,6 +54,11 @@ fn what_cannot_be_is_an_error_that_says_where() {
             link("target=\"2:0.0\" count=\"1\" tclass=\"0x020000\""),
             "attribute tclass=\"0x020000\": no class",
         ),
+        (
+            gpu("1:0.0", &"<nvlink target=\"fffffff:ffff:ff\" count=\"73\"/>".repeat(2)),
+            "3: <gpu>: 146 NVLinks, more than 144",
+        ),
+        (gpu("1:0.0", &"<c2c bw=\"1\" count=\"1\"/>".repeat(2)), "<c2c>: a second <c2c>"),
         (gpu("1:0.0", "<c2c bw=\"-1\" count=\"1\"/>"), "<c2c>: attribute bw=\"-1\""),
         (gpu("1:0.0", "<c2c bw=\"1\"/>"), "<c2c>: attribute count: missing"),
         (net("speed=\"-5\""), "3: <net>: attribute speed=\"-5\": not a number from -1 to 10000000"),
