@@ -33,7 +33,7 @@ use super::speed;
 use super::system::{BusId, Cpu, Gpu, LinkKind, Net, Nic, Node, NodeId, Pci, System};
 use super::xml::{Element, Located, XmlError};
 
-pub(super) use devices::{NVSWITCH_CLASS, UNSEEN_SWITCH};
+pub(super) use devices::{MOST_C2C_MBYTES, NVSWITCH_CLASS, UNSEEN_SWITCH};
 pub(super) use pci::{MOST_LANES, gt_per_s, link_of};
 
 /// Devices of one kind at most: NCCL's limit (`NCCL_TOPO_MAX_NODES`), 8 hosts of 72 GPUs.
@@ -89,7 +89,7 @@ pub fn system(root: &Element, file: &str, assume: &Assume) -> Result<Built, Topo
         }
     }
     draft.number()?;
-    Ok(draft.assemble())
+    Ok(draft.assemble()?)
 }
 
 /// What hangs where, by places in the draft's lists.
@@ -221,7 +221,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Nodes and links of what has been read and numbered.
-    fn assemble(mut self) -> Built {
+    fn assemble(mut self) -> Result<Built, XmlError> {
         let mut system = System::default();
         let by_dev = |devs: Vec<u32>| {
             let mut order: Vec<usize> = (0..devs.len()).collect();
@@ -230,7 +230,7 @@ impl<'a> Draft<'a> {
         };
         let gpu_order = by_dev(self.gpus.iter().map(|gpu| gpu.gpu.dev).collect());
         let net_order = by_dev(self.nets.iter().map(|net| net.net.dev).collect());
-        let crossing = self.crossing_links(&gpu_order);
+        let crossing = self.crossing_links(&gpu_order)?;
 
         let mut ids = Ids::new(self.gpus.len(), self.nets.len());
         for &gpu in &gpu_order {
@@ -258,7 +258,7 @@ impl<'a> Draft<'a> {
                 system.connect_one_way(from, to, LinkKind::Sys, bw);
             }
         }
-        Built { system, notes: self.notes }
+        Ok(Built { system, notes: self.notes })
     }
 }
 

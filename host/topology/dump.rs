@@ -6,7 +6,7 @@
 //! nothing, made up by a test, say, cannot be written, and the error names the link.
 
 use super::assume::{Assume, MOST_NVLINKS};
-use super::build::{self, NVSWITCH_CLASS, UNSEEN_SWITCH, link_of};
+use super::build::{self, MOST_C2C_MBYTES, NVSWITCH_CLASS, UNSEEN_SWITCH, link_of};
 use super::error::TopologyError;
 use super::speed;
 use super::system::{
@@ -341,13 +341,15 @@ fn mbits_of(bw: f64) -> Option<f64> {
 /// Bandwidth in 10^6 bytes a second and count of C2C links that together are read as this bandwidth.
 fn c2c_of(bw: f64) -> Option<(u64, u32)> {
     let mbytes = (bw * 1000.0).round();
-    if !(1.0..=1e9).contains(&mbytes) || speed::c2c(mbytes) != bw {
+    let most = f64::from(MOST_C2C_MBYTES) * f64::from(MOST_NVLINKS);
+    if !(1.0..=most).contains(&mbytes) || speed::c2c(mbytes) != bw {
         return None;
     }
     let mbytes = mbytes as u64;
+    let even = |count: &u32| mbytes.is_multiple_of(u64::from(*count));
+    let one = |count: u32| mbytes / u64::from(count);
     (1..=MOST_NVLINKS)
-        .find(|count| {
-            mbytes.is_multiple_of(u64::from(*count)) && mbytes / u64::from(*count) <= 10_000_000
-        })
-        .map(|count| (mbytes / u64::from(count), count))
+        .filter(even)
+        .find(|count| one(*count) <= u64::from(MOST_C2C_MBYTES))
+        .map(|count| (one(count), count))
 }

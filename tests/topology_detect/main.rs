@@ -256,7 +256,9 @@ fn loops_of_links_lead_nowhere() {
     // Out of the tree.
     let device = tree.at("sys/bus/pci/devices/0000:13:00.0");
     fs::remove_file(&device).unwrap();
-    symlink("/", &device).unwrap();
+    let outside = "outside/0000:13:00.0";
+    tree.file(&format!("{outside}/max_link_speed"), "64.0 GT/s PCIe");
+    symlink(tree.at(outside), &device).unwrap();
     // A directory where a file should be, and a card in itself.
     fs::create_dir_all(tree.at("sys/devices/system/node/node3/cpulist")).unwrap();
     tree.pci("pci0000:c0/0000:c1:00.0/0000:c2:00.0/0000:c1:00.0", "0x020000", 0, "", "");
@@ -264,6 +266,7 @@ fn loops_of_links_lead_nowhere() {
     let system = detect::machine(&tree.roots(), &driver, Devices::Gpus).unwrap().system;
     assert_eq!((system.gpus().len(), system.nets().len()), (4, 3));
     assert_eq!(bw(&system, "GPU 0", "CPU 0", LinkKind::Pci), Some(12.0));
+    assert_eq!(bw(&system, "GPU 1", "CPU 0", LinkKind::Pci), Some(12.0), "not 96");
     assert_eq!(bw(&system, "NIC 0000:c1:00.0", "CPU 0", LinkKind::Pci), Some(12.0));
 }
 
@@ -402,6 +405,11 @@ fn a_file_is_completed_by_the_machine_and_not_changed() {
     assert_eq!((net.bw, net.guid, net.gdr), (6.25, 0xa088_c203_0012_3456, true));
     let (_, cpu) = system.cpus()[0];
     assert_eq!((cpu.vendor, cpu.model, cpu.affinity.iter().count()), (Vendor::Intel, 106, 32));
+
+    // What was filled in is a file, too.
+    let again = xml::parse(&found.element.to_xml(), "again.xml").unwrap();
+    let again = build::system(&again, "again.xml", &Assume::default()).unwrap().system;
+    assert_eq!(ferroccl::topology::trim(&again), found.system);
 
     // Of a device that is not here the machine knows nothing.
     let error = load_from(&config, &Tree::new().roots(), &NoGpus, Devices::Gpus).unwrap_err();

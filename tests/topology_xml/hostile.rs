@@ -55,6 +55,11 @@ fn what_cannot_be_is_an_error_that_says_where() {
             link("target=\"2:0.0\" count=\"1\" tclass=\"0x020000\""),
             "attribute tclass=\"0x020000\": no class",
         ),
+        (
+            gpu("1:0.0", &"<nvlink target=\"fffffff:ffff:ff\" count=\"73\"/>".repeat(2)),
+            "3: <gpu>: 146 NVLinks, more than 144",
+        ),
+        (gpu("1:0.0", &"<c2c bw=\"1\" count=\"1\"/>".repeat(2)), "<c2c>: a second <c2c>"),
         (gpu("1:0.0", "<c2c bw=\"-1\" count=\"1\"/>"), "<c2c>: attribute bw=\"-1\""),
         (gpu("1:0.0", "<c2c bw=\"1\"/>"), "<c2c>: attribute count: missing"),
         (net("speed=\"-5\""), "3: <net>: attribute speed=\"-5\": not a number from -1 to 10000000"),
@@ -189,6 +194,12 @@ fn a_hundred_megabytes_are_refused_soon_on_a_small_stack() {
     let comment: Make = |bytes| format!("<!--{}", "-".repeat(bytes));
     let ends: Make = |bytes| "</pci>".repeat(bytes / 6);
     let dir = tempfile::tempdir().unwrap();
+    // A file of zeros that takes no room on the disk is not read to its end either.
+    let (path, before) = (dir.path().join("sparse"), peak());
+    fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
+    let error = xml::read(&path).unwrap_err().to_string();
+    assert!(error.ends_with("longer than 64 MiB"), "{error}");
+    assert!(peak() - before < 300 << 20, "{} MiB more", (peak() - before) >> 20);
     for (name, make, want) in [
         ("nested", nested, "more than 32 elements in one another"),
         ("wide", wide, "more than 65536 elements"),

@@ -20,7 +20,7 @@ const USUAL_CONNECTIONS: u32 = 64;
 const MOST_NUMBER: u32 = 65_535;
 
 /// C2C bandwidth of one link at most, 10^6 bytes a second: ten times that of a GB200.
-const MOST_C2C_MBYTES: u32 = 10_000_000;
+pub(in crate::topology) const MOST_C2C_MBYTES: u32 = 10_000_000;
 
 /// Latency of a port at most, in microseconds: one second.
 const MOST_LATENCY: f64 = 1e6;
@@ -209,12 +209,13 @@ impl<'a> Draft<'a> {
         for child in at.children() {
             match child.name() {
                 "nvlink" => nvlinks.push(self.nvlink(child)?),
+                "c2c" if c2c > 0.0 => return Err(child.error("a second <c2c> of one GPU")),
                 "c2c" => {
                     let part = |name, most| {
                         child.number(name, 1..=most)?.ok_or_else(|| child.missing(name))
                     };
                     let (bw, count) = (part("bw", MOST_C2C_MBYTES)?, part("count", MOST_NVLINKS)?);
-                    c2c += speed::c2c(f64::from(bw) * f64::from(count));
+                    c2c = speed::c2c(f64::from(bw) * f64::from(count));
                 }
                 "gpu" | "pci" | "nic" | "net" => return Err(child.error("inside of a <gpu>")),
                 _ => self.pass_over(child),

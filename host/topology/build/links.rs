@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::{Draft, Place, Target};
-use crate::topology::assume::NvLinks;
+use crate::topology::assume::{MOST_NVLINKS, NvLinks};
 use crate::topology::speed;
 use crate::topology::system::{BusId, LinkKind};
+use crate::topology::xml::XmlError;
 
 /// One direction: from, to, what by, bandwidth.
 type Crossing = (Place, Place, LinkKind, f64);
@@ -15,7 +16,10 @@ impl Draft<'_> {
     ///
     /// A file lists for each GPU what leaves it, so that the cable between two GPUs stands at both. Where only one
     /// of them has it, it is taken to lead both ways.
-    pub(super) fn crossing_links(&mut self, order: &[usize]) -> Vec<Crossing> {
+    ///
+    /// # Errors
+    /// More links than any GPU has.
+    pub(super) fn crossing_links(&mut self, order: &[usize]) -> Result<Vec<Crossing>, XmlError> {
         let mut lists = self.listed();
         if !self.has_nvlinks {
             self.assumed(&mut lists);
@@ -32,6 +36,12 @@ impl Draft<'_> {
             .collect();
         for (a, b, count) in one_sided {
             lists[b].push((Place::Gpu(a), count));
+        }
+        for (gpu, list) in self.gpus.iter().zip(&lists) {
+            let links: u64 = list.iter().map(|(_, count)| u64::from(*count)).sum();
+            if links > MOST_NVLINKS.into() {
+                return Err(gpu.at.error(format!("{links} NVLinks, more than {MOST_NVLINKS}")));
+            }
         }
         let mut crossing = Vec::new();
         for &from in order {
@@ -50,7 +60,7 @@ impl Draft<'_> {
                 crossing.push((cpu, Place::Gpu(gpu), LinkKind::C2c, bw));
             }
         }
-        crossing
+        Ok(crossing)
     }
 
     /// What each GPU lists, links to one target together; what leads nowhere is noted and left out.
