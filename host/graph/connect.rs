@@ -2,7 +2,7 @@
 //!
 //! Host `h` has the ranks from [`Host::first_rank`] on, one for each local rank of its graph. A **ring** enters a
 //! host at the first GPU of its channel, passes all and goes on from the last to the next host. A **tree** joins
-//! the hosts as a double binary tree does ([`tree`](super::tree)) and within a host runs down the channel's chain;
+//! the hosts as a double binary tree does ([`tree`]) and within a host runs down the channel's chain;
 //! which GPU talks to the parent and which to the children is the [`Pattern`]'s matter.
 
 use super::tree::{self, Place};
