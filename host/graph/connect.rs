@@ -46,6 +46,12 @@ pub enum ConnectError {
         /// Where it should.
         expected: u32,
     },
+    /// A ring does not hold every rank once: a fault of this module, found before anything runs on it.
+    #[error("the ring of channel {channel} does not hold every rank once")]
+    BrokenRing {
+        /// The channel.
+        channel: usize,
+    },
     /// A host's graph is of another pattern than this needs.
     #[error("host {host} has channels of the pattern {pattern}")]
     Pattern {
@@ -155,9 +161,9 @@ pub fn rings(hosts: &[Host<'_>]) -> Result<Vec<Ring>, ConnectError> {
                 link(base + *last as u32, next_base + *first as u32);
             }
         }
-        ring
+        if ring.is_whole() { Ok(ring) } else { Err(ConnectError::BrokenRing { channel }) }
     });
-    Ok(rings.collect())
+    rings.collect()
 }
 
 /// The trees over all hosts. With several hosts there are two for each channel that every host has: the first
