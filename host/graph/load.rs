@@ -50,6 +50,12 @@ impl Ways {
         &self.net_gpu[net * self.gpus + gpu]
     }
 
+    /// Whether a channel names only GPUs and ports that there are.
+    fn knows(&self, channel: &GraphChannel) -> bool {
+        let nets = channel.nets.into_iter().flatten().all(|net| net < self.nets);
+        nets && channel.gpus.iter().all(|gpu| *gpu < self.gpus)
+    }
+
     /// Calls `charge` with each way that a channel of bandwidth 1 uses within the host, and how much of it.
     pub(super) fn intra<'w>(
         &'w self,
@@ -158,20 +164,25 @@ fn way(system: &System, path: &Path, between_gpus: bool) -> Way {
 
 /// What a graph's channels put on each link of a system, 10^9 bytes a second, in the links' order.
 ///
-/// The invariant of every graph that a search returns: no entry exceeds its link's bandwidth.
+/// The invariant of every graph that a search returns: no entry exceeds its link's bandwidth. A channel with a GPU or
+/// port that the system does not have counts for nothing.
 #[must_use]
 pub fn link_loads(system: &System, paths: &Paths, graph: &ChannelGraph) -> Vec<f64> {
     let ways = Ways::new(system, paths);
-    let (intra, inter) = ways.loads(graph.pattern, &graph.channels);
+    let known: Vec<_> = graph.channels.iter().filter(|c| ways.knows(c)).cloned().collect();
+    let (intra, inter) = ways.loads(graph.pattern, &known);
     let sum = |(intra, inter): (&f64, &f64)| intra * graph.bw_intra + inter * graph.bw_inter;
     intra.iter().zip(&inter).map(sum).collect()
 }
 
 /// The most bandwidth that the channels of `graph`, wherever they come from, can have on a system: one channel's
-/// at the network and within the host, whatever the graph itself says. 0 where there is no path.
+/// at the network and within the host, whatever the graph itself says. 0 where there is no path, or no such GPU or port.
 #[must_use]
 pub fn feasible_bw(system: &System, paths: &Paths, graph: &ChannelGraph) -> (f64, f64) {
     let ways = Ways::new(system, paths);
+    if !graph.channels.iter().all(|channel| ways.knows(channel)) {
+        return (0.0, 0.0);
+    }
     let mut missing = false;
     for channel in &graph.channels {
         ways.intra(graph.pattern, channel, |way, _| missing |= way.is_empty());

@@ -1,12 +1,12 @@
 //! From a host's paths to the channels of a communicator, and from a call to the way it is done.
 //!
 //! ```text
-//! System, Paths ─► search ─► ChannelGraph (ring, tree, collnet) of one host
+//! System, Paths ─► search ─► ChannelGraph (ring, tree, collnet: HostGraphs) of one host ◄─► file
 //!                     └─► connect ─► Rings, Trees over all hosts
 //!                            └─► tuning ─► algorithm, protocol, channels of a call
 //! ```
 //!
-//! Pure functions: no I/O, no clock, no random numbers.
+//! Pure functions, but for [`file::load`]: no I/O, no clock, no random numbers.
 
 pub mod connect;
 pub mod file;

@@ -47,7 +47,7 @@ impl Wanted {
 
 /// Channels at most, unless asked otherwise: NCCL's for a ring over GPUs (`MAXCHANNELS / 2`).
 pub const MAX_CHANNELS: usize = 32;
-/// Steps at most: some 30 ms, of which the machines of `shared/topologies` need a tenth.
+/// Steps at most. Hosts of 8 GPUs take 5 to 14 ms with it (`benches/records/2026-11-21-topology.md`).
 const STEPS: u64 = 1 << 17;
 /// Steps of one attempt at most: with 8 GPUs, an attempt that fails late has tried several thousand orders.
 const STEPS_OF_ATTEMPT: u64 = 1 << 12;

@@ -82,6 +82,6 @@ pub fn between_cpus(cpu: &Cpu) -> f64 {
 /// (`INTEL_P2P_OVERHEAD`).
 pub const INTEL_P2P_OVERHEAD: f64 = 1.2;
 
-/// Between a CPU device and the memory of its NUMA node: one core's copy, as in
-/// `benches/records/2026-11-21-foundation.md`, rounded.
+/// Between a CPU device and the memory of its NUMA node: about what two cores copy from memory together, 23 to 26 in
+/// `benches/records/2026-11-21-foundation.md`, rounded down.
 pub const CPU_DEVICE: f64 = 20.0;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ferroccl::config::Config;
 use ferroccl::graph::search::{Wanted, search};
-use ferroccl::graph::{GraphId, HostGraphs, feasible_bw, file};
+use ferroccl::graph::{GraphId, HostGraphs, feasible_bw, file, link_loads};
 use ferroccl::topology::{self, Assume, PathKind, Paths, Policy, System, affinity, xml};
 
 fn path(name: &str) -> PathBuf {
@@ -90,6 +90,16 @@ fn the_search_finds_channels_as_good_as_those_that_were_published() {
         let theirs = each * graph.channels.len() as f64;
         let ours = found.total_bw(1);
         assert!(ours >= theirs * (1.0 - 1e-9), "{:?}: {ours}, published {theirs}", graph.id);
+    }
+}
+
+#[test]
+fn a_graph_of_another_system_has_no_bandwidth_here() {
+    let (large, small) = (load("dgx-a100"), load("azure-ncv4-topo"));
+    let graphs = HostGraphs::search(&large, &paths(&large), &Config::default(), 2).unwrap();
+    for graph in graphs.iter() {
+        assert_eq!(feasible_bw(&small, &paths(&small), graph), (0.0, 0.0));
+        assert!(link_loads(&small, &paths(&small), graph).iter().all(|load| *load == 0.0));
     }
 }
 
