@@ -1,0 +1,6 @@
+//! PTX, NVIDIA's virtual instruction set, as something a person can look at, measure and run.
+//!
+//! A leaf: it knows nothing of collectives, ranks or the host that launches kernels.
+
+pub mod emu;
+pub mod types;
