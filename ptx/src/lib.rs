@@ -3,4 +3,5 @@
 //! A leaf: it knows nothing of collectives, ranks or the host that launches kernels.
 
 pub mod emu;
+pub mod syntax;
 pub mod types;
