@@ -16,6 +16,8 @@ pub(crate) struct Env<'a> {
     pub(crate) model: Option<&'a mut Model>,
     /// Nanoseconds, for `%globaltimer` and the clocks.
     pub(crate) now: u64,
+    /// Whether it is noted what loads see, to tell who only waits.
+    pub(crate) watch: bool,
 }
 
 /// Why a warp stops.

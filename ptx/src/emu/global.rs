@@ -207,16 +207,6 @@ fn fetch(
             } else {
                 model.load(&request, &mut Target::Global, values)?;
             }
-            // Something new is progress.
-            let mut hash = 0u64;
-            for lane in lanes(mask) {
-                for v in
-                    [addresses[lane]].into_iter().chain(values.iter().map(|values| values[lane]))
-                {
-                    hash = (hash.rotate_left(7) ^ v).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                }
-            }
-            warp.progress |= warp.seen.insert(pc, hash) != Some(hash);
         }
         (space, None) => {
             let start = if space == Space::Shared { place(&common.shared, 0) } else { 0 };
@@ -234,6 +224,17 @@ fn fetch(
                 }
             }
         }
+    }
+    if env.watch && matches!(space, Space::Global | Space::Shared) {
+        // Something new is progress.
+        let mut hash = 0u64;
+        for lane in lanes(mask) {
+            for v in [addresses[lane]].into_iter().chain(values.iter().map(|values| values[lane])) {
+                hash = (hash.rotate_left(7) ^ v).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            }
+        }
+        warp.progress |= warp.seen.insert(pc, hash) != Some(hash);
+        warp.looked = true;
     }
     let bits = 8 * u32::from(access.bytes);
     for (value, d) in values.iter_mut().zip(&load.d) {

@@ -57,6 +57,8 @@ pub(crate) struct Warp {
     pub(crate) progress: bool,
     /// What each load has read last, as a hash: whether something new is seen.
     pub(crate) seen: std::collections::HashMap<u32, u64>,
+    /// Whether it has loaded something since the last progress.
+    pub(crate) looked: bool,
     /// Instructions since the last progress.
     pub(crate) idle: u64,
     /// The time until which it sleeps.
@@ -81,6 +83,7 @@ impl Warp {
             pending: Vec::new(),
             progress: true,
             seen: std::collections::HashMap::new(),
+            looked: false,
             idle: 0,
             sleeps_until: 0,
             picks: 0,

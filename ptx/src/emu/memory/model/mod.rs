@@ -31,8 +31,6 @@ mod access;
 mod cell;
 mod clock;
 
-use std::sync::Arc;
-
 pub(crate) use access::{Request, Target};
 pub(crate) use cell::Cells;
 use clock::WarpClock;
@@ -218,6 +216,3 @@ pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
         Some(lane)
     })
 }
-
-/// Shared by all of a block's warps.
-pub(crate) type Shared<T> = Arc<T>;
