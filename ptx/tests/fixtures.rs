@@ -4,6 +4,7 @@ mod support;
 
 use std::collections::BTreeSet;
 
+use ferroccl_ptx::cfg::Cfg;
 use ferroccl_ptx::syntax;
 
 #[test]
@@ -43,4 +44,20 @@ fn lines_name_files_of_the_project() {
         }
     }
     assert!(named > 0);
+}
+
+#[test]
+fn the_ways_through_every_function_are_known() {
+    let mut loops = 0;
+    for (name, source) in support::fixtures() {
+        let module = syntax::parse(&source).unwrap_or_else(|e| panic!("{name}: {e}"));
+        for function in module.functions() {
+            let cfg = Cfg::new(function).unwrap_or_else(|e| panic!("{name}: {}", e.at(&source)));
+            let place = format!("{name}: {}", function.name);
+            support::check_cfg(&cfg, &place);
+            assert!(cfg.irreducible().is_empty(), "{place}");
+            loops += cfg.loops().len();
+        }
+    }
+    assert!(loops > 20, "{loops}");
 }
