@@ -1,12 +1,13 @@
 //! The emulator: kernels run warp by warp, 32 lanes at a time.
 
+mod access;
 pub mod alu;
 mod barrier;
 mod block;
 mod counts;
 mod exec;
 mod fault;
-mod global;
+mod late;
 mod lockstep;
 mod machine;
 mod memory;

@@ -44,7 +44,7 @@ fn scope(word: &str) -> Option<Scope> {
     })
 }
 
-impl<'a> Decoder<'a> {
+impl<'a> Decoder<'_, 'a> {
     fn said(&self, i: &Instruction<'a>) -> Result<Said<'a>> {
         let mut said = Said {
             space: Space::Generic,
@@ -72,7 +72,7 @@ impl<'a> Decoder<'a> {
                     "global" | "const" => said.space = Space::Global,
                     "shared" | "shared::cta" => said.space = Space::Shared,
                     "local" => said.space = Space::Local,
-                    "param" | "param::entry" => said.space = Space::Param,
+                    "param" | "param::entry" | "param::func" => said.space = Space::Param,
                     "v2" => said.count = 2,
                     "v4" => said.count = 4,
                     "v8" => said.count = 8,
