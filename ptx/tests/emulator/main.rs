@@ -2,6 +2,7 @@
 
 mod checks;
 mod cuda;
+mod hostile;
 mod litmus;
 mod machine;
 mod support;

@@ -10,6 +10,8 @@ use crate::types::Type;
 
 /// More memory than this is declared by mistake.
 const MAX_BYTES: u64 = 1 << 28;
+/// As is a larger alignment.
+const MAX_ALIGN: u64 = 1 << 16;
 
 impl<'a> Decoder<'_, 'a> {
     /// Bytes of one variable of a declaration, and its alignment; `None` for an array left open.
@@ -33,8 +35,9 @@ impl<'a> Decoder<'_, 'a> {
             };
         }
         let align = variable.align.unwrap_or(element);
-        if !align.is_power_of_two() {
-            return Err(self.error(variable.span, "an alignment is a power of two"));
+        if !align.is_power_of_two() || align > MAX_ALIGN {
+            let what = format!("an alignment is a power of two up to {MAX_ALIGN}");
+            return Err(self.error(variable.span, what));
         }
         Ok((bytes, align))
     }
@@ -146,7 +149,10 @@ impl<'a> Decoder<'_, 'a> {
                 None => {
                     self.constants.push([0; 32]);
                     self.dynamic.push((self.constants.len() - 1, align.max(16)));
-                    Meaning::Value(CONSTANT + (self.constants.len() - 1) as Reg, Type::U64)
+                    Meaning::Value(
+                        CONSTANT.wrapping_add((self.constants.len() - 1) as Reg),
+                        Type::U64,
+                    )
                 }
             };
             self.names.insert(declared.name.text, meaning);

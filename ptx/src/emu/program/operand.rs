@@ -24,7 +24,7 @@ impl<'a> Decoder<'_, 'a> {
         if let Some(&reg) = self.numbers.get(&bits) {
             return reg;
         }
-        let reg = CONSTANT + self.constants.len() as Reg;
+        let reg = CONSTANT.wrapping_add(self.constants.len() as Reg);
         self.constants.push([bits; 32]);
         self.numbers.insert(bits, reg);
         reg
