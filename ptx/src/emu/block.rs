@@ -1,0 +1,159 @@
+//! A block: its warps, its shared memory, its barriers.
+
+use std::sync::Arc;
+
+use super::barrier::Barriers;
+use super::counts::Counts;
+use super::exec::{Env, Stop, run};
+use super::fault::{Fault, FaultKind, Site, Trouble};
+use super::machine::Grid;
+use super::memory::map::View;
+use super::memory::model::{Cells, Model, Origin};
+use super::warp::{Park, Warp};
+
+/// What a warp shares with the others of its block.
+pub(crate) struct Common {
+    pub(crate) grid: Arc<Grid>,
+    pub(crate) index: u32,
+    pub(crate) shared: Vec<u64>,
+    pub(crate) shared_bytes: usize,
+    pub(crate) cells: Cells,
+    pub(crate) barriers: Barriers,
+    pub(crate) counts: Counts,
+    pub(crate) view: View,
+    pub(crate) warps: u32,
+}
+
+/// A block between its start and its end.
+pub(crate) struct Block {
+    pub(crate) common: Common,
+    pub(crate) warps: Vec<Warp>,
+    slots: Vec<u32>,
+}
+
+impl Block {
+    /// Block `index` of a grid, which starts now.
+    pub(crate) fn new(grid: &Arc<Grid>, index: u32, mut model: Option<&mut Model>) -> Self {
+        let program = &grid.program;
+        let count = grid.threads.div_ceil(32);
+        let shared_bytes = program.shared_bytes + grid.dynamic_shared as usize;
+        let mut slots = Vec::new();
+        let warps = (0..count)
+            .map(|warp| {
+                let lanes = (grid.threads - warp * 32).min(32);
+                let mask = u32::MAX >> (32 - lanes);
+                let slot = model.as_deref_mut().map_or(0, |model| {
+                    model.start_warp(Origin {
+                        program: Arc::clone(program),
+                        launch: grid.number,
+                        block: index,
+                        warp,
+                        device: grid.device,
+                    })
+                });
+                slots.push(slot);
+                Warp::new(program, warp, mask, slot)
+            })
+            .collect();
+        let common = Common {
+            grid: Arc::clone(grid),
+            index,
+            shared: vec![0; shared_bytes.div_ceil(8)],
+            shared_bytes,
+            cells: Cells::new(false),
+            barriers: Barriers::default(),
+            counts: Counts::default(),
+            view: View::new(&grid.machine.map),
+            warps: count,
+        };
+        Block { common, warps, slots }
+    }
+
+    pub(crate) fn ended(&self) -> bool {
+        self.warps.iter().all(|warp| warp.live == 0)
+    }
+
+    /// Tells the memory model that it has ended.
+    pub(crate) fn finish(&self, model: &mut Model) {
+        model.end_warps(&self.slots);
+    }
+
+    /// Whether a warp could run an instruction.
+    pub(crate) fn runnable(&self, warp: usize) -> bool {
+        self.warps[warp].fragments.iter().any(|f| f.park == Park::Runs)
+    }
+
+    /// Runs a warp for at most `budget` instructions; returns how many it has run.
+    pub(crate) fn step(
+        &mut self,
+        warp: usize,
+        budget: u32,
+        env: &mut Env<'_>,
+    ) -> Result<u32, Box<Fault>> {
+        let mut left = budget;
+        loop {
+            let stop = run(&mut self.warps[warp], &mut self.common, env, &mut left)
+                .map_err(|(trouble, pc)| self.fault(warp, trouble, pc))?;
+            match stop {
+                Stop::Budget | Stop::Asleep | Stop::Interrupted => break,
+                Stop::Waits => {
+                    self.check_gathering(warp)?;
+                    break;
+                }
+                Stop::Exited => {
+                    self.common.barriers.look(&mut self.warps, &self.common.grid.program, env);
+                    if self.warps[warp].live == 0 {
+                        break;
+                    }
+                }
+                Stop::Barrier { fragment } => {
+                    let pc = self.warps[warp].fragments[fragment].pc;
+                    self.common
+                        .barriers
+                        .arrive(&mut self.warps, warp, fragment, &self.common.grid.program, env)
+                        .map_err(|trouble| self.fault(warp, trouble, pc))?;
+                }
+            }
+        }
+        Ok(budget - left)
+    }
+
+    /// No fragment of the warp runs: is there one that waits for lanes which will never come?
+    fn check_gathering(&self, warp: usize) -> Result<(), Box<Fault>> {
+        let fragments = &self.warps[warp].fragments;
+        let gathers = fragments.iter().find(|f| f.park == Park::Gathers);
+        let elsewhere = fragments.iter().any(|f| matches!(f.park, Park::Barrier(_)));
+        let Some(first) = gathers.filter(|_| !elsewhere) else { return Ok(()) };
+        let what = if fragments.len() == 1 {
+            "lanes that take part have exited, or the mask names other lanes than those that came"
+        } else {
+            "the warp's lanes wait at different instructions for each other"
+        };
+        let others = fragments
+            .iter()
+            .filter(|f| f.mask != first.mask)
+            .map(|f| self.site(warp, f.mask, f.pc));
+        Err(Box::new(Fault {
+            kind: FaultKind::Divergence(what.to_owned()),
+            site: self.site(warp, first.mask, first.pc),
+            others: others.collect(),
+        }))
+    }
+
+    fn site(&self, warp: usize, lanes: u32, pc: u32) -> Site {
+        let grid = &self.common.grid;
+        Site::new(&grid.program, grid.number, self.common.index, self.warps[warp].index, lanes, pc)
+    }
+
+    fn fault(&self, warp: usize, trouble: Box<Trouble>, pc: u32) -> Box<Fault> {
+        let site = self.site(warp, trouble.lanes, pc);
+        Box::new(Fault { kind: trouble.kind, site, others: trouble.other.into_iter().collect() })
+    }
+
+    /// Where each of its warps is.
+    pub(crate) fn places(&self) -> impl Iterator<Item = Site> {
+        (0..self.warps.len()).flat_map(move |warp| {
+            self.warps[warp].fragments.iter().map(move |f| self.site(warp, f.mask, f.pc))
+        })
+    }
+}

@@ -1,0 +1,537 @@
+//! What warps do with memory: addresses, checks, and the way to the memory system.
+
+use std::sync::atomic::Ordering;
+
+use super::alu::Lanes;
+use super::block::Common;
+use super::counts::{bank_passes, sectors};
+use super::exec::{Env, space_of};
+use super::fault::{FaultKind, Trouble};
+use super::memory::model::{Request, Target, lanes};
+use super::memory::raw;
+use super::program::{
+    Access, Atomic, LOCAL_WINDOW, Load, Op, Order, Rmw, SHARED_WINDOW, Space, Store, WarpSync,
+};
+use super::warp::{Pending, Warp};
+
+type Result<T> = std::result::Result<T, Box<Trouble>>;
+
+/// The most elements of an access (`.v8`).
+const MAX_COUNT: usize = 8;
+
+/// The parts of an access: lanes and the space that their addresses are in, made relative to it.
+fn parts(warp: &Warp, common: &Common, access: &Access, mask: u32) -> [(u32, Space, [u64; 32]); 3] {
+    let base = warp.read(&common.grid.program, access.base);
+    let addresses = base.map(|a| a.wrapping_add_signed(access.offset));
+    let nothing = (0, Space::Global, [0; 32]);
+    if access.space != Space::Generic {
+        return [(mask, access.space, addresses), nothing, nothing];
+    }
+    if lanes(mask).all(|lane| addresses[lane] < SHARED_WINDOW) {
+        return [(mask, Space::Global, addresses), nothing, nothing];
+    }
+    let part = |space: Space, window: u64| {
+        let mask =
+            lanes(mask).filter(|&l| space_of(addresses[l]) == space).fold(0, |m, l| m | 1 << l);
+        (mask, space, addresses.map(|a| a.wrapping_sub(window)))
+    };
+    [part(Space::Global, 0), part(Space::Shared, SHARED_WINDOW), part(Space::Local, LOCAL_WINDOW)]
+}
+
+/// Whether all addresses are aligned and memory.
+fn check(
+    common: &mut Common,
+    access: &Access,
+    mask: u32,
+    space: Space,
+    addresses: &[u64; 32],
+) -> Result<()> {
+    let bytes = u64::from(access.bytes) * u64::from(access.count);
+    let mut all = 0;
+    let (mut least, mut most) = (u64::MAX, 0);
+    for lane in lanes(mask) {
+        all |= addresses[lane];
+        least = least.min(addresses[lane]);
+        most = most.max(addresses[lane]);
+    }
+    if all % bytes != 0 {
+        let wrong = lanes(mask).find(|&l| addresses[l] % bytes != 0).unwrap_or(0);
+        return Err(Trouble::new(
+            FaultKind::Misaligned { address: addresses[wrong], bytes },
+            1 << wrong,
+        ));
+    }
+    let limit = match space {
+        Space::Shared => common.shared_bytes,
+        Space::Local => common.grid.program.local_bytes,
+        Space::Param => common.grid.parameters.len(),
+        Space::Global | Space::Generic => {
+            if common.view.covers(least, most.saturating_add(bytes)) {
+                return Ok(());
+            }
+            for lane in lanes(mask) {
+                let address = addresses[lane];
+                if !common.view.covers(address, address.saturating_add(bytes)) {
+                    let near = common.view.near(address);
+                    return Err(Trouble::new(
+                        FaultKind::OutOfBounds { address, bytes, near },
+                        1 << lane,
+                    ));
+                }
+            }
+            return Ok(());
+        }
+    };
+    for lane in lanes(mask) {
+        let address = addresses[lane];
+        if address.checked_add(bytes).is_none_or(|end| end > limit as u64) {
+            let name = match space {
+                Space::Shared => "shared memory of the block",
+                Space::Local => "local memory of the lane",
+                _ => "the kernel's parameters",
+            };
+            let near = format!("of {limit} bytes of {name}");
+            return Err(Trouble::new(FaultKind::OutOfBounds { address, bytes, near }, 1 << lane));
+        }
+    }
+    Ok(())
+}
+
+/// Counts an access.
+fn count(
+    common: &mut Common,
+    access: &Access,
+    mask: u32,
+    space: Space,
+    addresses: &[u64; 32],
+    stores: bool,
+) {
+    let bytes = u64::from(access.bytes) * u64::from(access.count);
+    let counts = &mut common.counts;
+    match space {
+        Space::Global | Space::Generic => {
+            let (sectors, lines) = sectors(mask, addresses, bytes);
+            let moved = bytes * u64::from(mask.count_ones());
+            counts.lines += lines;
+            if stores {
+                counts.global_stores += 1;
+                counts.store_sectors += sectors;
+                counts.bytes_stored += moved;
+            } else {
+                counts.global_loads += 1;
+                counts.load_sectors += sectors;
+                counts.bytes_loaded += moved;
+            }
+        }
+        Space::Shared => {
+            counts.shared_accesses += 1;
+            counts.bank_conflicts += bank_passes(mask, addresses, bytes).saturating_sub(1);
+        }
+        Space::Local | Space::Param => {}
+    }
+}
+
+/// Loads. With late loads the value may be fetched later.
+pub(crate) fn load(
+    warp: &mut Warp,
+    common: &mut Common,
+    env: &mut Env<'_>,
+    load: &Load,
+    mask: u32,
+    pc: u32,
+) -> Result<()> {
+    for (mask, space, addresses) in parts(warp, common, &load.access, mask) {
+        if mask == 0 {
+            continue;
+        }
+        check(common, &load.access, mask, space, &addresses)?;
+        count(common, &load.access, mask, space, &addresses, false);
+        let modelled = matches!(space, Space::Global | Space::Shared);
+        if let Some(model) = env.model.as_deref_mut().filter(|_| modelled)
+            && !load.access.order.acquires()
+            && model.checks.adversity.is_some_and(|a| a.late_loads)
+            && model.random.one_in(2)
+        {
+            let (since, shared) = (model.tick, space == Space::Shared);
+            warp.pending.push(Pending { load: load.clone(), mask, addresses, pc, since, shared });
+            continue;
+        }
+        fetch(warp, common, env, load, mask, space, &addresses, pc)?;
+    }
+    Ok(())
+}
+
+/// Fetches the values of a load.
+fn fetch(
+    warp: &mut Warp,
+    common: &mut Common,
+    env: &mut Env<'_>,
+    load: &Load,
+    mask: u32,
+    space: Space,
+    addresses: &[u64; 32],
+    pc: u32,
+) -> Result<()> {
+    let access = &load.access;
+    let mut values = [[0u64; 32]; MAX_COUNT];
+    let values = &mut values[..usize::from(access.count)];
+    let wide = u64::from(access.bytes);
+    match (space, env.model.as_deref_mut()) {
+        (Space::Param, _) => {
+            for (n, values) in values.iter_mut().enumerate() {
+                for lane in lanes(mask) {
+                    let at = (addresses[lane] + n as u64 * wide) as usize;
+                    let mut bytes = [0; 8];
+                    bytes[..wide as usize]
+                        .copy_from_slice(&common.grid.parameters[at..at + wide as usize]);
+                    values[lane] = u64::from_le_bytes(bytes);
+                }
+            }
+        }
+        (Space::Local, _) => {
+            for (n, values) in values.iter_mut().enumerate() {
+                for lane in lanes(mask) {
+                    let at = local(common, lane, addresses[lane]) + n as u64 * wide;
+                    // SAFETY: within the warp's own local memory, checked and aligned.
+                    values[lane] = unsafe {
+                        raw::load(place(&warp.local, at), access.bytes, Ordering::Relaxed)
+                    };
+                }
+            }
+        }
+        (_, Some(model)) => {
+            let request = request(warp.slot, pc, mask, addresses, access);
+            if space == Space::Shared {
+                let mut target = Target::Shared { data: &common.shared, cells: &mut common.cells };
+                model.load(&request, &mut target, values)?;
+            } else {
+                model.load(&request, &mut Target::Global, values)?;
+            }
+        }
+        (space, None) => {
+            let start = if space == Space::Shared { place(&common.shared, 0) } else { 0 };
+            // A line's flag is in its last bytes, as in LL128, so those are read first; stores go the other way.
+            let order =
+                if access.order == Order::Weak { Ordering::Relaxed } else { Ordering::Acquire };
+            let mut rest = mask;
+            while rest != 0 {
+                let lane = 31 - rest.leading_zeros() as usize;
+                rest &= !(1 << lane);
+                for (n, values) in values.iter_mut().enumerate().rev() {
+                    let at = start + addresses[lane] + n as u64 * wide;
+                    // SAFETY: mapped (the contract of `Machine::map`) or the block's own, and aligned, by `check`.
+                    values[lane] = unsafe { raw::load(at, access.bytes, order) };
+                }
+            }
+        }
+    }
+    if env.watch && matches!(space, Space::Global | Space::Shared) {
+        // Something new is progress.
+        let mut hash = 0u64;
+        for lane in lanes(mask) {
+            for v in [addresses[lane]].into_iter().chain(values.iter().map(|values| values[lane])) {
+                hash = (hash.rotate_left(7) ^ v).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            }
+        }
+        warp.progress |= warp.seen.insert(pc, hash) != Some(hash);
+        warp.looked = true;
+    }
+    let bits = 8 * u32::from(access.bytes);
+    for (value, d) in values.iter_mut().zip(&load.d) {
+        let Some(d) = d else { continue };
+        if load.extend != 0 {
+            let keep = u64::MAX >> (64 - u32::from(load.extend));
+            value
+                .iter_mut()
+                .for_each(|v| *v = ((*v << (64 - bits)) as i64 >> (64 - bits)) as u64 & keep);
+        }
+        warp.write(*d, value, mask);
+    }
+    Ok(())
+}
+
+fn request<'a>(
+    warp: u32,
+    pc: u32,
+    mask: u32,
+    addresses: &'a [u64; 32],
+    access: &Access,
+) -> Request<'a> {
+    let Access { bytes, count, order, scope, .. } = *access;
+    Request { warp, pc, mask, addresses, bytes, count, order, scope }
+}
+
+/// The process's address of byte `at` of a block's own memory.
+fn place(memory: &[u64], at: u64) -> u64 {
+    memory.as_ptr().expose_provenance() as u64 + at
+}
+
+/// Where a lane's local memory has an address.
+fn local(common: &Common, lane: usize, address: u64) -> u64 {
+    (lane * common.grid.program.local_bytes) as u64 + address
+}
+
+/// Stores.
+pub(crate) fn store(
+    warp: &mut Warp,
+    common: &mut Common,
+    env: &mut Env<'_>,
+    store: &Store,
+    mask: u32,
+    pc: u32,
+) -> Result<()> {
+    let access = &store.access;
+    let program = std::sync::Arc::clone(&common.grid.program);
+    for (mask, space, addresses) in parts(warp, common, access, mask) {
+        if mask == 0 {
+            continue;
+        }
+        check(common, access, mask, space, &addresses)?;
+        count(common, access, mask, space, &addresses, true);
+        let wide = u64::from(access.bytes);
+        match (space, env.model.as_deref_mut()) {
+            (Space::Param, _) => {
+                return Err(Trouble::new(
+                    FaultKind::Trap("a store to a parameter".to_owned()),
+                    mask,
+                ));
+            }
+            (Space::Local, _) => {
+                for (n, s) in store.s.iter().enumerate() {
+                    let values = *warp.read(&program, *s);
+                    for lane in lanes(mask) {
+                        let at = local(common, lane, addresses[lane]) + n as u64 * wide;
+                        // SAFETY: within the warp's own local memory, checked and aligned.
+                        unsafe {
+                            raw::store(
+                                place(&warp.local, at),
+                                access.bytes,
+                                values[lane],
+                                Ordering::Relaxed,
+                            )
+                        };
+                    }
+                }
+            }
+            (_, Some(model)) => {
+                let request = request(warp.slot, pc, mask, &addresses, access);
+                let nothing = [0; 32];
+                let mut from = [&nothing; MAX_COUNT];
+                for (from, s) in from.iter_mut().zip(&store.s) {
+                    *from = warp.read(&program, *s);
+                }
+                let from = &from[..store.s.len()];
+                model.changed = false;
+                if space == Space::Shared {
+                    let mut target =
+                        Target::Shared { data: &common.shared, cells: &mut common.cells };
+                    model.store(&request, &mut target, from)?;
+                } else {
+                    model.store(&request, &mut Target::Global, from)?;
+                }
+                warp.progress |= model.changed;
+            }
+            (space, None) => {
+                warp.progress = true;
+                let start = if space == Space::Shared { place(&common.shared, 0) } else { 0 };
+                let order =
+                    if access.order == Order::Weak { Ordering::Relaxed } else { Ordering::Release };
+                let nothing = [0; 32];
+                let mut from: [&Lanes; MAX_COUNT] = [&nothing; MAX_COUNT];
+                for (from, s) in from.iter_mut().zip(&store.s) {
+                    *from = warp.read(&program, *s);
+                }
+                for lane in lanes(mask) {
+                    for (n, from) in from[..store.s.len()].iter().enumerate() {
+                        let at = start + addresses[lane] + n as u64 * wide;
+                        // SAFETY: mapped (the contract of `Machine::map`) or the block's own, and aligned, by `check`.
+                        unsafe { raw::store(at, access.bytes, from[lane], order) };
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Atomics: one lane after the other.
+pub(crate) fn atomic(
+    warp: &mut Warp,
+    common: &mut Common,
+    env: &mut Env<'_>,
+    atomic: &Atomic,
+    mask: u32,
+    pc: u32,
+) -> Result<()> {
+    let access = &atomic.access;
+    let program = std::sync::Arc::clone(&common.grid.program);
+    let (b, c) = (*warp.read(&program, atomic.b), *warp.read(&program, atomic.c));
+    for (mask, space, addresses) in parts(warp, common, access, mask) {
+        if mask == 0 {
+            continue;
+        }
+        check(common, access, mask, space, &addresses)?;
+        common.counts.atomics += 1;
+        let mut old = [0; 32];
+        let mut changed = false;
+        let new = |lane: usize, old: u64| apply(atomic.how, old, b[lane], c[lane], access.bytes);
+        match (space, env.model.as_deref_mut()) {
+            (Space::Param | Space::Local, _) => {
+                return Err(Trouble::new(
+                    FaultKind::Trap("an atomic in local memory".to_owned()),
+                    mask,
+                ));
+            }
+            (_, Some(model)) => {
+                let request = request(warp.slot, pc, mask, &addresses, access);
+                model.changed = false;
+                if space == Space::Shared {
+                    let mut target =
+                        Target::Shared { data: &common.shared, cells: &mut common.cells };
+                    model.update(&request, &mut target, &mut old, new)?;
+                } else {
+                    model.update(&request, &mut Target::Global, &mut old, new)?;
+                }
+                changed = model.changed;
+            }
+            (space, None) => {
+                let start = if space == Space::Shared { place(&common.shared, 0) } else { 0 };
+                for lane in lanes(mask) {
+                    // SAFETY: mapped (the contract of `Machine::map`) or the block's own, and aligned, by `check`.
+                    old[lane] = unsafe {
+                        raw::update(start + addresses[lane], access.bytes, |old| {
+                            let new = new(lane, old);
+                            changed |= new != old;
+                            new
+                        })
+                    };
+                }
+            }
+        }
+        warp.progress |= changed;
+        if let Some(d) = atomic.d {
+            warp.write(d, &old, mask);
+        }
+    }
+    Ok(())
+}
+
+/// What an atomic makes of a value.
+fn apply(how: Rmw, old: u64, b: u64, c: u64, bytes: u8) -> u64 {
+    let keep = u64::MAX >> (64 - 8 * u32::from(bytes));
+    let new = match how {
+        Rmw::Exchange => b,
+        Rmw::Cas => {
+            if old == b & keep {
+                c
+            } else {
+                old
+            }
+        }
+        Rmw::Inc => {
+            if old >= b {
+                0
+            } else {
+                old + 1
+            }
+        }
+        Rmw::Dec => {
+            if old == 0 || old > b {
+                b
+            } else {
+                old - 1
+            }
+        }
+        Rmw::Value(run) => {
+            let (mut to, zero): (Lanes, Lanes) = ([0; 32], [0; 32]);
+            run(&mut to, [&[old; 32], &[b; 32], &zero, &zero]);
+            to[0]
+        }
+    };
+    new & keep
+}
+
+/// Fetches the late loads that an instruction may not come before: those whose registers it uses, those whose memory it
+/// touches, and all of its lanes where it orders memory.
+pub(crate) fn settle_for(
+    warp: &mut Warp,
+    common: &mut Common,
+    env: &mut Env<'_>,
+    pc: u32,
+    active: u32,
+) -> Result<()> {
+    let program = std::sync::Arc::clone(&common.grid.program);
+    let op = &program.code[pc as usize].op;
+    let orders = match op {
+        Op::Fence { .. } | Op::Barrier(_) | Op::Atomic(_) | Op::Exit | Op::Trap => true,
+        Op::WarpSync { how, .. } => matches!(how, WarpSync::Barrier),
+        Op::Load(load) => load.access.order.acquires(),
+        Op::Store(store) => store.access.order.releases(),
+        _ => false,
+    };
+    let touched = match op {
+        Op::Load(Load { access, .. }) | Op::Store(Store { access, .. }) => Some(access),
+        _ => None,
+    };
+    let (now, late) = env.model.as_deref().map_or((0, 0), |model| {
+        (model.tick, model.checks.adversity.map_or(0, |a| u64::from(a.late)))
+    });
+    let used = program.touched(pc);
+    let mut i = 0;
+    while i < warp.pending.len() {
+        let pending = &warp.pending[i];
+        let mut settle =
+            pending.load.d.iter().flatten().any(|d| used.contains(d)) || pending.since + late < now;
+        if let Some(access) = touched.filter(|_| !settle) {
+            let reach = |a: &Access| u64::from(a.bytes) * u64::from(a.count);
+            settle = parts(warp, common, access, active).iter().any(|(mask, space, addresses)| {
+                let alike = (*space == Space::Shared) == pending.shared;
+                alike
+                    && lanes(*mask & pending.mask).any(|l| {
+                        let (a, b) = (addresses[l], pending.addresses[l]);
+                        a < b + reach(&pending.load.access) && b < a + reach(access)
+                    })
+            });
+        }
+        let mask = if settle {
+            u32::MAX
+        } else if orders {
+            active
+        } else {
+            0
+        };
+        if mask & pending.mask == 0 {
+            i += 1;
+            continue;
+        }
+        settle_one(warp, common, env, i, mask)?;
+        i = 0;
+    }
+    Ok(())
+}
+
+/// Fetches a late load for some lanes, and for those that share a line with them where lines arrive whole.
+fn settle_one(
+    warp: &mut Warp,
+    common: &mut Common,
+    env: &mut Env<'_>,
+    i: usize,
+    mask: u32,
+) -> Result<()> {
+    let mut pending = warp.pending.swap_remove(i);
+    let shift = env.model.as_deref().and_then(|m| m.checks.adversity).map_or(3, |a| a.unit.shift());
+    let mut now = mask & pending.mask;
+    for lane in lanes(pending.mask & !now) {
+        let unit = |l: usize| pending.addresses[l] >> shift;
+        if lanes(now).any(|l| unit(l) == unit(lane)) {
+            now |= 1 << lane;
+        }
+    }
+    pending.mask &= !now;
+    let space = if pending.shared { Space::Shared } else { Space::Global };
+    let (load, addresses, pc) = (pending.load.clone(), pending.addresses, pending.pc);
+    if pending.mask != 0 {
+        warp.pending.push(pending);
+    }
+    fetch(warp, common, env, &load, now, space, &addresses, pc)
+}

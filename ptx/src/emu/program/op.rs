@@ -1,0 +1,444 @@
+//! Instructions as the emulator runs them.
+
+use super::Special;
+use crate::emu::alu::{Combine, Lanes};
+
+/// A value register of a warp; from [`Program::registers`](super::Program) on, a constant.
+pub(crate) type Reg = u16;
+/// A predicate register.
+pub(crate) type Pred = u16;
+
+/// An instruction.
+#[derive(Clone, Debug)]
+pub(crate) struct Inst {
+    pub(crate) guard: Option<(Pred, bool)>,
+    pub(crate) op: Op,
+}
+
+/// A predicate that is read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Truth {
+    /// A register, maybe negated.
+    Reg(Pred, bool),
+    Always(bool),
+}
+
+/// What it does.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    Value {
+        run: fn(&mut Lanes, [&Lanes; 4]),
+        d: Reg,
+        s: [Reg; 4],
+    },
+    Carry {
+        run: fn(&mut Lanes, [&Lanes; 4], &mut u32),
+        d: Reg,
+        s: [Reg; 4],
+    },
+    Compare {
+        run: fn([&Lanes; 4]) -> u32,
+        d: Pred,
+        other: Option<Pred>,
+        s: [Reg; 4],
+        combine: Combine,
+        with: Truth,
+    },
+    /// `set`: all ones, or 1.0, where the comparison holds.
+    SetValue {
+        run: fn([&Lanes; 4]) -> u32,
+        d: Reg,
+        s: [Reg; 4],
+        one: u64,
+        combine: Combine,
+        with: Truth,
+    },
+    Select {
+        d: Reg,
+        a: Reg,
+        b: Reg,
+        p: Truth,
+    },
+    Logic {
+        how: PredicateLogic,
+        d: Pred,
+        a: Truth,
+        b: Truth,
+    },
+    Special {
+        d: Reg,
+        which: Special,
+    },
+    /// `mov.b64 d, {lo, hi}`: each part has so many bits.
+    Pack {
+        d: Reg,
+        parts: Vec<Reg>,
+        bits: u32,
+    },
+    Unpack {
+        parts: Vec<Option<Reg>>,
+        s: Reg,
+        bits: u32,
+    },
+    Convert {
+        d: Reg,
+        s: Reg,
+        add: u64,
+    },
+    IsSpace {
+        d: Pred,
+        s: Reg,
+        space: Space,
+    },
+    Branch {
+        target: u32,
+    },
+    BranchIndexed {
+        index: Reg,
+        targets: Vec<u32>,
+    },
+    Exit,
+    Trap,
+    Nop,
+    Load(Load),
+    Store(Store),
+    Atomic(Box<Atomic>),
+    Fence {
+        order: Order,
+        scope: Scope,
+    },
+    Barrier(Box<Barrier>),
+    WarpSync {
+        mask: Reg,
+        how: WarpSync,
+    },
+    Activemask {
+        d: Reg,
+    },
+    Nanosleep {
+        time: Reg,
+    },
+}
+
+/// Operations on predicates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PredicateLogic {
+    Move,
+    Not,
+    And,
+    Or,
+    Xor,
+}
+
+/// State spaces (5.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Space {
+    Generic,
+    Global,
+    Shared,
+    Local,
+    Param,
+}
+
+/// Memory order (8.3, 8.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    Weak,
+    Relaxed,
+    Acquire,
+    Release,
+    AcqRel,
+    Sc,
+}
+
+impl Order {
+    pub(crate) const fn is_strong(self) -> bool {
+        !matches!(self, Order::Weak)
+    }
+    pub(crate) const fn acquires(self) -> bool {
+        matches!(self, Order::Acquire | Order::AcqRel | Order::Sc)
+    }
+    pub(crate) const fn releases(self) -> bool {
+        matches!(self, Order::Release | Order::AcqRel | Order::Sc)
+    }
+}
+
+/// Whom an operation is strong towards (8.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Scope {
+    Cta,
+    Cluster,
+    Gpu,
+    Sys,
+}
+
+/// Where memory is accessed, and how.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    pub(crate) space: Space,
+    pub(crate) base: Reg,
+    pub(crate) offset: i64,
+    /// Bytes of one element: 1, 2, 4, 8 or 16.
+    pub(crate) bytes: u8,
+    /// Elements.
+    pub(crate) count: u8,
+    pub(crate) order: Order,
+    pub(crate) scope: Scope,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Load {
+    pub(crate) access: Access,
+    pub(crate) d: Vec<Option<Reg>>,
+    /// Sign-extends to so many bits; 0 for none.
+    pub(crate) extend: u8,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    pub(crate) access: Access,
+    pub(crate) s: Vec<Reg>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Atomic {
+    pub(crate) access: Access,
+    /// `None` for `red`.
+    pub(crate) d: Option<Reg>,
+    pub(crate) b: Reg,
+    pub(crate) c: Reg,
+    pub(crate) how: Rmw,
+}
+
+/// What an atomic makes of the old value and its operand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rmw {
+    Exchange,
+    Cas,
+    /// `inc`: 0 when it has reached the operand (9.7.13.5).
+    Inc,
+    /// `dec`: the operand when it is 0 or above the operand.
+    Dec,
+    /// Any other: an instruction of two sources. Run on lanes of which the first counts.
+    Value(fn(&mut Lanes, [&Lanes; 4])),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Barrier {
+    pub(crate) id: Reg,
+    /// Threads that take part; `None` for all of the block.
+    pub(crate) threads: Option<Reg>,
+    pub(crate) aligned: bool,
+    pub(crate) how: BarrierKind,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum BarrierKind {
+    Sync,
+    Arrive,
+    Popc(Reg, Truth),
+    And(Pred, Truth),
+    Or(Pred, Truth),
+}
+
+/// Instructions that the lanes of a mask run together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WarpSync {
+    Barrier,
+    VoteAll(Pred, Truth),
+    VoteAny(Pred, Truth),
+    VoteUni(Pred, Truth),
+    Ballot(Reg, Truth),
+    Shuffle {
+        kind: Shuffle,
+        d: Reg,
+        valid: Option<Pred>,
+        a: Reg,
+        b: Reg,
+        c: Reg,
+    },
+    MatchAny {
+        d: Reg,
+        a: Reg,
+    },
+    MatchAll {
+        d: Reg,
+        p: Option<Pred>,
+        a: Reg,
+    },
+    /// The function of two sources, and the type's width in bits.
+    Reduce {
+        run: fn(&mut Lanes, [&Lanes; 4]),
+        d: Reg,
+        a: Reg,
+    },
+    Elect {
+        d: Option<Reg>,
+        p: Pred,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shuffle {
+    Up,
+    Down,
+    Butterfly,
+    Index,
+}
+
+/// What an instruction does with a register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Read,
+    Write,
+}
+
+impl Truth {
+    fn visit(&mut self, f: &mut impl FnMut(&mut Pred, Use)) {
+        if let Truth::Reg(p, _) = self {
+            f(p, Use::Read);
+        }
+    }
+}
+
+impl Inst {
+    /// Calls `f` with each value register, `g` with each predicate: reads first, then writes.
+    pub(crate) fn visit(
+        &mut self,
+        f: &mut impl FnMut(&mut Reg, Use),
+        g: &mut impl FnMut(&mut Pred, Use),
+    ) {
+        use Use::{Read, Write};
+        if let Some((p, _)) = &mut self.guard {
+            g(p, Read);
+        }
+        match &mut self.op {
+            Op::Value { d, s, .. } | Op::Carry { d, s, .. } => {
+                s.iter_mut().for_each(|s| f(s, Read));
+                f(d, Write);
+            }
+            Op::Compare { d, other, s, with, .. } => {
+                s.iter_mut().for_each(|s| f(s, Read));
+                with.visit(g);
+                g(d, Write);
+                if let Some(other) = other {
+                    g(other, Write);
+                }
+            }
+            Op::SetValue { d, s, with, .. } => {
+                s.iter_mut().for_each(|s| f(s, Read));
+                with.visit(g);
+                f(d, Write);
+            }
+            Op::Select { d, a, b, p } => {
+                f(a, Read);
+                f(b, Read);
+                p.visit(g);
+                f(d, Write);
+            }
+            Op::Logic { d, a, b, .. } => {
+                a.visit(g);
+                b.visit(g);
+                g(d, Write);
+            }
+            Op::Special { d, .. } | Op::Activemask { d } => f(d, Write),
+            Op::Pack { d, parts, .. } => {
+                parts.iter_mut().for_each(|s| f(s, Read));
+                f(d, Write);
+            }
+            Op::Unpack { parts, s, .. } => {
+                f(s, Read);
+                parts.iter_mut().flatten().for_each(|d| f(d, Write));
+            }
+            Op::Convert { d, s, .. } => {
+                f(s, Read);
+                f(d, Write);
+            }
+            Op::IsSpace { d, s, .. } => {
+                f(s, Read);
+                g(d, Write);
+            }
+            Op::BranchIndexed { index, .. } => f(index, Read),
+            Op::Branch { .. } | Op::Exit | Op::Trap | Op::Nop | Op::Fence { .. } => {}
+            Op::Load(Load { access, d, .. }) => {
+                f(&mut access.base, Read);
+                d.iter_mut().flatten().for_each(|d| f(d, Write));
+            }
+            Op::Store(Store { access, s }) => {
+                f(&mut access.base, Read);
+                s.iter_mut().for_each(|s| f(s, Read));
+            }
+            Op::Atomic(atomic) => {
+                f(&mut atomic.access.base, Read);
+                f(&mut atomic.b, Read);
+                f(&mut atomic.c, Read);
+                if let Some(d) = &mut atomic.d {
+                    f(d, Write);
+                }
+            }
+            Op::Barrier(barrier) => {
+                f(&mut barrier.id, Read);
+                if let Some(threads) = &mut barrier.threads {
+                    f(threads, Read);
+                }
+                match &mut barrier.how {
+                    BarrierKind::Sync | BarrierKind::Arrive => {}
+                    BarrierKind::Popc(d, p) => {
+                        p.visit(g);
+                        f(d, Write);
+                    }
+                    BarrierKind::And(d, p) | BarrierKind::Or(d, p) => {
+                        p.visit(g);
+                        g(d, Write);
+                    }
+                }
+            }
+            Op::WarpSync { mask, how } => {
+                f(mask, Read);
+                how.visit(f, g);
+            }
+            Op::Nanosleep { time } => f(time, Read),
+        }
+    }
+}
+
+impl WarpSync {
+    fn visit(&mut self, f: &mut impl FnMut(&mut Reg, Use), g: &mut impl FnMut(&mut Pred, Use)) {
+        use Use::{Read, Write};
+        match self {
+            WarpSync::Barrier => {}
+            WarpSync::VoteAll(d, p) | WarpSync::VoteAny(d, p) | WarpSync::VoteUni(d, p) => {
+                p.visit(g);
+                g(d, Write);
+            }
+            WarpSync::Ballot(d, p) => {
+                p.visit(g);
+                f(d, Write);
+            }
+            WarpSync::Shuffle { d, valid, a, b, c, .. } => {
+                [a, b, c].into_iter().for_each(|s| f(s, Read));
+                f(d, Write);
+                if let Some(p) = valid {
+                    g(p, Write);
+                }
+            }
+            WarpSync::MatchAny { d, a } | WarpSync::Reduce { d, a, .. } => {
+                f(a, Read);
+                f(d, Write);
+            }
+            WarpSync::MatchAll { d, p, a } => {
+                f(a, Read);
+                f(d, Write);
+                if let Some(p) = p {
+                    g(p, Write);
+                }
+            }
+            WarpSync::Elect { d, p } => {
+                if let Some(d) = d {
+                    f(d, Write);
+                }
+                g(p, Write);
+            }
+        }
+    }
+}
