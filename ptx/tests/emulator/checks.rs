@@ -197,3 +197,24 @@ fn a_run_without_end_is_given_up() {
     let fault = run_with("L: bra L;", 1, 1, &buffer, &machine, options).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Steps(1024).clone(), "{fault}");
 }
+
+#[test]
+fn memory_that_nobody_has_written_is_known() {
+    let machine = Machine::new();
+    let buffer = Buffer::zeros(&machine, 4);
+    let program =
+        kernel("st.global.u32 [%p], 1; ld.global.u32 %r1, [%p]; ld.global.u32 %r2, [%p+4];");
+    let grid = machine
+        .launch(ferroccl_ptx::emu::Launch::new(
+            &program,
+            1,
+            1,
+            buffer.address().to_le_bytes().to_vec(),
+        ))
+        .unwrap();
+    let mut schedule = Lockstep::new(Options::seeded(1));
+    schedule.uninitialised(buffer.address(), 8);
+    schedule.start(&grid);
+    let fault = schedule.run().unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Uninitialised { address: buffer.address() + 4 }, "{fault}");
+}
