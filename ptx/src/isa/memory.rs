@@ -90,6 +90,26 @@ named! {
     }
 }
 
+impl Order {
+    /// Whether it is a strong one (8.4.2): all but weak.
+    #[must_use]
+    pub const fn is_strong(self) -> bool {
+        !matches!(self, Order::Weak)
+    }
+
+    /// Whether what comes after stays after.
+    #[must_use]
+    pub const fn acquires(self) -> bool {
+        matches!(self, Order::Acquire | Order::AcqRel | Order::Sc)
+    }
+
+    /// Whether what comes before stays before.
+    #[must_use]
+    pub const fn releases(self) -> bool {
+        matches!(self, Order::Release | Order::AcqRel | Order::Sc)
+    }
+}
+
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {

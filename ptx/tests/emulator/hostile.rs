@@ -7,23 +7,17 @@ use std::sync::Arc;
 use ferroccl_ptx::emu::{Launch, Lockstep, Machine, Options, Program, Unit, run_on_threads};
 use ferroccl_ptx::syntax::{self, TokenKind};
 
+use crate::rng::Rng;
 use crate::support::{Buffer, checked};
 
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ z >> 31) % n.max(1) as u64) as usize
-    }
+/// Below `n`.
+fn below(random: &mut Rng, n: usize) -> usize {
+    random.below(n.max(1) as u64) as usize
 }
 
 /// Changes some tokens: puts another of the same kind, from elsewhere in the text, in their place; or drops one, or a
 /// line; or puts in a number that is hard to bear.
-fn mutate(source: &str, random: &mut Random) -> String {
+fn mutate(source: &str, random: &mut Rng) -> String {
     const NUMBERS: [&str; 8] = [
         "0",
         "-1",
@@ -37,12 +31,12 @@ fn mutate(source: &str, random: &mut Random) -> String {
     let tokens = syntax::tokens(source).expect("the fixture is right");
     let body = tokens.iter().position(|t| t.word.text == "{").unwrap_or(0);
     let mut texts: Vec<&str> = tokens.iter().map(|t| t.word.text).collect();
-    for _ in 0..=random.below(4) {
-        let at = body + random.below(tokens.len() - body);
+    for _ in 0..=below(random, 4) {
+        let at = body + below(random, tokens.len() - body);
         let kind = tokens[at].kind;
-        match random.below(8) {
+        match below(random, 8) {
             0 => texts[at] = "",
-            1 if kind == TokenKind::Number => texts[at] = NUMBERS[random.below(NUMBERS.len())],
+            1 if kind == TokenKind::Number => texts[at] = NUMBERS[below(random, NUMBERS.len())],
             2 => {
                 let end = texts[at..]
                     .iter()
@@ -53,7 +47,7 @@ fn mutate(source: &str, random: &mut Random) -> String {
             _ => {
                 let alike: Vec<usize> =
                     (0..tokens.len()).filter(|&i| tokens[i].kind == kind).collect();
-                texts[at] = tokens[alike[random.below(alike.len())]].word.text;
+                texts[at] = tokens[alike[below(random, alike.len())]].word.text;
             }
         }
     }
@@ -76,7 +70,7 @@ fn mutated_kernels_never_panic() {
         let path = format!("{}/tests/fixtures/{file}.sm_90.ptx", env!("CARGO_MANIFEST_DIR"));
         let source = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
         for seed in 0..60 {
-            let mut random = Random(seed ^ source.len() as u64);
+            let mut random = Rng(seed ^ source.len() as u64);
             let text = mutate(&source, &mut random);
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 for kernel in kernels {

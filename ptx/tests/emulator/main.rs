@@ -5,5 +5,8 @@ mod cuda;
 mod hostile;
 mod litmus;
 mod machine;
+#[path = "../instructions/rng.rs"]
+#[allow(dead_code, reason = "shared with the tests of instructions")]
+mod rng;
 mod support;
 mod warps;

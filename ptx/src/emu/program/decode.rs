@@ -8,6 +8,7 @@ use super::{
     Variable as Storage,
 };
 use crate::emu::alu::{self, Combine, Kind, Lanes};
+use crate::isa;
 use crate::syntax::{
     Block, Directive, Function, Instruction, Item, Module, Operand, Span, Statement, SyntaxError,
     Word,
@@ -216,6 +217,7 @@ impl<'a> Decoder<'_, 'a> {
             Some(guard) => Some((self.predicate(guard.register)?, guard.negated)),
             None => None,
         };
+        isa::check(i).map_err(|e| e.at(self.source))?;
         if i.opcode.text == "call" {
             return self.call(i, guard);
         }

@@ -20,6 +20,7 @@ mod special;
 use std::fmt;
 use std::sync::Arc;
 
+pub(crate) use crate::isa::{Order, Scope};
 pub(crate) use decode::CONSTANT;
 pub(crate) use op::*;
 pub(crate) use special::Special;
