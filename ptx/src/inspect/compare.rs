@@ -72,7 +72,7 @@ impl<'a> Listing<'a> {
                     shape: "$L:".to_owned(),
                     pieces: vec![String::new(), ":".to_owned()],
                     names: vec![label.text],
-                    defined: vec![true],
+                    defined: vec![false],
                 });
             }
             for code in cfg.code.get(block.range.clone()).unwrap_or_default() {

@@ -76,7 +76,7 @@ fn lines<'s>(sass: &'s str, kernel: &str) -> Vec<Line<'s>> {
     let mut source = None;
     let mut lines = Vec::new();
     for line in sass.lines().map(str::trim) {
-        if let Some(section) = line.strip_prefix(".section") {
+        if let Some(section) = line.strip_prefix(".section\t") {
             ours = section.split(',').next().map(str::trim) == Some(&format!(".text.{kernel}"));
         } else if let Some(place) = line.strip_prefix("//## File \"") {
             source = place.split_once("\", line ").and_then(|(file, rest)| {
@@ -144,6 +144,7 @@ mod tests {
         /*0000*/                   LDG.E.128 R4, desc[UR6][R2.64] ;
         /*0010*/                   BRA `(.L_x_9) ;
 	.section	.text.k,"ax",@progbits
+	.sectioninfo	@"SHI_REGISTERS=18"
 .text.k:
 	//## File "a.rs", line 3
         /*0000*/               @P0 BRA `(.L_x_2) ;

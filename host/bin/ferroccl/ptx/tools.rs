@@ -12,11 +12,12 @@ use super::kernel::{DEFAULT_ARCH, Kernel, Tree};
 pub(super) const HOW_TO_GET: &str =
     "no ptxas: run scripts/setup, or name one in FERROCCL_PTXAS, to see registers, spills and SASS";
 
-/// Where a tool is: ptxas as the user names it, else in set-up's or the CUDA toolkit's directories.
+/// Where a tool is: ptxas as the user names it (nowhere, if that is nothing), the others beside it; else in
+/// set-up's or the CUDA toolkit's directories.
 fn find(tool: &str) -> Option<PathBuf> {
     let named = std::env::var_os("FERROCCL_PTXAS").map(PathBuf::from);
     if tool == "ptxas" && named.is_some() {
-        return named;
+        return named.filter(|path| !path.as_os_str().is_empty());
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let beside = named.as_deref().and_then(Path::parent).map(Path::to_owned);
