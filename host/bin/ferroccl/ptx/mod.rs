@@ -94,6 +94,8 @@ enum Failure {
     Nothing,
     #[error("there is no block `{0}`: blocks are {1}")]
     NoBlock(String, String),
+    #[error("{}: a drawing is .html, .svg or .dot; or name one with --format", path.display())]
+    Extension { path: PathBuf },
     #[error("{tool}: {what}")]
     Tool { tool: String, what: String },
     #[error("output: {0}")]
