@@ -10,6 +10,11 @@
 //! | cuda | PTX on a GPU | planned |
 
 pub mod cpu;
+mod memory;
+mod op;
+mod sync;
+mod threads;
+mod turns;
 
 use std::any::Any;
 use std::fmt::Debug;

@@ -1,21 +1,20 @@
-//! The operations of a stream, and a launch from its first block to its end. Both modes of the runtime
-//! share them: they know nothing of who runs what when.
+//! The operations of a stream, and a launch from its first block to its end. All runtimes of the host
+//! share them: they know nothing of who runs what when, nor of what a block is.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ferroccl_device::abi::Work;
 use ferroccl_device::kernels::Kernel;
 
-use super::block::panic_message;
-use super::executor::HEAVY_BYTES;
 use super::memory;
-use crate::runtime::{Keep, Launch, Memory};
+use super::{Keep, Launch, Memory};
 use crate::{Error, Result};
 
-/// One operation.
-pub(super) enum Op {
-    Kernel(Launch),
+/// One operation. `R` is what a runtime has made ready for a launch.
+pub(super) enum Op<R> {
+    Kernel(Launch, R),
     /// `bytes` to `to[offset..]`, which has been checked.
     CopyIn {
         to: Arc<dyn Memory>,
@@ -51,10 +50,13 @@ pub(super) fn copy_out(from: &Arc<dyn Memory>, offset: usize, bytes: &mut [u8]) 
 }
 
 /// A launch whose blocks run. They share it; the last one to end gets it for itself.
-pub(super) struct Launched<S> {
+pub(super) struct Launched<S, R> {
     pub(super) kernel: Kernel,
-    /// Whether it is worth another core.
-    pub(super) heavy: bool,
+    pub(super) blocks: u32,
+    /// Bytes the call moves.
+    pub(super) bytes: u64,
+    /// What the runtime has made ready for it. Before `work`, which it may refer to.
+    pub(super) ready: R,
     work: Box<Work>,
     /// Used by the thread that ends the launch alone; the mutex only makes it `Sync`.
     done: Mutex<Box<dyn FnOnce() -> Result<()> + Send>>,
@@ -74,12 +76,11 @@ pub(super) struct WorkPtr(pub(super) *const Work);
 // SAFETY: blocks only read it, and the launch outlives them.
 unsafe impl Send for WorkPtr {}
 
-impl<S> Launched<S> {
-    pub(super) fn new(launch: Launch, stream: S) -> Self {
-        let Launch { kernel, work, keep, bytes, done, .. } = launch;
-        let heavy = bytes >= HEAVY_BYTES;
+impl<S, R> Launched<S, R> {
+    pub(super) fn new(launch: Launch, ready: R, stream: S) -> Self {
+        let Launch { kernel, blocks, work, keep, bytes, done } = launch;
         let (done, failure, verdict) = (Mutex::new(done), OnceLock::new(), OnceLock::new());
-        Launched { kernel, heavy, work, done, keep, failure, verdict, stream }
+        Launched { kernel, blocks, bytes, ready, work, done, keep, failure, verdict, stream }
     }
 
     pub(super) fn work(&self) -> WorkPtr {
@@ -94,10 +95,6 @@ impl<S> Launched<S> {
     /// Notes why the blocks were told to give up; the first reason counts.
     pub(super) fn give_up(&self, error: Error) {
         let _ = self.verdict.set(error);
-    }
-
-    pub(super) fn panicked(&self, message: String) -> Error {
-        Error::Panicked { kernel: self.kernel.name.to_owned(), message }
     }
 
     /// Runs `done` and drops what was kept, after the last block.
@@ -118,5 +115,19 @@ impl<S> Launched<S> {
         let result = self.failure.into_inner().map_or(result, Err);
         let result = result.and_then(|()| self.verdict.into_inner().map_or(Ok(()), Err));
         (result, self.stream)
+    }
+}
+
+/// The error of a kernel that panicked.
+pub(super) fn panicked(kernel: &str, message: String) -> Error {
+    Error::Panicked { kernel: kernel.to_owned(), message }
+}
+
+/// What a panic said.
+pub(super) fn panic_message(payload: &(dyn Any + Send)) -> String {
+    match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
+        (Some(text), _) => (*text).to_owned(),
+        (_, Some(text)) => text.clone(),
+        _ => "(a panic without a message)".to_owned(),
     }
 }
