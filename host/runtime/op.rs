@@ -9,7 +9,7 @@ use ferroccl_device::abi::Work;
 use ferroccl_device::kernels::Kernel;
 
 use super::memory;
-use super::{Keep, Launch, Memory};
+use super::{Done, Keep, Launch, Memory};
 use crate::{Error, Result};
 
 /// One operation. `R` is what a runtime has made ready for a launch.
@@ -59,7 +59,7 @@ pub(super) struct Launched<S, R> {
     pub(super) ready: R,
     work: Box<Work>,
     /// Used by the thread that ends the launch alone; the mutex only makes it `Sync`.
-    done: Mutex<Box<dyn FnOnce() -> Result<()> + Send>>,
+    done: Mutex<Done>,
     keep: Vec<Keep>,
     /// What went wrong in a block, as far as the runtime saw it.
     failure: OnceLock<Error>,
@@ -101,9 +101,9 @@ impl<S, R> Launched<S, R> {
     pub(super) fn result(self) -> (Result<()>, S) {
         let name = self.kernel.name;
         let done = self.done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let keep = self.keep;
+        let (keep, failure) = (self.keep, self.failure.into_inner());
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let result = done();
+            let result = done(failure.as_ref());
             drop(keep);
             result
         }));
@@ -112,7 +112,7 @@ impl<S, R> Launched<S, R> {
             Err(Error::Panicked { kernel: name.to_owned(), message })
         });
         // A panic comes first: what `done` says is often its consequence.
-        let result = self.failure.into_inner().map_or(result, Err);
+        let result = failure.map_or(result, Err);
         let result = result.and_then(|()| self.verdict.into_inner().map_or(Ok(()), Err));
         (result, self.stream)
     }

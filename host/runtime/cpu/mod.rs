@@ -27,7 +27,7 @@ use self::native::Native;
 pub use self::seeded::SeededRuntime;
 use super::memory::HostMemory;
 use super::threads::Threads;
-use super::{Memory, Runtime, StreamOps};
+use super::{Keep, Memory, Runtime, StreamOps};
 use crate::Result;
 use crate::config::Config;
 
@@ -72,6 +72,15 @@ impl Runtime for CpuRuntime {
 
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
         Ok(Arc::new(HostMemory::allocate(bytes)?))
+    }
+
+    /// Kernels run in the process: they reach all of its memory.
+    unsafe fn register(&self, _: u64, _: usize, _: &str) -> Result<Keep> {
+        Ok(Arc::new(()))
+    }
+
+    fn address_space(&self) -> u64 {
+        0
     }
 
     fn stream(&self) -> Result<Arc<dyn StreamOps>> {

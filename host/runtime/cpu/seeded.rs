@@ -25,7 +25,7 @@ use crate::runtime::memory::HostMemory;
 use crate::runtime::op::panicked;
 use crate::runtime::sync::lock;
 use crate::runtime::turns::{self, StreamId, Turns, World};
-use crate::runtime::{Launch, Memory, Runtime, StreamOps};
+use crate::runtime::{Keep, Launch, Memory, Runtime, StreamOps};
 use crate::{Error, KernelFault, Result};
 
 /// Looks of every block without any change that make a deadlock: enough for the device code to look at
@@ -108,6 +108,15 @@ impl Runtime for SeededRuntime {
 
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
         Ok(Arc::new(HostMemory::allocate(bytes)?))
+    }
+
+    /// Kernels run in the process: they reach all of its memory.
+    unsafe fn register(&self, _: u64, _: usize, _: &str) -> Result<Keep> {
+        Ok(Arc::new(()))
+    }
+
+    fn address_space(&self) -> u64 {
+        0
     }
 
     fn stream(&self) -> Result<Arc<dyn StreamOps>> {
