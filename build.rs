@@ -14,6 +14,11 @@
 //!
 //! What is made is kept in `target/ferroccl-ptx` under names that hash all that it depends on, so that
 //! debug, release and documentation builds share it.
+//!
+//! Instructions keep the source lines they come from ([`lines`]).
+
+#[path = "build/lines.rs"]
+mod lines;
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt::Write as _;
@@ -56,7 +61,8 @@ const FLAGS: &[&str] = &[
 /// Flags of the device crate. The assembly is the product, so nothing links. Loops over arrays must be
 /// unrolled whole, or the arrays end in local memory, and loops of unknown length must not be. An address
 /// is computed where it is used (no strength reduction): a register for each of them all through a loop
-/// costs more than the additions.
+/// costs more than the additions. Lines change no instruction; the way to an inlined one stands only in the
+/// comments of a verbose compiler.
 const DEVICE_FLAGS: &[&str] = &[
     "--crate-name=ferroccl_device",
     "--crate-type=cdylib",
@@ -65,12 +71,15 @@ const DEVICE_FLAGS: &[&str] = &[
     "-Cllvm-args=-unroll-runtime=false",
     "-Cllvm-args=-unroll-threshold=4000",
     "-Cllvm-args=-disable-lsr",
+    "-Cdebuginfo=line-directives-only",
+    "-Zverbose-asm",
     "--cfg=split",
     "-Aunused_imports", // a module does not use what the others do
 ];
 
 fn main() -> ExitCode {
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=build");
     println!("cargo:rerun-if-changed=device/src");
     println!("cargo:rerun-if-env-changed=FERROCCL_DEVICE_RUSTC");
     println!("cargo:rerun-if-env-changed=FERROCCL_PTX");
@@ -148,7 +157,7 @@ fn build(out: &Path) -> Result<Vec<Module>, Failure> {
     let sysroot = compiler.sysroot(&cache)?;
     let mut source = DefaultHasher::new();
     hash_tree(Path::new("device/src"), &mut source)?;
-    (include_str!("build.rs"), &compiler.version).hash(&mut source);
+    (include_str!("build.rs"), include_str!("build/lines.rs"), &compiler.version).hash(&mut source);
     let source = source.finish();
 
     let jobs: Vec<_> = TARGETS
@@ -331,7 +340,7 @@ impl Compiler {
         if let Some(warning) = log.lines().find(|l| l.starts_with("warning")) {
             println!("cargo:warning=sm_{arch} {module}: {warning}");
         }
-        let ptx = finish(&fs::read_to_string(making.join("ferroccl_device.s"))?);
+        let ptx = finish(&lines::compact(&fs::read_to_string(making.join("ferroccl_device.s"))?));
         if ptx.contains(".extern .func") {
             return Err(Failure::Error(format!(
                 "sm_{arch} {module}: calls a function that is not there"

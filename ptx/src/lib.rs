@@ -2,6 +2,7 @@
 //!
 //! A leaf: it knows nothing of collectives, ranks or the host that launches kernels.
 
+pub mod cfg;
 pub mod emu;
 pub mod syntax;
 pub mod types;

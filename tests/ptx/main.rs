@@ -9,6 +9,7 @@
 //! (`scripts/test`) they fail.
 
 mod assembler;
+mod lines;
 mod text;
 
 use std::fmt::Write as _;
@@ -37,13 +38,15 @@ fn main() {
     let strict = std::env::var_os("FERROCCL_TEST_ALL").is_some();
     let rows = Arc::new(Mutex::new(Vec::new()));
     let mut trials = text::self_tests();
+    trials.push(lines::self_test());
     match ptx::unavailable() {
         Some(why) => trials.push(absent("ptx", "no PTX", why, strict)),
         None => {
             trials.push(Trial::test("every kernel is in a module", every_kernel_is_there));
             trials.extend(ptx::modules().iter().map(|module| {
                 Trial::test(format!("text of {module}"), || {
-                    text::check(module).map_err(Failed::from)
+                    text::check(module)?;
+                    lines::check(module.text()).map_err(Failed::from)
                 })
             }));
             match assembler::find() {

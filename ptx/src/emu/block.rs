@@ -95,7 +95,7 @@ impl Block {
             let stop = run(&mut self.warps[warp], &mut self.common, env, &mut left)
                 .map_err(|(trouble, pc)| self.fault(warp, trouble, pc))?;
             match stop {
-                Stop::Budget | Stop::Asleep => break,
+                Stop::Budget | Stop::Asleep | Stop::Interrupted => break,
                 Stop::Waits => {
                     self.check_gathering(warp)?;
                     break;

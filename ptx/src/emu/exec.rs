@@ -26,6 +26,8 @@ pub(crate) enum Stop {
     Budget,
     /// `nanosleep`.
     Asleep,
+    /// By the memory system, for somebody else to come first.
+    Interrupted,
     /// No fragment can run.
     Waits,
     /// Some lanes have exited.
@@ -262,7 +264,13 @@ pub(crate) fn run(
                     }
                 }
             }
+            let moves = matches!(inst.op, Op::Load(_) | Op::Store(_) | Op::Atomic(_));
             pc += 1;
+            // An adversary takes over where it matters: around accesses.
+            if moves && env.model.as_deref_mut().is_some_and(Model::interrupts) {
+                warp.fragments[picked].pc = pc;
+                return Ok(Stop::Interrupted);
+            }
             if !alone && program.leaders[pc as usize] {
                 warp.fragments[picked].pc = pc;
                 break;

@@ -12,7 +12,7 @@ use super::exact::{Bfloat16, Binary16, Exact, Format, narrow};
 use super::half::{Bf16, F16, Half};
 use super::lanes::{Lane, for_flag, for_rounding, for_type, held, value};
 use super::modifiers::{Modifiers, Unsupported};
-use super::number::{Number, result, source};
+use super::number::{Number, canonical, result, source};
 use super::round::{Nearest, Round, Rounding, to_f32};
 use crate::types::Type;
 
@@ -38,7 +38,8 @@ impl Scalar for f64 {
 
     #[inline(always)]
     fn narrow<R: Round>(x: f64) -> f64 {
-        if x.is_nan() { f64::nan_of(x, x) } else { x }
+        let nan = f64::nan_of(x, x).to_bits();
+        f64::from_bits(if x.is_nan() { nan } else { x.to_bits() })
     }
 
     #[inline(always)]
@@ -52,12 +53,12 @@ impl Scalar for f32 {
     fn wide(self) -> f64 {
         let bits = u64::from(self.to_bits());
         let nan = (bits & 0x8000_0000) << 32 | 0x7ff8 << 48 | (bits & 0x7f_ffff) << 29;
-        if self.is_nan() { f64::from_bits(nan) } else { self.into() }
+        f64::from_bits(if self.is_nan() { nan } else { f64::from(self).to_bits() })
     }
 
     #[inline(always)]
     fn narrow<R: Round>(x: f64) -> f32 {
-        if x.is_nan() { <f32 as Number>::NAN } else { to_f32::<R>(x) }
+        canonical(to_f32::<R>(x))
     }
 
     #[inline(always)]
@@ -71,7 +72,9 @@ macro_rules! half {
         impl Scalar for $T {
             #[inline(always)]
             fn wide(self) -> f64 {
-                if self.not_a_number() { <f64 as Number>::NAN } else { self.to_f32().into() }
+                let wide = f64::from(self.to_f32()).to_bits();
+                let nan = <f64 as Number>::NAN.to_bits();
+                f64::from_bits(if self.not_a_number() { nan } else { wide })
             }
 
             #[inline(always)]
@@ -254,7 +257,7 @@ fn single<const FTZ: bool, T: Number>(a: T) -> T {
 
 #[inline(always)]
 fn widened<T: Half>(a: T) -> f32 {
-    if a.not_a_number() { <f32 as Number>::NAN } else { a.to_f32() }
+    canonical(a.to_f32())
 }
 
 /// `cvt{.rn,.rz}{.relu}{.satfinite}` of a half precision from binary32.

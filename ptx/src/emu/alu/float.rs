@@ -9,7 +9,7 @@ use super::exact::{Bfloat16, Binary16, Format, narrow};
 use super::half::{Bf16, F16, Half};
 use super::lanes::{Lane, for_flag, for_rounding, for_type, held, value};
 use super::modifiers::{Modifiers, Unsupported};
-use super::number::{Divided, Elements, Number, extremum, result, source};
+use super::number::{Divided, Elements, Number, canonical, extremum, result, source};
 use super::round::{Nearest, Rounding};
 use crate::types::Type;
 
@@ -196,8 +196,8 @@ fn upper_half(m: &mut Modifiers<'_>, alu: Alu) -> Selected {
 #[inline(always)]
 fn in_upper_half(a: f64, f: impl Fn(f64) -> f64) -> f64 {
     let upper = |x: f64| f64::from_bits(x.to_bits() & !0xffff_ffff);
-    let r = f(upper(a).flushed()).flushed();
-    if r.is_nan() { f64::from_bits(0x7fff_ffff_0000_0000) } else { upper(r) }
+    let r = upper(f(upper(a).flushed()).flushed());
+    f64::from_bits(if r.is_nan() { 0x7fff_ffff << 32 } else { r.to_bits() })
 }
 
 pub(super) fn sqrt(m: &mut Modifiers<'_>) -> Selected {
@@ -212,8 +212,8 @@ pub(super) fn sqrt(m: &mut Modifiers<'_>) -> Selected {
 }
 
 pub(super) fn rsqrt(m: &mut Modifiers<'_>) -> Selected {
-    let ty = m.ty()?;
-    if ty == Type::F64 {
+    if m.last_type()? == Type::F64 {
+        m.ty()?;
         if !m.flag("approx") {
             return Err(m.missing("`.approx`"));
         }
@@ -250,7 +250,7 @@ fn transcendental(
 #[inline(always)]
 fn function<const FTZ: bool>(a: f32, f: impl Fn(f64) -> f64) -> f32 {
     let r = f(f64::from(source::<FTZ, f32>(a))) as f32;
-    let r = if r.is_nan() { <f32 as Number>::NAN } else { r };
+    let r = canonical(r);
     result::<FTZ, false, false, f32>(r)
 }
 

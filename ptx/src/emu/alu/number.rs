@@ -124,9 +124,13 @@ macro_rules! machine_number {
     };
 }
 
+/// Told by its bits: which NaN an operation of Rust's makes is not defined, so a comparison of numbers here could be
+/// optimised away.
 #[inline(always)]
-fn canonical(r: f32) -> f32 {
-    if r.is_nan() { <f32 as Number>::NAN } else { r }
+pub(super) fn canonical(r: f32) -> f32 {
+    let bits = r.to_bits();
+    let nan = bits & 0x7fff_ffff > 0x7f80_0000;
+    f32::from_bits(if nan { <f32 as Number>::NAN.to_bits() } else { bits })
 }
 
 impl Number for f32 {
@@ -180,10 +184,12 @@ impl Divided for f32 {
     }
 }
 
-/// `r`, or the NaN of the sources if it is one.
+/// `r`, or the NaN of the sources if it is one; by its bits as in [`canonical`].
 #[inline(always)]
 fn with_payload(r: f64, a: f64, b: f64) -> f64 {
-    if r.is_nan() { f64::nan_of(a, b) } else { r }
+    let bits = r.to_bits();
+    let nan = bits & (u64::MAX >> 1) > 0x7ff << 52;
+    f64::from_bits(if nan { f64::nan_of(a, b).to_bits() } else { bits })
 }
 
 impl Number for f64 {
@@ -193,9 +199,9 @@ impl Number for f64 {
 
     #[inline(always)]
     fn nan_of(a: f64, b: f64) -> f64 {
-        let nan = if a.is_nan() { a } else { b };
-        let quiet = f64::from_bits(nan.to_bits() | 1 << 51);
-        if nan.is_nan() { quiet } else { <f64 as Number>::NAN }
+        let nan = if a.is_nan() { a.to_bits() } else { b.to_bits() };
+        let is_nan = nan & (u64::MAX >> 1) > 0x7ff << 52;
+        f64::from_bits(if is_nan { nan | 1 << 51 } else { <f64 as Number>::NAN.to_bits() })
     }
 
     #[inline(always)]

@@ -3,6 +3,7 @@
 //! A warp has one clock, which its lanes share; it moves on when one of them releases what it knows. What a lane knows
 //! of another is the last time of that lane's clock whose accesses happen before the lane's next one.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::lanes;
@@ -70,6 +71,9 @@ pub(crate) struct Origin {
     pub(crate) device: u32,
 }
 
+/// For each unit the store that was read, by its number, and when it was read.
+pub(super) type Floors = HashMap<u64, (u64, u64)>;
+
 /// The clock of a warp, and what its lanes know.
 #[derive(Default)]
 pub(super) struct WarpClock {
@@ -84,7 +88,7 @@ pub(super) struct WarpClock {
     released: [Option<Release>; 32],
     /// For each unit that was read, the store it was read from: a lane never reads an older one. With the time of the
     /// reading.
-    pub(super) floors: std::collections::HashMap<u64, (u64, u64)>,
+    pub(super) floors: Floors,
 }
 
 impl WarpClock {

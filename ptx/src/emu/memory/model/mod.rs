@@ -33,7 +33,7 @@ mod clock;
 
 pub(crate) use access::{Request, Target};
 pub(crate) use cell::Cells;
-use clock::WarpClock;
+use clock::{Floors, WarpClock};
 pub(crate) use clock::{Knowledge, Origin};
 
 use crate::emu::fault::Site;
@@ -115,6 +115,8 @@ pub(crate) struct Model {
     ended: Knowledge,
     /// What the last `fence.sc` of anybody knew.
     sequential: Knowledge,
+    /// What those had read who have run one.
+    sequential_floors: Floors,
 }
 
 impl Model {
@@ -130,7 +132,13 @@ impl Model {
             free: Vec::new(),
             ended: Knowledge::default(),
             sequential: Knowledge::default(),
+            sequential_floors: Floors::default(),
         }
+    }
+
+    /// Whether the warp that has just accessed memory should give way.
+    pub(crate) fn interrupts(&mut self) -> bool {
+        self.checks.adversity.is_some() && self.random.one_in(4)
     }
 
     /// A warp that starts now, after all that has ended.
@@ -158,6 +166,7 @@ impl Model {
             // Nobody runs: who starts next starts after all of it, and needs no record of it.
             self.global.forget_records();
             self.warps.iter_mut().for_each(WarpClock::forget);
+            self.sequential_floors.clear();
         }
     }
 
@@ -188,6 +197,11 @@ impl Model {
         }
         if order == Order::Sc {
             warp.contribute(slot, mask, &mut self.sequential);
+            // Who runs one later reads nothing older than what was read before this one (8.9.4, from-reads
+            // through the order of the fences).
+            let floors = &mut self.sequential_floors;
+            merge(&warp.floors, floors);
+            merge(floors, &mut warp.floors);
         }
     }
 
@@ -204,6 +218,14 @@ impl Model {
         if let Some(warp) = self.warps.get_mut(slot as usize) {
             lanes(mask).for_each(|lane| warp.learn(lane, joined));
         }
+    }
+}
+
+/// Raises the floors `to` to those of `from`.
+fn merge(from: &Floors, to: &mut Floors) {
+    for (&unit, &floor) in from {
+        let known = to.entry(unit).or_default();
+        *known = (*known).max(floor);
     }
 }
 
