@@ -39,9 +39,9 @@ impl Control {
             abort: AtomicU64::new(0),
             fault: FaultCell::default().into(),
         });
-        block.comm.channels = channels.as_mut_ptr().addr() as u64;
-        block.comm.abort = (&raw const block.abort).addr() as u64;
-        block.comm.fault = block.fault.get().addr() as u64;
+        block.comm.channels = channels.as_mut_ptr().expose_provenance() as u64;
+        block.comm.abort = (&raw const block.abort).expose_provenance() as u64;
+        block.comm.fault = block.fault.get().expose_provenance() as u64;
         Control { block, channels }
     }
 
@@ -56,7 +56,7 @@ impl Control {
 
     /// Address of the [`Comm`].
     pub(super) fn comm_address(&self) -> u64 {
-        (&raw const self.block.comm).addr() as u64
+        (&raw const self.block.comm).expose_provenance() as u64
     }
 
     fn state(&self) -> &AtomicU64 {

@@ -6,12 +6,13 @@
 //! | runtime | kernels are | state |
 //! |---|---|---|
 //! | [`cpu`] | coroutines on worker threads | here |
-//! | ptx | PTX in an emulator | planned |
+//! | [`ptx`] | PTX in an emulator | here |
 //! | cuda | PTX on a GPU | planned |
 
 pub mod cpu;
 mod memory;
 mod op;
+pub mod ptx;
 mod sync;
 mod threads;
 mod turns;
