@@ -4,5 +4,6 @@
 
 pub mod cfg;
 pub mod emu;
+pub mod isa;
 pub mod syntax;
 pub mod types;

@@ -5,7 +5,7 @@ mod support;
 use std::collections::BTreeSet;
 
 use ferroccl_ptx::cfg::Cfg;
-use ferroccl_ptx::syntax;
+use ferroccl_ptx::{isa, syntax};
 
 #[test]
 fn every_source_is_there_compiled_for_two_architectures() {
@@ -21,13 +21,14 @@ fn every_source_is_there_compiled_for_two_architectures() {
 }
 
 #[test]
-fn every_one_parses() {
+fn every_one_parses_and_has_instructions_that_there_are() {
     let mut kernels = 0;
     for (name, source) in support::fixtures() {
         let module = syntax::parse(&source).unwrap_or_else(|e| panic!("{name}: {e}"));
         let arch = name.split('.').next_back().expect("a name has an architecture");
         assert_eq!(module.target[0].text, arch, "{name}");
         assert!(module.entries().count() > 0, "{name} has no kernel");
+        isa::check_module(&module).unwrap_or_else(|e| panic!("{name}: {e}"));
         kernels += module.entries().count();
     }
     assert!(kernels > 40, "{kernels}");

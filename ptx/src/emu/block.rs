@@ -93,7 +93,7 @@ impl Block {
         let mut left = budget;
         loop {
             let stop = run(&mut self.warps[warp], &mut self.common, env, &mut left)
-                .map_err(|(trouble, pc)| self.fault(warp, trouble, pc))?;
+                .map_err(|(trouble, pc)| self.fault(warp, *trouble, pc))?;
             match stop {
                 Stop::Budget | Stop::Asleep | Stop::Interrupted => break,
                 Stop::Waits => {
@@ -111,7 +111,7 @@ impl Block {
                     self.common
                         .barriers
                         .arrive(&mut self.warps, warp, fragment, &self.common.grid.program, env)
-                        .map_err(|trouble| self.fault(warp, trouble, pc))?;
+                        .map_err(|trouble| self.fault(warp, *trouble, pc))?;
                 }
             }
         }
@@ -145,7 +145,7 @@ impl Block {
         Site::new(&grid.program, grid.number, self.common.index, self.warps[warp].index, lanes, pc)
     }
 
-    fn fault(&self, warp: usize, trouble: Box<Trouble>, pc: u32) -> Box<Fault> {
+    fn fault(&self, warp: usize, trouble: Trouble, pc: u32) -> Box<Fault> {
         let site = self.site(warp, trouble.lanes, pc);
         Box::new(Fault { kind: trouble.kind, site, others: trouble.other.into_iter().collect() })
     }

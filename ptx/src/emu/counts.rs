@@ -119,12 +119,12 @@ pub(crate) fn bank_passes(mask: u32, addresses: &[u64; 32], bytes: u64) -> u64 {
     let mut passes = 0;
     for start in (0..32).step_by(group) {
         let mut wanted: [Vec<u64>; 32] = Default::default();
-        for lane in start..start + group {
+        for (lane, address) in addresses.iter().enumerate().skip(start).take(group) {
             if mask >> lane & 1 == 0 {
                 continue;
             }
             for word in 0..words {
-                let word = addresses[lane] / 4 + word;
+                let word = address / 4 + word;
                 let bank = &mut wanted[(word % 32) as usize];
                 if !bank.contains(&word) {
                     bank.push(word);

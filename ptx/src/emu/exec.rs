@@ -8,7 +8,7 @@ use super::program::{
     LOCAL_WINDOW, Op, Order, PredicateLogic, SHARED_WINDOW, Space, Special, WINDOW_BYTES, WarpSync,
 };
 use super::warp::{Fragment, Park, Warp};
-use super::{global, sync};
+use super::{access, late, sync};
 
 /// What a warp runs in.
 pub(crate) struct Env<'a> {
@@ -69,7 +69,7 @@ pub(crate) fn run(
             common.counts.warp_instructions += 1;
             common.counts.lane_instructions += u64::from(active.count_ones());
             if !warp.pending.is_empty() {
-                global::settle_for(warp, common, env, pc, active).map_err(|t| (t, pc))?;
+                late::settle_for(warp, common, env, pc, active).map_err(|t| (t, pc))?;
             }
             let fail = |kind, lanes| Err((Trouble::new(kind, lanes), pc));
             match &inst.op {
@@ -171,13 +171,13 @@ pub(crate) fn run(
                     }
                 }
                 Op::Load(load) if active != 0 => {
-                    global::load(warp, common, env, load, active, pc).map_err(|t| (t, pc))?;
+                    access::load(warp, common, env, load, active, pc).map_err(|t| (t, pc))?;
                 }
                 Op::Store(store) if active != 0 => {
-                    global::store(warp, common, env, store, active, pc).map_err(|t| (t, pc))?;
+                    access::store(warp, common, env, store, active, pc).map_err(|t| (t, pc))?;
                 }
                 Op::Atomic(atomic) if active != 0 => {
-                    global::atomic(warp, common, env, atomic, active, pc).map_err(|t| (t, pc))?;
+                    access::atomic(warp, common, env, atomic, active, pc).map_err(|t| (t, pc))?;
                 }
                 Op::Load(_) | Op::Store(_) | Op::Atomic(_) => {}
                 Op::Branch { target } => {

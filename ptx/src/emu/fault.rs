@@ -124,7 +124,7 @@ pub enum FaultKind {
         address: u64,
     },
     /// Two accesses to the same bytes, at least one of them a store, that nothing orders and that are not both strong
-    /// towards each other (8.6.1 and 8.7). The other access is [`Fault::other`].
+    /// towards each other (8.6.1 and 8.7). The other access is the first of [`Fault::others`].
     Race {
         /// The address.
         address: u64,

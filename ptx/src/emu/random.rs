@@ -18,7 +18,7 @@ impl Random {
 
     /// A number below `n`; 0 for 0.
     pub(crate) fn below(&mut self, n: u64) -> u64 {
-        (u128::from(self.next()) * u128::from(n) >> 64) as u64
+        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
     }
 
     /// Whether something of probability one in `n` happens.

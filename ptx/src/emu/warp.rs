@@ -117,12 +117,11 @@ impl Warp {
         }
         self.picks = self.picks.wrapping_add(1);
         let runnable = self.fragments.iter().enumerate().filter(|(_, f)| f.park == Park::Runs);
-        let picked = if count > 1 && self.picks.is_multiple_of(FAIRNESS) {
+        if count > 1 && self.picks.is_multiple_of(FAIRNESS) {
             runnable.map(|(i, _)| i).nth((self.picks / FAIRNESS) as usize % count)
         } else {
             runnable.min_by_key(|(_, f)| f.pc).map(|(i, _)| i)
-        };
-        picked
+        }
     }
 
     /// Ends lanes.

@@ -197,3 +197,56 @@ fn a_run_without_end_is_given_up() {
     let fault = run_with("L: bra L;", 1, 1, &buffer, &machine, options).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Steps(1024).clone(), "{fault}");
 }
+
+#[test]
+fn memory_that_nobody_has_written_is_known() {
+    let machine = Machine::new();
+    let buffer = Buffer::zeros(&machine, 4);
+    let program =
+        kernel("st.global.u32 [%p], 1; ld.global.u32 %r1, [%p]; ld.global.u32 %r2, [%p+4];");
+    let grid = machine
+        .launch(ferroccl_ptx::emu::Launch::new(
+            &program,
+            1,
+            1,
+            buffer.address().to_le_bytes().to_vec(),
+        ))
+        .unwrap();
+    let mut schedule = Lockstep::new(Options::seeded(1));
+    schedule.uninitialised(buffer.address(), 8);
+    schedule.start(&grid);
+    let fault = schedule.run().unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Uninitialised { address: buffer.address() + 4 }, "{fault}");
+}
+
+#[test]
+fn a_slot_that_is_written_again_too_early_is_a_race() {
+    // The reader always comes first; only that its load happens before the store is what the credit must say.
+    let credit = |give: &str, take: &str| {
+        format!(
+            "setp.ne.u32 %q1, %cta, 0; @%q1 bra WRITE;\n\
+             ld.global.u64 %a, [%p]; {give}.global.u64 [%p+128], 1; st.global.u64 [%p+256], %a; ret;\n\
+             WRITE: {take}.global.u64 %b, [%p+128]; setp.eq.u64 %q2, %b, 0; @%q2 bra WRITE; st.global.u64 [%p], 5;"
+        )
+    };
+    for (give, take, right) in [
+        ("st.release.gpu", "ld.acquire.gpu", true),
+        ("st.relaxed.gpu", "ld.acquire.gpu", false),
+        ("st.release.gpu", "ld.relaxed.gpu", false),
+    ] {
+        for seed in 0..10 {
+            let machine = Machine::new();
+            let buffer = Buffer::zeros(&machine, 33);
+            let body = credit(give, take);
+            let result = run_with(&body, 2, 1, &buffer, &machine, checked(seed, true, Unit::Eight));
+            match result {
+                Ok(_) => assert!(right, "{give} {take}: seed {seed}"),
+                Err(fault) => assert!(
+                    !right && matches!(fault.kind, FaultKind::Race { .. }),
+                    "{give} {take}: {fault}"
+                ),
+            }
+            assert!(!right || buffer.words()[32] == 0);
+        }
+    }
+}

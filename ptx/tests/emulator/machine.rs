@@ -26,10 +26,10 @@ fn launches_are_checked() {
 fn what_is_not_emulated_is_an_error_with_its_line() {
     for (body, what) in [
         ("frobnicate.u32 %r1;", "line 14:1: "),
-        ("call f;", "calls are not emulated"),
+        ("call f;", "there is no function `f`"),
         ("mov.u32 %r1, %nope;", "`%nope` is not declared"),
         ("bra NOWHERE;", "there is no label `NOWHERE`"),
-        ("add.u32 %r1, %r2;", "`add.u32` takes 3 operands, not 2"),
+        ("add.u32 %r1, %r2;", "`add` takes 3 operands, not 2"),
         ("ld.global.v2.u32 %r1, [%p];", "1 elements are named, `.v2` has as many"),
         ("mov.u32 5, %r1;", "expected a register"),
         ("mbarrier.init.shared.b64 [%p], 1;", "line 14:1: "),

@@ -1,7 +1,12 @@
 //! The emulator on small kernels: what warps do, what memory may do, and what is found out.
 
 mod checks;
+mod cuda;
+mod hostile;
 mod litmus;
 mod machine;
+#[path = "../instructions/rng.rs"]
+#[allow(dead_code, reason = "shared with the tests of instructions")]
+mod rng;
 mod support;
 mod warps;

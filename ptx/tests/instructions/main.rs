@@ -1,7 +1,7 @@
 //! Instruction by instruction: what `emu::alu` computes against known values and independent references.
 //!
 //! * `*.run` files hold known values, a line each: `// run: add.s32 0x7fffffff, 1 = 0x80000000`. [`run`] runs
-//!   one such line; each file is a trial and reports every wrong line.
+//!   it by itself and in a kernel of the emulator ([`emulated`]); each file is a trial and reports every wrong line.
 //! * The other modules compare with references that share nothing with the code: exact arithmetic in big integers
 //!   ([`reference`]), all values of a narrow format, and the manual's pseudo-code followed bit by bit.
 
@@ -10,6 +10,7 @@ type Test = fn() -> Result<(), String>;
 
 mod bits;
 mod conversions;
+mod emulated;
 mod extrema;
 mod integers;
 mod literal;

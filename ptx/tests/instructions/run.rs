@@ -6,6 +6,7 @@ use std::path::Path;
 use ferroccl_ptx::emu::alu::{Alu, Combine, Kind, Lanes, select};
 use ferroccl_ptx::types::Type;
 
+use crate::emulated::{self, Sources};
 use crate::literal;
 use crate::rng::Rng;
 
@@ -37,8 +38,8 @@ pub(crate) fn operands(alu: &Alu) -> (Vec<Type>, Vec<Type>) {
     (from, to)
 }
 
-/// **How an instruction is run**: on 32 lanes of sources, each with its operands as [`operands`] lists them, giving
-/// those of the destinations. This is the only function that knows of `alu`'s shape.
+/// How an instruction is run without a kernel: on 32 lanes of each source, as [`operands`] lists them, giving those of
+/// the destinations. This is the only function that knows of `alu`'s shape.
 pub(crate) fn warp(alu: &Alu, sources: &[Lanes]) -> Vec<Lanes> {
     // Whatever was in the destination must not matter, nor what stands in sources that are none.
     let mut d = [0xdead_beef_dead_beef; 32];
@@ -72,19 +73,22 @@ pub(crate) fn warp(alu: &Alu, sources: &[Lanes]) -> Vec<Lanes> {
     }
 }
 
+/// Operands of a warp: these in one lane, random ones in the others.
+fn among_others(alu: &Alu, values: &[u64], at: usize, rng: &mut Rng) -> Vec<Lanes> {
+    let (from, _) = operands(alu);
+    let lanes = from.iter().zip(values).map(|(ty, &value)| {
+        std::array::from_fn(|i| if i == at { value } else { rng.bits(ty.bits()) })
+    });
+    lanes.collect()
+}
+
 /// The results of one lane's operands, whichever lane it is and whatever the others hold.
 pub(crate) fn lane(alu: &Alu, values: &[u64]) -> Result<Vec<u64>, String> {
-    let (from, to) = operands(alu);
+    let (_, to) = operands(alu);
     let mut rng = Rng(values.iter().fold(0, |sum, v| sum.rotate_left(7) ^ v));
     let mut results: Option<Vec<u64>> = None;
     for at in [0, 1, 15, 16, 31] {
-        let sources: Vec<Lanes> = from
-            .iter()
-            .zip(values)
-            .map(|(ty, &value)| {
-                std::array::from_fn(|i| if i == at { value } else { rng.bits(ty.bits()) })
-            })
-            .collect();
+        let sources = among_others(alu, values, at, &mut rng);
         let out = warp(alu, &sources);
         for (lanes, ty) in out.iter().zip(&to) {
             if let Some(wide) = lanes.iter().find(|&&l| l & !(u64::MAX >> (64 - ty.bits())) != 0) {
@@ -101,20 +105,34 @@ pub(crate) fn lane(alu: &Alu, values: &[u64]) -> Result<Vec<u64>, String> {
     results.ok_or_else(|| "no lane was run".to_string())
 }
 
-/// Runs every line of a file.
+/// The results of a lane in a kernel of the emulator, its operands in registers and once more written as constants.
+fn emulated(name: &str, alu: &Alu, values: &[u64]) -> Result<[Vec<u64>; 2], String> {
+    let mut rng = Rng(7);
+    let mut all = [Vec::new(), Vec::new()];
+    for (from, results) in [Sources::Registers, Sources::Immediates].into_iter().zip(&mut all) {
+        let sources = among_others(alu, values, 0, &mut rng);
+        let out = emulated::warp(name, alu, &sources, from)?;
+        *results = out.iter().map(|lanes| lanes[0]).collect();
+    }
+    Ok(all)
+}
+
+/// Runs every line of a file. A case after `// alone:` is not run in a kernel.
 pub(crate) fn file(path: &Path) -> Result<(), String> {
     let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     let mut report = String::new();
     let mut lines = 0;
     for (i, line) in text.lines().enumerate() {
-        let Some(case) = line.trim().strip_prefix("// run:") else {
-            if !line.trim().is_empty() && !line.trim_start().starts_with("//") {
+        let line = line.trim();
+        let alone = line.strip_prefix("// alone:");
+        let Some(case) = line.strip_prefix("// run:").or(alone) else {
+            if !line.is_empty() && !line.starts_with("//") {
                 let _ = writeln!(report, "{}:{}: neither comment nor case", path.display(), i + 1);
             }
             continue;
         };
         lines += 1;
-        if let Err(why) = self::case(case.trim()) {
+        if let Err(why) = self::case(case.trim(), alone.is_none()) {
             let _ = writeln!(report, "{}:{}: {case}: {why}", path.display(), i + 1);
         }
     }
@@ -125,7 +143,7 @@ pub(crate) fn file(path: &Path) -> Result<(), String> {
 }
 
 /// Runs `NAME SOURCE, SOURCE = RESULT, RESULT`, or checks that `NAME = unsupported MODIFIER`.
-fn case(text: &str) -> Result<(), String> {
+fn case(text: &str, in_kernel: bool) -> Result<(), String> {
     let (left, right) = text.split_once(" = ").ok_or("no ` = `")?;
     let (name, sources) = left.split_once(' ').unwrap_or((left, ""));
     if let Some(what) = right.trim().strip_prefix("unsupported") {
@@ -140,11 +158,26 @@ fn case(text: &str) -> Result<(), String> {
     let sources = values(sources, &from)?;
     let expected = values(right, &to)?;
     let got = lane(&alu, &sources)?;
-    let same = got.iter().zip(&expected).zip(&to).all(|((&got, &expected), ty)| match ty {
-        Type::Pred => (got != 0) == (expected != 0),
-        _ => got == expected,
-    });
-    if same { Ok(()) } else { Err(format!("got {got:#x?}")) }
+    let same = |got: &[u64]| {
+        got.iter().zip(&expected).zip(&to).all(|((&got, &expected), ty)| match ty {
+            Type::Pred => (got != 0) == (expected != 0),
+            _ => got == expected,
+        })
+    };
+    if !same(&got) {
+        return Err(format!("got {got:#x?}"));
+    }
+    if !in_kernel {
+        return Ok(());
+    }
+    let [registers, immediates] = emulated(name, &alu, &sources)?;
+    if !same(&registers) {
+        return Err(format!("got {registers:#x?} in a kernel"));
+    }
+    if !same(&immediates) {
+        return Err(format!("got {immediates:#x?} in a kernel, with constants"));
+    }
+    Ok(())
 }
 
 fn values(text: &str, types: &[Type]) -> Result<Vec<u64>, String> {

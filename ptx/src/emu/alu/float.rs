@@ -192,7 +192,7 @@ fn upper_half(m: &mut Modifiers<'_>, alu: Alu) -> Selected {
     if m.flag("ftz") { Ok(alu) } else { Err(m.missing("`.ftz`")) }
 }
 
-/// `.approx.ftz.f64` reads and writes the upper 32 bits of a number; the lower are zero (PTX ISA 9.7.3.13).
+/// `.approx.ftz.f64` reads and writes the upper 32 bits of a number; the lower are zero (PTX ISA 9.7.3.14).
 #[inline(always)]
 fn in_upper_half(a: f64, f: impl Fn(f64) -> f64) -> f64 {
     let upper = |x: f64| f64::from_bits(x.to_bits() & !0xffff_ffff);

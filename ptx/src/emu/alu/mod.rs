@@ -3,6 +3,21 @@
 //! A register of a warp is [`Lanes`]: the value of lane `i` is element `i`, **zero-extended** from the
 //! register's width. All 32 lanes are computed whatever the mask, so that the loops vectorise; whoever
 //! runs an instruction keeps the lanes that count. Predicates are masks: bit `i` is lane `i`'s.
+//!
+//! [`select`] turns a name into a function. Each combination of types, roundings and flags has a function of its
+//! own, written once as a body in a macro of [`lanes`]; nothing is decided lane by lane.
+//!
+//! What is deliberately not known here: operands and their syntax, the mask, memory, predicates' own logic (`selp`,
+//! `and.pred`), instructions of two destinations (`setp.f16x2`, `lop3.or`), and registers wider than an instruction's
+//! type. Of a source too wide the low bits are read, as the manual says (PTX ISA 9.4.1); where a destination is too
+//! wide, whoever writes it extends the result by the sign if [`Alu::to`] is signed.
+//!
+//! Invariants: results are zero-extended from [`Alu::to`]; no operands make a function panic; the same operands
+//! give the same bits on every host but for the transcendental functions' last bit.
+//!
+//! Sources: PTX ISA 9.0, 9.7.1 to 9.7.8 and the conversions of 9.7.9; IEEE 754-2019 where that says "IEEE 754". What the
+//! manual leaves open is said where it is decided: [`integer`] for divisions by zero, [`number`] for NaNs, [`float`] for
+//! approximations.
 
 #![allow(clippy::needless_range_loop, reason = "a loop over lanes indexes several registers")]
 
@@ -32,7 +47,7 @@ pub type Lanes = [u64; 32];
 pub struct Alu {
     /// How, and what comes out.
     pub kind: Kind,
-    /// The type of the destination; [`Type::Pred`] for [`Kind::Compare`].
+    /// The type of the destination; for [`Kind::Compare`] [`Type::Pred`], or what `set` writes.
     pub to: Type,
     /// The types of the sources, of which the first [`Alu::sources`] count. An immediate operand is encoded by them.
     pub from: [Type; 4],

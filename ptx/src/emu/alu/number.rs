@@ -7,7 +7,7 @@
 
 use super::exact;
 use super::lanes::{Lane, Packed, Pair};
-use super::round::{Round, Rounding, quotient_to_odd, root_to_odd, sum_to_odd, to_f32};
+use super::round::{Round, Rounding, sum_to_odd, to_f32};
 
 /// A floating-point number.
 pub(super) trait Number: Lane {
@@ -52,7 +52,7 @@ pub(super) fn source<const FTZ: bool, T: Number>(a: T) -> T {
     if FTZ { a.flushed() } else { a }
 }
 
-/// `.ftz`, `.sat` and `.relu` on a result. `.sat` makes NaN and minus zero plus zero; so does `.relu`, but that keeps a
+/// `.ftz`, `.sat` and `.relu` on a result. What is flushed is subnormal once rounded. `.sat` makes NaN and minus zero plus zero; so does `.relu`, but that keeps a
 /// NaN (PTX ISA 9.7.3.3 and 9.7.4.4).
 #[inline(always)]
 pub(super) fn result<const FTZ: bool, const SAT: bool, const RELU: bool, T: Number>(r: T) -> T {
@@ -171,7 +171,7 @@ impl Divided for f32 {
     fn div<R: Round>(a: f32, b: f32) -> f32 {
         canonical(match R::ROUNDING {
             Rounding::Nearest => a / b,
-            _ => to_f32::<R>(quotient_to_odd(a.into(), b.into())),
+            _ => to_f32::<R>(f64::from(a) / f64::from(b)), // see `round`
         })
     }
 
@@ -179,7 +179,7 @@ impl Divided for f32 {
     fn sqrt<R: Round>(a: f32) -> f32 {
         canonical(match R::ROUNDING {
             Rounding::Nearest => a.sqrt(),
-            _ => to_f32::<R>(root_to_odd(a.into())),
+            _ => to_f32::<R>(f64::from(a).sqrt()), // see `round`
         })
     }
 }

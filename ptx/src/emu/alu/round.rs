@@ -7,9 +7,13 @@
 //!   between two the exact result lies, since it has more than two bits beyond them. Rounding it once more,
 //!   in any direction, gives what rounding the exact result gives (Boldo and Melquiond, "Emulation of FMA and
 //!   correctly rounded sums: proved algorithms using rounding to odd", IEEE Trans. Computers 57(4), 2008).
-//!   binary64 holds all exponents that products and quotients of binary32 can have.
-//! * What is not exact is told by the error of an operation, itself a number: of a sum by Knuth's two-sum, of a
-//!   quotient or a root by the remainder.
+//!   binary64 holds all exponents that products of binary32 can have. Whether a sum is exact is told by its error,
+//!   itself a number, which Knuth's two-sum finds.
+//! * Quotients and roots of binary32 need no such care: binary64's nearest, rounded once more in a direction, is right.
+//!   It would be wrong only if it were a number y of binary32 and the exact result were not. But a / b and y are apart
+//!   by more than 2^-48 of y, so that binary64 tells them apart: a, b and y are integers below 2^24 times powers of
+//!   two, so a and y b, of which the smaller power divides the difference, differ by 2^-48 of y b or more. For
+//!   a root, a and y^2 do, and the root and y half as much.
 //! * A result of binary64 is computed in integers, in [`super::exact`].
 
 /// A rounding of floating-point results (PTX ISA 9.7.3: `.rn`, `.rz`, `.rm`, `.rp`).
@@ -95,24 +99,6 @@ pub(super) fn sum_to_odd<R: Round>(a: f64, b: f64) -> f64 {
     let b_part = sum - a;
     let error = (a - (sum - b_part)) + (b - b_part);
     to_odd(sum, error)
-}
-
-/// A quotient of two binary32 numbers, rounded to odd: it errs to the side that the remainder `a - q b` says, which
-/// is a number of binary64.
-#[inline(always)]
-pub(super) fn quotient_to_odd(a: f64, b: f64) -> f64 {
-    let q = a / b;
-    let remainder = (-q).mul_add(b, a);
-    let error = if b < 0.0 { -remainder } else { remainder };
-    // A divisor of infinity leaves 0 * infinity for a remainder, a NaN: exact.
-    to_odd(q, error)
-}
-
-/// The square root of a binary32 number, rounded to odd.
-#[inline(always)]
-pub(super) fn root_to_odd(a: f64) -> f64 {
-    let root = a.sqrt();
-    to_odd(root, (-root).mul_add(root, a))
 }
 
 /// A binary64 number in binary32.

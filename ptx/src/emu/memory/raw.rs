@@ -1,5 +1,10 @@
 //! Memory of the process, as kernels touch it: each access is atomic, as it is on a GPU up to 8 bytes.
 
+#![allow(
+    clippy::useless_conversion,
+    reason = "the macro is for words of every size, of which one is a u64"
+)]
+
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 macro_rules! by_size {

@@ -2,28 +2,32 @@
 
 use std::collections::HashMap;
 
-use super::names::{Meaning, Names};
+use super::names::Names;
 use super::{
     Inst, Op, Place, Pred, PredicateLogic, Program, Reg, SHARED_WINDOW, Space, Special, Truth,
     Variable as Storage,
 };
 use crate::emu::alu::{self, Combine, Kind, Lanes};
+use crate::isa;
 use crate::syntax::{
-    Block, Directive, Function, Initializer, Instruction, Item, Module, Operand, Span, Statement,
-    SyntaxError, Variable, Word,
+    Block, Directive, Function, Instruction, Item, Module, Operand, Span, Statement, SyntaxError,
+    Word,
 };
 use crate::types::Type;
 
 /// Registers from here on are constants.
 pub(crate) const CONSTANT: Reg = 0x8000;
-/// More memory than this is declared by mistake.
-const MAX_BYTES: u64 = 1 << 28;
-
 pub(super) type Result<T> = std::result::Result<T, SyntaxError>;
 
-pub(super) fn decode(module: &Module<'_>, entry: &Function<'_>) -> Result<Program> {
+pub(super) fn decode<'a>(module: &Module<'a>, entry: &Function<'a>) -> Result<Program> {
     let mut decoder = Decoder {
         source: module.source,
+        functions: module
+            .functions()
+            .filter(|f| !f.entry && f.body.is_some())
+            .map(|f| (f.name.text, f))
+            .collect(),
+        calls: Vec::new(),
         names: Names::default(),
         code: Vec::new(),
         spans: Vec::new(),
@@ -65,28 +69,32 @@ pub(super) fn decode(module: &Module<'_>, entry: &Function<'_>) -> Result<Progra
     decoder.finish(module, entry)
 }
 
-pub(super) struct Decoder<'a> {
-    source: &'a str,
+pub(super) struct Decoder<'m, 'a> {
+    pub(super) source: &'a str,
+    /// What can be called.
+    pub(super) functions: HashMap<&'a str, &'m Function<'a>>,
+    /// The functions that are being put in, the innermost last, with the label behind each.
+    pub(super) calls: Vec<(&'a str, u32)>,
     pub(super) names: Names<'a>,
-    code: Vec<Inst>,
-    spans: Vec<Span>,
-    places: Vec<Option<Place>>,
-    place: Option<Place>,
+    pub(super) code: Vec<Inst>,
+    pub(super) spans: Vec<Span>,
+    pub(super) places: Vec<Option<Place>>,
+    pub(super) place: Option<Place>,
     /// Where each label is, by its number.
-    labels: Vec<Option<u32>>,
-    constants: Vec<Lanes>,
-    numbers: HashMap<u64, Reg>,
-    globals: Vec<Storage>,
-    parameters: u64,
-    shared: u64,
+    pub(super) labels: Vec<Option<u32>>,
+    pub(super) constants: Vec<Lanes>,
+    pub(super) numbers: HashMap<u64, Reg>,
+    pub(super) globals: Vec<Storage>,
+    pub(super) parameters: u64,
+    pub(super) shared: u64,
     /// Constants that are the address of a launch's own shared memory, with its alignment.
-    dynamic: Vec<(usize, u64)>,
-    local: u64,
+    pub(super) dynamic: Vec<(usize, u64)>,
+    pub(super) local: u64,
     /// `.branchtargets` by label.
-    lists: HashMap<&'a str, Vec<u32>>,
+    pub(super) lists: HashMap<&'a str, Vec<u32>>,
 }
 
-impl<'a> Decoder<'a> {
+impl<'a> Decoder<'_, 'a> {
     pub(super) fn error(&self, span: Span, what: impl Into<String>) -> SyntaxError {
         SyntaxError::new(self.source, span.start, what)
     }
@@ -95,6 +103,10 @@ impl<'a> Decoder<'a> {
         self.code.push(Inst { guard, op });
         self.spans.push(span);
         self.places.push(self.place);
+    }
+
+    pub(super) fn code_len(&self) -> usize {
+        self.code.len()
     }
 
     fn finish(mut self, module: &Module<'_>, entry: &Function<'_>) -> Result<Program> {
@@ -137,7 +149,8 @@ impl<'a> Decoder<'a> {
             constants: self.constants,
             parameter_bytes: self.parameters as usize,
             shared_bytes: self.shared as usize,
-            local_bytes: self.local as usize,
+            // A lane's begin where its vectors can be aligned.
+            local_bytes: (self.local as usize).next_multiple_of(16),
             max_threads,
             variables: self.globals,
             touched: Vec::new(),
@@ -145,144 +158,8 @@ impl<'a> Decoder<'a> {
     }
 }
 
-// Declarations.
-impl<'a> Decoder<'a> {
-    /// Bytes of one variable of a declaration, and its alignment; `None` for an array left open.
-    fn layout(&self, variable: &Variable<'a>, index: usize) -> Result<(Option<u64>, u64)> {
-        let ty = Type::from_name(variable.ty.text).ok_or_else(|| {
-            self.error(variable.span, format!("there is no type `.{}`", variable.ty))
-        })?;
-        let element = u64::from(ty.bytes()) * u64::from(variable.vector);
-        let mut bytes = Some(element);
-        for dimension in variable.names.get(index).map_or(&[][..], |d| &d.dimensions) {
-            bytes = match (bytes, dimension) {
-                (Some(bytes), Some(n)) => {
-                    let product = bytes.checked_mul(*n).filter(|&b| b <= MAX_BYTES);
-                    Some(product.ok_or_else(|| self.error(variable.span, "too large a variable"))?)
-                }
-                _ => None,
-            };
-        }
-        let align = variable.align.unwrap_or(element);
-        if !align.is_power_of_two() {
-            return Err(self.error(variable.span, "an alignment is a power of two"));
-        }
-        Ok((bytes, align))
-    }
-
-    fn place(&self, end: &mut u64, bytes: u64, align: u64, span: Span) -> Result<u64> {
-        let start = end.next_multiple_of(align);
-        *end = start + bytes;
-        if *end > MAX_BYTES {
-            return Err(self.error(span, "too many bytes are declared"));
-        }
-        Ok(start)
-    }
-
-    fn parameter(&mut self, variable: &Variable<'a>) -> Result<()> {
-        let (bytes, align) = self.layout(variable, 0)?;
-        let bytes = bytes.ok_or_else(|| self.error(variable.span, "a parameter without size"))?;
-        let mut end = self.parameters;
-        let start = self.place(&mut end, bytes, align, variable.span)?;
-        self.parameters = end;
-        if let Some(declared) = variable.names.first() {
-            self.names.insert(declared.name.text, Meaning::Parameter(start));
-        }
-        Ok(())
-    }
-
-    fn module_variable(&mut self, variable: &Variable<'a>) -> Result<()> {
-        match variable.space.text {
-            ".global" | ".const" => {
-                for (i, declared) in variable.names.iter().enumerate() {
-                    let (bytes, align) = self.layout(variable, i)?;
-                    let Some(bytes) = bytes else { continue }; // an `extern` of another module
-                    let mut data = vec![0; bytes as usize];
-                    if let Some(initializer) = &declared.initializer {
-                        let mut at = 0;
-                        self.fill(&mut data, &mut at, variable, initializer)?;
-                    }
-                    self.names.insert(declared.name.text, Meaning::Global(self.globals.len()));
-                    self.globals.push(Storage::new(declared.name.text, &data, align as usize));
-                }
-                Ok(())
-            }
-            _ => self.variable(variable),
-        }
-    }
-
-    /// Writes what a variable starts with.
-    fn fill(
-        &self,
-        data: &mut [u8],
-        at: &mut usize,
-        variable: &Variable<'a>,
-        with: &Initializer<'a>,
-    ) -> Result<()> {
-        let ty = Type::from_name(variable.ty.text).unwrap_or(Type::B8);
-        let bits: u64 = match with {
-            Initializer::List(list) => {
-                return list.iter().try_for_each(|one| self.fill(data, at, variable, one));
-            }
-            Initializer::Integer(v) => *v as u64,
-            Initializer::Float(v) if ty.bits() == 32 => (*v as f32).to_bits().into(),
-            Initializer::Float(v) => v.to_bits(),
-            Initializer::Address { name, .. } => {
-                return Err(self.error(name.span(), "addresses in variables are not emulated"));
-            }
-        };
-        let width = ty.bytes() as usize;
-        let target = data.get_mut(*at..*at + width);
-        let target =
-            target.ok_or_else(|| self.error(variable.span, "more values than elements"))?;
-        target.copy_from_slice(&bits.to_le_bytes()[..width]);
-        *at += width;
-        Ok(())
-    }
-
-    /// A variable of a body, or one of the module that is not in global memory.
-    fn variable(&mut self, variable: &Variable<'a>) -> Result<()> {
-        match variable.space.text {
-            ".reg" => return self.names.declare(self.source, variable),
-            ".shared" | ".shared::cta" | ".local" => {}
-            ".param" => {
-                return Err(
-                    self.error(variable.span, "calls are not emulated: inline the function")
-                );
-            }
-            other => return Err(self.error(variable.span, format!("`{other}` is not emulated"))),
-        }
-        for (i, declared) in variable.names.iter().enumerate() {
-            let (bytes, align) = self.layout(variable, i)?;
-            let meaning = match bytes {
-                Some(bytes) if variable.space.text == ".local" => {
-                    let mut end = self.local;
-                    let start = self.place(&mut end, bytes, align, variable.span)?;
-                    self.local = end;
-                    Meaning::Local(start)
-                }
-                Some(bytes) => {
-                    let mut end = self.shared;
-                    let start = self.place(&mut end, bytes, align, variable.span)?;
-                    self.shared = end;
-                    Meaning::Shared(start)
-                }
-                // What a launch adds: after all that is declared, so known at the end.
-                None => {
-                    self.constants.push([0; 32]);
-                    self.dynamic.push((self.constants.len() - 1, align.max(16)));
-                    Meaning::Value(CONSTANT + (self.constants.len() - 1) as Reg, Type::U64)
-                }
-            };
-            self.names.insert(declared.name.text, meaning);
-        }
-        Ok(())
-    }
-}
-
-// Statements.
-impl<'a> Decoder<'a> {
-    fn block(&mut self, block: &Block<'a>) -> Result<()> {
+impl<'a> Decoder<'_, 'a> {
+    pub(super) fn block(&mut self, block: &Block<'a>) -> Result<()> {
         self.names.open();
         for statement in &block.statements {
             if let Statement::Label(label) = statement {
@@ -340,6 +217,10 @@ impl<'a> Decoder<'a> {
             Some(guard) => Some((self.predicate(guard.register)?, guard.negated)),
             None => None,
         };
+        isa::check(i).map_err(|e| e.at(self.source))?;
+        if i.opcode.text == "call" {
+            return self.call(i, guard);
+        }
         let op = self.op(i)?;
         self.emit(guard, op, i.span);
         Ok(())
@@ -403,12 +284,16 @@ impl<'a> Decoder<'a> {
                 let lost = || self.error(list.span(), format!("there is no list `{list}`"));
                 Op::BranchIndexed { index, targets: targets.ok_or_else(lost)? }
             }
-            "ret" | "exit" => Op::Exit,
+            "ret" => match self.calls.last() {
+                Some(&(_, end)) => Op::Branch { target: end },
+                None => Op::Exit,
+            },
+            "exit" => Op::Exit,
             "trap" | "brkpt" => Op::Trap,
             // Hints: nothing that a program could see.
             "prefetch" | "prefetchu" | "applypriority" | "discard" | "pmevent"
             | "griddepcontrol" | "setmaxnreg" => Op::Nop,
-            "call" => return Err(self.error(i.span, "calls are not emulated: inline the function")),
+            "call" => return Err(self.unknown(i)), // `instruction` has put in those that can be
             _ => self.arithmetic(i)?,
         })
     }
@@ -441,8 +326,8 @@ impl<'a> Decoder<'a> {
             return Err(self.error(i.span, what));
         }
         let mut s = [0; 4];
-        for n in 0..alu.sources {
-            s[n] = self.value(self.at(i, 1 + n)?, alu.from[n])?;
+        for (n, (s, ty)) in s.iter_mut().zip(alu.from).enumerate().take(alu.sources) {
+            *s = self.value(self.at(i, 1 + n)?, ty)?;
         }
         // So that all four can be read.
         let unused = if alu.sources == 0 { self.constant(0) } else { s[0] };
@@ -524,191 +409,5 @@ impl<'a> Decoder<'a> {
         let window = window.ok_or_else(|| self.unknown(i))?;
         let add = if i.has("to") { window.wrapping_neg() } else { window };
         Ok(Op::Convert { d, s, add })
-    }
-}
-
-// Operands.
-impl<'a> Decoder<'a> {
-    pub(super) fn at<'i>(&self, i: &'i Instruction<'a>, n: usize) -> Result<&'i Operand<'a>> {
-        i.operands
-            .get(n)
-            .ok_or_else(|| self.error(i.span, format!("`{}` lacks an operand", i.name())))
-    }
-
-    /// An instruction in a form that is not emulated.
-    pub(super) fn unknown(&self, i: &Instruction<'a>) -> SyntaxError {
-        self.error(i.span, format!("`{}` is not emulated", i.name()))
-    }
-
-    pub(super) fn constant(&mut self, bits: u64) -> Reg {
-        if let Some(&reg) = self.numbers.get(&bits) {
-            return reg;
-        }
-        let reg = CONSTANT + self.constants.len() as Reg;
-        self.constants.push([bits; 32]);
-        self.numbers.insert(bits, reg);
-        reg
-    }
-
-    /// The address of a variable in global memory.
-    fn global(&mut self, number: usize, offset: i64) -> Reg {
-        let address = self.globals.get(number).map_or(0, Storage::address);
-        self.constant(address.wrapping_add_signed(offset))
-    }
-
-    fn meaning(&self, name: Word<'a>) -> Result<Meaning> {
-        self.names.find(name.text).ok_or_else(|| {
-            self.error(
-                name.span(),
-                format!("`{name}` is not declared, and no special register that is emulated"),
-            )
-        })
-    }
-
-    pub(super) fn destination(&mut self, operand: &Operand<'a>) -> Result<Reg> {
-        match operand {
-            Operand::Name(name) => self.destination_name(*name),
-            Operand::Sink(_) => Ok(self.names.fresh()),
-            other => Err(self.error(other.span(), "expected a register")),
-        }
-    }
-
-    pub(super) fn destination_name(&mut self, name: Word<'a>) -> Result<Reg> {
-        if name.text == "_" {
-            return Ok(self.names.fresh());
-        }
-        match self.meaning(name)? {
-            Meaning::Value(reg, _) if reg < CONSTANT => Ok(reg),
-            _ => Err(self.error(name.span(), format!("`{name}` is no register of a value"))),
-        }
-    }
-
-    /// Bits of the register that an operand names.
-    pub(super) fn width(&self, operand: &Operand<'a>) -> u32 {
-        match operand {
-            Operand::Name(name) => match self.names.find(name.text) {
-                Some(Meaning::Value(_, ty)) => ty.bits(),
-                _ => 64,
-            },
-            _ => 64,
-        }
-    }
-
-    pub(super) fn predicate(&self, name: Word<'a>) -> Result<Pred> {
-        match self.meaning(name)? {
-            Meaning::Predicate(p) => Ok(p),
-            _ => Err(self.error(name.span(), format!("`{name}` is no predicate"))),
-        }
-    }
-
-    pub(super) fn predicate_or_sink(&mut self, name: Word<'a>) -> Result<Pred> {
-        if name.text == "_" {
-            self.names.predicates += 1;
-            return Ok((self.names.predicates - 1) as Pred);
-        }
-        self.predicate(name)
-    }
-
-    pub(super) fn predicate_destination(&mut self, operand: &Operand<'a>) -> Result<Pred> {
-        match operand {
-            Operand::Name(name) => self.predicate(*name),
-            Operand::Sink(_) => {
-                self.names.predicates += 1;
-                Ok((self.names.predicates - 1) as Pred)
-            }
-            other => Err(self.error(other.span(), "expected a predicate")),
-        }
-    }
-
-    pub(super) fn truth(&self, operand: &Operand<'a>) -> Result<Truth> {
-        match operand {
-            Operand::Name(name) => Ok(Truth::Reg(self.predicate(*name)?, false)),
-            Operand::Not(name) => Ok(Truth::Reg(self.predicate(*name)?, true)),
-            Operand::Integer(v, _) => Ok(Truth::Always(*v != 0)),
-            other => Err(self.error(other.span(), "expected a predicate")),
-        }
-    }
-
-    /// What an instruction reads as a `ty`.
-    pub(super) fn value(&mut self, operand: &Operand<'a>, ty: Type) -> Result<Reg> {
-        let mask = if ty.bits() >= 64 { u64::MAX } else { (1 << ty.bits()) - 1 };
-        let number = |v: f64| match ty {
-            Type::F32 | Type::Tf32 => u64::from((v as f32).to_bits()),
-            _ => v.to_bits(),
-        };
-        match operand {
-            Operand::Name(name) => {
-                if let Some(which) = Special::from_name(name.text) {
-                    let d = self.names.fresh();
-                    self.emit(None, Op::Special { d, which }, name.span());
-                    return Ok(d);
-                }
-                if name.text == "WARP_SZ" {
-                    return Ok(self.constant(32));
-                }
-                match self.meaning(*name)? {
-                    Meaning::Value(reg, _) => Ok(reg),
-                    Meaning::Shared(at) | Meaning::Local(at) | Meaning::Parameter(at) => {
-                        Ok(self.constant(at))
-                    }
-                    Meaning::Global(number) => Ok(self.global(number, 0)),
-                    Meaning::Predicate(_) => {
-                        Err(self.error(name.span(), format!("`{name}` is a predicate")))
-                    }
-                }
-            }
-            Operand::Sum(name, offset) => match self.meaning(*name)? {
-                Meaning::Shared(at) | Meaning::Local(at) | Meaning::Parameter(at) => {
-                    Ok(self.constant(at.wrapping_add_signed(*offset)))
-                }
-                Meaning::Global(number) => Ok(self.global(number, *offset)),
-                _ => Err(self.error(name.span(), "an offset is added to variables alone")),
-            },
-            Operand::Integer(v, _) => Ok(match ty {
-                Type::F32 | Type::F64 => self.constant(number(*v as f64)),
-                _ => self.constant(*v as u64 & mask),
-            }),
-            Operand::Decimal(v, _) => Ok(self.constant(number(*v))),
-            Operand::Single(bits, _) if ty == Type::F64 => {
-                Ok(self.constant(f64::from(f32::from_bits(*bits)).to_bits()))
-            }
-            Operand::Single(bits, _) => Ok(self.constant(u64::from(*bits))),
-            Operand::Double(bits, _) if ty == Type::F32 => {
-                Ok(self.constant(u64::from((f64::from_bits(*bits) as f32).to_bits())))
-            }
-            Operand::Double(bits, _) => Ok(self.constant(*bits)),
-            other => Err(self.error(other.span(), "expected a register or a number")),
-        }
-    }
-
-    /// The base register, offset and space of an address. A variable's own space counts where none is named.
-    pub(super) fn address(
-        &mut self,
-        operand: &Operand<'a>,
-        space: Space,
-    ) -> Result<(Reg, i64, Space)> {
-        let Operand::Address(address) = operand else {
-            return Err(self.error(operand.span(), "expected an address in brackets"));
-        };
-        let Some(name) = address.base else { return Ok((self.constant(0), address.offset, space)) };
-        let fixed = |own: Space, window: u64| {
-            if space == Space::Generic { (Space::Generic, window) } else { (own, 0) }
-        };
-        Ok(match self.meaning(name)? {
-            Meaning::Value(reg, _) => (reg, address.offset, space),
-            Meaning::Global(number) => (self.global(number, 0), address.offset, Space::Global),
-            Meaning::Parameter(at) => (self.constant(at), address.offset, Space::Param),
-            Meaning::Shared(at) => {
-                let (space, window) = fixed(Space::Shared, SHARED_WINDOW);
-                (self.constant(at + window), address.offset, space)
-            }
-            Meaning::Local(at) => {
-                let (space, window) = fixed(Space::Local, super::LOCAL_WINDOW);
-                (self.constant(at + window), address.offset, space)
-            }
-            Meaning::Predicate(_) => {
-                return Err(self.error(name.span(), "a predicate is no address"));
-            }
-        })
     }
 }

@@ -8,106 +8,45 @@ use super::{
     WarpSync,
 };
 use crate::emu::alu::{self, Kind, Lanes};
+use crate::isa;
 use crate::syntax::{Instruction, Operand};
 use crate::types::Type;
 
-/// What the modifiers of a memory instruction say.
-struct Said<'a> {
-    space: Space,
-    order: Option<Order>,
-    scope: Option<Scope>,
-    count: u8,
-    ty: Option<Type>,
-    /// What is left: the operation of an atomic.
-    rest: Vec<&'a str>,
-}
+/// The operations of atomics (9.7.13.5).
+const OPERATIONS: [&str; 10] =
+    ["exch", "cas", "inc", "dec", "add", "min", "max", "and", "or", "xor"];
 
-fn order(word: &str) -> Option<Order> {
-    Some(match word {
-        "weak" => Order::Weak,
-        "relaxed" => Order::Relaxed,
-        "acquire" => Order::Acquire,
-        "release" => Order::Release,
-        "acq_rel" => Order::AcqRel,
-        "sc" => Order::Sc,
-        _ => return None,
-    })
-}
-
-fn scope(word: &str) -> Option<Scope> {
-    Some(match word {
-        "cta" => Scope::Cta,
-        "cluster" => Scope::Cluster,
-        "gpu" | "gl" => Scope::Gpu,
-        "sys" => Scope::Sys,
-        _ => return None,
-    })
-}
-
-impl<'a> Decoder<'a> {
-    fn said(&self, i: &Instruction<'a>) -> Result<Said<'a>> {
-        let mut said = Said {
-            space: Space::Generic,
-            order: None,
-            scope: None,
-            count: 1,
-            ty: None,
-            rest: Vec::new(),
-        };
-        for modifier in &i.modifiers {
-            let word = modifier.text;
-            if let Some(order) = order(word) {
-                said.order = Some(order);
-            } else if let Some(scope) = scope(word) {
-                said.scope = Some(scope);
-            } else if let Some(ty) = Type::from_name(word) {
-                said.ty = Some(ty);
-            } else {
-                match word {
-                    // Volatile is relaxed at system scope (8.3: "the same semantics").
-                    "volatile" | "mmio" => {
-                        said.order = Some(said.order.unwrap_or(Order::Relaxed));
-                        said.scope = Some(Scope::Sys);
-                    }
-                    "global" | "const" => said.space = Space::Global,
-                    "shared" | "shared::cta" => said.space = Space::Shared,
-                    "local" => said.space = Space::Local,
-                    "param" | "param::entry" => said.space = Space::Param,
-                    "v2" => said.count = 2,
-                    "v4" => said.count = 4,
-                    "v8" => said.count = 8,
-                    // How caches are used is no program's business.
-                    "ca" | "cg" | "cs" | "lu" | "cv" | "wb" | "wt" | "nc" | "noftz" => {}
-                    hint if hint.starts_with("L1::") || hint.starts_with("L2::") => {}
-                    other => said.rest.push(other),
-                }
-            }
-        }
-        Ok(said)
-    }
-
+impl<'a> Decoder<'_, 'a> {
     pub(super) fn memory(&mut self, i: &Instruction<'a>) -> Result<Op> {
-        let said = self.said(i)?;
-        let ty = said
-            .ty
-            .filter(|t| t.bits() <= 64 && *t != Type::Pred)
-            .ok_or_else(|| self.unknown(i))?;
-        let atomic = matches!(i.opcode.text, "atom" | "red");
-        let at = match i.opcode.text {
-            "ld" | "ldu" | "atom" => 1,
-            _ => 0,
+        let said = isa::memory(i).ok_or_else(|| self.unknown(i))?;
+        let atomic = matches!(said.access, isa::Access::Atomic | isa::Access::Reduce);
+        let known = atomic || matches!(said.access, isa::Access::Load | isa::Access::Store);
+        let ty = said.ty.filter(|t| known && t.bits() <= 64 && *t != Type::Pred);
+        let ty = ty.ok_or_else(|| self.unknown(i))?;
+        let at = usize::from(!matches!(said.access, isa::Access::Store | isa::Access::Reduce));
+        let space = match said.space {
+            isa::Space::Generic => Space::Generic,
+            isa::Space::Global | isa::Space::Const => Space::Global,
+            isa::Space::Shared => Space::Shared,
+            isa::Space::Local => Space::Local,
+            isa::Space::Param => Space::Param,
+            isa::Space::Cluster => return Err(self.unknown(i)),
         };
-        let (base, offset, space) = self.address(self.at(i, at)?, said.space)?;
-        let bytes = ty.bytes() as u8;
-        let order = said.order.unwrap_or(if atomic { Order::Relaxed } else { Order::Weak });
-        // Without a scope an atomic is the GPU's (9.7.13.5).
-        let scope = said.scope.unwrap_or(if atomic { Scope::Gpu } else { Scope::Sys });
-        let access = Access { space, base, offset, bytes, count: said.count, order, scope };
-        if !atomic && !said.rest.is_empty() || u32::from(bytes) * u32::from(said.count) > 32 {
+        let (base, offset, space) = self.address(self.at(i, at)?, space)?;
+        let access = Access {
+            space,
+            base,
+            offset,
+            bytes: ty.bytes() as u8,
+            count: said.vector as u8,
+            order: if said.order == Order::Volatile { Order::Relaxed } else { said.order },
+            scope: said.scope.unwrap_or(Scope::Sys),
+        };
+        if ty.bytes() * said.vector > 32 {
             return Err(self.unknown(i));
         }
         let wrong_count = |this: &Self, n: usize| {
-            let what = format!("{} elements are named, `.v{}` has as many", n, said.count);
+            let what = format!("{} elements are named, `.v{}` has as many", n, said.vector);
             Err(this.error(i.span, what))
         };
         match i.opcode.text {
@@ -118,7 +57,7 @@ impl<'a> Decoder<'a> {
                 } else {
                     std::slice::from_ref(to)
                 };
-                if list.len() != usize::from(said.count) {
+                if list.len() != said.vector as usize {
                     return wrong_count(self, list.len());
                 }
                 let width = list.iter().map(|one| self.width(one)).max().unwrap_or(64);
@@ -139,17 +78,18 @@ impl<'a> Decoder<'a> {
                 } else {
                     std::slice::from_ref(from)
                 };
-                if list.len() != usize::from(said.count) {
+                if list.len() != said.vector as usize {
                     return wrong_count(self, list.len());
                 }
                 let s = list.iter().map(|one| self.value(one, ty)).collect::<Result<_>>()?;
                 Ok(Op::Store(Store { access, s }))
             }
             opcode => {
-                if said.count != 1 || bytes < 2 {
+                if said.vector != 1 || ty.bytes() < 2 {
                     return Err(self.unknown(i));
                 }
-                let [how] = said.rest[..] else { return Err(self.unknown(i)) };
+                let how = i.modifiers.iter().map(|m| m.text).find(|m| OPERATIONS.contains(m));
+                let how = how.ok_or_else(|| self.unknown(i))?;
                 let how = match how {
                     "exch" => Rmw::Exchange,
                     "cas" => Rmw::Cas,
@@ -179,13 +119,12 @@ impl<'a> Decoder<'a> {
 
     /// `fence` and `membar`, which is the strongest fence since sm_70 (9.7.13.4).
     pub(super) fn fence(&mut self, i: &Instruction<'a>) -> Result<Op> {
-        let said = self.said(i)?;
-        let membar = i.opcode.text == "membar";
-        if !said.rest.is_empty() || said.scope.is_none() {
-            return Err(self.unknown(i));
+        match isa::fence(i) {
+            Some(fence) if !fence.proxy && i.modifiers.len() <= 2 => {
+                Ok(Op::Fence { order: fence.order, scope: fence.scope })
+            }
+            _ => Err(self.unknown(i)),
         }
-        let order = if membar { Order::Sc } else { said.order.unwrap_or(Order::AcqRel) };
-        Ok(Op::Fence { order, scope: said.scope.unwrap_or(Scope::Sys) })
     }
 
     pub(super) fn sync(&mut self, i: &Instruction<'a>) -> Result<Op> {

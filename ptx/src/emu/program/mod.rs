@@ -7,16 +7,20 @@
 //! What is not supported is an error here, with its line: nothing is found out half way through a run.
 
 mod allocate;
+mod call;
 mod control;
+mod declare;
 mod decode;
 mod memory_op;
 mod names;
 mod op;
+mod operand;
 mod special;
 
 use std::fmt;
 use std::sync::Arc;
 
+pub(crate) use crate::isa::{Order, Scope};
 pub(crate) use decode::CONSTANT;
 pub(crate) use op::*;
 pub(crate) use special::Special;

@@ -31,6 +31,9 @@ struct Scope<'a> {
     labels: HashMap<&'a str, u32>,
 }
 
+/// A caller's scopes.
+pub(super) struct Hidden<'a>(Vec<Scope<'a>>);
+
 /// The scopes that are open, the innermost last.
 #[derive(Default)]
 pub(super) struct Names<'a> {
@@ -46,6 +49,18 @@ impl<'a> Names<'a> {
 
     pub(super) fn close(&mut self) {
         self.scopes.pop();
+    }
+
+    /// Hides all scopes but the outermost: a function sees its module, not its caller.
+    pub(super) fn enter(&mut self) -> Hidden<'a> {
+        let outer = self.scopes.len().min(1);
+        Hidden(self.scopes.split_off(outer))
+    }
+
+    /// Takes back what [`Names::enter`] has hidden.
+    pub(super) fn leave(&mut self, hidden: Hidden<'a>) {
+        self.scopes.truncate(1);
+        self.scopes.extend(hidden.0);
     }
 
     fn innermost(&mut self) -> &mut Scope<'a> {

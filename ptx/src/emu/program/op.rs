@@ -2,6 +2,7 @@
 
 use super::Special;
 use crate::emu::alu::{Combine, Lanes};
+use crate::isa::{Order, Scope};
 
 /// A value register of a warp; from [`Program::registers`](super::Program) on, a constant.
 pub(crate) type Reg = u16;
@@ -130,7 +131,7 @@ pub(crate) enum PredicateLogic {
     Xor,
 }
 
-/// State spaces (5.1).
+/// The state spaces that are told apart when a kernel runs (5.1): constants lie in global memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Space {
     Generic,
@@ -138,38 +139,6 @@ pub(crate) enum Space {
     Shared,
     Local,
     Param,
-}
-
-/// Memory order (8.3, 8.4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    Weak,
-    Relaxed,
-    Acquire,
-    Release,
-    AcqRel,
-    Sc,
-}
-
-impl Order {
-    pub(crate) const fn is_strong(self) -> bool {
-        !matches!(self, Order::Weak)
-    }
-    pub(crate) const fn acquires(self) -> bool {
-        matches!(self, Order::Acquire | Order::AcqRel | Order::Sc)
-    }
-    pub(crate) const fn releases(self) -> bool {
-        matches!(self, Order::Release | Order::AcqRel | Order::Sc)
-    }
-}
-
-/// Whom an operation is strong towards (8.5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Scope {
-    Cta,
-    Cluster,
-    Gpu,
-    Sys,
 }
 
 /// Where memory is accessed, and how.

@@ -249,9 +249,9 @@ impl Model {
             if let Some(knows) = released {
                 let warp = &mut self.warps[request.warp as usize];
                 if request.order.acquires() {
-                    warp.learn(lane, &knows)
+                    warp.learn(lane, &knows);
                 } else {
-                    warp.acquire_later(lane, &knows)
+                    warp.acquire_later(lane, &knows);
                 }
             }
         }

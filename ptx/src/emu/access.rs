@@ -1,4 +1,5 @@
-//! What warps do with memory: addresses, checks, and the way to the memory system.
+//! What warps do with memory: addresses, checks, and the way to the memory system. What is fetched later is in
+//! [`late`](super::late).
 
 use std::sync::atomic::Ordering;
 
@@ -9,18 +10,21 @@ use super::exec::{Env, space_of};
 use super::fault::{FaultKind, Trouble};
 use super::memory::model::{Request, Target, lanes};
 use super::memory::raw;
-use super::program::{
-    Access, Atomic, LOCAL_WINDOW, Load, Op, Order, Rmw, SHARED_WINDOW, Space, Store, WarpSync,
-};
+use super::program::{Access, Atomic, LOCAL_WINDOW, Load, Order, Rmw, SHARED_WINDOW, Space, Store};
 use super::warp::{Pending, Warp};
 
-type Result<T> = std::result::Result<T, Box<Trouble>>;
+pub(crate) type Result<T> = std::result::Result<T, Box<Trouble>>;
 
 /// The most elements of an access (`.v8`).
 const MAX_COUNT: usize = 8;
 
 /// The parts of an access: lanes and the space that their addresses are in, made relative to it.
-fn parts(warp: &Warp, common: &Common, access: &Access, mask: u32) -> [(u32, Space, [u64; 32]); 3] {
+pub(crate) fn parts(
+    warp: &Warp,
+    common: &Common,
+    access: &Access,
+    mask: u32,
+) -> [(u32, Space, [u64; 32]); 3] {
     let base = warp.read(&common.grid.program, access.base);
     let addresses = base.map(|a| a.wrapping_add_signed(access.offset));
     let nothing = (0, Space::Global, [0; 32]);
@@ -55,7 +59,7 @@ fn check(
         most = most.max(addresses[lane]);
     }
     if all % bytes != 0 {
-        let wrong = lanes(mask).find(|&l| addresses[l] % bytes != 0).unwrap_or(0);
+        let wrong = lanes(mask).find(|&l| !addresses[l].is_multiple_of(bytes)).unwrap_or(0);
         return Err(Trouble::new(
             FaultKind::Misaligned { address: addresses[wrong], bytes },
             1 << wrong,
@@ -162,7 +166,7 @@ pub(crate) fn load(
 }
 
 /// Fetches the values of a load.
-fn fetch(
+pub(crate) fn fetch(
     warp: &mut Warp,
     common: &mut Common,
     env: &mut Env<'_>,
@@ -308,7 +312,7 @@ pub(crate) fn store(
                                 access.bytes,
                                 values[lane],
                                 Ordering::Relaxed,
-                            )
+                            );
                         };
                     }
                 }
@@ -449,89 +453,4 @@ fn apply(how: Rmw, old: u64, b: u64, c: u64, bytes: u8) -> u64 {
         }
     };
     new & keep
-}
-
-/// Fetches the late loads that an instruction may not come before: those whose registers it uses, those whose memory it
-/// touches, and all of its lanes where it orders memory.
-pub(crate) fn settle_for(
-    warp: &mut Warp,
-    common: &mut Common,
-    env: &mut Env<'_>,
-    pc: u32,
-    active: u32,
-) -> Result<()> {
-    let program = std::sync::Arc::clone(&common.grid.program);
-    let op = &program.code[pc as usize].op;
-    let orders = match op {
-        Op::Fence { .. } | Op::Barrier(_) | Op::Atomic(_) | Op::Exit | Op::Trap => true,
-        Op::WarpSync { how, .. } => matches!(how, WarpSync::Barrier),
-        Op::Load(load) => load.access.order.acquires(),
-        Op::Store(store) => store.access.order.releases(),
-        _ => false,
-    };
-    let touched = match op {
-        Op::Load(Load { access, .. }) | Op::Store(Store { access, .. }) => Some(access),
-        _ => None,
-    };
-    let (now, late) = env.model.as_deref().map_or((0, 0), |model| {
-        (model.tick, model.checks.adversity.map_or(0, |a| u64::from(a.late)))
-    });
-    let used = program.touched(pc);
-    let mut i = 0;
-    while i < warp.pending.len() {
-        let pending = &warp.pending[i];
-        let mut settle =
-            pending.load.d.iter().flatten().any(|d| used.contains(d)) || pending.since + late < now;
-        if let Some(access) = touched.filter(|_| !settle) {
-            let reach = |a: &Access| u64::from(a.bytes) * u64::from(a.count);
-            settle = parts(warp, common, access, active).iter().any(|(mask, space, addresses)| {
-                let alike = (*space == Space::Shared) == pending.shared;
-                alike
-                    && lanes(*mask & pending.mask).any(|l| {
-                        let (a, b) = (addresses[l], pending.addresses[l]);
-                        a < b + reach(&pending.load.access) && b < a + reach(access)
-                    })
-            });
-        }
-        let mask = if settle {
-            u32::MAX
-        } else if orders {
-            active
-        } else {
-            0
-        };
-        if mask & pending.mask == 0 {
-            i += 1;
-            continue;
-        }
-        settle_one(warp, common, env, i, mask)?;
-        i = 0;
-    }
-    Ok(())
-}
-
-/// Fetches a late load for some lanes, and for those that share a line with them where lines arrive whole.
-fn settle_one(
-    warp: &mut Warp,
-    common: &mut Common,
-    env: &mut Env<'_>,
-    i: usize,
-    mask: u32,
-) -> Result<()> {
-    let mut pending = warp.pending.swap_remove(i);
-    let shift = env.model.as_deref().and_then(|m| m.checks.adversity).map_or(3, |a| a.unit.shift());
-    let mut now = mask & pending.mask;
-    for lane in lanes(pending.mask & !now) {
-        let unit = |l: usize| pending.addresses[l] >> shift;
-        if lanes(now).any(|l| unit(l) == unit(lane)) {
-            now |= 1 << lane;
-        }
-    }
-    pending.mask &= !now;
-    let space = if pending.shared { Space::Shared } else { Space::Global };
-    let (load, addresses, pc) = (pending.load.clone(), pending.addresses, pending.pc);
-    if pending.mask != 0 {
-        warp.pending.push(pending);
-    }
-    fetch(warp, common, env, &load, now, space, &addresses, pc)
 }
