@@ -15,6 +15,22 @@ macro_rules! counts {
         }
 
         impl Counts {
+            /// How many there are.
+            pub const LEN: usize = [$(stringify!($name)),*].len();
+
+            /// The values, in order.
+            #[must_use]
+            pub fn words(&self) -> [u64; Self::LEN] {
+                [$(self.$name),*]
+            }
+
+            /// From the values in order.
+            #[must_use]
+            pub fn from_words(words: [u64; Self::LEN]) -> Self {
+                let [$($name),*] = words;
+                Counts { $($name),* }
+            }
+
             /// Names and values, in order.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),*].into_iter()
