@@ -4,6 +4,7 @@
 
 pub mod cfg;
 pub mod emu;
+pub mod inspect;
 pub mod isa;
 pub mod syntax;
 pub mod types;

@@ -2,6 +2,7 @@
 
 mod explain;
 mod perf;
+mod ptx;
 mod run;
 #[path = "../skip/mod.rs"]
 mod skip;

@@ -1,9 +1,11 @@
-//! The `ferroccl` command: measure collectives, start the processes of a job, explain choices, show the knobs.
+//! The `ferroccl` command: measure collectives, start the processes of a job, explain choices, look at the
+//! kernels' PTX, show the knobs.
 
 mod env;
 mod explain;
 mod machine;
 mod perf;
+mod ptx;
 mod run;
 mod source;
 mod topo;
@@ -28,6 +30,7 @@ enum Command {
     Run(run::RunArgs),
     Topo(topo::TopoArgs),
     Explain(Box<explain::ExplainArgs>),
+    Ptx(Box<ptx::PtxArgs>),
     Env(env::EnvArgs),
     /// Ends a process group when its launcher is gone
     #[command(name = run::KEEPER, hide = true)]
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::execute(&args),
         Command::Topo(args) => topo::execute(&args),
         Command::Explain(args) => explain::execute(&args),
+        Command::Ptx(args) => ptx::execute(&args),
         Command::Env(args) => env::execute(&args),
         Command::Keeper => run::keep(),
     }

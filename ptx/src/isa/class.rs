@@ -70,6 +70,12 @@ impl fmt::Display for Class {
     }
 }
 
+impl serde::Serialize for Class {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.name())
+    }
+}
+
 /// What the table says of an opcode: its class, or what decides on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {

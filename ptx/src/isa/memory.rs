@@ -30,6 +30,12 @@ macro_rules! named {
                 f.pad(self.name())
             }
         }
+
+        impl serde::Serialize for $enum {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                to.serialize_str(self.name())
+            }
+        }
     };
 }
 named! {

@@ -1,0 +1,182 @@
+//! Which kernel is meant.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use ferroccl::ptx;
+use ferroccl_ptx::cfg::Cfg;
+use ferroccl_ptx::syntax::{Function, Module, SyntaxError, parse};
+
+use super::Failure;
+
+/// What is looked at if no architecture is named: what every GPU that is supported runs.
+pub(super) const DEFAULT_ARCH: u32 = 80;
+
+/// Where kernels come from.
+#[derive(Args, Clone, Debug)]
+pub(super) struct From {
+    /// A file of PTX, of any compiler, instead of the embedded kernels
+    #[arg(long, value_name = "PTX")]
+    pub(super) file: Option<PathBuf>,
+    /// The architecture it runs on: what the library would load there, and what ptxas assembles for
+    /// [default: sm_80, or the file's]
+    #[arg(long, value_name = "sm_N", value_parser = super::arch)]
+    pub(super) arch: Option<u32>,
+}
+
+/// A text of PTX with a kernel that is meant.
+pub(super) struct Kernel {
+    /// The module's text.
+    pub(super) text: Cow<'static, str>,
+    /// The kernel's name.
+    pub(super) name: String,
+    /// What the module is called: `sm_80/float`, or the file's name.
+    pub(super) origin: String,
+    /// What it is to be assembled for.
+    pub(super) arch: Option<u32>,
+}
+
+/// A kernel and its tree.
+pub(super) struct Tree<'k> {
+    pub(super) module: Module<'k>,
+    /// Its place among the functions of the module.
+    place: usize,
+}
+
+impl From {
+    /// The kernel of this name, or of which this is a part of the name and of no other.
+    pub(super) fn kernel(&self, wanted: Option<&str>) -> Result<Kernel, Failure> {
+        match &self.file {
+            Some(path) => self.of_file(path, wanted),
+            None => self.embedded(wanted),
+        }
+    }
+
+    fn of_file(&self, path: &Path, wanted: Option<&str>) -> Result<Kernel, Failure> {
+        let text = read(path)?;
+        let origin = path.display().to_string();
+        let module = parsed(&text, &origin)?;
+        let with_body = |f: &&Function<'_>| f.body.is_some();
+        let name = |f: &Function<'_>| f.name.text.to_owned();
+        let kernels: Vec<String> = module.entries().filter(with_body).map(name).collect();
+        let all: Vec<String> = module.functions().filter(with_body).map(name).collect();
+        let name = match wanted {
+            // Functions are found, too, but one has to name them.
+            Some(wanted) => pick(wanted, if kernels.is_empty() { &all } else { &kernels }, &origin)
+                .or_else(|e| match all.iter().find(|name| *name == wanted) {
+                    Some(function) => Ok(function.clone()),
+                    None => Err(e),
+                })?,
+            None => match &kernels[..] {
+                [one] => one.clone(),
+                [] => return Err(Failure::Which(all)),
+                _ => return Err(Failure::Which(kernels)),
+            },
+        };
+        let target = module.target.first().and_then(|t| super::arch(t).ok());
+        Ok(Kernel { text: text.into(), name, origin, arch: self.arch.or(target) })
+    }
+
+    fn embedded(&self, wanted: Option<&str>) -> Result<Kernel, Failure> {
+        if let Some(why) = ptx::unavailable() {
+            return Err(Failure::NoPtx(why));
+        }
+        let arch = self.arch.unwrap_or(DEFAULT_ARCH);
+        let names: BTreeSet<&str> =
+            ptx::modules().iter().flat_map(|m| m.entries().map(|(name, _)| name)).collect();
+        let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
+        let name = pick(wanted.unwrap_or_default(), &names, "")?;
+        let none = || Failure::NoKernel {
+            name: format!("{name} for sm_{arch}"),
+            origin: String::new(),
+            meant: String::new(),
+        };
+        let (module, _) = ptx::find(&name, arch).ok_or_else(none)?;
+        Ok(Kernel {
+            text: module.text().into(),
+            name,
+            origin: module.to_string(),
+            arch: Some(arch),
+        })
+    }
+}
+
+/// The text of a file.
+pub(super) fn read(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|source| Failure::File { path: path.to_owned(), source })
+}
+
+/// The tree of a text; errors name where it is from.
+pub(super) fn parsed<'t>(text: &'t str, origin: &str) -> Result<Module<'t>, Failure> {
+    parse(text).map_err(|source| Failure::Syntax { origin: origin.to_owned(), source })
+}
+
+/// Of these names the one that is wanted.
+fn pick(wanted: &str, names: &[String], origin: &str) -> Result<String, Failure> {
+    if names.iter().any(|name| name == wanted) {
+        return Ok(wanted.to_owned());
+    }
+    let fitting: Vec<&String> = names.iter().filter(|name| name.contains(wanted)).collect();
+    match &fitting[..] {
+        [one] => Ok((*one).clone()),
+        [] => {
+            let near = names
+                .iter()
+                .map(|name| (strsim::damerau_levenshtein(wanted, name), name))
+                .min_by_key(|(distance, _)| *distance)
+                .filter(|(distance, _)| *distance <= wanted.len().div_ceil(3));
+            let meant = near.map_or(String::new(), |(_, name)| format!("; did you mean `{name}`?"));
+            Err(Failure::NoKernel { name: wanted.to_owned(), origin: origin.to_owned(), meant })
+        }
+        several => Err(Failure::Ambiguous {
+            name: wanted.to_owned(),
+            kernels: several.iter().map(|name| (*name).clone()).collect(),
+        }),
+    }
+}
+
+impl Kernel {
+    /// Its tree. Embedded modules are read as far as the kernel goes: no more is looked at.
+    pub(super) fn tree(&self) -> Result<Tree<'_>, Failure> {
+        let module = parsed(&self.text, &self.origin)?;
+        let place = module.functions().position(|f| f.name.text == self.name && f.body.is_some());
+        let none = || Failure::NoKernel {
+            name: self.name.clone(),
+            origin: self.origin.clone(),
+            meant: String::new(),
+        };
+        Ok(Tree { place: place.ok_or_else(none)?, module })
+    }
+
+    /// An error of its text.
+    pub(super) fn wrong(&self, source: SyntaxError) -> Failure {
+        Failure::Syntax { origin: self.origin.clone(), source }
+    }
+}
+
+impl<'k> Tree<'k> {
+    /// The kernel.
+    pub(super) fn function(&self) -> &Function<'k> {
+        self.module.functions().nth(self.place).expect("it was found at this place")
+    }
+
+    /// Its blocks.
+    pub(super) fn cfg(&self, kernel: &Kernel) -> Result<Cfg<'_, 'k>, Failure> {
+        Cfg::new(self.function()).map_err(|e| kernel.wrong(e.at(&kernel.text)))
+    }
+
+    /// The text of the module without its other kernels: what `ptxas` needs for this one.
+    pub(super) fn alone(&self) -> String {
+        let mut text = String::new();
+        let mut at = 0;
+        for other in self.module.entries().filter(|f| f.name.text != self.function().name.text) {
+            let span = other.span.range();
+            text.push_str(self.module.source.get(at..span.start).unwrap_or_default());
+            at = span.end;
+        }
+        text.push_str(self.module.source.get(at..).unwrap_or_default());
+        text
+    }
+}

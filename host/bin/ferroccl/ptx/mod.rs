@@ -1,0 +1,116 @@
+//! `ferroccl ptx`: the kernels as PTX, listed, shown with their source, measured, compared and drawn.
+//!
+//! ```text
+//! kernel   which kernel is meant: one of the embedded, or one of a file
+//! list     all of them                 show    the text of one, with source lines
+//! stats    its figures, loop by loop   diff    two of them
+//! cfg      a drawing of its blocks     tools   ptxas and nvdisasm, if there are any
+//! ```
+//!
+//! What there is to know of a kernel is found out by `ferroccl_ptx::inspect`; here it is printed.
+
+mod cfg;
+mod diff;
+mod kernel;
+mod list;
+mod paint;
+mod sass;
+mod show;
+mod stats;
+mod tools;
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use ferroccl_ptx::syntax::SyntaxError;
+
+const AFTER_HELP: &str = "\
+KERNEL is a name, or a part of one that only one kernel has. With --file it is a kernel of that file, and may be left \
+out where there is one.
+
+Examples:
+  ferroccl ptx list --protocol ll128 --type float
+  ferroccl ptx show ll128_sum_float --block 5
+  ferroccl ptx stats ll128_sum_float --arch sm_90
+  ferroccl ptx diff ll128_sum_float ll128_sum_half
+  ferroccl ptx cfg ll128_sum_float -o kernel.html
+  ferroccl ptx stats --file mine.ptx
+
+Exit status: 0; 1 when there is no such kernel, a file is wrong or a tool fails; 2 for a bad command line.";
+
+/// Look at the kernels as PTX, or at any PTX
+#[derive(Args, Clone, Debug)]
+#[command(after_help = AFTER_HELP, arg_required_else_help = true)]
+pub(crate) struct PtxArgs {
+    #[command(subcommand)]
+    command: PtxCommand,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum PtxCommand {
+    List(list::ListArgs),
+    Show(show::ShowArgs),
+    Stats(stats::StatsArgs),
+    Diff(diff::DiffArgs),
+    Cfg(cfg::CfgArgs),
+}
+
+pub(crate) fn execute(args: &PtxArgs) -> ExitCode {
+    let (name, result) = match &args.command {
+        PtxCommand::List(args) => ("list", list::run(args)),
+        PtxCommand::Show(args) => ("show", show::run(args)),
+        PtxCommand::Stats(args) => ("stats", stats::run(args)),
+        PtxCommand::Diff(args) => ("diff", diff::run(args)),
+        PtxCommand::Cfg(args) => ("cfg", cfg::run(args)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Output(e)) if e.kind() == io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
+        Err(error) => {
+            crate::complain(&format!("ptx {name}"), error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Why it did not work.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("this build has no PTX: {0}")]
+    NoPtx(&'static str),
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("{origin}: {source}")]
+    Syntax { origin: String, source: SyntaxError },
+    #[error("there is no kernel `{name}` {}{meant}", at(.origin))]
+    NoKernel { name: String, origin: String, meant: String },
+    #[error("`{name}` is a part of several names:\n  {}", .kernels.join("\n  "))]
+    Ambiguous { name: String, kernels: Vec<String> },
+    #[error("which kernel? There are\n  {}", .0.join("\n  "))]
+    Which(Vec<String>),
+    #[error("no kernel is of that kind; see ferroccl ptx list")]
+    Nothing,
+    #[error("there is no block `{0}`: blocks are {1}")]
+    NoBlock(String, String),
+    #[error("{tool}: {what}")]
+    Tool { tool: String, what: String },
+    #[error("output: {0}")]
+    Output(#[from] io::Error),
+    #[error("JSON: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+fn at(origin: &str) -> String {
+    if origin.is_empty() { "in this build".to_owned() } else { format!("in {origin}") }
+}
+
+/// An architecture as `sm_90`, `sm_90a` or `90`: the number.
+fn arch(text: &str) -> Result<u32, String> {
+    let number = text.strip_prefix("sm_").unwrap_or(text).trim_end_matches(['a', 'f']);
+    match number.parse() {
+        Ok(number @ 50..=999) => Ok(number),
+        _ => Err("an architecture is sm_80, sm_90, ...".to_owned()),
+    }
+}
