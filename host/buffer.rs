@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use ferroccl_device::abi::DataType;
 
-use crate::runtime::{Memory, Runtime, StreamOps, cpu};
+use crate::runtime::{Memory, Runtime, StreamOps, cpu, ptx};
 use crate::{Error, Result};
 
 /// A type that buffers are made of: the Rust side of a [`DataType`].
@@ -41,6 +41,15 @@ impl Device {
     #[must_use]
     pub fn cpu() -> Self {
         Device(cpu::shared())
+    }
+
+    /// The PTX emulator as a device: the kernels that a GPU would get, on the process's worker threads. Every
+    /// call gives the same device. For its other modes see [`PtxRuntime`](ptx::PtxRuntime).
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when this build has no PTX ([`crate::ptx::unavailable`] says why).
+    pub fn ptx() -> Result<Self> {
+        Ok(Device(ptx::shared()?))
     }
 
     /// A device on any runtime.

@@ -166,7 +166,9 @@ knobs! {
     "FERROCCL_BOOTSTRAP_TIMEOUT" bootstrap_timeout: Duration = Duration::from_secs(120), 0.1..=86_400.0,
         "seconds ranks may take to find each other, and to answer one bootstrap message";
     "FERROCCL_WORKERS" workers: Option<u32> = None, 1..=1024,
-        "worker threads of the CPU device; not set: the cores this process may use";
+        "worker threads of the CPU and PTX devices; not set: the cores this process may use";
+    "FERROCCL_PTX_THREADS" ptx_threads: u32 = 128, 32..=512, // MAX_THREADS of the kernels
+        "threads of a block on the PTX device, a multiple of 32";
 }
 
 /// Reads one knob; `None` when it is not set.
@@ -207,8 +209,15 @@ impl Config {
         Self::from_lookup(|name| std::env::var(name).ok())
     }
 
-    /// Values that are legal one by one, and not together.
+    /// Values that are within their range, and make no sense all the same.
     fn check_together(&self) -> Result<()> {
+        if !self.ptx_threads.is_multiple_of(32) {
+            return Err(Error::InvalidSetting {
+                name: "FERROCCL_PTX_THREADS".to_owned(),
+                value: self.ptx_threads.to_string(),
+                reason: "not a multiple of 32, the lanes of a warp".to_owned(),
+            });
+        }
         match (self.min_nchannels, self.max_nchannels) {
             (Some(min), Some(max)) if min > max => Err(Error::InvalidSetting {
                 name: "NCCL_MIN_NCHANNELS".to_owned(),

@@ -61,6 +61,10 @@ pub enum Error {
     /// A kernel gave up (see [`KernelFault`]).
     #[error("{0}")]
     Kernel(Arc<KernelFault>),
+    /// A kernel did what no GPU lets it do, or its schedule can never go on: found by the PTX emulator. All
+    /// streams whose kernels it has stopped report the same.
+    #[error("{0}")]
+    Emulator(Arc<crate::runtime::ptx::Fault>),
     /// The communicator was aborted, or has failed before.
     #[error("communicator of rank {rank} is aborted: {cause}")]
     Aborted {

@@ -9,7 +9,7 @@ use ferroccl_device::abi::{Channel, Comm, Fault, FaultCell};
 pub(super) struct Control {
     block: Box<Block>,
     /// Read and written by kernels only, through the address in `block.comm`.
-    _channels: Box<[Channel]>,
+    channels: Box<[Channel]>,
 }
 
 #[derive(Debug)]
@@ -39,15 +39,24 @@ impl Control {
             abort: AtomicU64::new(0),
             fault: FaultCell::default().into(),
         });
-        block.comm.channels = channels.as_mut_ptr().addr() as u64;
-        block.comm.abort = (&raw const block.abort).addr() as u64;
-        block.comm.fault = block.fault.get().addr() as u64;
-        Control { block, _channels: channels }
+        block.comm.channels = channels.as_mut_ptr().expose_provenance() as u64;
+        block.comm.abort = (&raw const block.abort).expose_provenance() as u64;
+        block.comm.fault = block.fault.get().expose_provenance() as u64;
+        Control { block, channels }
+    }
+
+    /// What kernels touch: address, bytes, and what it is.
+    pub(super) fn memory(&self) -> [(u64, usize, &'static str); 2] {
+        let channels = self.block.comm.channels;
+        [
+            (self.comm_address(), size_of::<Block>(), "a communicator's control block"),
+            (channels, size_of_val(&*self.channels), "a communicator's channels"),
+        ]
     }
 
     /// Address of the [`Comm`].
     pub(super) fn comm_address(&self) -> u64 {
-        (&raw const self.block.comm).addr() as u64
+        (&raw const self.block.comm).expose_provenance() as u64
     }
 
     fn state(&self) -> &AtomicU64 {

@@ -21,7 +21,7 @@ use crate::channel::{ConnLayout, EdgeEnd};
 use crate::enqueue::{self, Call, Shape};
 use crate::error::KernelFault;
 use crate::log;
-use crate::runtime::Launch;
+use crate::runtime::{Keep, Launch};
 use crate::{Error, Result};
 
 pub use config::CommConfig;
@@ -42,13 +42,15 @@ struct Inner {
     device: Device,
     shape: Shape,
     layout: ConnLayout,
+    /// What lets kernels reach the memory of `edges` and `control`: before them, to be dropped first.
+    _registered: Vec<Keep>,
     /// `None` for a group of one.
     edges: Option<Edges>,
     control: Control,
     /// The number of the last call; held while a call is launched, so that numbers are in stream order.
     seq: Mutex<u64>,
-    /// How a lost peer was noticed.
-    loss: OnceLock<Error>,
+    /// What lies behind a fault that says no more than that a peer is lost or that we have stopped.
+    cause: OnceLock<Error>,
     /// Notices lost peers; `None` in one process.
     watch: OnceLock<Watch>,
 }
@@ -164,8 +166,11 @@ impl Communicator {
             keep: Vec::new(),
             bytes: call.bytes() as u64,
             // Holds the buffers too: one allocation instead of three, which is felt at 8 bytes.
-            done: Box::new(move || {
+            done: Box::new(move |failure| {
                 drop((send_memory, recv_memory));
+                if let Some(error) = failure {
+                    done.broken(error);
+                }
                 done.failure().map_or(Ok(()), Err)
             }),
         };
@@ -211,10 +216,10 @@ impl Inner {
     /// The failure of this communicator as an error.
     fn failure(&self) -> Option<Error> {
         let fault = self.control.fault()?;
-        if FaultKind::from_raw(fault.kind) == FaultKind::PeerLost
-            && let Some(loss) = self.loss.get()
+        if matches!(FaultKind::from_raw(fault.kind), FaultKind::PeerLost | FaultKind::Aborted)
+            && let Some(cause) = self.cause.get()
         {
-            return Some(loss.clone());
+            return Some(cause.clone());
         }
         Some(Error::Kernel(Arc::new(KernelFault(fault))))
     }
@@ -229,6 +234,15 @@ impl Inner {
         }
     }
 
+    /// A kernel of ours ended somewhere in the middle: our edges are in no state to go on with.
+    fn broken(&self, error: &Error) {
+        if self.control.fault().is_none() {
+            let _ = self.cause.set(error.clone());
+        }
+        let (kind, rank) = (FaultKind::Aborted as u32, self.rank);
+        self.fail(&Fault { kind, rank, ..Fault::default() });
+    }
+
     /// A peer is gone. One that left as it should has told its neighbours' kernels itself, in order with
     /// its data: only who still waits for it fails.
     fn gone(&self, departure: Departure) {
@@ -241,7 +255,7 @@ impl Inner {
         let error = departure.into_error(self.rank);
         warn!(target: log::INIT, "{error}");
         // Whoever is first: a failure that came before has its own cause.
-        let _ = self.loss.set(error);
+        let _ = self.cause.set(error);
         self.fail(&Fault {
             kind: FaultKind::PeerLost as u32,
             rank: self.rank,

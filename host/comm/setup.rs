@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::enqueue::Shape;
 use crate::graph::tuning::{self, Devices, Settings, Situation, Tuner};
 use crate::log;
+use crate::runtime::Keep;
 use crate::transport::{self, Allowed, PeerInfo};
 use crate::{Error, Result};
 
@@ -85,17 +86,17 @@ impl Communicator {
             all_channels,
         };
         if nranks == 1 {
-            return Ok(vec![member(0).join(None)]);
+            return Ok(vec![member(0).join(None)?]);
         }
         // Edge i leads from rank i to rank i + 1.
-        let process = process_info(0, &env)?;
+        let process = process_info(0, device, &env)?;
         let mut ends = Vec::new();
         for _ in 0..nranks {
             let transport = transport::select(&process, &process, allowed(config))?;
             let bytes = channels as usize * layout.channel_bytes();
             let offer = transport.offer(bytes)?;
             let sender = transport.accept(&offer.handle, bytes)?;
-            ends.push((sender, offer.region, transport.direct()));
+            ends.push((sender, offer.region, transport.direct(&process, &process)));
         }
         let (mut senders, mut receivers): (Vec<_>, Vec<_>) = ends
             .into_iter()
@@ -103,7 +104,7 @@ impl Communicator {
             .unzip();
         // Rank i receives on edge i - 1.
         receivers.rotate_right(1);
-        Ok((0..nranks)
+        (0..nranks)
             .zip(senders.drain(..).zip(receivers))
             .map(|(rank, ((send, send_direct), (recv, recv_direct)))| {
                 let (next, previous) = ((rank + 1) % nranks, (rank + nranks - 1) % nranks);
@@ -122,7 +123,7 @@ impl Communicator {
                     },
                 }))
             })
-            .collect())
+            .collect()
     }
 
     /// One rank of a group, in a thread or process of its own: `rank` of `nranks`, found by `id`, which one
@@ -177,7 +178,7 @@ impl Communicator {
             machine::look(&env)?;
         }
         let bootstrap = Bootstrap::connect(id, rank, nranks, &env)?;
-        let peers: Vec<PeerInfo> = exchange(&bootstrap, &process_info(rank, &env)?)?;
+        let peers: Vec<PeerInfo> = exchange(&bootstrap, &process_info(rank, device, &env)?)?;
 
         let host = &peers[rank as usize].host;
         let local: HashSet<u64> =
@@ -204,10 +205,10 @@ impl Communicator {
             all_channels,
         };
         if nranks == 1 {
-            return Ok(member.join(None));
+            return member.join(None);
         }
         let edges = member.connect(&bootstrap, &peers)?;
-        let communicator = member.join(Some(edges));
+        let communicator = member.join(Some(edges))?;
         // The counters of every edge are in place: kernels may start.
         bootstrap.barrier()?;
         let inner = Arc::downgrade(&communicator.0);
@@ -298,18 +299,19 @@ impl Member<'_> {
 
         let to = transport::select(me, after, allowed(self.config))?;
         let region = to.accept(&bootstrap.recv(next, HANDLE)?, bytes)?;
+        let (to_direct, from_direct) = (to.direct(me, after), from.direct(before, me));
         for channel in 0..self.channels {
             info!(target: log::INIT, "Channel {channel:02} : {rank} -> {next} via {}{}", to.name(),
-                  if to.direct() { "/direct pointer" } else { "" });
+                  if to_direct { "/direct pointer" } else { "" });
         }
         // What was offered stays open until the previous rank has mapped it; all have at the next barrier.
         bootstrap.barrier()?;
         Ok(Edges {
-            send: EdgeEnd { region, peer: next, direct: to.direct(), receiving: false },
+            send: EdgeEnd { region, peer: next, direct: to_direct, receiving: false },
             recv: EdgeEnd {
                 region: offer.region,
                 peer: previous,
-                direct: from.direct(),
+                direct: from_direct,
                 receiving: true,
             },
         })
@@ -329,7 +331,7 @@ impl Member<'_> {
     }
 
     /// The communicator over its edges.
-    fn join(self, edges: Option<Edges>) -> Communicator {
+    fn join(self, edges: Option<Edges>) -> Result<Communicator> {
         let first = self.config.first_step;
         let channels: Box<[Channel]> = (0..self.channels as usize)
             .map(|channel| {
@@ -342,9 +344,12 @@ impl Member<'_> {
             })
             .collect();
         let tuner = self.tuner();
+        let timeout = self.config.timeout_ns();
+        let control = Control::new(self.rank, self.nranks, timeout, channels);
+        let registered = self.register(edges.as_ref(), &control)?;
         info!(target: log::INIT, rank = self.rank, nranks = self.nranks, channels = self.channels,
               runtime = self.device.runtime().name(), "Init COMPLETE");
-        Communicator(Arc::new(Inner {
+        Ok(Communicator(Arc::new(Inner {
             rank: self.rank,
             nranks: self.nranks,
             device: self.device.clone(),
@@ -355,12 +360,33 @@ impl Member<'_> {
                 all_channels: self.all_channels,
             },
             layout: self.layout,
+            _registered: registered,
             edges,
-            control: Control::new(self.rank, self.nranks, self.config.timeout_ns(), channels),
+            control,
             seq: Mutex::new(0),
-            loss: OnceLock::new(),
+            cause: OnceLock::new(),
             watch: OnceLock::new(),
-        }))
+        })))
+    }
+
+    /// Lets this rank's kernels reach what they share with the host and with the neighbours.
+    fn register(&self, edges: Option<&Edges>, control: &Control) -> Result<Vec<Keep>> {
+        let mut memory = control.memory().to_vec();
+        for (end, what) in edges.iter().flat_map(|edges| {
+            [
+                (&edges.send, "the edge to the next rank"),
+                (&edges.recv, "the edge from the previous rank"),
+            ]
+        }) {
+            memory.push((end.region.address(), end.region.len(), what));
+        }
+        let runtime = self.device.runtime();
+        memory
+            .into_iter()
+            // SAFETY: the communicator keeps the memory for longer than what is returned here, and each launch
+            // keeps the communicator; both sides access it through atomics or under the protocols' orders.
+            .map(|(address, bytes, what)| unsafe { runtime.register(address, bytes, what) })
+            .collect()
     }
 }
 
@@ -389,7 +415,7 @@ fn protocols(config: &CommConfig, env: &Config) -> [bool; 3] {
 }
 
 /// What this process tells its peers.
-fn process_info(rank: u32, env: &Config) -> Result<PeerInfo> {
+fn process_info(rank: u32, device: &Device, env: &Config) -> Result<PeerInfo> {
     let boot_id = || {
         let path = "/proc/sys/kernel/random/boot_id";
         std::fs::read_to_string(path)
@@ -403,6 +429,7 @@ fn process_info(rank: u32, env: &Config) -> Result<PeerInfo> {
         rank,
         pid: std::process::id(),
         process: transport::process_token()?,
+        space: device.runtime().address_space(),
         host: env.hostid.clone().map_or_else(boot_id, Ok)?,
         pid_namespace: namespace,
     })

@@ -6,10 +6,16 @@
 //! | runtime | kernels are | state |
 //! |---|---|---|
 //! | [`cpu`] | coroutines on worker threads | here |
-//! | ptx | PTX in an emulator | planned |
+//! | [`ptx`] | PTX in an emulator | here |
 //! | cuda | PTX on a GPU | planned |
 
 pub mod cpu;
+mod memory;
+mod op;
+pub mod ptx;
+mod sync;
+mod threads;
+mod turns;
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -18,7 +24,7 @@ use std::sync::Arc;
 use ferroccl_device::abi::Work;
 use ferroccl_device::kernels::Kernel;
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// A place that has memory and runs kernels.
 pub trait Runtime: Debug + Send + Sync {
@@ -30,6 +36,25 @@ pub trait Runtime: Debug + Send + Sync {
     /// # Errors
     /// When there is not enough.
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Memory>>;
+
+    /// Lets kernels reach `bytes` bytes of the host's own memory from `address` on, at the same address,
+    /// until what is returned is dropped. `what` is what errors call it. Memory that several register is
+    /// within reach until the last has let go.
+    ///
+    /// What kernels need besides allocations and their argument: the memory of connections, the control
+    /// block of a communicator.
+    ///
+    /// # Errors
+    /// When the runtime cannot.
+    ///
+    /// # Safety
+    /// The memory is readable and writable until what is returned is dropped and no kernel that was launched
+    /// before runs any more; meanwhile host and kernels touch it only as atomics, or in an order that the
+    /// program gives.
+    unsafe fn register(&self, address: u64, bytes: usize, what: &str) -> Result<Keep>;
+
+    /// Equal for runtimes whose kernels reach each other's memory, within one process.
+    fn address_space(&self) -> u64;
 
     /// Makes a stream: what is put in runs in order, and asynchronously to the caller.
     ///
@@ -64,6 +89,9 @@ pub unsafe trait Memory: Debug + Send + Sync {
 /// Something to keep alive until an operation is done.
 pub type Keep = Arc<dyn Any + Send + Sync>;
 
+/// What is called when a launch has ended.
+pub type Done = Box<dyn FnOnce(Option<&Error>) -> Result<()> + Send>;
+
 /// One kernel launch.
 pub struct Launch {
     /// What to run.
@@ -76,8 +104,9 @@ pub struct Launch {
     pub keep: Vec<Keep>,
     /// Bytes the call moves: whether it is worth waking another core for.
     pub bytes: u64,
-    /// Called once when all blocks have ended; its error becomes the stream's.
-    pub done: Box<dyn FnOnce() -> Result<()> + Send>,
+    /// Called once when all blocks have ended, with what went wrong in them as far as the runtime saw it.
+    /// That, or else the error of this function, becomes the stream's.
+    pub done: Done,
 }
 
 impl Debug for Launch {

@@ -6,7 +6,7 @@
 //!
 //! | transport | reaches | region | direct |
 //! |---|---|---|---|
-//! | P2P | ranks of one process | anonymous memory | yes: one address space |
+//! | P2P | ranks of one process | anonymous memory | on devices of one address space |
 //! | SHM | ranks of one host | a memfd, opened through /proc | no |
 
 mod p2p;
@@ -29,6 +29,8 @@ pub(crate) struct PeerInfo {
     pub pid: u32,
     /// Random, one a process: equal only within it.
     pub process: u64,
+    /// The device memory that its kernels reach; equal means the same within one process.
+    pub space: u64,
     /// Equal on one host: boot id, or `NCCL_HOSTID`.
     pub host: String,
     /// The PID namespace: `/proc/PID` means the same only within one.
@@ -54,7 +56,7 @@ pub(crate) trait Transport: Debug + Sync {
     fn reaches(&self, sender: &PeerInfo, receiver: &PeerInfo) -> Result<(), String>;
 
     /// Whether the sender can write into the receiver's user buffers.
-    fn direct(&self) -> bool;
+    fn direct(&self, sender: &PeerInfo, receiver: &PeerInfo) -> bool;
 
     /// The receiver's part: `bytes` of zeroed memory.
     fn offer(&self, bytes: usize) -> Result<Offer>;

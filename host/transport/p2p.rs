@@ -39,8 +39,8 @@ impl Transport for P2p {
         if sender.process == receiver.process { Ok(()) } else { Err("not one process".to_owned()) }
     }
 
-    fn direct(&self) -> bool {
-        true
+    fn direct(&self, sender: &PeerInfo, receiver: &PeerInfo) -> bool {
+        sender.space == receiver.space
     }
 
     fn offer(&self, bytes: usize) -> Result<Offer> {

@@ -57,7 +57,7 @@ impl Region {
 
     /// Where it starts.
     pub(crate) fn address(&self) -> u64 {
-        self.0.start.as_ptr().addr() as u64
+        self.0.start.as_ptr().expose_provenance() as u64
     }
 
     /// Its size in bytes.

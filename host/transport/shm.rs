@@ -37,7 +37,7 @@ impl Transport for Shm {
         Ok(())
     }
 
-    fn direct(&self) -> bool {
+    fn direct(&self, _: &PeerInfo, _: &PeerInfo) -> bool {
         false
     }
 

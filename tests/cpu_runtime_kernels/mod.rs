@@ -61,7 +61,7 @@ pub(crate) fn launch(
         work,
         keep: Vec::new(),
         bytes: 0,
-        done: Box::new(|| Ok(())),
+        done: Box::new(|_| Ok(())),
     };
     Pending(stream, launch)
 }
@@ -83,7 +83,7 @@ impl Pending<'_> {
     }
 
     pub(crate) fn done(mut self, done: impl FnOnce() -> Result<(), Error> + Send + 'static) {
-        self.1.done = Box::new(done);
+        self.1.done = Box::new(|_| done());
         self.go();
     }
 }

@@ -12,6 +12,8 @@ struct Expected {
     /// one a verb that sends or receives and one more a verb that receives. Five verbs, four that receive.
     /// A barrier that the compiler copied into two branches would be one more.
     barriers: usize,
+    /// Barriers of a warp: one a verb that sends lines, before it does.
+    warp_barriers: usize,
     /// Votes: three looks at the flags and one at the reason to give up, a verb that receives.
     votes: usize,
     /// Stores of lines, all of 16 bytes, at least: one a line and verb that sends.
@@ -27,6 +29,7 @@ const EXPECTED: &[Expected] = &[
     Expected {
         protocol: "simple",
         barriers: 12,
+        warp_barriers: 0,
         votes: 0,
         line_stores: 0,
         wide_loads: 20,
@@ -36,18 +39,20 @@ const EXPECTED: &[Expected] = &[
     Expected {
         protocol: "ll",
         barriers: 11,
+        warp_barriers: 0,
         votes: 0,
         line_stores: 4,
         wide_loads: 12,
         wide_stores: 0,
     },
-    // The same at two lines; input in units of 16 bytes, of three verbs, and output, of three.
+    // The same at two lines, and once more when they are there; input in units of 16 bytes, of three verbs, and output, of three.
     Expected {
         protocol: "ll128",
         barriers: 11,
+        warp_barriers: 4,
         votes: 16,
         line_stores: 8,
-        wide_loads: 27,
+        wide_loads: 35,
         wide_stores: 3,
     },
 ];
@@ -119,7 +124,14 @@ fn check_kernel(name: &str, text: &str) -> Result<(), String> {
     if all(".maxntid ") != 1 {
         return Err("does not say how many lanes a block has".into());
     }
-    let barriers = all("bar.") + all("barrier.");
+    let warp_barriers = all("bar.warp.");
+    if warp_barriers != expected.warp_barriers {
+        return Err(format!(
+            "has {warp_barriers} barriers of a warp, not {}",
+            expected.warp_barriers
+        ));
+    }
+    let barriers = all("bar.") + all("barrier.") - warp_barriers;
     if barriers != expected.barriers {
         return Err(format!("has {barriers} barriers, not {}", expected.barriers));
     }
@@ -162,12 +174,13 @@ fn instruction(line: &str) -> &str {
 /// The checks find what they are for: each of these changes to a good kernel is told from the kernel.
 pub(crate) fn self_tests() -> Vec<Trial> {
     type Change = fn(&str) -> String;
-    let changes: [(&str, Change); 6] = [
+    let changes: [(&str, Change); 7] = [
         ("calls a function", |t| t.replacen("ret;", "call.uni f, ();\n\tret;", 1)),
         ("local memory", |t| t.replacen("{\n", "{\n\t.local .align 8 .b8 __local_depot0[8];\n", 1)),
         ("12 barriers, not 11", |t| {
             t.replacen("bar.sync 0;", "bar.sync 0;\n\t@%p1 bar.sync 0;", 1)
         }),
+        ("3 barriers of a warp, not 4", |t| t.replacen("bar.warp.sync -1;", "", 1)),
         ("17 votes, not 16", |t| {
             t.replacen("vote.", "vote.sync.all.pred %p1, %p1, -1;\n\tvote.", 1)
         }),
@@ -199,9 +212,10 @@ fn sample() -> String {
     let mut text = String::from("k(.param .u64 p)\n.maxntid 512\n{\n");
     for (times, line) in [
         (11, "bar.sync 0;"),
+        (4, "bar.warp.sync -1;"),
         (16, "vote.sync.all.pred %p1, %p2, -1;"),
         (8, "st.volatile.global.v2.u64 [%rd1], {%rd2, %rd3};"),
-        (27, "ld.volatile.global.v2.u64 {%rd2, %rd3}, [%rd1];"),
+        (35, "ld.volatile.global.v2.u64 {%rd2, %rd3}, [%rd1];"),
         (3, "st.global.v2.u64 [%rd1], {%rd2, %rd3};"),
     ] {
         text += &format!("\t{line}\n").repeat(times);

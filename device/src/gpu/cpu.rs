@@ -198,6 +198,10 @@ pub fn sync_threads_or(predicate: bool) -> bool {
     predicate
 }
 
+/// Barrier over the warp.
+#[inline(always)]
+pub fn sync_warp() {}
+
 /// Whether every lane of the warp brought `true`.
 #[inline(always)]
 #[must_use]

@@ -33,7 +33,7 @@ pub use face::{LANES_PER_LINE, PACK_BYTES, SPINS_PER_CHECK, UNALIGNED_PACKS, UNR
 pub use face::{block_dim_x, block_idx_x, fresh, lane_id, launch_bounds, thread_idx_x};
 
 // Barriers and votes: every lane of the block, or warp, must call them.
-pub use face::{sync_threads, sync_threads_or, warp_vote_all};
+pub use face::{sync_threads, sync_threads_or, sync_warp, warp_vote_all};
 
 // Waiting.
 pub use face::{globaltimer, pause};

@@ -55,6 +55,9 @@ unsafe extern "unadjusted" {
     /// `bar.red.or.pred` (9.7.13.1).
     #[link_name = "llvm.nvvm.barrier.cta.red.or.aligned.all"]
     fn bar_red_or(id: i32, predicate: bool) -> bool;
+    /// `bar.warp.sync` (9.7.13.2).
+    #[link_name = "llvm.nvvm.bar.warp.sync"]
+    fn bar_warp_sync(mask: i32);
     /// `vote.sync.all.pred` (9.7.13.6).
     #[link_name = "llvm.nvvm.vote.all.sync"]
     fn vote_all(mask: i32, predicate: bool) -> bool;
@@ -146,6 +149,14 @@ pub fn sync_threads() {
 pub fn sync_threads_or(predicate: bool) -> bool {
     // SAFETY: as in `sync_threads`.
     unsafe { bar_red_or(0, predicate) }
+}
+
+/// Barrier over the warp: all 32 lanes call it. They leave it together, so that what comes right after it is
+/// one access of the warp; until a branch they may take differently.
+#[inline(always)]
+pub fn sync_warp() {
+    // SAFETY: the facade's rule that all lanes of the warp come here together.
+    unsafe { bar_warp_sync(-1) }
 }
 
 /// Whether every lane of the warp brought `true`; all 32 must call it together.

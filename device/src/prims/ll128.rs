@@ -113,6 +113,11 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                 if V::FINAL {
                     self.reducer.post_words(value.as_flattened_mut());
                 }
+                if V::SEND {
+                    // Lanes that took different branches so far store together from here on: a line is whole
+                    // only if it is one store of the warp.
+                    gpu::sync_warp();
+                }
                 if V::SEND && mine {
                     for edge in &self.send {
                         write_pair(edge, pair, &value, L::FLAG_LAST);
@@ -137,7 +142,7 @@ unsafe fn read_pair(cx: &mut Context, edge: &Edge, pair: usize, mine: bool) -> P
     let at = line_part(edge.slot(), pair).cast_const();
     let flag = edge.step + 1;
     let mut words: Pair = [[0; LINE_WORDS]; 2];
-    cx.wait_together(
+    let there = cx.wait_together(
         edge,
         WaitKind::Ll128Flag,
         edge.step,
@@ -154,6 +159,13 @@ unsafe fn read_pair(cx: &mut Context, edge: &Edge, pair: usize, mine: bool) -> P
             gpu::warp_vote_all(ready)
         },
     );
+    if LANES_PER_LINE > 1 && there && mine {
+        // The lanes of a line need not have loaded it at one time: they may come here from different
+        // branches, and only a vote makes them meet. One that was early has old data beside a later lane's
+        // right flag. Since the vote the line is there for all of them.
+        // SAFETY: the caller's.
+        words = unsafe { [gpu::ld_line(at, flag), gpu::ld_line(at.add(LL128_LINE / 8), flag)] };
+    }
     words
 }
 

@@ -22,7 +22,7 @@ use ferroccl_device::gpu::cpu::{Adversary, Machine, Order};
 use ferroccl_device::gpu::{Verdict, Waiting};
 
 use super::block::{Why, Yielder};
-use super::executor::lock;
+use crate::runtime::sync::lock;
 
 /// How unhelpful a [`SeededRuntime`](super::SeededRuntime) is.
 #[derive(Clone, Copy, Debug, PartialEq)]

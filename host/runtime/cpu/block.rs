@@ -7,7 +7,6 @@
 //! Invariant: between two resumes nothing of a block is tied to a thread, so that the next one may
 //! happen on another.
 
-use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
@@ -18,6 +17,8 @@ use ferroccl_device::abi::Work;
 use ferroccl_device::gpu::cpu::{self, Machine};
 use ferroccl_device::gpu::{Verdict, Waiting};
 use ferroccl_device::kernels::Kernel;
+
+use crate::runtime::op::panic_message;
 
 /// Bytes of a block's stack, plus a guard page. A kernel needs a few KiB; a panic that prints its
 /// backtrace needs most of the rest.
@@ -124,13 +125,4 @@ fn name_current(block: &cpu::Block<'_>) {
     // SAFETY: the block lives in `enter`'s frame, and `BlockRun::resume` replaces the pointer at each
     // switch out of that frame, by `pause` or by its end.
     unsafe { cpu::set_current(block) };
-}
-
-/// What a panic said.
-pub(super) fn panic_message(payload: &(dyn Any + Send)) -> String {
-    match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
-        (Some(text), _) => (*text).to_owned(),
-        (_, Some(text)) => text.clone(),
-        _ => "(a panic without a message)".to_owned(),
-    }
 }

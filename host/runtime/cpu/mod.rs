@@ -1,19 +1,14 @@
 //! The CPU as a device: kernels are native code, blocks are coroutines.
 //!
 //! ```text
-//! stream.rs    operations in order; a launch becomes blocks
-//! executor.rs  who drives which queue; what a thread does that has nothing to run
-//! queue.rs     the blocks of one core, resumed round robin
-//! workers.rs   background threads
 //! block.rs     one block: a coroutine and the machine it sees
-//! memory.rs    device memory
-//! op.rs        what a stream does, one by one
+//! native.rs    such blocks on threads
 //! seeded.rs    the other mode: one thread, a seeded schedule
 //! adversary.rs its memory system
 //! ```
 //!
 //! A block that waits switches to another block, in some 20 ns and without the operating system; see
-//! [`executor`] for what happens when all of them wait. The runtime knows nothing of ranks and
+//! [`threads`](super::threads) for what happens when all of them wait. The runtime knows nothing of ranks and
 //! communicators: budgets of waits, aborts and faults are the device code's.
 //!
 //! [`SeededRuntime`] is the same device for tests: one thread, a schedule drawn from a seed, a memory
@@ -21,23 +16,18 @@
 
 mod adversary;
 mod block;
-mod executor;
-mod memory;
-mod op;
-mod queue;
+mod native;
 mod seeded;
-mod stream;
-mod workers;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 pub use self::adversary::Adversity;
-use self::executor::Executor;
-use self::memory::HostMemory;
+use self::native::Native;
 pub use self::seeded::SeededRuntime;
-use self::stream::CpuStream;
-use super::{Memory, Runtime, StreamOps};
+use super::memory::HostMemory;
+use super::threads::Threads;
+use super::{Keep, Memory, Runtime, StreamOps};
 use crate::Result;
 use crate::config::Config;
 
@@ -45,27 +35,15 @@ use crate::config::Config;
 ///
 /// Work goes on in background threads, and in every thread that waits for a stream.
 pub struct CpuRuntime {
-    handle: Arc<Handle>,
+    threads: Threads<Native>,
 }
-
-/// Held by a runtime and its streams: when the last is gone the workers end, after the work.
-struct Handle(Arc<Executor>);
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.0.crew.close();
-    }
-}
-
-/// The most cores that a runtime uses.
-const MAX_CORES: usize = 1024;
 
 impl CpuRuntime {
     /// A runtime for `cores` cores: so many queues of blocks and, once there is work for them, so many
     /// background threads. 0 counts as 1. What runs on it shares nothing with other runtimes.
     #[must_use]
     pub fn with_workers(cores: usize) -> Self {
-        CpuRuntime { handle: Arc::new(Handle(Arc::new(Executor::new(cores.clamp(1, MAX_CORES))))) }
+        CpuRuntime { threads: Threads::new(cores, Native) }
     }
 
     /// A runtime for tests: what is launched queues up, and runs when any stream is waited for, on that
@@ -83,7 +61,7 @@ impl CpuRuntime {
 
 impl fmt::Debug for CpuRuntime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CpuRuntime").field("cores", &self.handle.0.active()).finish_non_exhaustive()
+        f.debug_struct("CpuRuntime").field("cores", &self.threads.active()).finish_non_exhaustive()
     }
 }
 
@@ -96,16 +74,25 @@ impl Runtime for CpuRuntime {
         Ok(Arc::new(HostMemory::allocate(bytes)?))
     }
 
+    /// Kernels run in the process: they reach all of its memory.
+    unsafe fn register(&self, _: u64, _: usize, _: &str) -> Result<Keep> {
+        Ok(Arc::new(()))
+    }
+
+    fn address_space(&self) -> u64 {
+        0
+    }
+
     fn stream(&self) -> Result<Arc<dyn StreamOps>> {
-        Ok(Arc::new(CpuStream::new(&self.handle)))
+        Ok(self.threads.stream())
     }
 
     fn parallelism(&self) -> u32 {
-        u32::try_from(self.handle.0.active()).unwrap_or(u32::MAX)
+        u32::try_from(self.threads.active()).unwrap_or(u32::MAX)
     }
 
     fn share_host(&self, local_processes: usize) {
-        self.handle.0.share_host(local_processes);
+        self.threads.share_host(local_processes);
     }
 }
 
@@ -115,12 +102,14 @@ impl Runtime for CpuRuntime {
 #[must_use]
 pub fn shared() -> Arc<CpuRuntime> {
     static SHARED: OnceLock<Arc<CpuRuntime>> = OnceLock::new();
-    let cores = || {
-        let set = Config::from_env().ok().and_then(|config| config.workers);
-        set.map_or_else(
-            || std::thread::available_parallelism().map_or(1, usize::from),
-            |workers| workers as usize,
-        )
-    };
-    Arc::clone(SHARED.get_or_init(|| Arc::new(CpuRuntime::with_workers(cores()))))
+    Arc::clone(SHARED.get_or_init(|| Arc::new(CpuRuntime::with_workers(workers()))))
+}
+
+/// The worker threads that a process has for its device.
+pub(super) fn workers() -> usize {
+    let set = Config::from_env().ok().and_then(|config| config.workers);
+    set.map_or_else(
+        || std::thread::available_parallelism().map_or(1, usize::from),
+        |workers| workers as usize,
+    )
 }

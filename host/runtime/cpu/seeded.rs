@@ -1,19 +1,17 @@
 //! The CPU runtime for tests: one thread, one schedule drawn from a seed, an error in place of a hang.
 //!
-//! Launches only queue up. Whoever waits for a stream runs everything that is queued on all streams, to
-//! its end, on its own thread: at each step a random block that may have something to do is resumed,
-//! until it waits or the [adversary](super::adversary) takes the thread from it. The same seed and the
-//! same sequence of calls give the same schedule, bit for bit ([`SeededRuntime::trace`]).
+//! At each step a random block that may have something to do is resumed, until it waits or the
+//! [adversary](super::adversary) takes the thread from it. The same seed and the same sequence of calls
+//! give the same schedule, bit for bit ([`SeededRuntime::trace`]). When launches start is as in
+//! [`turns`](crate::runtime::turns).
 //!
 //! **Deadlock.** A block that paused without having moved is left alone until memory may have changed. When
 //! all blocks are, and no store is pending, each gets another look, and another, [`DEADLOCK_LOOKS`]
 //! times, because device code looks at abort flags only now and then. Then nothing can move any more,
 //! and `pause` says so to every block.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex};
-use std::thread::{self, ThreadId};
 
 use corosensei::stack::DefaultStack;
 use ferroccl_device::abi::{Fault, FaultKind, WaitKind};
@@ -22,11 +20,12 @@ use ferroccl_device::gpu::{SPINS_PER_CHECK, Verdict, Waiting};
 
 use super::adversary::{Adversity, Chaos, Cruel};
 use super::block::{self, BlockRun, Resumed, Why};
-use super::executor::lock;
-use super::memory::{self, HostMemory};
-use super::op::{Launched, Op, copy_in, copy_out, run_host};
-use super::queue::same;
-use crate::runtime::{Launch, Memory, Runtime, StreamOps};
+use super::native::same;
+use crate::runtime::memory::HostMemory;
+use crate::runtime::op::panicked;
+use crate::runtime::sync::lock;
+use crate::runtime::turns::{self, StreamId, Turns, World};
+use crate::runtime::{Keep, Launch, Memory, Runtime, StreamOps};
 use crate::{Error, KernelFault, Result};
 
 /// Looks of every block without any change that make a deadlock: enough for the device code to look at
@@ -38,35 +37,22 @@ const PATIENCE: u32 = 10_000;
 const LAZY_STEPS: usize = 400;
 
 /// A CPU device with one seeded schedule; see [`CpuRuntime::seeded`](super::CpuRuntime::seeded).
-pub struct SeededRuntime(Arc<World>);
+pub struct SeededRuntime(Arc<World<Coroutines>>);
 
-struct World {
-    streams: Mutex<Vec<Stream>>,
-    /// Locked by the thread that runs the schedule.
-    schedule: Mutex<Schedule>,
-    /// That thread, so that it is not run from within.
-    runner: Mutex<Option<ThreadId>>,
+/// Blocks as coroutines that a seed schedules.
+struct Coroutines {
     chaos: Arc<Mutex<Chaos>>,
     _checked: CheckedGuard,
 }
 
-#[derive(Default)]
-struct Stream {
-    waiting: VecDeque<Op>,
-    /// Whether a kernel of it runs.
-    busy: bool,
-    error: Option<Error>,
-}
-
-/// A stream's index.
-type StreamId = usize;
+type Launched = turns::Launched<Coroutines>;
 
 /// What a run needs. All but `stacks` is empty between two runs.
 #[derive(Default)]
 struct Schedule {
     blocks: Vec<Live>,
     /// Launches of blocks that have ended, but not all that they stored is visible; with their buffers.
-    draining: Vec<(usize, Arc<Launched<StreamId>>)>,
+    draining: Vec<(usize, Arc<Launched>)>,
     /// Resumes of this run.
     steps: u64,
     /// Looks of all blocks since something changed.
@@ -79,7 +65,7 @@ struct Schedule {
 /// A block that runs.
 struct Live {
     block: BlockRun,
-    launch: Arc<Launched<StreamId>>,
+    launch: Arc<Launched>,
     /// Its index in its grid.
     index: u32,
     /// Its buffer of stores.
@@ -96,26 +82,22 @@ struct Live {
 
 impl SeededRuntime {
     pub(super) fn new(adversity: Adversity) -> Self {
-        SeededRuntime(Arc::new(World {
-            streams: Mutex::default(),
-            schedule: Mutex::default(),
-            runner: Mutex::default(),
-            chaos: Arc::new(Mutex::new(Chaos::new(adversity))),
-            _checked: CheckedGuard::new(),
-        }))
+        let chaos = Arc::new(Mutex::new(Chaos::new(adversity)));
+        let coroutines = Coroutines { chaos, _checked: CheckedGuard::new() };
+        SeededRuntime(World::new(coroutines, Schedule::default()))
     }
 
     /// A hash of everything that has happened so far: each switch, each store and when it became visible.
     /// Two runs of the same program with the same seed have the same.
     #[must_use]
     pub fn trace(&self) -> u64 {
-        lock(&self.0.chaos).trace
+        lock(&self.0.turns.chaos).trace
     }
 }
 
 impl fmt::Debug for SeededRuntime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SeededRuntime").field(&lock(&self.0.chaos).adversity).finish()
+        f.debug_tuple("SeededRuntime").field(&lock(&self.0.turns.chaos).adversity).finish()
     }
 }
 
@@ -128,10 +110,17 @@ impl Runtime for SeededRuntime {
         Ok(Arc::new(HostMemory::allocate(bytes)?))
     }
 
+    /// Kernels run in the process: they reach all of its memory.
+    unsafe fn register(&self, _: u64, _: usize, _: &str) -> Result<Keep> {
+        Ok(Arc::new(()))
+    }
+
+    fn address_space(&self) -> u64 {
+        0
+    }
+
     fn stream(&self) -> Result<Arc<dyn StreamOps>> {
-        let mut streams = lock(&self.0.streams);
-        streams.push(Stream::default());
-        Ok(Arc::new(SeededStream { world: Arc::clone(&self.0), id: streams.len() - 1 }))
+        Ok(self.0.stream())
     }
 
     /// Two, as it has one thread but is there to have things happen at the same time.
@@ -142,118 +131,25 @@ impl Runtime for SeededRuntime {
     fn share_host(&self, _local_processes: usize) {} // it has one thread anyway
 }
 
-struct SeededStream {
-    world: Arc<World>,
-    id: StreamId,
-}
+impl Turns for Coroutines {
+    type Ready = ();
+    type Schedule = Schedule;
 
-impl fmt::Debug for SeededStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SeededStream").field("id", &self.id).finish()
-    }
-}
-
-impl SeededStream {
-    fn push(&self, op: Op) {
-        lock(&self.world.streams)[self.id].waiting.push_back(op);
-    }
-}
-
-impl StreamOps for SeededStream {
-    unsafe fn launch(&self, launch: Launch) -> Result<()> {
-        self.push(Op::Kernel(launch));
+    fn prepare(&self, _: &Launch, _: StreamId) -> Result<()> {
         Ok(())
     }
 
-    fn copy_in(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
-        memory::range(to, offset, bytes.len())?;
-        self.push(Op::CopyIn { to: Arc::clone(to), offset, bytes: bytes.into() });
-        Ok(())
-    }
-
-    fn copy_out(&self, from: &Arc<dyn Memory>, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        memory::range(from, offset, bytes.len())?;
-        self.synchronize()?;
-        copy_out(from, offset, bytes)
-    }
-
-    fn host_function(&self, function: Box<dyn FnOnce() + Send>) {
-        self.push(Op::Host(function));
-    }
-
-    fn synchronize(&self) -> Result<()> {
-        self.world.run()?;
-        lock(&self.world.streams)[self.id].error.take().map_or(Ok(()), Err)
-    }
-
-    /// Runs everything, as `synchronize` does: nothing else makes progress.
-    fn query(&self) -> Result<bool> {
-        self.synchronize().map(|()| true)
-    }
-}
-
-impl World {
-    /// Runs all that is queued on all streams.
-    fn run(&self) -> Result<()> {
-        let me = thread::current().id();
-        if *lock(&self.runner) == Some(me) {
-            let reason = "a function that runs in a seeded schedule cannot wait for it";
-            return Err(Error::argument("stream", reason));
-        }
-        let mut schedule = lock(&self.schedule);
-        *lock(&self.runner) = Some(me);
+    fn begin(&self, schedule: &mut Schedule) {
         (schedule.steps, schedule.looks, schedule.redraw) = (0, 0, 0);
-        while self.start_all(&mut schedule) {
-            self.step(&mut schedule);
-        }
-        *lock(&self.runner) = None;
-        Ok(())
     }
 
-    /// Starts what the streams have next; `false` when nothing runs and nothing is queued.
-    fn start_all(&self, schedule: &mut Schedule) -> bool {
-        let mut id = 0;
-        loop {
-            let mut streams = lock(&self.streams);
-            let Some(stream) = streams.get_mut(id) else { break };
-            if stream.busy {
-                id += 1;
-                continue;
-            }
-            let Some(op) = stream.waiting.pop_front() else {
-                id += 1;
-                continue;
-            };
-            let kernel = matches!(op, Op::Kernel(_));
-            stream.busy = kernel;
-            drop(streams); // what follows may call the streams
-            let result = match op {
-                Op::Kernel(launch) => {
-                    self.spawn(schedule, launch, id);
-                    continue;
-                }
-                Op::CopyIn { to, offset, bytes } => copy_in(&to, offset, &bytes),
-                Op::Host(function) => run_host(function),
-            };
-            self.ended(id, result);
-        }
-        !schedule.blocks.is_empty() || !schedule.draining.is_empty()
+    fn is_idle(&self, schedule: &Schedule) -> bool {
+        schedule.blocks.is_empty() && schedule.draining.is_empty()
     }
 
-    /// An operation of a stream has ended.
-    fn ended(&self, id: StreamId, result: Result<()>) {
-        let mut streams = lock(&self.streams);
-        streams[id].busy = false;
-        if let Err(error) = result {
-            streams[id].error.get_or_insert(error);
-        }
-        drop(streams);
-        lock(&self.chaos).changed = true; // the operation may have written anywhere
-    }
-
-    fn spawn(&self, schedule: &mut Schedule, launch: Launch, id: StreamId) {
-        let blocks = launch.blocks;
-        let launch = Arc::new(Launched::new(launch, id));
+    fn start(&self, schedule: &mut Schedule, launched: Launched, ended: &mut Vec<Launched>) {
+        let blocks = launched.blocks;
+        let launch = Arc::new(launched);
         for index in 0..blocks {
             match schedule.stacks.pop().map_or_else(block::new_stack, Ok) {
                 Ok(stack) => {
@@ -263,21 +159,13 @@ impl World {
                 Err(e) => launch.fail(Error::system("allocating the stack of a block", e)),
             }
         }
-        lock(&self.chaos).changed = true;
-        self.release(launch);
-    }
-
-    /// Lets go of a launch; the last one to do so ends it.
-    fn release(&self, launch: Arc<Launched<StreamId>>) {
-        if let Some(launched) = Arc::into_inner(launch) {
-            let (result, id) = launched.result();
-            self.ended(id, result);
-        }
+        self.touched();
+        ended.extend(Arc::into_inner(launch));
     }
 
     /// Resumes a block that may have something to do, if there is one.
-    fn step(&self, schedule: &mut Schedule) {
-        let Some(choice) = self.choose(schedule) else { return };
+    fn step(&self, schedule: &mut Schedule, ended: &mut Vec<Launched>) {
+        let Some(choice) = self.choose(schedule, ended) else { return };
         schedule.steps += 1;
         let live = &mut schedule.blocks[choice];
         let resumed = live.block.resume(live.verdict);
@@ -292,11 +180,12 @@ impl World {
                 }
                 drop(chaos);
                 let live = schedule.blocks.remove(choice);
-                live.launch.fail(live.launch.panicked(format!(
+                let message = format!(
                     "block {} was told to give up and did not; it waits for {}",
                     live.index,
                     live.waiting.map_or("nothing", |w| w.kind.words())
-                )));
+                );
+                live.launch.fail(panicked(live.launch.kernel.name, message));
                 live.block.abandon(); // stores, like any code of the block
                 schedule.draining.push((live.slot, live.launch));
             }
@@ -305,28 +194,31 @@ impl World {
                 drop(chaos);
                 let live = schedule.blocks.remove(choice);
                 if let Resumed::Panicked(message) = resumed {
-                    live.launch.fail(live.launch.panicked(message));
+                    live.launch.fail(panicked(live.launch.kernel.name, message));
                 }
                 schedule.stacks.push(live.block.into_stack());
                 schedule.draining.push((live.slot, live.launch));
             }
         }
-        lock(&self.chaos).changed = true;
+        self.touched();
     }
 
+    fn touched(&self) {
+        lock(&self.chaos).changed = true;
+    }
+}
+
+impl Coroutines {
     /// Lets time pass, and draws the block to resume. When all are quiet, a store becomes visible; when
     /// there is none, each block gets another look.
-    fn choose(&self, schedule: &mut Schedule) -> Option<usize> {
+    fn choose(&self, schedule: &mut Schedule, ended: &mut Vec<Launched>) -> Option<usize> {
         let mut chaos = lock(&self.chaos);
         chaos.tick();
         if std::mem::take(&mut chaos.changed) {
             schedule.looks = 0;
             schedule.blocks.iter_mut().for_each(|live| live.quiet = false);
-            let drained =
-                schedule.draining.extract_if(.., |(slot, _)| chaos.close(*slot)).collect();
-            drop(chaos);
-            self.release_all(drained);
-            chaos = lock(&self.chaos);
+            let drained = schedule.draining.extract_if(.., |(slot, _)| chaos.close(*slot));
+            ended.extend(drained.filter_map(|(_, launch)| Arc::into_inner(launch)));
         }
         schedule.draw_laziness(&mut chaos);
         let choice = schedule.choose(&mut chaos);
@@ -334,10 +226,6 @@ impl World {
             schedule.look_again();
         }
         choice
-    }
-
-    fn release_all(&self, launches: Vec<(usize, Arc<Launched<StreamId>>)>) {
-        launches.into_iter().for_each(|(_, launch)| self.release(launch));
     }
 }
 
@@ -416,7 +304,7 @@ impl Live {
 
     fn new(
         stack: DefaultStack,
-        launch: &Arc<Launched<StreamId>>,
+        launch: &Arc<Launched>,
         index: u32,
         chaos: &Arc<Mutex<Chaos>>,
     ) -> Self {

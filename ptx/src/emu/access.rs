@@ -114,7 +114,7 @@ fn count(
     let counts = &mut common.counts;
     match space {
         Space::Global | Space::Generic => {
-            let (sectors, lines) = sectors(mask, addresses, bytes);
+            let (sectors, lines) = sectors(mask, addresses);
             let moved = bytes * u64::from(mask.count_ones());
             counts.lines += lines;
             if stores {

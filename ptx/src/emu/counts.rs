@@ -15,6 +15,22 @@ macro_rules! counts {
         }
 
         impl Counts {
+            /// How many there are.
+            pub const LEN: usize = [$(stringify!($name)),*].len();
+
+            /// The values, in order.
+            #[must_use]
+            pub fn words(&self) -> [u64; Self::LEN] {
+                [$(self.$name),*]
+            }
+
+            /// From the values in order.
+            #[must_use]
+            pub fn from_words(words: [u64; Self::LEN]) -> Self {
+                let [$($name),*] = words;
+                Counts { $($name),* }
+            }
+
             /// Names and values, in order.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),*].into_iter()
@@ -65,25 +81,21 @@ counts! {
     divergences,
 }
 
-/// Counts sectors and lines of the accesses `[address, address + bytes)` of the lanes of `mask`.
-pub(crate) fn sectors(mask: u32, addresses: &[u64; 32], bytes: u64) -> (u64, u64) {
+/// Counts sectors and lines of the accesses of the lanes of `mask`. None crosses the end of its sector, as accesses are
+/// aligned to their size.
+pub(crate) fn sectors(mask: u32, addresses: &[u64; 32]) -> (u64, u64) {
     let count = |shift: u32| {
-        let mut units = [0; 64];
+        let mut units = [0; 32];
         let (mut len, mut sorted) = (0usize, true);
         for (lane, &address) in addresses.iter().enumerate() {
-            if mask >> lane & 1 == 0 {
+            let unit = address >> shift;
+            let before = len.checked_sub(1).map(|i| units[i]);
+            if mask >> lane & 1 == 0 || before == Some(unit) {
                 continue;
             }
-            let (first, last) = (address >> shift, (address + bytes - 1) >> shift);
-            for unit in [first, last] {
-                let before = len.checked_sub(1).map(|i| units[i]);
-                if before == Some(unit) {
-                    continue;
-                }
-                sorted &= before.is_none_or(|b| b < unit);
-                units[len] = unit;
-                len += 1;
-            }
+            sorted &= before.is_none_or(|b| b < unit);
+            units[len] = unit;
+            len += 1;
         }
         if sorted {
             return len as u64;
@@ -130,18 +142,18 @@ mod tests {
 
     #[test]
     fn sectors_and_lines_of_known_patterns() {
-        assert_eq!(sectors(u32::MAX, &stride(4), 4), (4, 1));
-        assert_eq!(sectors(u32::MAX, &stride(16), 16), (16, 4));
-        assert_eq!(sectors(u32::MAX, &stride(0), 4), (1, 1));
-        assert_eq!(sectors(u32::MAX, &stride(128), 4), (32, 32));
-        assert_eq!(sectors(1, &stride(4), 4), (1, 1));
-        assert_eq!(sectors(0, &stride(4), 4), (0, 0));
+        assert_eq!(sectors(u32::MAX, &stride(4)), (4, 1));
+        assert_eq!(sectors(u32::MAX, &stride(16)), (16, 4));
+        assert_eq!(sectors(u32::MAX, &stride(0)), (1, 1));
+        assert_eq!(sectors(u32::MAX, &stride(128)), (32, 32));
+        assert_eq!(sectors(1, &stride(4)), (1, 1));
+        assert_eq!(sectors(0, &stride(4)), (0, 0));
         let mut shifted = stride(4);
         shifted.iter_mut().for_each(|a| *a += 4);
-        assert_eq!(sectors(u32::MAX, &shifted, 4), (5, 2));
+        assert_eq!(sectors(u32::MAX, &shifted), (5, 2));
         let mut backwards = stride(4);
         backwards.reverse();
-        assert_eq!(sectors(u32::MAX, &backwards, 4), (4, 1));
+        assert_eq!(sectors(u32::MAX, &backwards), (4, 1));
     }
 
     #[test]

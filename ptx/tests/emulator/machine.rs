@@ -113,3 +113,13 @@ fn rounds_of_waiting_are_counted() {
         "figures are the same every time"
     );
 }
+
+#[test]
+fn narrow_results_are_extended_by_their_sign() {
+    let machine = Machine::new();
+    let buffer = Buffer::zeros(&machine, 2);
+    let body = "mov.u32 %r1, 0x1ff; cvt.s8.s32 %r2, %r1; cvt.u8.u32 %r3, %r1; st.global.u32 [%p], %r2; st.global.u32 [%p+4], %r3;\n\
+        mov.u32 %r4, 5; setp.eq.u32 %q1, %tid, 1; @%q1 cvt.s16.s32 %r4, %r1; st.global.u32 [%p+8], %r4;";
+    run(body, 1, 1, &buffer, &machine).unwrap();
+    assert_eq!(buffer.halves(), [u32::MAX, 0xff, 5, 0]);
+}

@@ -117,22 +117,21 @@ fn emulated(name: &str, alu: &Alu, values: &[u64]) -> Result<[Vec<u64>; 2], Stri
     Ok(all)
 }
 
-/// Runs every line of a file. A case after `// alone:` is not run in a kernel.
+/// Runs every line of a file.
 pub(crate) fn file(path: &Path) -> Result<(), String> {
     let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     let mut report = String::new();
     let mut lines = 0;
     for (i, line) in text.lines().enumerate() {
         let line = line.trim();
-        let alone = line.strip_prefix("// alone:");
-        let Some(case) = line.strip_prefix("// run:").or(alone) else {
+        let Some(case) = line.strip_prefix("// run:") else {
             if !line.is_empty() && !line.starts_with("//") {
                 let _ = writeln!(report, "{}:{}: neither comment nor case", path.display(), i + 1);
             }
             continue;
         };
         lines += 1;
-        if let Err(why) = self::case(case.trim(), alone.is_none()) {
+        if let Err(why) = self::case(case.trim()) {
             let _ = writeln!(report, "{}:{}: {case}: {why}", path.display(), i + 1);
         }
     }
@@ -143,7 +142,7 @@ pub(crate) fn file(path: &Path) -> Result<(), String> {
 }
 
 /// Runs `NAME SOURCE, SOURCE = RESULT, RESULT`, or checks that `NAME = unsupported MODIFIER`.
-fn case(text: &str, in_kernel: bool) -> Result<(), String> {
+fn case(text: &str) -> Result<(), String> {
     let (left, right) = text.split_once(" = ").ok_or("no ` = `")?;
     let (name, sources) = left.split_once(' ').unwrap_or((left, ""));
     if let Some(what) = right.trim().strip_prefix("unsupported") {
@@ -166,9 +165,6 @@ fn case(text: &str, in_kernel: bool) -> Result<(), String> {
     };
     if !same(&got) {
         return Err(format!("got {got:#x?}"));
-    }
-    if !in_kernel {
-        return Ok(());
     }
     let [registers, immediates] = emulated(name, &alu, &sources)?;
     if !same(&registers) {

@@ -9,7 +9,7 @@ use ferroccl::{Collective, DataType, ProtocolId, ReduceOp};
 
 use super::size::Bytes;
 use super::sweep::{Step, Sweep};
-use super::values::{Average, Choice, Root, RuntimeKind, on_or_off, one_of, some_of};
+use super::values::{Average, Choice, PtxSchedule, Root, RuntimeKind, on_or_off, one_of, some_of};
 
 const AFTER_HELP: &str = "\
 Ranks = processes x threads x ranks per thread. Processes come from a launcher (ferroccl run, mpirun, \
@@ -22,6 +22,7 @@ Examples:
   ferroccl perf all_reduce -b 8 -e 64M -f 2 -g 4       4 ranks, 8 B to 64 MiB
   ferroccl perf all_reduce -t 4 -o all -d all -e 1M    4 threads, every operator and type
   ferroccl perf all_reduce -g 4 --proto LL --json -    one protocol, results as JSON
+  ferroccl perf all_reduce -g 4 -e 1M --runtime ptx    the GPU's kernels, emulated and counted
   ferroccl run -n 4 -- ferroccl perf all_reduce        4 processes
 
 Exit status: 0 when all went well, 1 when an element was wrong or a call failed, 2 for a bad command \
@@ -50,6 +51,17 @@ pub(crate) struct PerfArgs {
     /// What the ranks run on
     #[arg(long, value_enum, default_value_t = RuntimeKind::Cpu, help_heading = "Ranks")]
     pub(crate) runtime: RuntimeKind,
+
+    /// How the emulator of --runtime ptx runs [default: lockstep; threads where ranks are in several
+    /// threads or processes]
+    #[arg(long, value_name = "SCHEDULE", help_heading = "PTX emulator")]
+    pub(crate) ptx_schedule: Option<PtxSchedule>,
+    /// Draw the schedule from this seed instead of letting warps take turns
+    #[arg(long, value_name = "N", help_heading = "PTX emulator")]
+    pub(crate) seed: Option<u64>,
+    /// Look for data races, on a memory system as unhelpful as allowed; the seed is 0 unless given
+    #[arg(long, help_heading = "PTX emulator")]
+    pub(crate) checks: bool,
 
     /// Smallest size [default: 32M, or the largest if that is smaller]
     #[arg(short = 'b', long = "minbytes", value_name = "SIZE", help_heading = "Sizes")]
@@ -90,20 +102,22 @@ pub(crate) struct PerfArgs {
           value_parser = clap::value_parser!(u32).range(1..=MAX_CHANNELS as i64))]
     pub(crate) channels: Option<u32>,
 
-    /// Timed iterations of each size
+    /// Timed iterations of each size; 1 in the emulator
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20,
+          default_value_if("runtime", "ptx", "1"),
           value_parser = clap::value_parser!(u32).range(1..), help_heading = "Measuring")]
     pub(crate) iters: u32,
     /// Calls in each iteration; times are of one call
     #[arg(short = 'm', long = "agg_iters", value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..), help_heading = "Measuring")]
     pub(crate) agg_iters: u32,
-    /// Untimed iterations before those of each size
+    /// Untimed iterations before those of each size; 0 in the emulator
     #[arg(
         short,
         long = "warmup_iters",
         value_name = "N",
         default_value_t = 5,
+        default_value_if("runtime", "ptx", "0"),
         help_heading = "Measuring"
     )]
     pub(crate) warmup_iters: u32,
@@ -195,6 +209,16 @@ mod tests {
         assert_eq!((args.protocol, args.channels, args.json.clone()), (None, None, None));
         let Sweep { min, max, step } = args.try_sweep().unwrap();
         assert_eq!((min, max, step), (Bytes::mebi(32), Bytes::mebi(32), Step::Add(Bytes::mebi(1))));
+    }
+
+    #[test]
+    fn the_emulator_is_not_asked_for_the_same_twenty_times() {
+        let args = parse("--runtime ptx").unwrap();
+        assert_eq!((args.iters, args.warmup_iters, args.check), (1, 0, 1));
+        let args =
+            parse("--runtime ptx -n 3 -w 2 --seed 7 --checks --ptx-schedule lockstep").unwrap();
+        assert_eq!((args.iters, args.warmup_iters, args.seed, args.checks), (3, 2, Some(7), true));
+        assert_eq!(args.ptx_schedule, Some(PtxSchedule::Lockstep));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use ferroccl::{Collective, DeviceBuffer, ReduceOp, Result, Stream};
 
 use super::args::PerfArgs;
 use super::data::{self, Case, PERIOD, Reference, TestElement, with_element_type};
+use super::emulated::{CallCounts, Emulator};
 use super::sweep::Sweep;
 use super::table::{Cell, Row, bus_factor};
 use super::team::{Member, Rank};
@@ -33,6 +34,7 @@ enum Place {
 pub(crate) fn run<E: From<ferroccl::Error>>(
     member: &Member,
     args: &PerfArgs,
+    emulator: Option<&Emulator>,
     sweep: Sweep,
     row: &mut dyn FnMut(Row) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -40,7 +42,7 @@ pub(crate) fn run<E: From<ferroccl::Error>>(
         with_element_type!(data_type, T => {
             let buffers = Buffers::<T>::of_each_rank(member, sweep)?;
             for &op in &args.op.0 {
-                let bench = Bench::new(member, args, op, &buffers);
+                let bench = Bench::new(member, args, emulator, op, &buffers);
                 for count in sweep.counts(size_of::<T>()) {
                     let line = bench.line(count)?;
                     if member.leads() {
@@ -81,6 +83,7 @@ impl<T: TestElement> Buffers<T> {
 struct Bench<'a, T> {
     member: &'a Member,
     args: &'a PerfArgs,
+    emulator: Option<&'a Emulator>,
     case: Case,
     buffers: &'a [Buffers<T>],
     /// A period of each rank's input.
@@ -92,12 +95,13 @@ impl<'a, T: TestElement> Bench<'a, T> {
     fn new(
         member: &'a Member,
         args: &'a PerfArgs,
+        emulator: Option<&'a Emulator>,
         op: ReduceOp,
         buffers: &'a [Buffers<T>],
     ) -> Self {
         let case = Case { op, ranks: member.layout().world_size() };
         let inputs = member.ranks.iter().map(|r| data::inputs(case, r.comm.rank())).collect();
-        Bench { member, args, case, buffers, inputs, reference: Reference::new(case) }
+        Bench { member, args, emulator, case, buffers, inputs, reference: Reference::new(case) }
     }
 
     /// Measures one size, out of place and in place.
@@ -119,7 +123,7 @@ impl<'a, T: TestElement> Bench<'a, T> {
 
     /// The ranks' common result of one measurement.
     fn cell(&self, place: Place, count: usize) -> Result<Cell> {
-        let time = self.time(place, count)?;
+        let (time, counts) = self.time(place, count)?;
         let mut wrong = 0;
         for _ in 0..self.args.check {
             wrong += self.check(place, count)?;
@@ -129,11 +133,12 @@ impl<'a, T: TestElement> Bench<'a, T> {
         let wrong = all.iter().map(|words| words[1]).sum();
         let wrong = (self.args.check > 0).then_some(wrong);
         let factor = bus_factor(self.args.collective, self.case.ranks);
-        Ok(Cell::new(self.args.average.of(&times), (count * size_of::<T>()) as u64, factor, wrong))
+        let bytes = (count * size_of::<T>()) as u64;
+        Ok(Cell { counts, ..Cell::new(self.args.average.of(&times), bytes, factor, wrong) })
     }
 
-    /// Microseconds of one call, as this thread sees it.
-    fn time(&self, place: Place, count: usize) -> Result<f64> {
+    /// Microseconds of one call, as this thread sees it; and the figures of one, in the emulator.
+    fn time(&self, place: Place, count: usize) -> Result<(f64, Option<CallCounts>)> {
         let calls = u64::from(self.args.iters) * u64::from(self.args.agg_iters);
         self.fill(place, count)?;
         for _ in 0..u64::from(self.args.warmup_iters) * u64::from(self.args.agg_iters) {
@@ -141,6 +146,9 @@ impl<'a, T: TestElement> Bench<'a, T> {
         }
         self.member.synchronize()?;
         self.member.barrier()?;
+        if let Some(emulator) = self.emulator {
+            emulator.begin(self.member)?;
+        }
         let start = Instant::now();
         for _ in 0..calls {
             self.call(place, count)?;
@@ -152,7 +160,12 @@ impl<'a, T: TestElement> Bench<'a, T> {
         self.member.synchronize()?;
         let ended = start.elapsed();
         let time = if self.args.report_cputime { enqueued } else { ended };
-        Ok(time.as_secs_f64() * 1e6 / calls as f64)
+        let delivered = u64::from(self.case.ranks) * (count * size_of::<T>()) as u64;
+        let counts = match self.emulator {
+            Some(emulator) => emulator.end(self.member, calls, delivered)?,
+            None => None,
+        };
+        Ok((time.as_secs_f64() * 1e6 / calls as f64, counts))
     }
 
     /// Enqueues one call on each rank.

@@ -4,6 +4,7 @@
 //! args, values  the command line             sweep, size   which sizes
 //! team          ranks, processes, threads    data          what goes in and must come out
 //! measure       fill, warm up, time, check   table, report what is shown
+//! emulated      the PTX emulator's settings and figures
 //! ```
 //!
 //! Every thread of every process runs [`measure::run`] in step; the thread of rank 0 also reports. The
@@ -11,6 +12,7 @@
 
 mod args;
 mod data;
+mod emulated;
 mod measure;
 mod report;
 pub(crate) mod size;
@@ -33,10 +35,11 @@ use ferroccl::launcher::RankEnv;
 use ferroccl::{CommConfig, Device};
 
 pub(crate) use args::PerfArgs;
+use emulated::Emulator;
 use report::{RankInfo, Report};
 use sweep::Sweep;
 use team::{Layout, Member};
-use values::{Root, RuntimeKind};
+use values::Root;
 
 use crate::machine;
 
@@ -82,9 +85,8 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
         let reason = format!("root {root} (-r) is none of the {ranks} ranks");
         crate::Cli::command().error(ErrorKind::ValueValidation, reason).exit();
     }
-    let device = match args.runtime {
-        RuntimeKind::Cpu => Device::cpu(),
-    };
+    let emulator = emulated::runtime(args, layout)?;
+    let device = emulator.as_ref().map_or_else(Device::cpu, |e| Device::new(e.runtime.clone()));
     let mut config = CommConfig::default();
     config.protocol = args.protocol;
     config.channels = args.channels;
@@ -95,9 +97,10 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
 
     let (outcomes, outcome) = mpsc::channel();
     for member in team {
-        let (args, outcomes) = (args.clone(), outcomes.clone());
+        let (args, emulator, outcomes) = (args.clone(), emulator.clone(), outcomes.clone());
         let work = move || {
-            let work = AssertUnwindSafe(|| measure_as(&member, &args, sweep));
+            let emulator = emulator.as_ref();
+            let work = AssertUnwindSafe(|| measure_as(&member, &args, emulator, sweep));
             let result =
                 catch_unwind(work).unwrap_or_else(|panic| Err(Failure::Panic(words(&*panic))));
             // Nobody listens any more once another thread has failed.
@@ -111,13 +114,19 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
 }
 
 /// A thread's part: who is there, then the measurements, reported if it leads.
-fn measure_as(member: &Member, args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
-    let ranks = introduce(member)?;
+fn measure_as(
+    member: &Member,
+    args: &PerfArgs,
+    emulator: Option<&Emulator>,
+    sweep: Sweep,
+) -> Result<u64, Failure> {
+    let device = emulator.map_or_else(|| format!("[cpu] {}", machine::cpu_name()), Emulator::name);
+    let ranks = introduce(member, &device)?;
     let mut report = None;
     if member.leads() {
         report = Some(Report::begin(args, sweep, member.layout(), ranks)?);
     }
-    measure::run(member, args, sweep, &mut |row| {
+    measure::run(member, args, emulator, sweep, &mut |row| {
         report.as_mut().map_or(Ok(()), |report| report.row(row)).map_err(Failure::from)
     })?;
     report.map_or(Ok(0), |report| report.end().map_err(Failure::from))
@@ -127,10 +136,9 @@ fn measure_as(member: &Member, args: &PerfArgs, sweep: Sweep) -> Result<u64, Fai
 const CARD: usize = 256;
 
 /// Who the ranks are.
-fn introduce(member: &Member) -> Result<Vec<RankInfo>, Failure> {
+fn introduce(member: &Member, device: &str) -> Result<Vec<RankInfo>, Failure> {
     let layout = member.layout();
-    let mut card =
-        format!("{}\n{}\n[cpu] {}", std::process::id(), machine::host_name(), machine::cpu_name());
+    let mut card = format!("{}\n{}\n{device}", std::process::id(), machine::host_name());
     card.truncate(card.floor_char_boundary(CARD));
     let mut words = [0u64; CARD / 8];
     bytemuck::cast_slice_mut(&mut words)[..card.len()].copy_from_slice(card.as_bytes());

@@ -7,10 +7,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::args::PerfArgs;
+use super::emulated;
 use super::size::Bytes;
 use super::sweep::{Step, Sweep};
 use super::table::{HEADING, Row, Summary};
 use super::team::Layout;
+use super::values::RuntimeKind;
 
 /// What a size adds to the progress: its bytes, and something for what does not depend on them.
 fn effort(bytes: u64) -> u64 {
@@ -127,6 +129,9 @@ impl Report {
         if self.args.report_cputime {
             text += "# Times are of enqueueing a call\n";
         }
+        if self.args.runtime == RuntimeKind::Ptx {
+            text += "# Times are the emulator's, and say nothing of a GPU's\n";
+        }
         text += "#\n# Using devices\n";
         for RankInfo { rank, pid, host, device, name } in &self.ranks {
             text += &format!(
@@ -148,6 +153,9 @@ impl Report {
     pub(crate) fn end(mut self) -> io::Result<u64> {
         self.bar.finish_and_clear();
         let summary = Summary::of(&self.rows);
+        if let Some(counts) = emulated::table(&self.rows) {
+            self.say(&counts)?;
+        }
         self.say(&summary.to_string())?;
         let document = self.document(summary);
         if self.args.json_on_stdout() {

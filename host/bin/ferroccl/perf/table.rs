@@ -7,6 +7,8 @@ use std::fmt;
 
 use ferroccl::{Collective, DataType, ReduceOp};
 
+use super::emulated::CallCounts;
+
 /// One measurement: a place, a size.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub(crate) struct Cell {
@@ -20,13 +22,16 @@ pub(crate) struct Cell {
     pub(crate) busbw: f64,
     /// Elements that were not as expected; nothing when nobody looked.
     pub(crate) wrong: Option<u64>,
+    /// What one call came to on all ranks, where it was emulated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) counts: Option<CallCounts>,
 }
 
 impl Cell {
     /// The bandwidths that `time_us` means for `bytes`.
     pub(crate) fn new(time_us: f64, bytes: u64, factor: f64, wrong: Option<u64>) -> Self {
         let algbw = if time_us > 0.0 { bytes as f64 / time_us / 1e3 } else { 0.0 };
-        Cell { time_us, algbw, busbw: algbw * factor, wrong }
+        Cell { time_us, algbw, busbw: algbw * factor, wrong, counts: None }
     }
 }
 
@@ -87,7 +92,7 @@ impl fmt::Display for Row {
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Cell { time_us, algbw, busbw, wrong } = self;
+        let Cell { time_us, algbw, busbw, wrong, .. } = self;
         // Seven columns for a time, whatever its size.
         let digits = match *time_us {
             t if t >= 10_000.0 => 0,

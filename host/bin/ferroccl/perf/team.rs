@@ -159,6 +159,11 @@ impl Member {
         self.layout.process == 0 && self.thread == 0
     }
 
+    /// Whether this is the first thread of its process.
+    pub(crate) fn speaks_for_process(&self) -> bool {
+        self.thread == 0
+    }
+
     /// How the ranks are spread.
     pub(crate) fn layout(&self) -> Layout {
         self.layout

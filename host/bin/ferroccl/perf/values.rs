@@ -12,12 +12,33 @@ use ferroccl::{Collective, DataType, ProtocolId, ReduceOp};
 pub(crate) enum RuntimeKind {
     /// Coroutines on this machine's cores
     Cpu,
+    /// The PTX that a GPU would get, in an emulator: what it does is counted
+    Ptx,
 }
 
 impl fmt::Display for RuntimeKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RuntimeKind::Cpu => f.write_str("cpu"),
+            RuntimeKind::Ptx => f.write_str("ptx"),
+        }
+    }
+}
+
+/// How the emulator goes about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PtxSchedule {
+    /// Warps take turns on one thread: the same every time
+    Lockstep,
+    /// Blocks on threads, as fast as it goes
+    Threads,
+}
+
+impl fmt::Display for PtxSchedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PtxSchedule::Lockstep => f.write_str("lockstep"),
+            PtxSchedule::Threads => f.write_str("threads"),
         }
     }
 }

@@ -323,3 +323,55 @@ pub(super) fn narrow<F: Format, D: Direction>(x: f64, saturate: bool) -> u64 {
     }
     Exact::of(x).round::<F, D>(saturate)
 }
+
+/// To nearest, where the machine itself says what is right.
+#[cfg(test)]
+mod tests {
+    use super::{add, div, fma, mul, sqrt};
+    use crate::emu::alu::round::Nearest;
+
+    fn next(state: &mut u64) -> u64 {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        *state
+    }
+
+    /// Numbers of all sizes, or of a few bits near one.
+    fn number(state: &mut u64) -> f64 {
+        let x = next(state);
+        if x & 1 == 0 {
+            return f64::from_bits(next(state));
+        }
+        let few = 1.0 + f64::from_bits((1023 - x % 60) << 52);
+        let scale = f64::from_bits((1023 - 80 + (x >> 8) % 160) << 52);
+        few * scale * if x & 2 == 0 { 1.0 } else { -1.0 }
+    }
+
+    #[test]
+    fn nearest_is_the_machines() {
+        let mut state = 0x9e37_79b9;
+        let same = |what: &str, x: [f64; 3], ours: f64, machines: f64| {
+            let equal = ours.to_bits() == machines.to_bits() || ours.is_nan() && machines.is_nan();
+            assert!(equal, "{what} of {x:x?} is {machines:e}, not {ours:e}");
+        };
+        for _ in 0..200_000 {
+            let x @ [a, b, c] = [0; 3].map(|_| number(&mut state));
+            same("a + b", x, add::<Nearest>(a, b), a + b);
+            same("a * b", x, mul::<Nearest>(a, b), a * b);
+            same("a / b", x, div::<Nearest>(a, b), a / b);
+            same("sqrt a", x, sqrt::<Nearest>(a), a.sqrt());
+            same("a * b + c", x, fma::<Nearest>(a, b, c), a.mul_add(b, c));
+        }
+        // Products that are ties, and an addend too far below to be seen but as more or less than a tie.
+        for i in 1..53 {
+            for below in 60..300 {
+                let power = |e: i32| 2f64.powi(e);
+                let (a, b) = (1.0 + power(-i), 1.0 + power(i - 53));
+                for c in [power(-below), -power(-below), 0.0] {
+                    same("a * b + c", [a, b, c], fma::<Nearest>(a, b, c), a.mul_add(b, c));
+                }
+            }
+        }
+    }
+}

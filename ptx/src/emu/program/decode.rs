@@ -42,6 +42,7 @@ pub(super) fn decode<'a>(module: &Module<'a>, entry: &Function<'a>) -> Result<Pr
         dynamic: Vec::new(),
         local: 0,
         lists: HashMap::new(),
+        then: None,
     };
     decoder.names.open();
     for variable in module.variables() {
@@ -92,6 +93,8 @@ pub(super) struct Decoder<'m, 'a> {
     pub(super) local: u64,
     /// `.branchtargets` by label.
     pub(super) lists: HashMap<&'a str, Vec<u32>>,
+    /// What is to follow the instruction that is being decoded.
+    pub(super) then: Option<Op>,
 }
 
 impl<'a> Decoder<'_, 'a> {
@@ -223,6 +226,9 @@ impl<'a> Decoder<'_, 'a> {
         }
         let op = self.op(i)?;
         self.emit(guard, op, i.span);
+        if let Some(op) = self.then.take() {
+            self.emit(guard, op, i.span);
+        }
         Ok(())
     }
 
@@ -299,20 +305,9 @@ impl<'a> Decoder<'_, 'a> {
     }
 
     fn arithmetic(&mut self, i: &Instruction<'a>) -> Result<Op> {
-        let mut modifiers: Vec<&str> = i.modifiers.iter().map(|m| m.text).collect();
-        let mut opcode = i.opcode.text;
-        let mut one = None;
-        if opcode == "set" && modifiers.len() >= 2 {
-            // set.CMP.DTYPE.STYPE is setp.CMP.STYPE with a value for the truth.
-            one = match modifiers.remove(modifiers.len() - 2) {
-                "u32" | "s32" => Some(u64::from(u32::MAX)),
-                "f32" => Some(u64::from(1.0f32.to_bits())),
-                _ => return Err(self.unknown(i)),
-            };
-            opcode = "setp";
-        }
-        let alu = alu::select(opcode, &modifiers).map_err(|e| self.error(i.span, e.to_string()))?;
-        let compare = matches!(alu.kind, Kind::Compare(..));
+        let modifiers: Vec<&str> = i.modifiers.iter().map(|m| m.text).collect();
+        let alu = alu::select(i.opcode.text, &modifiers)
+            .map_err(|e| self.error(i.span, e.to_string()))?;
         let with = match alu.kind {
             Kind::Compare(_, combine) if combine != Combine::No => {
                 Some(self.at(i, 1 + alu.sources)?)
@@ -334,14 +329,29 @@ impl<'a> Decoder<'_, 'a> {
         s[alu.sources..].fill(unused);
         let with = with.map_or(Ok(Truth::Always(true)), |operand| self.truth(operand))?;
         let first = self.at(i, 0)?;
-        Ok(match (alu.kind, one) {
+        // A result narrower than its register is extended to it by its sign (9.4.1).
+        let width = self.width(first);
+        let narrow =
+            alu.to.is_signed() && matches!(first, Operand::Name(_)) && alu.to.bits() < width;
+        if narrow && let Some(wide) = Type::from_name(&format!("s{width}")) {
+            let extend = alu::select("cvt", &[wide.name(), alu.to.name()]);
+            if let Kind::Value(run) = extend.map_err(|e| self.error(i.span, e.to_string()))?.kind {
+                let d = self.destination(first)?;
+                self.then = Some(Op::Value { run, d, s: [d; 4] });
+            }
+        }
+        Ok(match (alu.kind, alu.to) {
             (Kind::Value(run), _) => Op::Value { run, d: self.destination(first)?, s },
             (Kind::Carry(run), _) => Op::Carry { run, d: self.destination(first)?, s },
-            (Kind::Compare(run, combine), Some(one)) => {
-                Op::SetValue { run, d: self.destination(first)?, s, one, combine, with }
-            }
-            (Kind::Compare(run, combine), None) => {
-                debug_assert!(compare);
+            (Kind::Compare(run, combine), to) if to != Type::Pred => Op::SetValue {
+                run,
+                d: self.destination(first)?,
+                s,
+                one: alu.truth(),
+                combine,
+                with,
+            },
+            (Kind::Compare(run, combine), _) => {
                 let (d, other) = match first {
                     Operand::Pair(a, b) => {
                         let d = self.predicate_or_sink(*a)?;

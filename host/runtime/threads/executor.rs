@@ -16,29 +16,24 @@
 //! lasted longer than what a busy machine takes to come round.
 
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use super::queue::{Launched, Queue, Stint, Task};
+use super::Blocks;
+use super::queue::{Launched, Queue, Stint, Task, heavy};
 use super::stream::StreamState;
 use super::workers::Crew;
 use crate::Result;
+use crate::runtime::sync::lock;
 
-/// A launch that moves this many bytes wakes workers. Waking a core takes some 50 us, in which one core
-/// reduces about 200 KiB; below that a second core comes too late. Unmeasured on other machines.
-pub(super) const HEAVY_BYTES: u64 = 64 << 10;
 /// Rounds of one stint of a thread that waits. It looks at its stream after each round anyway.
 const STINT_ROUNDS: u32 = 256;
 
-/// Locks a mutex whose data is valid at every instant, so that a panic elsewhere does not matter.
-pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The queues, the workers and the waiting threads of one runtime.
-pub(super) struct Executor {
-    queues: Box<[Queue]>,
+pub(super) struct Executor<B: Blocks> {
+    pub(super) blocks: B,
+    queues: Box<[Queue<B>]>,
     /// How many of the queues, and of the workers, are in use: fewer when other processes share the host.
     active: AtomicUsize,
     sleepers: Sleepers,
@@ -56,10 +51,11 @@ pub(super) enum Pass {
     Idle,
 }
 
-impl Executor {
-    pub(super) fn new(queues: usize) -> Self {
+impl<B: Blocks> Executor<B> {
+    pub(super) fn new(queues: usize, blocks: B) -> Self {
         let queues = queues.max(1);
         Executor {
+            blocks,
             queues: (0..queues).map(|_| Queue::new()).collect(),
             active: AtomicUsize::new(queues),
             sleepers: Sleepers::default(),
@@ -100,21 +96,20 @@ impl Executor {
     }
 
     /// Starts the blocks of a launch; there is at least one.
-    pub(super) fn spawn(&self, launched: Launched, blocks: u32) {
-        let active = self.active();
-        let heavy = launched.heavy;
+    pub(super) fn spawn(&self, launched: Launched<B>) {
+        let (active, home) = (self.active(), B::home(&launched.ready));
+        let (heavy, blocks) = (heavy(&launched), launched.blocks);
+        let queue = |index: u32| &self.queues[(home + index as usize) % active];
         let launch = Arc::new(launched);
         for index in 0..blocks - 1 {
-            let task = Task::Block { launch: Arc::clone(&launch), index };
-            self.queues[index as usize % active].push(task);
+            queue(index).push(Task::Block { launch: Arc::clone(&launch), index });
         }
-        let index = blocks - 1;
-        self.queues[index as usize % active].push(Task::Block { launch, index });
+        queue(blocks - 1).push(Task::Block { launch, index: blocks - 1 });
         self.crew.notify(if heavy { active.min(blocks as usize) } else { 0 });
     }
 
     /// Has a task that is not a block run by whoever comes first.
-    pub(super) fn push_job(&self, task: Task) {
+    pub(super) fn push_job(&self, task: Task<B>) {
         self.queues[0].push(task);
         self.crew.notify(0);
     }
@@ -128,7 +123,7 @@ impl Executor {
         for i in 0..queues {
             let at = (*home + i) % queues;
             let elsewhere = || queues > 1 && self.wants_driver_besides(at);
-            match self.queues[at].stint(rounds, &done, elsewhere) {
+            match self.queues[at].stint(&self.blocks, rounds, &done, elsewhere) {
                 Stint::Nothing => {}
                 Stint::Stuck => pass = if pass == Pass::Idle { Pass::Stuck } else { pass },
                 Stint::Moved => (pass, *home) = (Pass::Moved, at),
@@ -151,7 +146,7 @@ impl Executor {
     }
 
     /// Runs blocks until `stream` has done everything up to `ticket`.
-    pub(super) fn wait(&self, stream: &StreamState, ticket: u64) {
+    pub(super) fn wait(&self, stream: &StreamState<B>, ticket: u64) {
         let (mut home, mut ladder) = (0, Ladder::default());
         while !stream.has_done(ticket) {
             let nap = match self.pass(&mut home, STINT_ROUNDS, || stream.has_done(ticket)) {
@@ -178,7 +173,7 @@ impl Executor {
 
     /// Tells the threads that wait for `stream` that something of it is done.
     #[inline]
-    pub(super) fn stream_moved(&self, stream: &StreamState) {
+    pub(super) fn stream_moved(&self, stream: &StreamState<B>) {
         // Between the counter that the caller has advanced and the look at the sleepers; pairs with the
         // fence in `Sleepers::sleep`.
         fence(Ordering::SeqCst);
@@ -195,19 +190,17 @@ struct Sleepers {
 
 struct Sleeper {
     thread: Thread,
-    stream: *const StreamState,
+    /// Which stream: its address.
+    stream: usize,
 }
-
-// SAFETY: the pointer is compared, never followed.
-unsafe impl Send for Sleeper {}
 
 impl Sleepers {
     /// Sleeps for at most `nap`, or until woken. Nobody relies on being woken: it only comes sooner.
-    fn sleep(&self, stream: &StreamState, ticket: u64, nap: Duration) {
+    fn sleep<B: Blocks>(&self, stream: &StreamState<B>, ticket: u64, nap: Duration) {
         let me = thread::current();
         let id = me.id();
         let mut list = lock(&self.list);
-        list.push(Sleeper { thread: me, stream });
+        list.push(Sleeper { thread: me, stream: (&raw const *stream).addr() });
         self.count.store(list.len(), Ordering::Relaxed);
         drop(list);
         // Pairs with the fence in `Executor::stream_moved`: either that sees the count, or this the ticket.
@@ -221,10 +214,11 @@ impl Sleepers {
     }
 
     #[inline]
-    fn wake_for(&self, stream: &StreamState) {
+    fn wake_for<B: Blocks>(&self, stream: &StreamState<B>) {
         if self.count.load(Ordering::Relaxed) > 0 {
             let list = lock(&self.list);
-            list.iter().filter(|s| std::ptr::eq(s.stream, stream)).for_each(|s| s.thread.unpark());
+            let stream = (&raw const *stream).addr();
+            list.iter().filter(|s| s.stream == stream).for_each(|s| s.thread.unpark());
         }
     }
 

@@ -1,21 +1,20 @@
-//! The operations of a stream, and a launch from its first block to its end. Both modes of the runtime
-//! share them: they know nothing of who runs what when.
+//! The operations of a stream, and a launch from its first block to its end. All runtimes of the host
+//! share them: they know nothing of who runs what when, nor of what a block is.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ferroccl_device::abi::Work;
 use ferroccl_device::kernels::Kernel;
 
-use super::block::panic_message;
-use super::executor::HEAVY_BYTES;
 use super::memory;
-use crate::runtime::{Keep, Launch, Memory};
+use super::{Done, Keep, Launch, Memory};
 use crate::{Error, Result};
 
-/// One operation.
-pub(super) enum Op {
-    Kernel(Launch),
+/// One operation. `R` is what a runtime has made ready for a launch.
+pub(super) enum Op<R> {
+    Kernel(Launch, R),
     /// `bytes` to `to[offset..]`, which has been checked.
     CopyIn {
         to: Arc<dyn Memory>,
@@ -51,13 +50,16 @@ pub(super) fn copy_out(from: &Arc<dyn Memory>, offset: usize, bytes: &mut [u8]) 
 }
 
 /// A launch whose blocks run. They share it; the last one to end gets it for itself.
-pub(super) struct Launched<S> {
+pub(super) struct Launched<S, R> {
     pub(super) kernel: Kernel,
-    /// Whether it is worth another core.
-    pub(super) heavy: bool,
+    pub(super) blocks: u32,
+    /// Bytes the call moves.
+    pub(super) bytes: u64,
+    /// What the runtime has made ready for it. Before `work`, which it may refer to.
+    pub(super) ready: R,
     work: Box<Work>,
     /// Used by the thread that ends the launch alone; the mutex only makes it `Sync`.
-    done: Mutex<Box<dyn FnOnce() -> Result<()> + Send>>,
+    done: Mutex<Done>,
     keep: Vec<Keep>,
     /// What went wrong in a block, as far as the runtime saw it.
     failure: OnceLock<Error>,
@@ -74,12 +76,11 @@ pub(super) struct WorkPtr(pub(super) *const Work);
 // SAFETY: blocks only read it, and the launch outlives them.
 unsafe impl Send for WorkPtr {}
 
-impl<S> Launched<S> {
-    pub(super) fn new(launch: Launch, stream: S) -> Self {
-        let Launch { kernel, work, keep, bytes, done, .. } = launch;
-        let heavy = bytes >= HEAVY_BYTES;
+impl<S, R> Launched<S, R> {
+    pub(super) fn new(launch: Launch, ready: R, stream: S) -> Self {
+        let Launch { kernel, blocks, work, keep, bytes, done } = launch;
         let (done, failure, verdict) = (Mutex::new(done), OnceLock::new(), OnceLock::new());
-        Launched { kernel, heavy, work, done, keep, failure, verdict, stream }
+        Launched { kernel, blocks, bytes, ready, work, done, keep, failure, verdict, stream }
     }
 
     pub(super) fn work(&self) -> WorkPtr {
@@ -96,17 +97,13 @@ impl<S> Launched<S> {
         let _ = self.verdict.set(error);
     }
 
-    pub(super) fn panicked(&self, message: String) -> Error {
-        Error::Panicked { kernel: self.kernel.name.to_owned(), message }
-    }
-
     /// Runs `done` and drops what was kept, after the last block.
     pub(super) fn result(self) -> (Result<()>, S) {
         let name = self.kernel.name;
         let done = self.done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let keep = self.keep;
+        let (keep, failure) = (self.keep, self.failure.into_inner());
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let result = done();
+            let result = done(failure.as_ref());
             drop(keep);
             result
         }));
@@ -115,8 +112,22 @@ impl<S> Launched<S> {
             Err(Error::Panicked { kernel: name.to_owned(), message })
         });
         // A panic comes first: what `done` says is often its consequence.
-        let result = self.failure.into_inner().map_or(result, Err);
+        let result = failure.map_or(result, Err);
         let result = result.and_then(|()| self.verdict.into_inner().map_or(Ok(()), Err));
         (result, self.stream)
+    }
+}
+
+/// The error of a kernel that panicked.
+pub(super) fn panicked(kernel: &str, message: String) -> Error {
+    Error::Panicked { kernel: kernel.to_owned(), message }
+}
+
+/// What a panic said.
+pub(super) fn panic_message(payload: &(dyn Any + Send)) -> String {
+    match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
+        (Some(text), _) => (*text).to_owned(),
+        (_, Some(text)) => text.clone(),
+        _ => "(a panic without a message)".to_owned(),
     }
 }

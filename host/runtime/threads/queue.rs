@@ -12,16 +12,10 @@ use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 
-use corosensei::stack::DefaultStack;
-use ferroccl_device::abi::WaitKind;
-use ferroccl_device::gpu::Waiting;
-use ferroccl_device::gpu::cpu::{Adversary, Machine};
-
-use super::block::{self, BlockRun, Resumed, Why, Yielder};
-use super::executor::lock;
-use super::op;
 use super::stream::{Job, StreamState};
-use crate::Error;
+use super::{Blocks, Turn};
+use crate::runtime::op;
+use crate::runtime::sync::lock;
 
 /// Rounds without progress before a driver lets go of the queue and yields. Where processes outnumber the
 /// cores every further round delays the one that could move: on 2 cores, 4 processes took 19 to 26 us for
@@ -29,22 +23,20 @@ use crate::Error;
 const SPIN_ROUNDS: u32 = 1;
 /// Rounds with progress between two looks whether another queue has work and no driver.
 const ROUNDS_PER_LOOK: u32 = 16;
-/// Stacks that a queue keeps for later blocks: MAX_CHANNELS of two ranks.
-const POOLED_STACKS: usize = 64;
 
-/// A launch of a stream of this mode.
-pub(super) type Launched = op::Launched<Arc<StreamState>>;
+/// A launch of a stream of threads.
+pub(super) type Launched<B> = op::Launched<Arc<StreamState<B>>, <B as Blocks>::Ready>;
 
 /// What is put into a queue.
-pub(super) enum Task {
+pub(super) enum Task<B: Blocks> {
     /// Block `index` of a launch.
-    Block { launch: Arc<Launched>, index: u32 },
+    Block { launch: Arc<Launched<B>>, index: u32 },
     /// Something of a stream to be run once, outside of any block.
-    Job(Job),
+    Job(Job<B>),
 }
 
 /// What a driver did in one stint.
-pub(super) enum Stint {
+pub(super) enum Stint<B: Blocks> {
     /// Nothing: another thread drives, or there is no work.
     Nothing,
     /// It ran blocks, and some moved.
@@ -52,14 +44,14 @@ pub(super) enum Stint {
     /// It ran blocks, and none moved.
     Stuck,
     /// The last block of this launch has ended.
-    Finished(Launched),
+    Finished(Launched<B>),
     /// This is to be run now.
-    Job(Job),
+    Job(Job<B>),
 }
 
 /// One queue. On cache lines of its own: `load` is looked at by every thread that seeks work.
 #[repr(align(128))]
-pub(super) struct Queue {
+pub(super) struct Queue<B: Blocks> {
     /// Tasks put in and not ended.
     load: AtomicUsize,
     /// Blocks among them of launches that are worth waking a core for.
@@ -68,14 +60,13 @@ pub(super) struct Queue {
     driven: AtomicBool,
     /// Whether `inbox` has something: a hint for the driver, set after the push.
     fresh: AtomicBool,
-    inbox: Mutex<Vec<Task>>,
-    run: Mutex<Run>,
+    inbox: Mutex<Vec<Task<B>>>,
+    run: Mutex<Run<B>>,
 }
 
 /// What the driver of a queue owns.
-#[derive(Default)]
-struct Run {
-    blocks: Vec<Resident>,
+struct Run<B: Blocks> {
+    blocks: Vec<Resident<B>>,
     /// The block to resume next.
     cursor: usize,
     /// Blocks resumed since the round began.
@@ -83,48 +74,33 @@ struct Run {
     /// Whether one of them moved.
     moved: bool,
     /// The inbox's other buffer.
-    arrived: Vec<Task>,
-    stacks: Vec<DefaultStack>,
+    arrived: Vec<Task<B>>,
+    pool: B::Pool,
 }
 
 /// A block that has started.
-struct Resident {
-    block: BlockRun,
-    launch: Arc<Launched>,
-    /// What it waited for when it paused last.
-    waiting: Waiting,
+struct Resident<B: Blocks> {
+    block: B::Block,
+    launch: Arc<Launched<B>>,
 }
 
-/// A machine without an adversary.
-struct Plain<'a>(&'a Yielder);
-
-impl Machine for Plain<'_> {
-    #[inline]
-    fn pause(&self, waiting: &Waiting) -> ferroccl_device::gpu::Verdict {
-        self.0.suspend(Why::Waits(*waiting))
-    }
-
-    fn adversary(&self) -> Option<&dyn Adversary> {
-        None
-    }
-}
-
-impl Queue {
+impl<B: Blocks> Queue<B> {
     pub(super) fn new() -> Self {
+        let (blocks, arrived, pool) = (Vec::new(), Vec::new(), B::Pool::default());
         Queue {
             load: AtomicUsize::new(0),
             heavy: AtomicUsize::new(0),
             driven: AtomicBool::new(false),
             fresh: AtomicBool::new(false),
             inbox: Mutex::default(),
-            run: Mutex::default(),
+            run: Mutex::new(Run { blocks, cursor: 0, resumed: 0, moved: false, arrived, pool }),
         }
     }
 
     /// Puts in a task.
-    pub(super) fn push(&self, task: Task) {
+    pub(super) fn push(&self, task: Task<B>) {
         if let Task::Block { launch, .. } = &task
-            && launch.heavy
+            && heavy(launch)
         {
             self.heavy.fetch_add(1, Ordering::Relaxed);
         }
@@ -159,10 +135,11 @@ impl Queue {
     #[inline]
     pub(super) fn stint(
         &self,
+        blocks: &B,
         rounds: u32,
         done: impl Fn() -> bool,
         elsewhere: impl Fn() -> bool,
-    ) -> Stint {
+    ) -> Stint<B> {
         if !self.wants_driver() {
             return Stint::Nothing;
         }
@@ -172,29 +149,30 @@ impl Queue {
             Err(TryLockError::WouldBlock) => return Stint::Nothing,
         };
         self.driven.store(true, Ordering::Relaxed);
-        let stint = self.drive(&mut run, rounds, done, elsewhere);
+        let stint = self.drive(blocks, &mut run, rounds, done, elsewhere);
         self.driven.store(false, Ordering::Relaxed);
         stint
     }
 
     fn drive(
         &self,
-        run: &mut Run,
+        blocks: &B,
+        run: &mut Run<B>,
         rounds: u32,
         done: impl Fn() -> bool,
         elsewhere: impl Fn() -> bool,
-    ) -> Stint {
+    ) -> Stint<B> {
         let (mut quiet, mut any) = (0, false);
         for round in 1..=rounds {
             if self.fresh.load(Ordering::Relaxed)
-                && let Some(stint) = self.admit(run)
+                && let Some(stint) = self.admit(blocks, run)
             {
                 return stint;
             }
             if run.blocks.is_empty() {
                 return if any { Stint::Moved } else { Stint::Nothing };
             }
-            if let Some(launched) = self.round(run) {
+            if let Some(launched) = self.round(blocks, run) {
                 return Stint::Finished(launched);
             }
             any |= run.moved;
@@ -216,7 +194,7 @@ impl Queue {
 
     /// Resumes each block once, from where the last round stopped; stops early with the launch of
     /// which the last block has ended.
-    fn round(&self, run: &mut Run) -> Option<Launched> {
+    fn round(&self, blocks: &B, run: &mut Run<B>) -> Option<Launched<B>> {
         if run.resumed == 0 {
             run.moved = false;
         }
@@ -225,29 +203,21 @@ impl Queue {
                 run.cursor = 0;
             }
             let resident = &mut run.blocks[run.cursor];
-            let failure = match resident.block.resume(None) {
-                Resumed::Paused(Why::Waits(waiting)) => {
-                    run.moved |= !same(&waiting, &resident.waiting);
-                    resident.waiting = waiting;
+            let failure = match blocks.run(&mut resident.block) {
+                turn @ (Turn::Moved | Turn::Stuck) => {
+                    run.moved |= matches!(turn, Turn::Moved);
                     run.cursor += 1;
                     run.resumed += 1;
                     continue;
                 }
-                Resumed::Paused(Why::Preempted) => {
-                    run.cursor += 1;
-                    run.resumed += 1;
-                    continue;
-                }
-                Resumed::Ended => None,
-                Resumed::Panicked(message) => Some(message),
+                Turn::Ended => None,
+                Turn::Failed(error) => Some(error),
             };
             run.moved = true;
-            let Resident { block, launch, .. } = run.blocks.swap_remove(run.cursor);
-            if run.stacks.len() < POOLED_STACKS {
-                run.stacks.push(block.into_stack());
-            }
-            if let Some(message) = failure {
-                launch.fail(launch.panicked(message));
+            let Resident { block, launch } = run.blocks.swap_remove(run.cursor);
+            blocks.end(block, &mut run.pool);
+            if let Some(error) = failure {
+                launch.fail(error);
             }
             if let Some(launched) = self.ended(launch) {
                 run.resumed = 0;
@@ -260,7 +230,7 @@ impl Queue {
 
     /// Takes in what was pushed. What cannot become a block ends here.
     #[cold]
-    fn admit(&self, run: &mut Run) -> Option<Stint> {
+    fn admit(&self, blocks: &B, run: &mut Run<B>) -> Option<Stint<B>> {
         if run.arrived.is_empty() {
             let mut inbox = lock(&self.inbox);
             std::mem::swap(&mut *inbox, &mut run.arrived);
@@ -275,13 +245,17 @@ impl Queue {
                     Some(Stint::Job(job))
                 }
                 Task::Block { launch, index } => {
-                    match run.stacks.pop().map_or_else(block::new_stack, Ok) {
-                        Ok(stack) => {
-                            run.blocks.push(Resident::new(stack, launch, index));
+                    let (kernel, work) = (launch.kernel, launch.work());
+                    // SAFETY: the contract of `StreamOps::launch`; the resident's `launch` keeps the work
+                    // until the block has ended.
+                    match unsafe { blocks.start(kernel, work, &launch.ready, index, &mut run.pool) }
+                    {
+                        Ok(block) => {
+                            run.blocks.push(Resident { block, launch });
                             None
                         }
-                        Err(e) => {
-                            launch.fail(Error::system("allocating the stack of a block", e));
+                        Err(error) => {
+                            launch.fail(error);
                             self.ended(launch).map(Stint::Finished)
                         }
                     }
@@ -299,8 +273,8 @@ impl Queue {
     }
 
     /// Counts off a block; the last one of a launch gives the launch.
-    fn ended(&self, launch: Arc<Launched>) -> Option<Launched> {
-        if launch.heavy {
+    fn ended(&self, launch: Arc<Launched<B>>) -> Option<Launched<B>> {
+        if heavy(&launch) {
             self.heavy.fetch_sub(1, Ordering::Relaxed);
         }
         self.load.fetch_sub(1, Ordering::SeqCst);
@@ -308,21 +282,8 @@ impl Queue {
     }
 }
 
-impl Resident {
-    fn new(stack: DefaultStack, launch: Arc<Launched>, index: u32) -> Self {
-        let (kernel, work) = (launch.kernel, launch.work());
-        let block = BlockRun::new(stack, move |yielder| {
-            let work = work; // the whole of it, which is `Send`; not the pointer inside
-            // SAFETY: the contract of `launch`; the resident's `launch` keeps the work until after this.
-            unsafe { block::enter(index, &Plain(yielder), kernel, work.0) }
-        });
-        let waiting = Waiting { kind: WaitKind::None, rank: 0, peer: 0, channel: 0, step: 0 };
-        Resident { block, launch, waiting }
-    }
-}
-
-/// Whether a block that paused with `a` and then with `b` has not moved.
+/// Whether a launch is worth another core.
 #[inline]
-pub(super) fn same(a: &Waiting, b: &Waiting) -> bool {
-    (a.step, a.kind, a.peer, a.channel) == (b.step, b.kind, b.peer, b.channel)
+pub(super) fn heavy<B: Blocks>(launch: &Launched<B>) -> bool {
+    launch.bytes >= B::HEAVY_BYTES
 }

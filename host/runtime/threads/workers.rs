@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use super::executor::{Executor, Ladder, Pass, lock};
+use super::Blocks;
+use super::executor::{Executor, Ladder, Pass};
+use crate::runtime::sync::lock;
 use crate::{Error, Result};
 
 const AWAKE: u8 = 0;
@@ -64,7 +66,7 @@ impl Crew {
     /// # Errors
     /// When there is none at all, and none can be started. With some, all works, only slower.
     #[inline]
-    pub(super) fn start(&self, executor: &Arc<Executor>, count: usize) -> Result<()> {
+    pub(super) fn start<B: Blocks>(&self, executor: &Arc<Executor<B>>, count: usize) -> Result<()> {
         // Acquire pairs with the release in `start_slow`: who sees the count sees the threads' handles.
         if self.started.load(Ordering::Acquire) >= count {
             return Ok(());
@@ -73,7 +75,7 @@ impl Crew {
     }
 
     #[cold]
-    fn start_slow(&self, executor: &Arc<Executor>, count: usize) -> Result<()> {
+    fn start_slow<B: Blocks>(&self, executor: &Arc<Executor<B>>, count: usize) -> Result<()> {
         let _guard = lock(&self.starting);
         for id in self.started.load(Ordering::Relaxed)..count.min(self.workers.len()) {
             let shared = Arc::clone(executor);
@@ -149,7 +151,7 @@ impl Crew {
         }
     }
 
-    fn work(&self, executor: &Arc<Executor>, id: usize) {
+    fn work<B: Blocks>(&self, executor: &Arc<Executor<B>>, id: usize) {
         let me = &self.workers[id];
         let (mut home, mut ladder) = (id, Ladder::default());
         let (mut nap, mut launches, mut life) = (NAP.0, 0, Instant::now());
@@ -217,7 +219,7 @@ impl Crew {
 }
 
 /// Waits a moment for heavy work; `true` when there is some.
-fn linger(executor: &Executor) -> bool {
+fn linger<B: Blocks>(executor: &Executor<B>) -> bool {
     let start = Instant::now();
     while start.elapsed() < LINGER {
         if executor.wants_core() {

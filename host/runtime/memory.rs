@@ -1,4 +1,4 @@
-//! Device memory of the CPU runtime: zeroed, aligned, freed with its last handle.
+//! Device memory that is the host's: zeroed, aligned, freed with its last handle.
 //!
 //! Small allocations come from the heap. Large ones are mapped, so that zeroing costs nothing until a
 //! page is touched, and the page is then local to the core that touched it. From 4 MiB on the kernel
@@ -10,7 +10,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::runtime::Memory;
+use super::Memory;
 use crate::{Error, Result};
 
 /// What [`Runtime::allocate`](crate::runtime::Runtime::allocate) promises.

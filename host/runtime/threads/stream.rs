@@ -1,4 +1,4 @@
-//! Streams of the CPU runtime: one operation at a time, in order.
+//! Streams whose blocks run on threads: one operation at a time, in order.
 //!
 //! A stream is a list of operations of which the first is under way. Whoever ends it (the driver that
 //! saw a launch's last block end) starts the next one, so a stream needs no thread of its own.
@@ -8,25 +8,25 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::executor::{Executor, HEAVY_BYTES, Pass, lock};
-use super::op::{Launched, Op, copy_in, copy_out, run_host};
-use super::queue::Task;
-use super::{Handle, memory};
-use crate::runtime::{Launch, Memory, StreamOps};
+use super::executor::{Executor, Pass};
+use super::queue::{Launched, Task};
+use super::{Blocks, Handle};
+use crate::runtime::op::{Op, copy_in, copy_out, run_host};
+use crate::runtime::sync::lock;
+use crate::runtime::{Launch, Memory, StreamOps, memory};
 use crate::{Error, Result};
 
 /// What a stream shares with its operations under way.
-pub(super) struct StreamState {
-    executor: Arc<Executor>,
-    list: Mutex<List>,
+pub(super) struct StreamState<B: Blocks> {
+    executor: Arc<Executor<B>>,
+    list: Mutex<List<B::Ready>>,
     /// Operations that have ended. Written under `list`'s lock, with release: who reads it sees what
     /// they did.
     completed: AtomicU64,
 }
 
-#[derive(Default)]
-struct List {
-    waiting: VecDeque<Op>,
+struct List<R> {
+    waiting: VecDeque<Op<R>>,
     /// Whether an operation is under way.
     busy: bool,
     submitted: u64,
@@ -34,7 +34,7 @@ struct List {
     error: Option<Error>,
 }
 
-impl StreamState {
+impl<B: Blocks> StreamState<B> {
     #[inline]
     pub(super) fn has_done(&self, ticket: u64) -> bool {
         // Acquire pairs with the release in `end`.
@@ -42,7 +42,7 @@ impl StreamState {
     }
 
     /// Puts in an operation, or gives it back to be started by the caller, who then must.
-    fn submit(&self, op: Op) -> Option<Op> {
+    fn submit(&self, op: Op<B::Ready>) -> Option<Op<B::Ready>> {
         let mut list = lock(&self.list);
         list.submitted += 1;
         if list.busy {
@@ -74,15 +74,14 @@ impl StreamState {
     }
 
     /// Starts an operation; `Some` result when it has ended already.
-    fn start(self: &Arc<Self>, op: Op) -> Option<Result<()>> {
+    fn start(self: &Arc<Self>, op: Op<B::Ready>) -> Option<Result<()>> {
         match op {
-            Op::Kernel(launch) => {
-                let blocks = launch.blocks;
-                let launched = Launched::new(launch, Arc::clone(self));
-                if blocks == 0 {
+            Op::Kernel(launch, ready) => {
+                let launched = Launched::<B>::new(launch, ready, Arc::clone(self));
+                if launched.blocks == 0 {
                     return Some(launched.result().0);
                 }
-                self.executor.spawn(launched, blocks);
+                self.executor.spawn(launched);
                 None
             }
             Op::CopyIn { to, offset, bytes } => Some(copy_in(&to, offset, &bytes)),
@@ -101,12 +100,12 @@ impl StreamState {
 }
 
 /// An operation that waits in a queue to be run by its driver.
-pub(super) struct Job {
-    stream: Arc<StreamState>,
-    op: Op,
+pub(super) struct Job<B: Blocks> {
+    stream: Arc<StreamState<B>>,
+    op: Op<B::Ready>,
 }
 
-impl Job {
+impl<B: Blocks> Job<B> {
     pub(super) fn run(self) {
         if let Some(result) = self.stream.start(self.op) {
             self.stream.end(result);
@@ -114,7 +113,7 @@ impl Job {
     }
 }
 
-impl Launched<Arc<StreamState>> {
+impl<B: Blocks> Launched<B> {
     /// Ends the launch, and with it the operation of its stream.
     pub(super) fn finish(self) {
         let (result, stream) = self.result();
@@ -123,16 +122,19 @@ impl Launched<Arc<StreamState>> {
 }
 
 /// A stream, as its owner holds it.
-pub(super) struct CpuStream {
-    state: Arc<StreamState>,
-    _handle: Arc<Handle>,
+pub(super) struct ThreadStream<B: Blocks> {
+    state: Arc<StreamState<B>>,
+    /// Its number among the streams of its runtime.
+    number: u32,
+    _handle: Arc<Handle<B>>,
 }
 
-impl CpuStream {
-    pub(super) fn new(handle: &Arc<Handle>) -> Self {
+impl<B: Blocks> ThreadStream<B> {
+    pub(super) fn new(handle: &Arc<Handle<B>>, number: u32) -> Self {
         let executor = Arc::clone(&handle.0);
-        let state = StreamState { executor, list: Mutex::default(), completed: AtomicU64::new(0) };
-        CpuStream { state: Arc::new(state), _handle: Arc::clone(handle) }
+        let list = List { waiting: VecDeque::new(), busy: false, submitted: 0, error: None };
+        let state = StreamState { executor, list: Mutex::new(list), completed: AtomicU64::new(0) };
+        ThreadStream { state: Arc::new(state), number, _handle: Arc::clone(handle) }
     }
 
     fn wait(&self) -> Result<()> {
@@ -144,18 +146,19 @@ impl CpuStream {
     }
 }
 
-impl fmt::Debug for CpuStream {
+impl<B: Blocks> fmt::Debug for ThreadStream<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let completed = self.state.completed.load(Ordering::Relaxed);
-        f.debug_struct("CpuStream").field("completed", &completed).finish_non_exhaustive()
+        f.debug_struct("ThreadStream").field("completed", &completed).finish_non_exhaustive()
     }
 }
 
-impl StreamOps for CpuStream {
+impl<B: Blocks> StreamOps for ThreadStream<B> {
     unsafe fn launch(&self, launch: Launch) -> Result<()> {
-        let heavy = launch.bytes >= HEAVY_BYTES;
-        self.state.executor.prepare(heavy)?;
-        if let Some(op) = self.state.submit(Op::Kernel(launch))
+        let executor = &self.state.executor;
+        let ready = executor.blocks.prepare(&launch, self.number)?;
+        executor.prepare(launch.bytes >= B::HEAVY_BYTES)?;
+        if let Some(op) = self.state.submit(Op::Kernel(launch, ready))
             && let Some(result) = self.state.start(op)
         {
             self.state.end(result);

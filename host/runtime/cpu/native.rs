@@ -1,0 +1,110 @@
+//! Kernels as native code, on threads: a block is a coroutine without an adversary.
+
+use corosensei::stack::DefaultStack;
+use ferroccl_device::abi::WaitKind;
+use ferroccl_device::gpu::cpu::{Adversary, Machine};
+use ferroccl_device::gpu::{Verdict, Waiting};
+use ferroccl_device::kernels::Kernel;
+
+use super::block::{self, BlockRun, Resumed, Why, Yielder};
+use crate::runtime::Launch;
+use crate::runtime::op::{WorkPtr, panicked};
+use crate::runtime::threads::{Blocks, Turn};
+use crate::{Error, Result};
+
+/// Native blocks.
+pub(super) struct Native;
+
+/// A block that has started.
+pub(super) struct NativeBlock {
+    run: BlockRun,
+    kernel: &'static str,
+    /// What it waited for when it paused last.
+    waiting: Waiting,
+}
+
+/// Stacks that a queue keeps for later blocks.
+#[derive(Default)]
+pub(super) struct Stacks(Vec<DefaultStack>);
+
+/// How many: MAX_CHANNELS of two ranks.
+const POOLED_STACKS: usize = 64;
+
+/// A machine without an adversary.
+struct Plain<'a>(&'a Yielder);
+
+impl Machine for Plain<'_> {
+    #[inline]
+    fn pause(&self, waiting: &Waiting) -> Verdict {
+        self.0.suspend(Why::Waits(*waiting))
+    }
+
+    fn adversary(&self) -> Option<&dyn Adversary> {
+        None
+    }
+}
+
+impl Blocks for Native {
+    /// Waking a core takes some 50 us, in which one core reduces about 200 KiB; below that a second core
+    /// comes too late. Unmeasured on other machines.
+    const HEAVY_BYTES: u64 = 64 << 10;
+    type Ready = ();
+    type Block = NativeBlock;
+    type Pool = Stacks;
+
+    #[inline]
+    fn prepare(&self, _: &Launch, _: u32) -> Result<()> {
+        Ok(())
+    }
+
+    /// Channel `i` of all ranks of the process runs on core `i`, and its slots stay in that core's cache.
+    #[inline]
+    fn home((): &()) -> usize {
+        0
+    }
+
+    unsafe fn start(
+        &self,
+        kernel: Kernel,
+        work: WorkPtr,
+        (): &(),
+        index: u32,
+        pool: &mut Stacks,
+    ) -> Result<NativeBlock> {
+        let stack = pool.0.pop().map_or_else(block::new_stack, Ok);
+        let stack = stack.map_err(|e| Error::system("allocating the stack of a block", e))?;
+        let run = BlockRun::new(stack, move |yielder| {
+            let work = work; // the whole of it, which is `Send`; not the pointer inside
+            // SAFETY: the caller's.
+            unsafe { block::enter(index, &Plain(yielder), kernel, work.0) }
+        });
+        let waiting = Waiting { kind: WaitKind::None, rank: 0, peer: 0, channel: 0, step: 0 };
+        Ok(NativeBlock { run, kernel: kernel.name, waiting })
+    }
+
+    #[inline]
+    fn run(&self, block: &mut NativeBlock) -> Turn {
+        match block.run.resume(None) {
+            Resumed::Paused(Why::Waits(waiting)) => {
+                let moved = !same(&waiting, &block.waiting);
+                block.waiting = waiting;
+                if moved { Turn::Moved } else { Turn::Stuck }
+            }
+            Resumed::Paused(Why::Preempted) => Turn::Stuck,
+            Resumed::Ended => Turn::Ended,
+            Resumed::Panicked(message) => Turn::Failed(panicked(block.kernel, message)),
+        }
+    }
+
+    fn end(&self, block: NativeBlock, pool: &mut Stacks) {
+        if pool.0.len() < POOLED_STACKS {
+            pool.0.push(block.run.into_stack());
+        }
+    }
+}
+
+/// Whether a block that paused with `a` and then with `b` has not moved.
+#[inline]
+pub(super) fn same(a: &Waiting, b: &Waiting) -> bool {
+    (a.step, a.kind, a.peer, a.channel) == (b.step, b.kind, b.peer, b.channel)
+}

@@ -1,0 +1,218 @@
+//! What both modes of the runtime share: the machine's memory, its kernels, its figures, and the fault
+//! that stops everything.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use ferroccl_device::abi::Work;
+use ferroccl_ptx::emu::{self, Counts, Grid, Machine, Mapping, Program};
+
+use super::{DEFAULT_ARCH, DEFAULT_THREADS};
+use crate::ptx;
+use crate::runtime::memory::HostMemory;
+use crate::runtime::sync::lock;
+use crate::runtime::{Launch, Memory};
+use crate::{Error, Result};
+
+/// Bytes after an allocation that are nobody's: what runs over its end by less does not end up in the next.
+const GUARD: usize = 256;
+
+/// The device that is emulated.
+pub(super) struct Emulated {
+    pub(super) machine: Machine,
+    /// Its number among those of the process, from 1: memory is one machine's.
+    pub(super) space: u64,
+    kernels: Mutex<Kernels>,
+    counts: Mutex<BTreeMap<&'static str, KernelCounts>>,
+    era: Mutex<Arc<Era>>,
+}
+
+/// What a kernel's launches came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelCounts {
+    /// Its name.
+    pub kernel: &'static str,
+    /// Launches that have ended well.
+    pub launches: u64,
+    /// The figures of all their blocks.
+    pub counts: Counts,
+}
+
+/// The time between two faults: a fault ends the era, and all that was launched in it.
+#[derive(Default)]
+pub(super) struct Era(OnceLock<Error>);
+
+impl Era {
+    /// What has ended it.
+    #[inline]
+    pub(super) fn error(&self) -> Option<&Error> {
+        self.0.get()
+    }
+}
+
+/// A launch, made ready to run.
+pub(super) struct Ready {
+    /// `None` for a launch without blocks.
+    pub(super) grid: Option<Arc<Grid>>,
+    pub(super) era: Arc<Era>,
+    /// The stream that it is in.
+    pub(super) stream: u32,
+    _work: Mapping,
+}
+
+/// The kernels that have been looked up, and how they are launched.
+struct Kernels {
+    arch: u32,
+    threads: u32,
+    programs: HashMap<String, Arc<Program>>,
+}
+
+/// Device memory, which kernels reach byte by byte.
+#[derive(Debug)]
+pub(super) struct EmulatedMemory {
+    /// Before the memory, to be dropped first.
+    _mapping: Mapping,
+    memory: HostMemory,
+    len: usize,
+}
+
+// SAFETY: the range is part of `memory`, and mapped, until `self` is dropped.
+unsafe impl Memory for EmulatedMemory {
+    fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Emulated {
+    pub(super) fn new() -> Arc<Self> {
+        static SPACES: AtomicU64 = AtomicU64::new(1);
+        let (arch, threads) = (DEFAULT_ARCH, DEFAULT_THREADS);
+        Arc::new(Emulated {
+            machine: Machine::new(),
+            space: SPACES.fetch_add(1, Ordering::Relaxed),
+            kernels: Mutex::new(Kernels { arch, threads, programs: HashMap::new() }),
+            counts: Mutex::default(),
+            era: Mutex::default(),
+        })
+    }
+
+    pub(super) fn set_threads(&self, threads: u32) {
+        lock(&self.kernels).threads = threads;
+    }
+
+    pub(super) fn set_arch(&self, arch: u32) {
+        lock(&self.kernels).arch = arch;
+    }
+
+    /// Puts `text` in the place of a kernel.
+    pub(super) fn replace(&self, kernel: &str, text: &str) -> Result<()> {
+        let program = load(text, kernel)?;
+        lock(&self.kernels).programs.insert(kernel.to_owned(), program);
+        Ok(())
+    }
+
+    pub(super) fn allocate(&self, len: usize) -> Result<EmulatedMemory> {
+        let memory = HostMemory::allocate(len.saturating_add(GUARD))?;
+        // SAFETY: the memory is unmapped before it is freed; who touches it when is ordered by streams.
+        let mapping = unsafe { self.machine.map(memory.address(), len, "an allocation") };
+        Ok(EmulatedMemory { _mapping: mapping, memory, len })
+    }
+
+    /// Makes a launch ready that is put into a stream.
+    pub(super) fn prepare(&self, launch: &Launch, stream: u32) -> Result<Ready> {
+        let (program, threads) = lock(&self.kernels).get(launch.kernel.name)?;
+        let address = (&raw const *launch.work).expose_provenance() as u64;
+        // SAFETY: a launch drops what is ready of it before its work, which is only read.
+        let work = unsafe { self.machine.map(address, size_of::<Work>(), "a launch's argument") };
+        let mut grid = None;
+        if launch.blocks > 0 {
+            let parameters = address.to_le_bytes().to_vec();
+            let launch = emu::Launch::new(&program, launch.blocks, threads, parameters);
+            let launch = emu::Launch { device: stream, ..launch };
+            let made = self.machine.launch(launch);
+            grid = Some(made.map_err(|e| unavailable(program.name(), e.to_string()))?);
+        }
+        Ok(Ready { grid, era: Arc::clone(&lock(&self.era)), stream, _work: work })
+    }
+
+    /// Ends an era, unless it has ended already; returns what it has ended with.
+    pub(super) fn end_era(&self, era: &Arc<Era>, error: Error) -> Error {
+        let error = era.0.get_or_init(|| error).clone();
+        let mut now = lock(&self.era);
+        if Arc::ptr_eq(&now, era) {
+            *now = Arc::default();
+        }
+        error
+    }
+
+    /// Adds the figures of blocks; `launches` is 1 for the last of a launch.
+    pub(super) fn count(&self, kernel: &'static str, launches: u64, counts: Counts) {
+        let mut all = lock(&self.counts);
+        let nothing = || KernelCounts { kernel, launches: 0, counts: Counts::default() };
+        let sum = all.entry(kernel).or_insert_with(nothing);
+        sum.launches += launches;
+        sum.counts += counts;
+    }
+
+    pub(super) fn counts(&self) -> Vec<KernelCounts> {
+        lock(&self.counts).values().copied().collect()
+    }
+
+    pub(super) fn reset_counts(&self) {
+        lock(&self.counts).clear();
+    }
+}
+
+impl Kernels {
+    /// A kernel, and how many threads its blocks have.
+    fn get(&mut self, kernel: &str) -> Result<(Arc<Program>, u32)> {
+        if let Some(program) = self.programs.get(kernel) {
+            return Ok((Arc::clone(program), self.threads));
+        }
+        let program = embedded(kernel, self.arch)?;
+        self.programs.insert(kernel.to_owned(), Arc::clone(&program));
+        Ok((program, self.threads))
+    }
+}
+
+/// A kernel of this build, read once a process.
+fn embedded(kernel: &str, arch: u32) -> Result<Arc<Program>> {
+    type Loaded = HashMap<(u32, String), Arc<Program>>;
+    static LOADED: OnceLock<Mutex<Loaded>> = OnceLock::new();
+    let loaded = LOADED.get_or_init(Mutex::default);
+    let key = (arch, kernel.to_owned());
+    if let Some(program) = lock(loaded).get(&key) {
+        return Ok(Arc::clone(program));
+    }
+    let program = load(&source(kernel, arch)?, kernel)?;
+    Ok(Arc::clone(lock(loaded).entry(key).or_insert(program)))
+}
+
+/// Whether this build has PTX.
+pub(super) fn check_available() -> Result<()> {
+    ptx::unavailable().map_or(Ok(()), |why| Err(unavailable("the ptx runtime", why)))
+}
+
+/// As [`super::source`].
+pub(super) fn source(kernel: &str, arch: u32) -> Result<String> {
+    check_available()?;
+    let (module, entry) = ptx::find(kernel, arch)
+        .ok_or_else(|| unavailable(kernel, format!("this build has no PTX of it for sm_{arch}")))?;
+    // Of a module only the kernel: reading a whole one takes some 40 ms.
+    const ENTRY: &str = ".visible .entry ";
+    let head = module.text().split(ENTRY).next().unwrap_or_default();
+    Ok(format!("{head}{ENTRY}{entry}\n"))
+}
+
+fn load(text: &str, kernel: &str) -> Result<Arc<Program>> {
+    Program::load(text, kernel).map(Arc::new).map_err(|e| unavailable(kernel, e.to_string()))
+}
+
+fn unavailable(what: &str, reason: impl Into<String>) -> Error {
+    Error::Unavailable { what: what.to_owned(), reason: reason.into() }
+}

@@ -1,0 +1,263 @@
+//! The PTX emulator as a device: what runs is the PTX that a GPU would get, with 32 lanes a warp, warps of
+//! a block that meet at barriers, and a memory system that may be as a GPU's is allowed to be.
+//!
+//! ```text
+//! emulated.rs  what both modes share: memory, kernels, figures, the fault that stops everything
+//! threaded.rs  blocks on threads: as fast as it goes
+//! lockstep.rs  all warps in one schedule: checks, figures, replay
+//! ```
+//!
+//! A kernel is found by its name in [`crate::ptx`]; nothing of the CPU's kernels runs. Memory of kernels is
+//! memory of the process at its own address, but only what was allocated or registered: an access
+//! elsewhere is a fault, with the instruction and what lies next to the address.
+//!
+//! **A fault stops everything that was launched on the runtime before it**, as an error of a GPU's kernel stops
+//! its context: all of those streams report it. Afterwards the runtime is usable; communicators whose
+//! kernels were stopped are not.
+//!
+//! Each stream counts as a GPU of its own: what a kernel orders for `.gpu` is not ordered for the others.
+//!
+//! ```
+//! use ferroccl::runtime::ptx::PtxRuntime;
+//! use ferroccl::{Communicator, Device, ReduceOp, ptx};
+//! # if ptx::unavailable().is_some() { return Ok::<(), ferroccl::Error>(()) }
+//!
+//! let runtime = std::sync::Arc::new(PtxRuntime::seeded(7)); // all checks, a schedule from a seed
+//! let device = Device::new(runtime.clone());
+//! let ranks = Communicator::init_all(&device, 2)?;
+//! let streams = [device.stream()?, device.stream()?];
+//! let buffers = [device.upload(&[1.0f32; 50])?, device.upload(&[2.0f32; 50])?];
+//! for r in 0..2 {
+//!     ranks[r].all_reduce(&buffers[r], &buffers[r], ReduceOp::Sum, &streams[r])?;
+//! }
+//! assert_eq!(buffers[0].to_vec(&streams[0])?, [3.0; 50]);
+//! assert_eq!(runtime.counts()[0].launches, 2);
+//! # Ok::<(), ferroccl::Error>(())
+//! ```
+
+mod emulated;
+mod lockstep;
+mod threaded;
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+pub use ferroccl_ptx::emu::{
+    Adversity, Checks, Counts, Fault, FaultKind, Options, Site, Turns, Unit,
+};
+
+use self::emulated::Emulated;
+pub use self::emulated::KernelCounts;
+use self::lockstep::Warps;
+use self::threaded::EmulatedBlocks;
+use super::threads::Threads;
+use super::turns::World;
+use super::{Keep, Memory, Runtime, StreamOps, cpu};
+use crate::config::Config;
+use crate::device::kernels::MAX_THREADS;
+use crate::{Error, Result};
+
+/// Threads of a block where nothing else is asked for. A GPU gets more; here each warp costs its time, and four
+/// are enough for warps to differ.
+pub const DEFAULT_THREADS: u32 = 128;
+/// The compute capability whose PTX runs where nothing else is asked for: 90 is sm_90.
+pub const DEFAULT_ARCH: u32 = 90;
+
+/// A runtime whose kernels are PTX in an emulator.
+pub struct PtxRuntime {
+    emulated: Arc<Emulated>,
+    mode: Mode,
+}
+
+enum Mode {
+    Threads(Threads<EmulatedBlocks>),
+    Lockstep(Arc<World<Warps>>),
+}
+
+impl PtxRuntime {
+    /// Blocks on `workers` threads, 0 counts as 1: as fast as it goes. Checked is what costs nothing: that
+    /// accesses are aligned and to memory, barriers, divergence.
+    #[must_use]
+    pub fn on_threads(workers: usize) -> Self {
+        let emulated = Emulated::new();
+        let blocks = EmulatedBlocks::new(&emulated);
+        PtxRuntime { mode: Mode::Threads(Threads::new(workers, blocks)), emulated }
+    }
+
+    /// A runtime for tests: what is launched queues up, and runs when any stream is waited for, on that thread
+    /// alone, warp by warp in a schedule that the seed decides. Memory is as unhelpful as the memory model
+    /// allows, but that lines arrive whole ([`Unit::Line`], see [`checks`]); races, uninitialised shared memory
+    /// and deadlocks are faults. All that is to meet must be launched before the first `synchronize`. What nobody
+    /// waits for does not run.
+    #[must_use]
+    pub fn seeded(seed: u64) -> Self {
+        Self::lockstep(Options { checks: Some(checks(Unit::Line)), ..Options::seeded(seed) })
+    }
+
+    /// As [`PtxRuntime::seeded`], with another schedule, memory and checks. With [`Options::plain`] the figures
+    /// of a run ([`PtxRuntime::counts`]) are the same each time.
+    #[must_use]
+    pub fn lockstep(options: Options) -> Self {
+        let emulated = Emulated::new();
+        let warps = Warps::new(&emulated, options);
+        let schedule = warps.schedule();
+        PtxRuntime { mode: Mode::Lockstep(World::new(warps, schedule)), emulated }
+    }
+
+    /// With so many threads in each block.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless it is a multiple of 32 from 32 to [`MAX_THREADS`].
+    pub fn with_threads(self, threads: u32) -> Result<Self> {
+        if threads == 0 || threads > MAX_THREADS || !threads.is_multiple_of(32) {
+            let reason = format!("{threads} is no multiple of 32 from 32 to {MAX_THREADS}");
+            return Err(Error::argument("threads", reason));
+        }
+        self.emulated.set_threads(threads);
+        Ok(self)
+    }
+
+    /// With the PTX for this compute capability: 90 for sm_90.
+    #[must_use]
+    pub fn with_arch(self, arch: u32) -> Self {
+        self.emulated.set_arch(arch);
+        self
+    }
+
+    /// With `text`, a module of PTX, in place of the kernel that is called `kernel`: it runs as you have edited
+    /// it. [`source`] gives what to start from.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the text is no PTX that the emulator knows, or has no such kernel; with the line.
+    ///
+    /// ```
+    /// use ferroccl::runtime::ptx::{DEFAULT_ARCH, PtxRuntime, source};
+    /// # if ferroccl::ptx::unavailable().is_some() { return Ok::<(), ferroccl::Error>(()) }
+    ///
+    /// let kernel = "all_reduce_ring_ll_sum_float";
+    /// let edited = source(kernel, DEFAULT_ARCH)?.replace("st.release.sys", "st.relaxed.sys");
+    /// let runtime = PtxRuntime::seeded(1).with_source(kernel, &edited)?; // and see what it says
+    /// # Ok::<(), ferroccl::Error>(())
+    /// ```
+    pub fn with_source(self, kernel: &str, text: &str) -> Result<Self> {
+        self.emulated.replace(kernel, text)?;
+        Ok(self)
+    }
+
+    /// What has run since the last reset, by kernel: launches that have ended well.
+    #[must_use]
+    pub fn counts(&self) -> Vec<KernelCounts> {
+        self.emulated.counts()
+    }
+
+    /// Starts counting anew.
+    pub fn reset_counts(&self) {
+        self.emulated.reset_counts();
+    }
+
+    /// A hash of who has run when; 0 on threads. Two runs of one program with one seed have the same.
+    #[must_use]
+    pub fn trace(&self) -> u64 {
+        match &self.mode {
+            Mode::Threads(_) => 0,
+            Mode::Lockstep(world) => world.turns.trace(),
+        }
+    }
+}
+
+/// All checks, and memory that is as unhelpful as allowed, but for what becomes visible in one piece.
+///
+/// LL128 stands on [`Unit::Line`]: that the 128 bytes of a line which a warp stores in one instruction become
+/// visible together. No manual promises it; NCCL uses LL128 where the hardware is known to do so. With
+/// [`Unit::Eight`], which is what the manual promises, LL128 gives wrong results, and the other
+/// protocols do not.
+#[must_use]
+pub fn checks(unit: Unit) -> Checks {
+    let adversity = Adversity { unit, ..Adversity::default() };
+    Checks { adversity: Some(adversity), ..Checks::default() }
+}
+
+/// A kernel of this build as a module of its own, as the emulator runs it: the PTX that a device of compute
+/// capability `arch` gets.
+///
+/// # Errors
+/// [`Error::Unavailable`] when this build has no PTX, or not for this kernel and device.
+pub fn source(kernel: &str, arch: u32) -> Result<String> {
+    emulated::source(kernel, arch)
+}
+
+/// The process's PTX runtime: threads as for the CPU device, and blocks as `FERROCCL_PTX_THREADS` says.
+///
+/// # Errors
+/// [`Error::Unavailable`] when this build has no PTX, [`Error::InvalidSetting`] for a setting that makes no sense.
+pub fn shared() -> Result<Arc<PtxRuntime>> {
+    static SHARED: OnceLock<Arc<PtxRuntime>> = OnceLock::new();
+    if let Some(runtime) = SHARED.get() {
+        return Ok(Arc::clone(runtime));
+    }
+    let runtime = PtxRuntime::on_threads(cpu::workers()).from_env()?;
+    Ok(Arc::clone(SHARED.get_or_init(|| Arc::new(runtime))))
+}
+
+impl PtxRuntime {
+    /// With the settings of the environment; for a build that has PTX.
+    ///
+    /// # Errors
+    /// As [`shared`].
+    #[allow(clippy::wrong_self_convention, reason = "a builder's step, like the others")]
+    pub fn from_env(self) -> Result<Self> {
+        emulated::check_available()?;
+        self.with_threads(Config::from_env()?.ptx_threads)
+    }
+}
+
+impl fmt::Debug for PtxRuntime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("PtxRuntime");
+        match &self.mode {
+            Mode::Threads(threads) => debug.field("workers", &threads.active()),
+            Mode::Lockstep(world) => debug.field("options", world.turns.options()),
+        };
+        debug.finish_non_exhaustive()
+    }
+}
+
+impl Runtime for PtxRuntime {
+    fn name(&self) -> &'static str {
+        "ptx"
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
+        Ok(Arc::new(self.emulated.allocate(bytes)?))
+    }
+
+    unsafe fn register(&self, address: u64, bytes: usize, what: &str) -> Result<Keep> {
+        // SAFETY: the caller's.
+        Ok(Arc::new(unsafe { self.emulated.machine.map(address, bytes, what) }))
+    }
+
+    fn address_space(&self) -> u64 {
+        self.emulated.space
+    }
+
+    fn stream(&self) -> Result<Arc<dyn StreamOps>> {
+        Ok(match &self.mode {
+            Mode::Threads(threads) => threads.stream(),
+            Mode::Lockstep(world) => world.stream(),
+        })
+    }
+
+    /// In lockstep two: it has one thread but is there to have things happen at the same time.
+    fn parallelism(&self) -> u32 {
+        match &self.mode {
+            Mode::Threads(threads) => u32::try_from(threads.active()).unwrap_or(u32::MAX),
+            Mode::Lockstep(_) => 2,
+        }
+    }
+
+    fn share_host(&self, local_processes: usize) {
+        if let Mode::Threads(threads) = &self.mode {
+            threads.share_host(local_processes);
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Streams of which everything runs on one thread, in one schedule.
+//!
+//! Launches only queue up. Whoever waits for a stream runs everything that is queued on all streams, to
+//! its end, on its own thread. What runs next is the business of [`Turns`]: the coroutines of
+//! [`cpu`](super::cpu) or the warps of [`ptx`](super::ptx), by a seed or in turn. The same sequence of calls
+//! gives it the same launches in the same order.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
+
+use super::op::{self, Op, copy_in, copy_out, run_host};
+use super::sync::lock;
+use super::{Launch, Memory, StreamOps, memory};
+use crate::{Error, Result};
+
+/// A stream's index.
+pub(super) type StreamId = usize;
+
+/// A launch of a stream of this mode.
+pub(super) type Launched<T> = op::Launched<StreamId, <T as Turns>::Ready>;
+
+/// Who has a turn, and what happens in it.
+pub(super) trait Turns: Send + Sync + 'static {
+    /// What a launch needs besides its blocks. Made when it is put in, dropped when it has ended.
+    type Ready: Send + Sync;
+    /// What runs. Only the thread that runs the schedule has it.
+    type Schedule: Send;
+
+    /// Makes a launch ready that is put into a stream.
+    ///
+    /// # Errors
+    /// Why it cannot run.
+    fn prepare(&self, launch: &Launch, stream: StreamId) -> Result<Self::Ready>;
+
+    /// A run begins, with nothing that runs.
+    fn begin(&self, schedule: &mut Self::Schedule);
+
+    /// Whether nothing runs.
+    fn is_idle(&self, schedule: &Self::Schedule) -> bool;
+
+    /// Starts a launch. Launches that have ended by that go to `ended`.
+    fn start(
+        &self,
+        schedule: &mut Self::Schedule,
+        launched: Launched<Self>,
+        ended: &mut Vec<Launched<Self>>,
+    ) where
+        Self: Sized;
+
+    /// Gives somebody a turn. Launches that have ended by that go to `ended`.
+    fn step(&self, schedule: &mut Self::Schedule, ended: &mut Vec<Launched<Self>>)
+    where
+        Self: Sized;
+
+    /// Something else than a kernel may have written anywhere.
+    fn touched(&self);
+}
+
+/// The streams of a runtime, and their one schedule.
+pub(super) struct World<T: Turns> {
+    pub(super) turns: T,
+    streams: Mutex<Vec<Stream<T::Ready>>>,
+    /// Whether a stream may have something to start.
+    fresh: AtomicBool,
+    /// Locked by the thread that runs the schedule.
+    schedule: Mutex<T::Schedule>,
+    /// That thread, so that it is not run from within.
+    runner: Mutex<Option<ThreadId>>,
+}
+
+struct Stream<R> {
+    waiting: VecDeque<Op<R>>,
+    /// Whether a kernel of it runs.
+    busy: bool,
+    error: Option<Error>,
+}
+
+impl<T: Turns> World<T> {
+    pub(super) fn new(turns: T, schedule: T::Schedule) -> Arc<Self> {
+        Arc::new(World {
+            turns,
+            streams: Mutex::default(),
+            fresh: AtomicBool::new(false),
+            schedule: Mutex::new(schedule),
+            runner: Mutex::default(),
+        })
+    }
+
+    pub(super) fn stream(self: &Arc<Self>) -> Arc<dyn StreamOps> {
+        let mut streams = lock(&self.streams);
+        streams.push(Stream { waiting: VecDeque::new(), busy: false, error: None });
+        Arc::new(WorldStream { world: Arc::clone(self), id: streams.len() - 1 })
+    }
+
+    fn refuse_from_within(&self) -> Result<()> {
+        if *lock(&self.runner) == Some(thread::current().id()) {
+            let reason = "a function that runs in a schedule of one thread cannot wait for it";
+            return Err(Error::argument("stream", reason));
+        }
+        Ok(())
+    }
+
+    /// Runs all that is queued on all streams.
+    fn run(&self) -> Result<()> {
+        self.refuse_from_within()?;
+        let mut schedule = lock(&self.schedule);
+        *lock(&self.runner) = Some(thread::current().id());
+        self.turns.begin(&mut schedule);
+        let mut ended = Vec::new();
+        loop {
+            if self.fresh.swap(false, Ordering::SeqCst) {
+                self.start_all(&mut schedule, &mut ended);
+            } else if self.turns.is_idle(&schedule) {
+                break;
+            } else {
+                self.turns.step(&mut schedule, &mut ended);
+            }
+            for launched in ended.drain(..) {
+                let (result, id) = launched.result();
+                self.ended(id, result);
+            }
+        }
+        *lock(&self.runner) = None;
+        Ok(())
+    }
+
+    /// Starts what the streams have next.
+    fn start_all(&self, schedule: &mut T::Schedule, ended: &mut Vec<Launched<T>>) {
+        let mut id = 0;
+        loop {
+            let mut streams = lock(&self.streams);
+            let Some(stream) = streams.get_mut(id) else { break };
+            if stream.busy {
+                id += 1;
+                continue;
+            }
+            let Some(op) = stream.waiting.pop_front() else {
+                id += 1;
+                continue;
+            };
+            stream.busy = matches!(op, Op::Kernel(..));
+            drop(streams); // what follows may call the streams
+            let result = match op {
+                Op::Kernel(launch, ready) => {
+                    self.turns.start(schedule, Launched::<T>::new(launch, ready, id), ended);
+                    continue;
+                }
+                Op::CopyIn { to, offset, bytes } => copy_in(&to, offset, &bytes),
+                Op::Host(function) => run_host(function),
+            };
+            self.ended(id, result);
+        }
+    }
+
+    /// An operation of a stream has ended.
+    fn ended(&self, id: StreamId, result: Result<()>) {
+        let mut streams = lock(&self.streams);
+        streams[id].busy = false;
+        if let Err(error) = result {
+            streams[id].error.get_or_insert(error);
+        }
+        drop(streams);
+        self.fresh.store(true, Ordering::SeqCst);
+        self.turns.touched();
+    }
+}
+
+struct WorldStream<T: Turns> {
+    world: Arc<World<T>>,
+    id: StreamId,
+}
+
+impl<T: Turns> fmt::Debug for WorldStream<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorldStream").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl<T: Turns> WorldStream<T> {
+    fn push(&self, op: Op<T::Ready>) {
+        lock(&self.world.streams)[self.id].waiting.push_back(op);
+        self.world.fresh.store(true, Ordering::SeqCst);
+    }
+}
+
+impl<T: Turns> StreamOps for WorldStream<T> {
+    unsafe fn launch(&self, launch: Launch) -> Result<()> {
+        let ready = self.world.turns.prepare(&launch, self.id)?;
+        self.push(Op::Kernel(launch, ready));
+        Ok(())
+    }
+
+    fn copy_in(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
+        memory::range(to, offset, bytes.len())?;
+        self.push(Op::CopyIn { to: Arc::clone(to), offset, bytes: bytes.into() });
+        Ok(())
+    }
+
+    fn copy_out(&self, from: &Arc<dyn Memory>, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        memory::range(from, offset, bytes.len())?;
+        self.synchronize()?;
+        copy_out(from, offset, bytes)
+    }
+
+    fn host_function(&self, function: Box<dyn FnOnce() + Send>) {
+        self.push(Op::Host(function));
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.world.run()?;
+        lock(&self.world.streams)[self.id].error.take().map_or(Ok(()), Err)
+    }
+
+    /// Runs everything, as `synchronize` does: nothing else makes progress.
+    fn query(&self) -> Result<bool> {
+        self.synchronize().map(|()| true)
+    }
+}
