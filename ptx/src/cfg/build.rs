@@ -39,7 +39,7 @@ pub(super) fn build<'f, 'a>(function: &'f Function<'a>) -> Result<Cfg<'f, 'a>, C
         code: flat.code,
         dominators: vec![None; blocks.len()],
         post_dominators: vec![None; blocks.len()],
-        reachable: vec![false; blocks.len()],
+        within: vec![0..0; blocks.len()],
         loops: Vec::new(),
         innermost: vec![None; blocks.len()],
         irreducible: Vec::new(),
@@ -130,7 +130,9 @@ impl<'f, 'a> Flat<'f, 'a> {
         for (i, &start) in starts.iter().enumerate() {
             let next = starts.get(i + 1).copied();
             let range = start..next.unwrap_or(end);
-            let labels = self.order.iter().filter(|(_, at)| *at == start).map(|(l, _)| *l);
+            let first = self.order.partition_point(|(_, at)| *at < start);
+            let labels = self.order[first..].iter().take_while(|(_, at)| *at == start);
+            let labels = labels.map(|(label, _)| *label).collect();
             let mut successors = Vec::new();
             let mut ends = false;
             let mut falls = true;
@@ -153,7 +155,6 @@ impl<'f, 'a> Flat<'f, 'a> {
                 }
                 None => ends |= falls,
             }
-            let labels = labels.collect();
             blocks.push(BasicBlock { labels, range, successors, predecessors: vec![], ends });
         }
         for from in 0..blocks.len() {
@@ -226,8 +227,30 @@ fn dominate(cfg: &mut Cfg<'_, '_>) {
     let after = simple_fast(Reversed(&graph), end);
     for id in cfg.ids() {
         let dominator = before.immediate_dominator(node(id));
-        cfg.reachable[id.0] = id == first || dominator.is_some();
         cfg.dominators[id.0] = dominator.and_then(block);
         cfg.post_dominators[id.0] = after.immediate_dominator(node(id)).and_then(block);
+    }
+    number(cfg, first);
+}
+
+/// Fills in the places in a walk of the tree of dominators, from its root.
+fn number(cfg: &mut Cfg<'_, '_>, root: BlockId) {
+    let mut children: Vec<Vec<BlockId>> = vec![Vec::new(); cfg.blocks.len()];
+    for id in cfg.ids() {
+        if let Some(dominator) = cfg.dominator(id) {
+            children[dominator.0].push(id);
+        }
+    }
+    let mut place = 0;
+    let mut open = vec![(root, false)];
+    while let Some((id, done)) = open.pop() {
+        if done {
+            cfg.within[id.0].end = place;
+        } else {
+            cfg.within[id.0].start = place;
+            place += 1;
+            open.push((id, true));
+            open.extend(children[id.0].iter().map(|child| (*child, false)));
+        }
     }
 }

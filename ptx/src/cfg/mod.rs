@@ -90,7 +90,8 @@ pub struct Cfg<'f, 'a> {
     pub blocks: Vec<BasicBlock<'a>>,
     dominators: Vec<Option<BlockId>>,
     post_dominators: Vec<Option<BlockId>>,
-    reachable: Vec<bool>,
+    /// The places of what each block dominates, in a walk of the tree of dominators; empty for what is not in it.
+    within: Vec<Range<u32>>,
     loops: Vec<Loop>,
     innermost: Vec<Option<LoopId>>,
     irreducible: Vec<(BlockId, BlockId)>,
@@ -160,7 +161,7 @@ impl<'f, 'a> Cfg<'f, 'a> {
     /// Whether any way from the start leads to a block.
     #[must_use]
     pub fn is_reachable(&self, block: BlockId) -> bool {
-        self.reachable.get(block.0).copied().unwrap_or(false)
+        self.within.get(block.0).is_some_and(|within| !within.is_empty())
     }
 
     /// The last block that every way from the start to `block` goes through before it; `None` for the first
@@ -181,14 +182,13 @@ impl<'f, 'a> Cfg<'f, 'a> {
     /// Whether every way from the start to `b` goes through `a`; a block dominates itself.
     #[must_use]
     pub fn dominates(&self, a: BlockId, b: BlockId) -> bool {
-        let mut at = Some(b);
-        while let Some(block) = at {
-            if block == a {
-                return true;
+        match (self.within.get(a.0), self.within.get(b.0)) {
+            (Some(outer), Some(inner)) => {
+                a == b
+                    || (outer.start <= inner.start && inner.end <= outer.end && !inner.is_empty())
             }
-            at = self.dominator(block);
+            _ => false,
         }
-        false
     }
 
     /// Whether an edge closes a natural loop: it leads back to a block that dominates where it comes from.
