@@ -10,6 +10,7 @@
 
 mod assembler;
 mod lines;
+mod smoke;
 mod text;
 
 use std::fmt::Write as _;
@@ -43,6 +44,7 @@ fn main() {
         Some(why) => trials.push(absent("ptx", "no PTX", why, strict)),
         None => {
             trials.push(Trial::test("every kernel is in a module", every_kernel_is_there));
+            trials.push(Trial::test("mutated kernels are looked at", smoke::mutated_kernels));
             trials.extend(ptx::modules().iter().map(|module| {
                 Trial::test(format!("text of {module}"), || {
                     text::check(module)?;

@@ -1,0 +1,34 @@
+//! Mutations of kernels: see `ptx/tests/smoke.rs`.
+
+#[path = "../../ptx/tests/support/look.rs"]
+mod look;
+#[path = "../../ptx/tests/support/mutate.rs"]
+mod mutate;
+
+use ferroccl::ptx;
+use libtest_mimic::Failed;
+
+/// Mutations of a kernel: all of them take seconds.
+const SEEDS: u64 = 40;
+
+/// Whatever a kernel has become, looking at it panics nowhere, and an error says where it is.
+pub(crate) fn mutated_kernels() -> Result<(), Failed> {
+    for name in [
+        "all_reduce_ring_simple_sum_float",
+        "all_reduce_ring_ll_max_half",
+        "all_reduce_ring_ll128_avg_int8",
+    ] {
+        let (module, text) = ptx::find(name, 80).ok_or("no such kernel")?;
+        let head = module.text().split(".visible .entry").next().unwrap_or_default();
+        let files = module.text().rsplit_once("\n}\n").map_or("", |(_, files)| files);
+        let source = format!("{head}.visible .entry {text}\n{files}");
+        if look::look(&source, name) != look::Got::All {
+            return Err(format!("{name} is wrong as it is").into());
+        }
+        for seed in 0..SEEDS {
+            let text = mutate::mutated(&source, &mut mutate::Random::new(seed));
+            look::look(&text, &format!("{name}, seed {seed}"));
+        }
+    }
+    Ok(())
+}
