@@ -106,6 +106,8 @@ enum Failure {
     Launch(#[from] LaunchError),
     #[error(transparent)]
     Fault(#[from] Box<Fault>),
+    #[error("{}: a drawing is .html, .svg or .dot; or name one with --format", path.display())]
+    Extension { path: PathBuf },
     #[error("{tool}: {what}")]
     Tool { tool: String, what: String },
     #[error("output: {0}")]
