@@ -1,6 +1,7 @@
 //! What the tests share: seeded data, references in higher precision, and the bounds that go with them.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod all_reduce;
 #[path = "../random/mod.rs"]
 mod random;
 

@@ -46,7 +46,10 @@ pub(crate) fn run(
     left: &mut u32,
 ) -> Result<Stop, (Box<Trouble>, u32)> {
     loop {
-        let Some(picked) = warp.pick() else {
+        // Nothing but what makes lanes meet keeps them together: an adversary has them part where they may.
+        let model = env.model.as_deref_mut().filter(|m| m.checks.adversity.is_some());
+        let other = model.and_then(|m| m.random.one_in(4).then(|| m.random.next()));
+        let Some(picked) = warp.pick(other) else {
             return Ok(if warp.live == 0 { Stop::Exited } else { Stop::Waits });
         };
         let Fragment { mut pc, mask, .. } = warp.fragments[picked];

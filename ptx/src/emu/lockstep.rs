@@ -55,6 +55,24 @@ const TURN: u32 = 64;
 /// the device code looks at the clock and its abort flag once in some thousand.
 const IDLE: u64 = 20_000;
 
+/// Who is left out of a schedule for a while.
+#[derive(Clone, Copy)]
+enum Lazy {
+    Nobody,
+    Block(usize),
+    Warp(usize, usize),
+}
+
+impl Lazy {
+    fn has(self, (block, warp): (usize, usize)) -> bool {
+        match self {
+            Lazy::Nobody => false,
+            Lazy::Block(lazy) => block == lazy,
+            Lazy::Warp(lazy, one) => (block, warp) == (lazy, one),
+        }
+    }
+}
+
 /// A schedule and what it runs.
 pub struct Lockstep {
     options: Options,
@@ -69,8 +87,8 @@ pub struct Lockstep {
     /// Nanoseconds: one an instruction, and what was slept while nobody could run.
     now: u64,
     trace: u64,
-    /// The block that is left out for a while, and until when.
-    lazy: (usize, u64),
+    /// Who is left out for a while, and until when.
+    lazy: (Lazy, u64),
 }
 
 impl std::fmt::Debug for Lockstep {
@@ -99,7 +117,7 @@ impl Lockstep {
             steps: 0,
             now: 0,
             trace: 0,
-            lazy: (usize::MAX, 0),
+            lazy: (Lazy::Nobody, 0),
         }
     }
 
@@ -262,24 +280,28 @@ impl Lockstep {
                 if count == 0 {
                     return None;
                 }
-                // From time to time a block is left out, so that others get far ahead of it.
+                // From time to time a block or a warp is left out, so that others get far ahead of it.
                 if now >= self.lazy.1 {
-                    let out = if self.random.one_in(2) {
-                        self.random.below(count as u64) as usize
-                    } else {
-                        usize::MAX
+                    let block = self.random.below(count as u64) as usize;
+                    let warp = self.random.below(self.blocks[block].warps.len() as u64) as usize;
+                    let out = match self.random.below(4) {
+                        0 => Lazy::Block(block),
+                        1 => Lazy::Warp(block, warp),
+                        _ => Lazy::Nobody,
                     };
                     self.lazy = (out, now + 1 + self.random.below(20_000));
                 }
                 for _ in 0..4 {
                     let block = self.random.below(count as u64) as usize;
                     let warp = self.random.below(self.blocks[block].warps.len() as u64) as usize;
-                    if block != self.lazy.0 && can(&self.blocks, (block, warp)) {
+                    if !self.lazy.0.has((block, warp)) && can(&self.blocks, (block, warp)) {
                         return Some((block, warp));
                     }
                 }
                 let start = self.random.below(count as u64) as usize;
-                self.first(|blocks, at| can(blocks, at), start)
+                let lazy = self.lazy.0;
+                self.first(|blocks, at| !lazy.has(at) && can(blocks, at), start)
+                    .or_else(|| self.first(|blocks, at| can(blocks, at), start))
             }
         }
     }

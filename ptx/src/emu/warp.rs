@@ -90,8 +90,9 @@ impl Warp {
         }
     }
 
-    /// Joins fragments that are at one place, and picks the one to run.
-    pub(crate) fn pick(&mut self) -> Option<usize> {
+    /// Joins fragments that are at one place, and picks the one to run: the one furthest behind, unless `other`
+    /// says which.
+    pub(crate) fn pick(&mut self, other: Option<u64>) -> Option<usize> {
         let mut i = 0;
         while i < self.fragments.len() {
             let one = self.fragments[i];
@@ -117,7 +118,9 @@ impl Warp {
         }
         self.picks = self.picks.wrapping_add(1);
         let runnable = self.fragments.iter().enumerate().filter(|(_, f)| f.park == Park::Runs);
-        if count > 1 && self.picks.is_multiple_of(FAIRNESS) {
+        if let Some(other) = other.filter(|_| count > 1) {
+            runnable.map(|(i, _)| i).nth((other % count as u64) as usize)
+        } else if count > 1 && self.picks.is_multiple_of(FAIRNESS) {
             runnable.map(|(i, _)| i).nth((self.picks / FAIRNESS) as usize % count)
         } else {
             runnable.min_by_key(|(_, f)| f.pc).map(|(i, _)| i)

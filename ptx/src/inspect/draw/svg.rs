@@ -127,13 +127,12 @@ fn shade(out: &mut String, drawing: &Drawing<'_, '_>, layout: &Layout, id: LoopI
     let alone = drawing.cfg.ids().filter(|b| !of.contains(*b));
     let alone = alone.into_iter().all(|b| !layout.blocks[b.0].overlaps(around.grown(margin)));
     let ground = if alone { vec![around] } else { inside };
-    let light = 93_i32.saturating_sub(5 * i32::try_from(of.depth).unwrap_or(8)).max(60);
     for rect in ground {
         let Rect { x, y, w, h } = rect.grown(margin);
         let _ = writeln!(
             out,
             "<rect class=\"loop\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" rx=\"8\" \
-             fill=\"hsl(42,80%,{light}%)\"><title>loop of B{}, depth {}</title></rect>",
+             fill=\"#e8a83a\" fill-opacity=\"0.18\"><title>loop of B{}, depth {}</title></rect>",
             of.header.0, of.depth
         );
     }
