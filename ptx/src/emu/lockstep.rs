@@ -87,6 +87,8 @@ pub struct Lockstep {
     /// Nanoseconds: one an instruction, and what was slept while nobody could run.
     now: u64,
     trace: u64,
+    /// Whether anybody has got on since it was last asked whether all only wait.
+    moved: bool,
     /// Who is left out for a while, and until when.
     lazy: (Lazy, u64),
 }
@@ -117,6 +119,7 @@ impl Lockstep {
             steps: 0,
             now: 0,
             trace: 0,
+            moved: false,
             lazy: (Lazy::Nobody, 0),
         }
     }
@@ -213,6 +216,7 @@ impl Lockstep {
         let one = &mut self.blocks[block].warps[warp];
         if std::mem::take(&mut one.progress) {
             (one.idle, one.looked) = (0, false);
+            self.moved = true;
         } else {
             one.idle += u64::from(ran);
         }
@@ -338,15 +342,25 @@ impl Lockstep {
         }
     }
 
-    /// Whether all that can run only waits.
-    fn check_deadlock(&self) -> Result<(), Box<Fault>> {
+    /// Whether all that can run only waits. What somebody has stored meanwhile may be news to one that has waited for
+    /// long, so all of them get as much time again.
+    fn check_deadlock(&mut self) -> Result<(), Box<Fault>> {
         let waits = |block: &Block, warp: usize| {
             let one = &block.warps[warp];
             !block.runnable(warp) || (one.idle > IDLE && one.looked)
         };
         let all =
             self.blocks.iter().all(|block| (0..block.warps.len()).all(|warp| waits(block, warp)));
-        if all { Err(self.stuck(FaultKind::Deadlock)) } else { Ok(()) }
+        if !all {
+            return Ok(());
+        }
+        if !std::mem::take(&mut self.moved) {
+            return Err(self.stuck(FaultKind::Deadlock));
+        }
+        for warp in self.blocks.iter_mut().flat_map(|block| &mut block.warps) {
+            (warp.idle, warp.looked) = (0, false);
+        }
+        Ok(())
     }
 
     /// A fault of everybody who is left.
