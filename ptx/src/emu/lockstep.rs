@@ -30,7 +30,8 @@ pub struct Options {
     /// The memory system; `None` for plain memory, where every access takes effect at once and nothing is
     /// checked but that it is memory.
     pub checks: Option<Checks>,
-    /// Instructions of warps after which a run is given up; 0 for no limit.
+    /// Instructions of warps after which a run is given up, counted from when something starts while nothing runs; 0
+    /// for no limit.
     pub most_steps: u64,
 }
 
@@ -84,6 +85,8 @@ pub struct Lockstep {
     /// The block and warp whose turn it is.
     turn: (usize, usize),
     steps: u64,
+    /// Steps before what runs now.
+    before: u64,
     /// Nanoseconds: one an instruction, and what was slept while nobody could run.
     now: u64,
     trace: u64,
@@ -117,6 +120,7 @@ impl Lockstep {
             launches: HashMap::new(),
             turn: (0, 0),
             steps: 0,
+            before: 0,
             now: 0,
             trace: 0,
             moved: false,
@@ -126,6 +130,9 @@ impl Lockstep {
 
     /// Starts a launch: after all that has ended, at the same time as all that runs.
     pub fn start(&mut self, grid: &Arc<Grid>) {
+        if self.is_idle() {
+            self.before = self.steps;
+        }
         self.launches.insert(grid.number(), (grid.blocks(), Counts::default()));
         for index in 0..grid.blocks() {
             self.blocks.push(Block::new(grid, index, self.model.as_mut()));
@@ -224,8 +231,9 @@ impl Lockstep {
             self.check_deadlock()?;
         }
         let most = self.options.most_steps;
-        if most > 0 && self.steps >= most {
-            return Err(self.stuck(FaultKind::Steps(self.steps)));
+        let steps = self.steps - self.before;
+        if most > 0 && steps >= most {
+            return Err(self.stuck(FaultKind::Steps(steps)));
         }
         Ok(self.end(block))
     }
