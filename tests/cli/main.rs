@@ -3,6 +3,7 @@
 mod explain;
 mod perf;
 mod ptx;
+mod ptx_run;
 mod run;
 #[path = "../skip/mod.rs"]
 mod skip;

@@ -236,3 +236,34 @@ fn what_is_wrong_is_named() {
         assert!(told.contains(error), "{arguments:?}: {told}");
     }
 }
+
+#[test]
+fn blocks_are_drawn() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let file = fixture("control.sm_80");
+    let base = ["cfg", "nested", "--file", &file, "-o"];
+    let (svg, html) = (path("k.svg"), path("k.html"));
+    assert_eq!(printed(&[&base[..], &[svg.as_str()]].concat()), "");
+    printed(&[&base[..], &[html.as_str()]].concat());
+    let drawn = std::fs::read_to_string(&svg).unwrap();
+    // It is XML, and each of the 16 blocks and 3 loops is there.
+    let mut reader = quick_xml::Reader::from_str(&drawn);
+    loop {
+        match reader.read_event().unwrap_or_else(|e| panic!("{e}: {drawn}")) {
+            quick_xml::events::Event::Eof => break,
+            _ => continue,
+        }
+    }
+    assert_eq!(drawn.matches("class=\"block\"").count(), 16);
+    assert_eq!(drawn.matches("class=\"loop\"").count(), 3);
+    assert!(std::fs::read_to_string(&html).unwrap().contains(&drawn));
+    let dot = printed(&base[..4]);
+    assert!(dot.starts_with("digraph \"nested\"") && dot.matches(" -> ").count() >= 20, "{dot}");
+    assert_eq!(printed(&[&base[..4], &["--format", "svg"]].concat()), drawn);
+    for (name, error) in [("k.png", ".html, .svg or .dot"), ("none/k.svg", "No such file")] {
+        let out = ptx(&[&base[..], &[path(name).as_str()]].concat()).output().unwrap();
+        assert_eq!(out.status.code(), Some(1));
+        assert!(text(&out.stderr).contains(error), "{}", text(&out.stderr));
+    }
+}

@@ -46,6 +46,7 @@ fn main() {
             trials.extend(ptx::modules().iter().map(|module| {
                 Trial::test(format!("text of {module}"), || {
                     text::check(module)?;
+                    text::check_tree(module)?;
                     lines::check(module.text()).map_err(Failed::from)
                 })
             }));

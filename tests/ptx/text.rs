@@ -1,6 +1,8 @@
 //! What is checked in the text of a kernel.
 
 use ferroccl::ptx::Module;
+use ferroccl_ptx::cfg::Cfg;
+use ferroccl_ptx::{isa, syntax};
 use libtest_mimic::{Failed, Trial};
 
 /// What a kernel has by its protocol, however many types and operators there are.
@@ -66,6 +68,38 @@ pub(crate) fn check(module: &Module) -> Result<(), String> {
     }
     for (name, text) in module.entries() {
         check_kernel(name, text).map_err(|e| format!("{name}: {e}"))?;
+    }
+    Ok(())
+}
+
+/// The module's tree is all of its text, its instructions are PTX's, and the ways through its kernels are
+/// known; a kernel that is cut out of the text is the one that the tree has.
+pub(crate) fn check_tree(module: &Module) -> Result<(), String> {
+    let tokens = syntax::tokens(module.text()).map_err(|e| e.to_string())?;
+    if tokens.iter().map(|t| t.word.text).collect::<String>() != module.text() {
+        return Err("tokens leave something out".into());
+    }
+    let tree = syntax::parse(module.text()).map_err(|e| e.to_string())?;
+    isa::check_module(&tree).map_err(|e| e.to_string())?;
+    let names = tree.entries().map(|f| f.name.text);
+    if !names.eq(module.entries().map(|(name, _)| name)) {
+        return Err("other kernels than the text".into());
+    }
+    for (function, (name, text)) in tree.entries().zip(module.entries()) {
+        let cut = function.span.text(module.text());
+        if cut.strip_prefix(".visible .entry ") != Some(text) {
+            return Err(format!("{name} is cut otherwise"));
+        }
+        let cfg = Cfg::new(function).map_err(|e| e.at(module.text()).to_string())?;
+        if !cfg.irreducible().is_empty() || cfg.loops().is_empty() {
+            return Err(format!("{name}: loops that are none"));
+        }
+        // LLVM ends a kernel after each trap.
+        let only_exit =
+            |id: &_| matches!(cfg.code_of(*id), [c] if c.instruction.opcode.text == "exit");
+        if let Some(lost) = cfg.ids().find(|id| !cfg.is_reachable(*id) && !only_exit(id)) {
+            return Err(format!("{name}: nothing leads to {lost:?}"));
+        }
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! say; how often a loop runs and which way lanes go, nobody's here. All results can be serialized.
 
 mod compare;
+pub mod draw;
 mod flight;
 mod lines;
 mod stats;

@@ -4,7 +4,8 @@
 //! kernel   which kernel is meant: one of the embedded, or one of a file
 //! list     all of them                 show    the text of one, with source lines
 //! stats    its figures, loop by loop   diff    two of them
-//! cfg      a drawing of its blocks     tools   ptxas and nvdisasm, if there are any
+//! cfg      a drawing of its blocks     run     in the emulator
+//! tools    ptxas and nvdisasm, if there are any
 //! ```
 //!
 //! What there is to know of a kernel is found out by `ferroccl_ptx::inspect`; here it is printed.
@@ -14,6 +15,7 @@ mod diff;
 mod kernel;
 mod list;
 mod paint;
+mod run;
 mod sass;
 mod show;
 mod stats;
@@ -24,6 +26,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use ferroccl_ptx::emu::{Fault, LaunchError, LoadError};
 use ferroccl_ptx::syntax::SyntaxError;
 
 const AFTER_HELP: &str = "\
@@ -37,6 +40,7 @@ Examples:
   ferroccl ptx diff ll128_sum_float ll128_sum_half
   ferroccl ptx cfg ll128_sum_float -o kernel.html
   ferroccl ptx stats --file mine.ptx
+  ferroccl ptx run --file mine.ptx --threads 256 --arg u32[256]
 
 Exit status: 0; 1 when there is no such kernel, a file is wrong or a tool fails; 2 for a bad command line.";
 
@@ -53,6 +57,7 @@ enum PtxCommand {
     List(list::ListArgs),
     Show(show::ShowArgs),
     Stats(stats::StatsArgs),
+    Run(Box<run::RunArgs>),
     Diff(diff::DiffArgs),
     Cfg(cfg::CfgArgs),
 }
@@ -62,6 +67,7 @@ pub(crate) fn execute(args: &PtxArgs) -> ExitCode {
         PtxCommand::List(args) => ("list", list::run(args)),
         PtxCommand::Show(args) => ("show", show::run(args)),
         PtxCommand::Stats(args) => ("stats", stats::run(args)),
+        PtxCommand::Run(args) => ("run", run::run(args)),
         PtxCommand::Diff(args) => ("diff", diff::run(args)),
         PtxCommand::Cfg(args) => ("cfg", cfg::run(args)),
     };
@@ -94,6 +100,14 @@ enum Failure {
     Nothing,
     #[error("there is no block `{0}`: blocks are {1}")]
     NoBlock(String, String),
+    #[error("{origin}: {source}")]
+    Load { origin: String, source: LoadError },
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    #[error(transparent)]
+    Fault(#[from] Box<Fault>),
+    #[error("{}: a drawing is .html, .svg or .dot; or name one with --format", path.display())]
+    Extension { path: PathBuf },
     #[error("{tool}: {what}")]
     Tool { tool: String, what: String },
     #[error("output: {0}")]
