@@ -348,3 +348,74 @@ fn the_example_runs_alone_and_under_a_launcher() {
         assert_eq!(lines, want);
     }
 }
+
+/// The figures' lines of a table.
+fn figures(table: &str) -> Vec<&str> {
+    table.lines().filter(|line| line.contains("  all_reduce_ring_")).collect()
+}
+
+#[test]
+fn the_emulator_counts_the_same_every_time() {
+    if let Some(why) = ferroccl::ptx::unavailable() {
+        return skip::skip(why);
+    }
+    let run = |flags: &str| {
+        let args = ["perf", "all_reduce", "--runtime", "ptx", "-g", "3", "-b", "8", "-e", "32K"];
+        let table = table_of(ferroccl(args).args(["-f", "64"]).args(flags.split_whitespace()));
+        assert_right(&table);
+        table
+    };
+    let first = run("");
+    assert!(first.contains("warmup iters: 0 iters: 1 "), "{first}");
+    assert!(first.contains("[ptx] sm_90, 128 threads a block, lockstep"), "{first}");
+    assert_eq!(figures(&first).len(), 6, "{first}");
+    assert_eq!(figures(&first), figures(&run("")));
+    // What warps have to wait for depends on the schedule, what they move does not.
+    let seeded = run("--seed 7");
+    assert_ne!(figures(&first), figures(&seeded));
+    assert_eq!(figures(&seeded), figures(&run("--seed 7")));
+    let stores = |table: &str| -> Vec<String> {
+        let fields = figures(table).into_iter().map(|line| line.split_whitespace().nth(5));
+        fields.map(|sectors| sectors.unwrap().to_owned()).collect()
+    };
+    assert_eq!(stores(&first), stores(&seeded));
+    assert_eq!(stores(&first), stores(&run("--checks")));
+    run("--ptx-schedule threads");
+    assert!(run("-t 2 -g 2").contains("threads a block, threads"));
+}
+
+#[test]
+fn the_figures_are_in_the_json() {
+    if let Some(why) = ferroccl::ptx::unavailable() {
+        return skip::skip(why);
+    }
+    let args = ["perf", "all_reduce", "--runtime", "ptx", "-g", "2", "-b", "4K", "-e", "4K"];
+    let document = table_of(ferroccl(args).args(["--proto", "LL128", "--json", "-"]));
+    let document: Value = serde_json::from_str(&document).unwrap();
+    assert_eq!(document["runtime"], "ptx");
+    let counts = &document["results"][0]["out_of_place"]["counts"];
+    assert_eq!(counts["kernel"], "all_reduce_ring_ll128_sum_float");
+    let number = |name: &str| counts[name].as_u64().unwrap();
+    // At least the output of both ranks.
+    assert!(number("bytes_stored") >= 2 * 4096 && number("warp_instructions") > 100, "{counts}");
+    let moved = (number("bytes_loaded") + number("bytes_stored")) as f64 / (2.0 * 4096.0);
+    assert!((counts["moved_per_byte"].as_f64().unwrap() - moved).abs() < 1e-9, "{counts}");
+    let cpu = table_of(&mut ferroccl(["perf", "all_reduce", "-b", "8", "-e", "8", "--json", "-"]));
+    assert!(!cpu.contains("counts"), "{cpu}");
+}
+
+#[test]
+fn flags_of_the_emulator_that_do_not_go_together_are_refused() {
+    for (flags, word) in [
+        ("--seed 1", "--runtime ptx"),
+        ("--checks", "--runtime ptx"),
+        ("--ptx-schedule threads", "--runtime ptx"),
+        ("--runtime ptx -t 2 --ptx-schedule lockstep", "lockstep"),
+        ("--runtime ptx -t 2 --checks", "lockstep"),
+        ("--runtime ptx --ptx-schedule threads --seed 1", "lockstep"),
+    ] {
+        let out = finish(ferroccl(["perf", "all_reduce"]).args(flags.split(' ')));
+        assert_eq!(out.status.code(), Some(2), "{flags}");
+        assert!(text(&out.stderr).contains(word), "{flags}: {}", text(&out.stderr));
+    }
+}

@@ -30,7 +30,8 @@ pub struct Options {
     /// The memory system; `None` for plain memory, where every access takes effect at once and nothing is
     /// checked but that it is memory.
     pub checks: Option<Checks>,
-    /// Instructions of warps after which a run is given up; 0 for no limit.
+    /// Instructions of warps after which a run is given up, counted from when something starts while nothing runs; 0
+    /// for no limit.
     pub most_steps: u64,
 }
 
@@ -84,9 +85,13 @@ pub struct Lockstep {
     /// The block and warp whose turn it is.
     turn: (usize, usize),
     steps: u64,
+    /// Steps before what runs now.
+    before: u64,
     /// Nanoseconds: one an instruction, and what was slept while nobody could run.
     now: u64,
     trace: u64,
+    /// Whether anybody has got on since it was last asked whether all only wait.
+    moved: bool,
     /// Who is left out for a while, and until when.
     lazy: (Lazy, u64),
 }
@@ -115,14 +120,19 @@ impl Lockstep {
             launches: HashMap::new(),
             turn: (0, 0),
             steps: 0,
+            before: 0,
             now: 0,
             trace: 0,
+            moved: false,
             lazy: (Lazy::Nobody, 0),
         }
     }
 
     /// Starts a launch: after all that has ended, at the same time as all that runs.
     pub fn start(&mut self, grid: &Arc<Grid>) {
+        if self.is_idle() {
+            self.before = self.steps;
+        }
         self.launches.insert(grid.number(), (grid.blocks(), Counts::default()));
         for index in 0..grid.blocks() {
             self.blocks.push(Block::new(grid, index, self.model.as_mut()));
@@ -213,6 +223,7 @@ impl Lockstep {
         let one = &mut self.blocks[block].warps[warp];
         if std::mem::take(&mut one.progress) {
             (one.idle, one.looked) = (0, false);
+            self.moved = true;
         } else {
             one.idle += u64::from(ran);
         }
@@ -220,8 +231,9 @@ impl Lockstep {
             self.check_deadlock()?;
         }
         let most = self.options.most_steps;
-        if most > 0 && self.steps >= most {
-            return Err(self.stuck(FaultKind::Steps(self.steps)));
+        let steps = self.steps - self.before;
+        if most > 0 && steps >= most {
+            return Err(self.stuck(FaultKind::Steps(steps)));
         }
         Ok(self.end(block))
     }
@@ -338,15 +350,25 @@ impl Lockstep {
         }
     }
 
-    /// Whether all that can run only waits.
-    fn check_deadlock(&self) -> Result<(), Box<Fault>> {
+    /// Whether all that can run only waits. What somebody has stored meanwhile may be news to one that has waited for
+    /// long, so all of them get as much time again.
+    fn check_deadlock(&mut self) -> Result<(), Box<Fault>> {
         let waits = |block: &Block, warp: usize| {
             let one = &block.warps[warp];
             !block.runnable(warp) || (one.idle > IDLE && one.looked)
         };
         let all =
             self.blocks.iter().all(|block| (0..block.warps.len()).all(|warp| waits(block, warp)));
-        if all { Err(self.stuck(FaultKind::Deadlock)) } else { Ok(()) }
+        if !all {
+            return Ok(());
+        }
+        if !std::mem::take(&mut self.moved) {
+            return Err(self.stuck(FaultKind::Deadlock));
+        }
+        for warp in self.blocks.iter_mut().flat_map(|block| &mut block.warps) {
+            (warp.idle, warp.looked) = (0, false);
+        }
+        Ok(())
     }
 
     /// A fault of everybody who is left.
