@@ -203,10 +203,17 @@ pub(super) fn source(kernel: &str, arch: u32) -> Result<String> {
     check_available()?;
     let (module, entry) = ptx::find(kernel, arch)
         .ok_or_else(|| unavailable(kernel, format!("this build has no PTX of it for sm_{arch}")))?;
-    // Of a module only the kernel: reading a whole one takes some 40 ms.
+    // Of a module only the kernel: reading a whole one takes some 40 ms. What follows the last one names the
+    // files that its source lines are of.
     const ENTRY: &str = ".visible .entry ";
     let head = module.text().split(ENTRY).next().unwrap_or_default();
-    Ok(format!("{head}{ENTRY}{entry}\n"))
+    let files: String = module.text().rsplit("\n}").next().unwrap_or_default().lines().fold(
+        String::new(),
+        |all, line| {
+            if line.trim_start().starts_with(".file") { all + line + "\n" } else { all }
+        },
+    );
+    Ok(format!("{head}{ENTRY}{entry}\n{files}"))
 }
 
 fn load(text: &str, kernel: &str) -> Result<Arc<Program>> {

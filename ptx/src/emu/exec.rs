@@ -72,7 +72,7 @@ pub(crate) fn run(
             common.counts.warp_instructions += 1;
             common.counts.lane_instructions += u64::from(active.count_ones());
             if !warp.pending.is_empty() {
-                late::settle_for(warp, common, env, pc, active).map_err(|t| (t, pc))?;
+                late::settle_for(warp, common, env, pc, active)?;
             }
             let fail = |kind, lanes| Err((Trouble::new(kind, lanes), pc));
             match &inst.op {

@@ -4,12 +4,16 @@
 //! What may not be overtaken: an instruction that uses the register, one that touches the same memory, and
 //! for its own lanes whatever orders memory (fences, barriers, acquiring loads, releasing stores, atomics).
 
-use super::access::{Result, fetch, parts};
+use super::access::{fetch, parts};
 use super::block::Common;
 use super::exec::Env;
+use super::fault::Trouble;
 use super::memory::model::lanes;
 use super::program::{Access, Load, Op, Space, Store, WarpSync};
 use super::warp::Warp;
+
+/// An error comes with the load that it is about.
+type Result<T> = std::result::Result<T, (Box<Trouble>, u32)>;
 
 /// Fetches the late loads that an instruction may not come before: those whose registers it uses, those whose memory it
 /// touches, and all of its lanes where it orders memory.
@@ -93,5 +97,5 @@ fn settle_one(
     if pending.mask != 0 {
         warp.pending.push(pending);
     }
-    fetch(warp, common, env, &load, now, space, &addresses, pc)
+    fetch(warp, common, env, &load, now, space, &addresses, pc).map_err(|trouble| (trouble, pc))
 }
