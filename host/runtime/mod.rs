@@ -133,7 +133,7 @@ pub trait StreamOps: Debug + Send + Sync {
     /// Enqueues a copy of `bytes` to `to[offset..]`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when it does not fit.
+    /// [`Error::InvalidArgument`] when it does not fit.
     fn copy_in(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()>;
 
     /// Copies `from[offset..]` to `bytes` after all that is in the stream, and waits for it.
