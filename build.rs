@@ -74,6 +74,7 @@ const DEVICE_FLAGS: &[&str] = &[
     "-Cdebuginfo=line-directives-only",
     "-Zverbose-asm",
     "--cfg=split",
+    "--cfg=family=\"all_reduce_ring\"",
     "-Aunused_imports", // a module does not use what the others do
 ];
 

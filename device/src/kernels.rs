@@ -1,12 +1,17 @@
 //! The one table of kernels: (collective, algorithm, protocol, reduction, type) -> PTX entry, CPU function.
 //!
-//! A row of the table below is an element type with the reductions it is specialised for; every row is made
-//! in all three protocols. From it come the PTX entries, the CPU functions and their names, so that the
-//! three cannot differ. Signed and unsigned integers share what is the same bit for bit (sum, product):
-//! [`lookup`] sends `int32` sum to the `uint32` kernel.
+//! Two lists make it. [`families!`](self) has a row for each algorithm of a collective and says which reductions it
+//! is specialised for: all of them, the common ones, or none, as it only moves bytes. [`reductions!`](self) has the
+//! element types with their reductions. Every row is made in all three protocols. From the table come the PTX
+//! entries, the CPU functions and their names, so that the three cannot differ.
+//!
+//! What is the same bit for bit has one kernel: signed and unsigned integers share sums and products, and the
+//! average of floats is a pre-multiplied sum ([`lookup`] knows).
+//!
+//! A family with one element type is a module of PTX: `all_reduce_ring_float`; see the library's `build.rs`.
 
 use crate::abi::Work;
-use crate::collectives::ring_all_reduce;
+use crate::collectives::{AllGatherRing, AllReduceRing, Reducing};
 use crate::element::{Bf16, F16};
 use crate::prims::{Ll, Ll128, Simple};
 use crate::reduce::{Avg, Max, Min, Prod, Sum};
@@ -15,10 +20,28 @@ use crate::reduce::{Avg, Max, Min, Prod, Sum};
 /// registers of a multiprocessor allow 512 threads of 128.
 pub const MAX_THREADS: u32 = 512;
 
-/// Calls `$row!` with the whole table.
-macro_rules! table {
+/// Calls `$row!` with every family of kernels: its name, the collective and algorithm, the type that runs it, and
+/// the list of its reductions.
+macro_rules! families {
     ($row:ident) => {
         $row! {
+            "all_reduce_ring" AllReduce Ring AllReduceRing: reductions;
+            "all_gather_ring" AllGather Ring AllGatherRing: bytes;
+        }
+    };
+}
+
+/// Calls `$row!` for what only moves bytes.
+macro_rules! bytes {
+    ($row:ident $($more:tt)*) => {
+        $row! { $($more)* }
+    };
+}
+
+/// Calls `$row!` with all reductions, each with its name and type; what else is given comes first.
+macro_rules! reductions {
+    ($row:ident $($more:tt)*) => {
+        $row! { $($more)*
             "uint8" U8 u8: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
             "int8" I8 i8: "min" Min, "max" Max, "avg" Avg;
             "uint32" U32 u32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
@@ -34,9 +57,12 @@ macro_rules! table {
 }
 
 /// The name of a kernel, the same on every machine.
-macro_rules! kernel_name {
-    ($protocol:literal, $op:literal, $type:literal) => {
-        concat!("all_reduce_ring_", $protocol, "_", $op, "_", $type)
+macro_rules! name {
+    ($family:literal $protocol:literal) => {
+        concat!($family, "_", $protocol)
+    };
+    ($family:literal $protocol:literal $op:literal $type:literal) => {
+        concat!($family, "_", $protocol, "_", $op, "_", $type)
     };
 }
 
@@ -45,30 +71,36 @@ mod entries {
     use super::*;
 
     macro_rules! entry {
-        ($protocol:literal, $P:ty, $op:literal, $R:ty, $type:literal, $T:ty) => {
+        ($family:literal $module:literal $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
+            #[cfg(any(not(split), all(family = $family, module = $module)))]
             const _: () = {
                 /// # Safety
                 /// `work` is the call, in memory that the device reads, until all blocks have ended.
-                #[unsafe(export_name = kernel_name!($protocol, $op, $type))]
+                #[unsafe(export_name = $name)]
                 unsafe extern "ptx-kernel" fn entry(work: *const Work) {
                     crate::gpu::launch_bounds::<MAX_THREADS>();
                     // SAFETY: the launch's contract.
-                    unsafe { ring_all_reduce::<$T, $R, $P>(work) }
+                    unsafe { <$A as Reducing>::run::<$T, $R, $P>(work) }
                 }
             };
         };
     }
-    macro_rules! entries {
-        ($($type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => { $($(
-            #[cfg(any(not(split), module = $type))]
-            entry!("simple", Simple, $op, $R, $type, $T);
-            #[cfg(any(not(split), module = $type))]
-            entry!("ll", Ll, $op, $R, $type, $T);
-            #[cfg(any(not(split), module = $type))]
-            entry!("ll128", Ll128, $op, $R, $type, $T);
+    macro_rules! family {
+        ($($family:literal $C:ident $G:ident $A:ident: $list:ident;)*) => { $( $list!(rows $family $A:); )* };
+    }
+    macro_rules! rows {
+        ($family:literal $A:ident:) => {
+            entry!($family "bytes" name!($family "simple"), $A, Simple, Sum, u8);
+            entry!($family "bytes" name!($family "ll"), $A, Ll, Sum, u8);
+            entry!($family "bytes" name!($family "ll128"), $A, Ll128, Sum, u8);
+        };
+        ($family:literal $A:ident: $($type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => { $($(
+            entry!($family $type name!($family "simple" $op $type), $A, Simple, $R, $T);
+            entry!($family $type name!($family "ll" $op $type), $A, Ll, $R, $T);
+            entry!($family $type name!($family "ll128" $op $type), $A, Ll128, $R, $T);
         )*)* };
     }
-    table!(entries);
+    families!(family);
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -91,36 +123,70 @@ mod cpu {
         pub cpu: unsafe fn(*const Work),
     }
 
-    /// The CPU function of an all-reduce kernel, also for protocols and reductions that the table has not:
-    /// an experiment launches its own protocol with it.
+    /// The CPU function of an algorithm, also for protocols and reductions that the table has not: an
+    /// experiment launches its own protocol with it.
     #[must_use]
-    pub fn kernel_fn<T: Element, R: Reduction, P: Protocol>() -> unsafe fn(*const Work) {
-        ring_all_reduce::<T, R, P>
+    pub fn kernel_fn<A: Reducing, T: Element, R: Reduction, P: Protocol>() -> unsafe fn(*const Work)
+    {
+        A::run::<T, R, P>
     }
 
-    macro_rules! rows {
-        ($($type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
-            static KERNELS: &[(ProtocolId, ReduceOp, DataType, Kernel)] = &[$($(
-                (ProtocolId::Simple, ReduceOp::$R, DataType::$D, Kernel {
-                    name: kernel_name!("simple", $op, $type), cpu: ring_all_reduce::<$T, $R, Simple>,
-                }),
-                (ProtocolId::Ll, ReduceOp::$R, DataType::$D, Kernel {
-                    name: kernel_name!("ll", $op, $type), cpu: ring_all_reduce::<$T, $R, Ll>,
-                }),
-                (ProtocolId::Ll128, ReduceOp::$R, DataType::$D, Kernel {
-                    name: kernel_name!("ll128", $op, $type), cpu: ring_all_reduce::<$T, $R, Ll128>,
-                }),
-            )*)*];
+    /// What a kernel does.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Key {
+        collective: Collective,
+        algorithm: Algorithm,
+        protocol: ProtocolId,
+        /// `None` where bytes are only moved.
+        reduction: Option<(ReduceOp, DataType)>,
+    }
+
+    macro_rules! family {
+        ($($family:literal $C:ident $G:ident $A:ident: $list:ident;)*) => {
+            static KERNELS: &[&[(Key, Kernel)]] = &[ $( $list!(rows $family $C $G $A:) ),* ];
         };
     }
-    table!(rows);
+    macro_rules! rows {
+        ($family:literal $C:ident $G:ident $A:ident:) => {
+            &[
+                kernel!($C $G Simple None, name!($family "simple"), $A, Simple, Sum, u8),
+                kernel!($C $G Ll None, name!($family "ll"), $A, Ll, Sum, u8),
+                kernel!($C $G Ll128 None, name!($family "ll128"), $A, Ll128, Sum, u8),
+            ]
+        };
+        ($family:literal $C:ident $G:ident $A:ident: $($type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
+            &[$($(
+                kernel!($C $G Simple Some((ReduceOp::$R, DataType::$D)),
+                    name!($family "simple" $op $type), $A, Simple, $R, $T),
+                kernel!($C $G Ll Some((ReduceOp::$R, DataType::$D)),
+                    name!($family "ll" $op $type), $A, Ll, $R, $T),
+                kernel!($C $G Ll128 Some((ReduceOp::$R, DataType::$D)),
+                    name!($family "ll128" $op $type), $A, Ll128, $R, $T),
+            )*)*]
+        };
+    }
+    macro_rules! kernel {
+        ($C:ident $G:ident $I:ident $reduction:expr, $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
+            (
+                Key {
+                    collective: Collective::$C,
+                    algorithm: Algorithm::$G,
+                    protocol: ProtocolId::$I,
+                    reduction: $reduction,
+                },
+                Kernel { name: $name, cpu: <$A as Reducing>::run::<$T, $R, $P> },
+            )
+        };
+    }
+    families!(family);
 
     /// All kernels of the table.
-    pub fn all() -> impl ExactSizeIterator<Item = Kernel> {
-        KERNELS.iter().map(|row| row.3)
+    pub fn all() -> impl Iterator<Item = Kernel> {
+        KERNELS.iter().flat_map(|family| family.iter()).map(|row| row.1)
     }
 
-    /// The kernel of a call; `None` when the table has none.
+    /// The kernel of a call; `None` when the table has none. Where bytes are only moved it is the same for all
+    /// operators and types.
     #[must_use]
     pub fn lookup(
         collective: Collective,
@@ -129,7 +195,6 @@ mod cpu {
         op: ReduceOp,
         data_type: DataType,
     ) -> Option<Kernel> {
-        let (Collective::AllReduce, Algorithm::Ring) = (collective, algorithm);
         let same_bits = matches!(op, ReduceOp::Sum | ReduceOp::Prod);
         let data_type = match data_type {
             DataType::I8 if same_bits => DataType::U8,
@@ -137,10 +202,14 @@ mod cpu {
             DataType::I64 if same_bits => DataType::U64,
             other => other,
         };
-        KERNELS
-            .iter()
-            .find(|row| (row.0, row.1, row.2) == (protocol, op, data_type))
-            .map(|row| row.3)
+        let family = KERNELS.iter().find(|family| {
+            let key = family[0].0;
+            (key.collective, key.algorithm) == (collective, algorithm)
+        })?;
+        let fits = |key: &Key| {
+            key.protocol == protocol && key.reduction.is_none_or(|r| r == (op, data_type))
+        };
+        family.iter().find(|row| fits(&row.0)).map(|row| row.1)
     }
 
     #[cfg(test)]
@@ -160,7 +229,7 @@ mod cpu {
             let mut names: Vec<_> = all().map(|k| k.name).collect();
             names.sort_unstable();
             names.dedup();
-            assert_eq!(names.len(), all().len());
+            assert_eq!(names.len(), all().count());
         }
     }
 }

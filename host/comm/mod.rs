@@ -110,7 +110,7 @@ impl Communicator {
     /// protocol is tried before it is in the table. `protocol` says which buffers of the connections it uses.
     ///
     /// # Safety
-    /// `kernel` keeps the contract of [`ring_all_reduce`](ferroccl_device::collectives::ring_all_reduce): it
+    /// `kernel` keeps the contract of [`AllReduceRing`](ferroccl_device::collectives::AllReduceRing): it
     /// is an instance for `T`, or does as it does.
     ///
     /// # Errors

@@ -48,6 +48,11 @@ impl Plan {
             input,
             output,
             scalar: ranks.into(),
+            count: self.signature.count,
+            root: 0,
+            scalar_by_address: 0,
+            extra: 0,
+            pad: 0,
             signature: self.signature,
             channels: self.parts,
         }

@@ -126,14 +126,63 @@ names! {
     pub enum Collective ("collective") {
         /// Every rank gets the reduction of all ranks' buffers.
         AllReduce = "all_reduce",
+        /// Every rank gets all ranks' buffers.
+        AllGather = "all_gather",
+        /// Every rank gets its part of the reduction of all ranks' buffers.
+        ReduceScatter = "reduce_scatter",
+        /// Every rank gets the root's buffer.
+        Broadcast = "broadcast",
+        /// The root gets the reduction of all ranks' buffers.
+        Reduce = "reduce",
+        /// Pairs of ranks pass buffers: one sends, the other receives.
+        SendRecv = "sendrecv",
+        /// No rank goes on before all have come.
+        Barrier = "barrier",
+    }
+}
+
+impl Collective {
+    /// How much more (or less) than a call's bytes each link must carry: `busbw` is `algbw` times this.
+    /// Source: the performance page of nccl-tests.
+    ///
+    /// ```
+    /// use ferroccl_device::abi::Collective;
+    ///
+    /// assert_eq!(Collective::AllReduce.bus_factor(8), 1.75);
+    /// assert_eq!(Collective::Broadcast.bus_factor(8), 1.0);
+    /// ```
+    #[must_use]
+    pub fn bus_factor(self, ranks: u32) -> f64 {
+        let n = f64::from(if ranks == 0 { 1 } else { ranks });
+        match self {
+            Collective::AllReduce | Collective::Barrier => 2.0 * (n - 1.0) / n,
+            Collective::AllGather | Collective::ReduceScatter => (n - 1.0) / n,
+            Collective::Broadcast | Collective::Reduce | Collective::SendRecv => 1.0,
+        }
     }
 }
 
 names! {
-    /// How a collective goes about it (`NCCL_ALGO`).
+    /// How a collective goes about it (`NCCL_ALGO`). The first four are in the order of NCCL's tables.
     pub enum Algorithm ("algorithm") {
-        /// Around the ring: a reduce-scatter, then an all-gather.
-        Ring = "ring",
+        /// Up a tree and down again.
+        Tree = "Tree",
+        /// Around a ring of all ranks.
+        Ring = "Ring",
+        /// Within a node every GPU to every other, between nodes a network that reduces.
+        CollnetDirect = "CollnetDirect",
+        /// Within a node along a chain, between nodes a network that reduces.
+        CollnetChain = "CollnetChain",
+        /// Within a node to its first rank, between these around a ring, and back.
+        Hierarchical = "Hierarchical",
+        /// Every rank to every other, in one step.
+        OneShot = "OneShot",
+        /// To ranks at distances of 1, 2, 4, ...: as many steps as the number of ranks has binary digits
+        /// (NCCL's PAT is of this kind).
+        Bruck = "Bruck",
+        /// Along the ranks from 0 to the last, and on around the ring: whatever the size, values are combined in the
+        /// order of the ranks.
+        Chain = "Chain",
     }
 }
 

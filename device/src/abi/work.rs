@@ -87,6 +87,16 @@ abi! {
         pub output: u64,
         /// The reduction's scalar: the number of ranks for an average.
         pub scalar: u64,
+        /// Elements of the buffer that one rank gives or gets: of one block, where a buffer has a block for each rank.
+        pub count: u64,
+        /// The root, for collectives that have one.
+        pub root: u32,
+        /// Not 0 when `scalar` is the address of the scalar, in device memory.
+        pub scalar_by_address: u32,
+        /// Address of what only some kernels need: their own documentation says what it is.
+        pub extra: u64,
+        /// Zero.
+        pub pad: u64,
         /// What the neighbours' calls are compared with.
         pub signature: Signature,
         /// By channel = block index; only the launched ones are meaningful.
@@ -96,4 +106,4 @@ abi! {
 
 const _: () =
     assert!(size_of::<Signature>() == 32 && size_of::<Channel>() == 192 && size_of::<Comm>() == 40);
-const _: () = assert!(size_of::<Work>() == 64 + 16 * MAX_CHANNELS);
+const _: () = assert!(size_of::<Work>() == 96 + 16 * MAX_CHANNELS);

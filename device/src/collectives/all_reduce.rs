@@ -17,82 +17,62 @@
 
 use crate::abi::{Channel, Work};
 use crate::collectives::chunks::RingChunks;
-use crate::copy::{Lanes, MAX_ENDS, ReduceCopy, Shape};
+use crate::collectives::{Reducing, alone};
 use crate::element::Element;
 use crate::gpu;
 use crate::prims::{self, Context, Prims, Protocol};
-use crate::reduce::{Reducer, Reduction};
+use crate::reduce::Reduction;
 
-/// The kernel: all of a rank's blocks run it, block = channel.
-///
-/// # Safety
-/// `work` is valid until all blocks have returned: its communicator, its channels and their connections,
-/// and the call's buffers.
-#[inline(always)]
-pub unsafe fn ring_all_reduce<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
-    // SAFETY: the caller's.
-    unsafe {
-        let cx = Context::new(work);
-        let comm = cx.comm();
-        let k = (*comm).nranks;
-        let part = cx.part();
-        let count = part.count as usize;
-        if k == 1 {
-            return alone::<T, R>(&cx, part.offset as usize, count);
-        }
-        let channel = ((*comm).channels as *mut Channel).add(cx.channel() as usize);
-        let r = (*channel).index as u32;
-        let (recv, send) = prims::ring(channel);
-        let mut prims = Prims::<T, R, P, 1, 1>::open(cx, recv, send);
+/// The kernel: block = channel.
+#[derive(Clone, Copy, Debug)]
+pub struct AllReduceRing;
 
-        let chunks =
-            RingChunks::new(count, k as usize, prims.chunk(), (16 / size_of::<T>()).max(1));
-        let mut round = chunks.round(0);
-        while !round.is_empty() {
-            // Chunk r - back, for 0 <= back <= k: where it starts, and its size. Computed where it is used.
-            let chunk = |back: u32| {
-                let i = r + k - gpu::fresh(back as usize) as u32;
-                let range = round.chunk(if i >= k { i - k } else { i } as usize);
-                (range.start, range.end - range.start)
-            };
-
-            let (at, n) = chunk(1);
-            prims.send(at, n);
-            for back in 2..k {
-                let (at, n) = chunk(back);
-                prims.recv_reduce_send(at, n);
+impl Reducing for AllReduceRing {
+    #[inline(always)]
+    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
+        // SAFETY: the caller's.
+        unsafe {
+            let cx = Context::new(work);
+            let comm = cx.comm();
+            let k = (*comm).nranks;
+            let part = cx.part();
+            let count = part.count as usize;
+            if k == 1 {
+                return alone::<T, R>(&cx, part.offset as usize, count);
             }
-            let (at, n) = chunk(k);
-            prims.direct_recv_reduce_copy_send(at, at, n);
-            for back in 1..k - 1 {
-                let (at, n) = chunk(back);
-                prims.direct_recv_copy_send(at, n);
-            }
-            let (at, n) = chunk(k - 1);
-            prims.direct_recv(at, n);
-            round = chunks.next(&round);
-        }
-        prims.close();
-    }
-}
+            let channel = ((*comm).channels as *mut Channel).add(cx.channel() as usize);
+            let r = (*channel).index as u32;
+            let (recv, send) = prims::ring(channel);
+            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, recv, send);
 
-/// One rank: its input is the result.
-///
-/// # Safety
-/// As [`ring_all_reduce`].
-#[inline(always)]
-unsafe fn alone<T: Element, R: Reduction>(cx: &Context, start: usize, count: usize) {
-    // SAFETY: the caller's.
-    unsafe {
-        let work = cx.work();
-        let input = ((*work).input as *const T).wrapping_add(start);
-        let output = ((*work).output as *mut T).wrapping_add(start);
-        let copy = ReduceCopy::<T, R> {
-            sources: [input; MAX_ENDS],
-            destinations: [output; MAX_ENDS],
-            reducer: Reducer::new((*work).scalar),
-            lanes: Lanes { index: cx.tid(), count: cx.lanes() },
-        };
-        copy.run(Shape { sources: 1, destinations: 1, own: true, last: true }, count);
+            let chunks =
+                RingChunks::new(count, k as usize, prims.chunk(), (16 / size_of::<T>()).max(1));
+            let mut round = chunks.round(0);
+            while !round.is_empty() {
+                // Chunk r - back, for 0 <= back <= k: where it starts, and its size. Computed where it is used.
+                let chunk = |back: u32| {
+                    let i = r + k - gpu::fresh(back as usize) as u32;
+                    let range = round.chunk(if i >= k { i - k } else { i } as usize);
+                    (range.start, range.end - range.start)
+                };
+
+                let (at, n) = chunk(1);
+                prims.send(at, n);
+                for back in 2..k {
+                    let (at, n) = chunk(back);
+                    prims.recv_reduce_send(at, n);
+                }
+                let (at, n) = chunk(k);
+                prims.direct_recv_reduce_copy_send(at, at, n);
+                for back in 1..k - 1 {
+                    let (at, n) = chunk(back);
+                    prims.direct_recv_copy_send(at, n);
+                }
+                let (at, n) = chunk(k - 1);
+                prims.direct_recv(at, n);
+                round = chunks.next(&round);
+            }
+            prims.close();
+        }
     }
 }

@@ -304,6 +304,9 @@ verb_methods! {
     recv_reduce_copy_send(from, to) = RecvReduceCopySend(from, to);
     /// [`Prims::send`], straight into the peer's output at `to` where it can be reached.
     direct_send(from, to) = DirectSend(from, to);
+    /// Sends input, straight into the peer's output at `to` where it can be reached, and keeps it in the own output
+    /// there.
+    direct_copy_send(from, to) = DirectCopySend(from, to);
     /// [`Prims::recv`], where the sender may have put the data into the output already.
     direct_recv(to) = DirectRecv(0, to);
     /// [`Prims::recv_copy_send`], straight from output to output where that can be reached.

@@ -3,6 +3,7 @@
 //! | verb | receives | combines with input | to output | sends |
 //! |---|---|---|---|---|
 //! | `Send` | | (input) | | yes |
+//! | `DirectCopySend` | | (input) | yes | yes |
 //! | `Recv` | yes | | yes | |
 //! | `RecvCopySend` | yes | | yes | yes |
 //! | `RecvReduceSend` | yes | yes | | yes |
@@ -77,6 +78,7 @@ verbs! {
     RecvReduceCopy: Recv Input Output Final;
     RecvReduceCopySend: Recv Input Output Final Send;
     DirectSend: Input Send DirectSend;
+    DirectCopySend: Input Output Send DirectSend;
     DirectRecv: Recv Output DirectRecv;
     DirectRecvCopySend: Recv Output Send DirectRecv DirectSend;
     DirectRecvReduceCopySend: Recv Input Output Final Send DirectSend;

@@ -85,7 +85,7 @@ pub(super) fn cost(
     let (nodes, ranks) = (f64::from(s.nodes()), f64::from(s.ranks()));
     let from_memory = bytes > cached(s);
     let (bytes, at_once) = (bytes as f64, f64::from(channels.max(1)));
-    let steps = collective.ring_steps(ranks) * (ranks / nodes).ceil();
+    let steps = super::ring_steps(collective, ranks) * (ranks / nodes).ceil();
     let filled = (bytes / (GRAIN as f64 * at_once * ranks)).min(1.0);
     let mut latency = costs.call + steps * (costs.step + filled * costs.filled);
 
@@ -94,12 +94,12 @@ pub(super) fn cost(
     let mut a_byte = steps / ranks * each;
     if s.nodes() > 1 {
         // Not measured: the steps cost what NCCL's cost on a network, and the bytes what its ports do.
-        let crossings = collective.ring_steps(nodes);
+        let crossings = super::ring_steps(collective, nodes);
         latency +=
             crossings * STEP[Hardware::Net as usize][Algorithm::Ring as usize][protocol as usize];
         let known = net.map(|net| net.bw_inter * net.channels.len() as f64);
         let bw = known.filter(|bw| bw.is_finite() && *bw >= LEAST_BW).unwrap_or(speed::net(0.0));
-        a_byte = f64::max(a_byte, collective.ring_steps(ranks) / ranks / bw * 1e-3);
+        a_byte = f64::max(a_byte, super::ring_steps(collective, ranks) / ranks / bw * 1e-3);
     }
     let bandwidth = if a_byte > 0.0 { 1e-3 / a_byte } else { speed::LOC };
     Cost { time_us: latency + bytes * a_byte, latency_us: latency, bandwidth }

@@ -16,7 +16,6 @@
 mod choose;
 mod cpu;
 mod model;
-mod names;
 mod rules;
 mod settings;
 mod tables;
@@ -24,11 +23,12 @@ mod tuner;
 
 pub use choose::{Alternative, Choice, NoChoice, choose, switches};
 pub use model::predict;
-pub use names::{Algorithm, Collective};
 pub use settings::Settings;
 pub use tuner::Tuner;
 
 use super::ChannelGraph;
+pub use crate::device::abi::{Algorithm, Collective};
+
 use crate::device::abi::ProtocolId;
 use crate::topology::{Arch, Vendor};
 
@@ -166,4 +166,14 @@ pub struct Prediction {
     pub cost: Option<Cost>,
     /// Why it is not done, or may not be, as a clause; `None` where it may. It can have a cost all the same.
     pub why_not: Option<String>,
+}
+
+/// Steps of a ring of `ranks`.
+fn ring_steps(collective: Collective, ranks: f64) -> f64 {
+    match collective {
+        Collective::AllReduce | Collective::Barrier => 2.0 * (ranks - 1.0),
+        Collective::AllGather | Collective::ReduceScatter => ranks - 1.0,
+        Collective::Broadcast | Collective::Reduce => ranks,
+        Collective::SendRecv => 1.0,
+    }
 }

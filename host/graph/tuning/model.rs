@@ -37,9 +37,7 @@ pub(super) fn bandwidth_of_channel(graph: &ChannelGraph, nodes: u32, algorithm: 
         _ if nodes <= 1 => f64::INFINITY,
         Algorithm::Ring => graph.bw_inter,
         Algorithm::Tree if nodes > 2 => graph.bw_inter,
-        Algorithm::Tree | Algorithm::CollnetDirect | Algorithm::CollnetChain => {
-            2.0 * graph.bw_inter
-        }
+        _ => 2.0 * graph.bw_inter,
     };
     graph.bw_intra.min(crossing).min(speed::LOC)
 }
@@ -97,8 +95,10 @@ pub(super) fn cost(
             let graph = gpus.graph(algorithm)?;
             let mut latency = latency(s, gpus, graph, collective, algorithm, protocol);
             let ratio = match algorithm {
-                Algorithm::Ring => f64::from(s.ranks()) / collective.ring_steps(s.ranks().into()),
-                Algorithm::Tree | Algorithm::CollnetDirect | Algorithm::CollnetChain => TREE_RATIO,
+                Algorithm::Ring => {
+                    f64::from(s.ranks()) / super::ring_steps(collective, s.ranks().into())
+                }
+                _ => TREE_RATIO,
             };
             let mut bandwidth = bus_bandwidth(s, gpus, graph, algorithm, protocol) * ratio;
             // Powers of two from 64 bytes on.
@@ -170,7 +170,7 @@ fn bus_bandwidth(
             let all = all / ((gpus_of_port + 1.0) / 2.0);
             if gpus.min_sm >= 90 { all * tables::COLLNET_DIRECT_HOPPER } else { all }
         }
-        (Algorithm::Ring | Algorithm::CollnetChain, _) => all,
+        _ => all,
     }
 }
 
@@ -205,7 +205,7 @@ fn latency(
 
     let steps = match algorithm {
         Algorithm::Ring => {
-            let steps = collective.ring_steps(s.ranks().into());
+            let steps = super::ring_steps(collective, s.ranks().into());
             if matches!(collective, Collective::Broadcast | Collective::Reduce) {
                 let hardware = if nodes == 1 { inside } else { Hardware::Net };
                 match protocol {
@@ -215,7 +215,8 @@ fn latency(
                     ProtocolId::Ll | ProtocolId::Ll128 => steps * step(hardware, algorithm),
                 }
             } else {
-                let crossings = if nodes > 1 { collective.ring_steps(nodes.into()) } else { 0.0 };
+                let crossings =
+                    if nodes > 1 { super::ring_steps(collective, nodes.into()) } else { 0.0 };
                 // Every step of a ring over nodes waits for a proxy somewhere.
                 let overhead = match gpus.cpu {
                     _ if nodes == 1 => 0.0,
@@ -233,7 +234,7 @@ fn latency(
             let peers = locals - 1.0;
             2.0 * (peers.min(1.0) * intra + peers * tables::COLLNET_DIRECT_PEER) + inter
         }
-        Algorithm::CollnetChain => 2.0 * (locals - 1.0) * intra + inter,
+        _ => 2.0 * (locals - 1.0) * intra + inter,
     };
     tables::BASE[a][p] + steps
 }

@@ -19,6 +19,9 @@ impl Gpus<'_> {
             Algorithm::Ring => Some(self.ring),
             Algorithm::Tree => self.tree,
             Algorithm::CollnetDirect | Algorithm::CollnetChain => self.collnet,
+            Algorithm::Hierarchical | Algorithm::OneShot | Algorithm::Bruck | Algorithm::Chain => {
+                None
+            }
         }
     }
 }
@@ -33,6 +36,9 @@ pub(super) fn impossible(
     let collnet = matches!(algorithm, Algorithm::CollnetDirect | Algorithm::CollnetChain);
     if s.ranks() == 1 && (algorithm, protocol) != (Algorithm::Ring, ProtocolId::Simple) {
         return Some("a single rank only copies".to_owned());
+    }
+    if algorithm > Algorithm::CollnetChain {
+        return Some("not modelled".to_owned());
     }
     if algorithm != Algorithm::Ring && collective != Collective::AllReduce {
         return Some(match (algorithm, collective) {

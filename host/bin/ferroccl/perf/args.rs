@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory};
 use ferroccl::device::abi::MAX_CHANNELS;
-use ferroccl::{Collective, DataType, ProtocolId, ReduceOp};
+use ferroccl::{DataType, ProtocolId, ReduceOp};
 
 use super::size::Bytes;
 use super::sweep::{Step, Sweep};
-use super::values::{Average, Choice, PtxSchedule, Root, RuntimeKind, on_or_off, one_of, some_of};
+use super::values::{
+    Average, Choice, Operation, PtxSchedule, Root, RuntimeKind, on_or_off, one_of, some_of,
+};
 
 const AFTER_HELP: &str = "\
 Ranks = processes x threads x ranks per thread. Processes come from a launcher (ferroccl run, mpirun, \
@@ -37,8 +39,8 @@ to capture nor memory to register; for --output_file (-F) there is --json.";
 #[command(args_override_self = true)] // of a flag given twice the last counts, as with getopt
 pub(crate) struct PerfArgs {
     /// What to measure
-    #[arg(value_name = "COLLECTIVE", value_parser = one_of::<Collective>())]
-    pub(crate) collective: Collective,
+    #[arg(value_name = "COLLECTIVE", value_parser = one_of::<Operation>())]
+    pub(crate) collective: Operation,
 
     /// Threads of each process
     #[arg(short = 't', long = "nthreads", value_name = "N", default_value_t = 1,

@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use ferroccl::{Collective, DeviceBuffer, ReduceOp, Result, Stream};
+use ferroccl::{DeviceBuffer, ReduceOp, Result, Stream};
 
 use super::args::PerfArgs;
 use super::data::{self, Case, PERIOD, Reference, TestElement, with_element_type};
@@ -17,6 +17,7 @@ use super::emulated::{CallCounts, Emulator};
 use super::sweep::Sweep;
 use super::table::{Cell, Row, bus_factor};
 use super::team::{Member, Rank};
+use super::values::Operation;
 
 /// Elements of a guard zone. Results keep the 256-byte alignment of an allocation, whatever their type.
 const GUARD: usize = 256;
@@ -114,7 +115,7 @@ impl<'a, T: TestElement> Bench<'a, T> {
             data_type: T::TYPE,
             redop: self.case.op,
             root: match self.args.collective {
-                Collective::AllReduce => -1,
+                Operation::AllReduce => -1,
             },
             out_of_place,
             in_place,
@@ -173,7 +174,7 @@ impl<'a, T: TestElement> Bench<'a, T> {
         for (Rank { comm, stream }, buffers) in self.member.ranks.iter().zip(self.buffers) {
             let (input, output) = (buffers.input(place, count), buffers.output(count));
             match self.args.collective {
-                Collective::AllReduce => comm.all_reduce(&input, &output, self.case.op, stream)?,
+                Operation::AllReduce => comm.all_reduce(&input, &output, self.case.op, stream)?,
             }
         }
         Ok(())

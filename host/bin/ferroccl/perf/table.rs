@@ -5,9 +5,10 @@
 
 use std::fmt;
 
-use ferroccl::{Collective, DataType, ReduceOp};
+use ferroccl::{DataType, ReduceOp};
 
 use super::emulated::CallCounts;
+use super::values::Operation;
 
 /// One measurement: a place, a size.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
@@ -39,10 +40,10 @@ impl Cell {
 ///
 /// Source: the performance page of nccl-tests. An all-reduce moves each byte out of and into every
 /// rank once to reduce and once to spread, less the rank's own share: 2 (n-1) / n.
-pub(crate) fn bus_factor(collective: Collective, ranks: u32) -> f64 {
+pub(crate) fn bus_factor(collective: Operation, ranks: u32) -> f64 {
     let n = f64::from(ranks.max(1));
     match collective {
-        Collective::AllReduce => 2.0 * (n - 1.0) / n,
+        Operation::AllReduce => 2.0 * (n - 1.0) / n,
     }
 }
 
@@ -141,7 +142,7 @@ mod tests {
     use super::*;
 
     fn row(size: u64, time_us: f64, wrong: Option<u64>) -> Row {
-        let cell = Cell::new(time_us, size, bus_factor(Collective::AllReduce, 4), wrong);
+        let cell = Cell::new(time_us, size, bus_factor(Operation::AllReduce, 4), wrong);
         Row {
             size,
             count: size / 4,
@@ -179,9 +180,9 @@ mod tests {
     #[test]
     fn bandwidths() {
         // 1 GB in 1 s on 4 ranks: 1 GB/s of algorithm, 1.5 GB/s on the bus.
-        let cell = Cell::new(1e6, 1_000_000_000, bus_factor(Collective::AllReduce, 4), None);
+        let cell = Cell::new(1e6, 1_000_000_000, bus_factor(Operation::AllReduce, 4), None);
         assert_eq!((cell.algbw, cell.busbw), (1.0, 1.5));
-        assert_eq!(bus_factor(Collective::AllReduce, 1), 0.0);
+        assert_eq!(bus_factor(Operation::AllReduce, 1), 0.0);
         assert_eq!(Cell::new(0.0, 8, 1.0, None).algbw, 0.0);
     }
 

@@ -67,6 +67,14 @@ impl FromStr for Root {
     }
 }
 
+ferroccl::device::names! {
+    /// What is measured: nccl-tests' programs, without their `_perf`.
+    pub enum Operation ("collective") {
+        /// [`Collective::AllReduce`].
+        AllReduce = "all_reduce",
+    }
+}
+
 /// How the ranks' times become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Average {
@@ -118,16 +126,7 @@ macro_rules! named {
         }
     )* };
 }
-named!(Collective, ReduceOp, ProtocolId);
-
-/// What the model knows, whether or not there are kernels for it.
-impl Named for ferroccl::graph::tuning::Collective {
-    const ALL: &'static [Self] = ferroccl::graph::tuning::Collective::ALL;
-
-    fn name(self) -> &'static str {
-        ferroccl::graph::tuning::Collective::name(self)
-    }
-}
+named!(Collective, Operation, ReduceOp, ProtocolId);
 
 impl Named for DataType {
     const ALL: &'static [Self] = DataType::ALL;
@@ -198,6 +197,7 @@ mod tests {
             assert!(find::<T>("nonsense").is_err());
         }
         check::<Collective>();
+        check::<Operation>();
         check::<ReduceOp>();
         check::<ProtocolId>();
         check::<DataType>();
