@@ -4,6 +4,8 @@
 //! for each element i:   v = pre(src0[i]) op src1[i] op ...;  v = post(v);  dst0[i] = dst1[i] = ... = v
 //! ```
 //!
+//! More than two sources are combined in [`Unit::Wide`](crate::element::Unit::Wide) and rounded once.
+//!
 //! All lanes of a block share the work. A warp takes hunks of [`UNROLL`] packs per lane, so that as many
 //! loads are in flight before the first use; what is left goes pack by pack, then element by element.
 //! Where a buffer is not aligned to a pack and the machine insists, everything goes element by element.
@@ -11,7 +13,7 @@
 //!
 //! A destination may be the very same memory as a source, but not overlap it otherwise.
 
-use crate::element::{Array, Element};
+use crate::element::{Array, Element, each};
 use crate::gpu::{self, PACK_BYTES, UNALIGNED_PACKS, UNROLL, WARP};
 use crate::reduce::{Reducer, Reduction};
 
@@ -29,7 +31,7 @@ pub struct Shape {
     pub sources: usize,
     /// Destinations, 1 to [`MAX_ENDS`].
     pub destinations: usize,
-    /// Whether source 0 is the rank's own value, which is scaled first for an average.
+    /// Whether source 0 is the rank's own value, which some reductions multiply first.
     pub own: bool,
     /// Whether the value is final.
     pub last: bool,
@@ -134,9 +136,19 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
                     self.reducer.pre_buffer(to, value, len);
                     value = to;
                 }
-                for s in 1..shape.sources {
-                    gpu::mem_zip::<T, R::Op>(to, value, self.sources[s].add(at), len);
+                if shape.sources > 2 && Reducer::<T, R>::WIDE {
+                    let mut sources = self.sources.map(
+                        #[inline(always)]
+                        |source| source.wrapping_add(at),
+                    );
+                    sources[0] = value;
+                    gpu::mem_gather::<T, R::Op>(to, &sources[..shape.sources], len);
                     value = to;
+                } else {
+                    for s in 1..shape.sources {
+                        gpu::mem_zip::<T, R::Op>(to, value, self.sources[s].add(at), len);
+                        value = to;
+                    }
                 }
                 if shape.last && Reducer::<T, R>::POST {
                     self.reducer.post_buffer(to, value, len);
@@ -190,24 +202,42 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
             unsafe {
                 let first: [P::Value; U] = load_all::<P, T, U>(self.sources[0], at);
                 let mut value = if shape.own && Reducer::<T, R>::PRE {
-                    first.map(
+                    each(
                         #[inline(always)]
-                        |v| self.reducer.pre(v),
+                        |u| self.reducer.pre(first[u]),
                     )
                 } else {
                     first
                 };
-                for s in 1..shape.sources {
-                    let next: [P::Value; U] = load_all::<P, T, U>(self.sources[s], at);
-                    value = core::array::from_fn(
+                if shape.sources > 2 && Reducer::<T, R>::WIDE {
+                    // All loads first: what is wide takes two or four times the registers, so pack by pack.
+                    let mut all = [value; MAX_ENDS];
+                    for (all, source) in all[1..shape.sources].iter_mut().zip(&self.sources[1..]) {
+                        *all = load_all::<P, T, U>(*source, at);
+                    }
+                    value = each(
                         #[inline(always)]
-                        |u| self.reducer.combine(value[u], next[u]),
+                        |u| {
+                            let mut wide = self.reducer.widen(all[0][u]);
+                            for next in &all[1..shape.sources] {
+                                wide = self.reducer.gather(wide, next[u]);
+                            }
+                            self.reducer.narrow(wide)
+                        },
                     );
+                } else {
+                    for s in 1..shape.sources {
+                        let next: [P::Value; U] = load_all::<P, T, U>(self.sources[s], at);
+                        value = each(
+                            #[inline(always)]
+                            |u| self.reducer.combine(value[u], next[u]),
+                        );
+                    }
                 }
                 if shape.last && Reducer::<T, R>::POST {
-                    value = value.map(
+                    value = each(
                         #[inline(always)]
-                        |v| self.reducer.post(v),
+                        |u| self.reducer.post(value[u]),
                     );
                 }
                 for d in 0..shape.destinations {
@@ -227,7 +257,7 @@ unsafe fn load_all<P: Piece<T>, T: Element, const U: usize>(
     at: usize,
 ) -> [P::Value; U] {
     // SAFETY: the caller's.
-    core::array::from_fn(
+    each(
         #[inline(always)]
         |u| unsafe { P::load(from.add((at + u * WARP as usize) * P::ELEMENTS)) },
     )

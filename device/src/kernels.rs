@@ -6,15 +6,15 @@
 //! entries, the CPU functions and their names, so that the three cannot differ.
 //!
 //! What is the same bit for bit has one kernel: signed and unsigned integers share sums and products, and the
-//! average of floats is a pre-multiplied sum ([`lookup`] knows).
+//! average of floats is a pre-multiplied sum by 1/ranks ([`lookup`] knows).
 //!
 //! A family with one element type is a module of PTX: `all_reduce_ring_float`; see the library's `build.rs`.
 
 use crate::abi::Work;
 use crate::collectives::{AllGatherRing, AllReduceRing, Reducing};
-use crate::element::{Bf16, F16};
+use crate::element::{Bf16, F8E4M3, F8E5M2, F16};
 use crate::prims::{Ll, Ll128, Simple};
-use crate::reduce::{Avg, Max, Min, Prod, Sum};
+use crate::reduce::{Avg, Max, Min, PreMulSum, Prod, Sum};
 
 /// Threads of a block that a kernel is compiled for; launches use at most as many. NCCL's most is 640; the
 /// registers of a multiprocessor allow 512 threads of 128.
@@ -42,16 +42,18 @@ macro_rules! bytes {
 macro_rules! reductions {
     ($row:ident $($more:tt)*) => {
         $row! { $($more)*
-            "uint8" U8 u8: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
+            "uint8" U8 u8: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
             "int8" I8 i8: "min" Min, "max" Max, "avg" Avg;
-            "uint32" U32 u32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
+            "uint32" U32 u32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
             "int32" I32 i32: "min" Min, "max" Max, "avg" Avg;
-            "uint64" U64 u64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
+            "uint64" U64 u64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
             "int64" I64 i64: "min" Min, "max" Max, "avg" Avg;
-            "half" F16 F16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
-            "bfloat16" Bf16 Bf16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
-            "float" F32 f32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
-            "double" F64 f64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
+            "half" F16 F16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "bfloat16" Bf16 Bf16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "float" F32 f32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "double" F64 f64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "f8e4m3" F8E4M3 F8E4M3: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "f8e5m2" F8E5M2 F8E5M2: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
         }
     };
 }
@@ -195,7 +197,11 @@ mod cpu {
         op: ReduceOp,
         data_type: DataType,
     ) -> Option<Kernel> {
-        let same_bits = matches!(op, ReduceOp::Sum | ReduceOp::Prod);
+        let op = match op {
+            ReduceOp::Avg if data_type.is_float() => ReduceOp::PreMulSum,
+            other => other,
+        };
+        let same_bits = matches!(op, ReduceOp::Sum | ReduceOp::Prod | ReduceOp::PreMulSum);
         let data_type = match data_type {
             DataType::I8 if same_bits => DataType::U8,
             DataType::I32 if same_bits => DataType::U32,

@@ -11,7 +11,7 @@ mod setup;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ferroccl_device::abi::{Collective, Fault, FaultKind, Poison, ProtocolId, ReduceOp, Work};
+use ferroccl_device::abi::{Collective, Fault, FaultKind, Poison, ProtocolId, Work};
 use ferroccl_device::kernels::Kernel;
 use tracing::{debug, info, warn};
 
@@ -21,6 +21,7 @@ use crate::channel::{ConnLayout, EdgeEnd};
 use crate::enqueue::{self, Call, Shape};
 use crate::error::KernelFault;
 use crate::log;
+use crate::operator::Operator;
 use crate::runtime::{Keep, Launch};
 use crate::{Error, Result};
 
@@ -91,19 +92,21 @@ impl Communicator {
     ///
     /// Returns at once; the result is there when `stream` gets to it. `send` and `recv` have one length and
     /// may be the same buffer (in place). All ranks call with the same length, type and `op`: if not, every
-    /// rank's stream gets an error that shows both calls. Semantics of `op`: [`ReduceOp`].
+    /// rank's stream gets an error that shows both calls. `op` is a [`ReduceOp`](crate::ReduceOp), or an [`Operator`] with
+    /// a scalar of its own.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when lengths differ or the buffers overlap without being the same;
+    /// [`Error::InvalidArgument`] when lengths differ, the buffers overlap without being the same, or
+    /// `op` lacks its scalar;
     /// [`Error::Aborted`] when the communicator has failed before. What happens later is an error of `stream`.
     pub fn all_reduce<T: Element>(
         &self,
         send: &DeviceBuffer<T>,
         recv: &DeviceBuffer<T>,
-        op: ReduceOp,
+        op: impl Into<Operator<T>>,
         stream: &Stream,
     ) -> Result<()> {
-        self.launch(send, recv, op, stream, None)
+        self.launch(send, recv, &op.into(), stream, None)
     }
 
     /// [`Communicator::all_reduce`] by a kernel of your own, over this communicator's connections: how a
@@ -121,24 +124,29 @@ impl Communicator {
         protocol: ProtocolId,
         send: &DeviceBuffer<T>,
         recv: &DeviceBuffer<T>,
-        op: ReduceOp,
+        op: impl Into<Operator<T>>,
         stream: &Stream,
     ) -> Result<()> {
-        self.launch(send, recv, op, stream, Some((kernel, protocol)))
+        self.launch(send, recv, &op.into(), stream, Some((kernel, protocol)))
     }
 
     fn launch<T: Element>(
         &self,
         send: &DeviceBuffer<T>,
         recv: &DeviceBuffer<T>,
-        op: ReduceOp,
+        op: &Operator<T>,
         stream: &Stream,
         own: Option<(Kernel, ProtocolId)>,
     ) -> Result<()> {
         check_buffers(send, recv)?;
         let inner = &self.0;
-        let call =
-            Call { collective: Collective::AllReduce, count: send.len(), data_type: T::TYPE, op };
+        let scalar = op.scalar(inner.nranks)?;
+        let call = Call {
+            collective: Collective::AllReduce,
+            count: send.len(),
+            data_type: T::TYPE,
+            op: op.op(),
+        };
         let mut seq = inner.seq.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(cause) = inner.failure() {
             return Err(Error::Aborted { rank: inner.rank, cause: cause.to_string() });
@@ -155,8 +163,11 @@ impl Communicator {
         }
         debug!(target: log::COLL, rank = inner.rank, seq = *seq + 1, kernel = plan.kernel.name,
                count = call.count, channels = plan.channels, "AllReduce");
-        let work: Work =
-            plan.work(inner.control.comm_address(), send.address(), recv.address(), inner.nranks);
+        let work = Work {
+            scalar: scalar.value,
+            scalar_by_address: scalar.by_address.into(),
+            ..plan.work(inner.control.comm_address(), send.address(), recv.address())
+        };
         let done = Arc::clone(inner);
         let (send_memory, recv_memory) = (Arc::clone(send.memory()), Arc::clone(recv.memory()));
         let launch = Launch {
@@ -167,7 +178,7 @@ impl Communicator {
             bytes: call.bytes() as u64,
             // Holds the buffers too: one allocation instead of three, which is felt at 8 bytes.
             done: Box::new(move |failure| {
-                drop((send_memory, recv_memory));
+                drop((send_memory, recv_memory, scalar.keep));
                 if let Some(error) = failure {
                     done.broken(error);
                 }

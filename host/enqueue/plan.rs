@@ -40,14 +40,14 @@ pub struct Plan {
 pub struct PlanError(pub Call);
 
 impl Plan {
-    /// The kernel's argument; `input`, `output` and `comm` are addresses.
+    /// The kernel's argument, without a scalar; `input`, `output` and `comm` are addresses.
     #[must_use]
-    pub fn work(&self, comm: u64, input: u64, output: u64, ranks: u32) -> Work {
+    pub fn work(&self, comm: u64, input: u64, output: u64) -> Work {
         Work {
             comm,
             input,
             output,
-            scalar: ranks.into(),
+            scalar: 0,
             count: self.signature.count,
             root: 0,
             scalar_by_address: 0,

@@ -85,13 +85,15 @@ abi! {
         pub input: u64,
         /// Address of the output; may equal `input`.
         pub output: u64,
-        /// The reduction's scalar: the number of ranks for an average.
+        /// The reduction's scalar. Averages of integers: the number of ranks. Pre-multiplied sums and averages of
+        /// floats: the bits of the factor, zero-extended, which is an f32 for floats of up to 32 bits and else of
+        /// the elements' type.
         pub scalar: u64,
         /// Elements of the buffer that one rank gives or gets: of one block, where a buffer has a block for each rank.
         pub count: u64,
         /// The root, for collectives that have one.
         pub root: u32,
-        /// Not 0 when `scalar` is the address of the scalar, in device memory.
+        /// Not 0 when `scalar` is the address of the factor, as one element of the call's type in device memory.
         pub scalar_by_address: u32,
         /// Address of what only some kernels need: their own documentation says what it is.
         pub extra: u64,

@@ -37,7 +37,7 @@ unsafe fn alone<T: Element, R: Reduction>(cx: &Context, start: usize, count: usi
         let copy = ReduceCopy::<T, R> {
             sources: [input; MAX_ENDS],
             destinations: [output; MAX_ENDS],
-            reducer: Reducer::new((*work).scalar),
+            reducer: Reducer::of(work),
             lanes: Lanes { index: cx.tid(), count: cx.lanes() },
         };
         copy.run(Shape { sources: 1, destinations: 1, own: true, last: true }, count);

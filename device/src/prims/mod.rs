@@ -119,7 +119,7 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
                     #[inline(always)]
                     |conn| Edge::open(conn, P::ID),
                 ),
-                reducer: Reducer::new((*work).scalar),
+                reducer: Reducer::of(work),
                 input: ((*work).input as *const T).wrapping_add(start),
                 output: ((*work).output as *mut T).wrapping_add(start),
                 one_slice: false,
