@@ -11,7 +11,10 @@
 //! A family with one element type is a module of PTX: `all_reduce_ring_float`; see the library's `build.rs`.
 
 use crate::abi::Work;
-use crate::collectives::{AllGatherRing, AllReduceRing, Reducing};
+use crate::collectives::{
+    AllGatherBruck, AllGatherRing, AllReduceOneShot, AllReduceRing, AllReduceTree, BroadcastRing,
+    BroadcastTree, Chain, KernelCode, ReduceScatterBruck, ReduceScatterRing, SendRecv,
+};
 use crate::element::{Bf16, F16};
 use crate::prims::{Ll, Ll128, Simple};
 use crate::reduce::{Avg, Max, Min, Prod, Sum};
@@ -26,7 +29,31 @@ macro_rules! families {
     ($row:ident) => {
         $row! {
             "all_reduce_ring" AllReduce Ring AllReduceRing: reductions;
+            "all_reduce_tree" AllReduce Tree AllReduceTree: reductions;
+            "all_reduce_one_shot" AllReduce OneShot AllReduceOneShot: sums;
             "all_gather_ring" AllGather Ring AllGatherRing: bytes;
+            "all_gather_bruck" AllGather Bruck AllGatherBruck: bytes;
+            "reduce_scatter_ring" ReduceScatter Ring ReduceScatterRing: reductions;
+            "reduce_scatter_bruck" ReduceScatter Bruck ReduceScatterBruck: sums;
+            "broadcast_ring" Broadcast Ring BroadcastRing: bytes;
+            "broadcast_tree" Broadcast Tree BroadcastTree: bytes;
+            "reduce_chain" Reduce Chain Chain: reductions;
+            "sendrecv" SendRecv Ring SendRecv: transfers;
+        }
+    };
+}
+
+/// Calls `$row!` with the sums: what algorithms for few bytes are specialised for.
+macro_rules! sums {
+    ($row:ident $($more:tt)*) => {
+        $row! { $($more)*
+            "uint8" U8 u8: "sum" Sum;
+            "uint32" U32 u32: "sum" Sum;
+            "uint64" U64 u64: "sum" Sum;
+            "half" F16 F16: "sum" Sum, "avg" Avg;
+            "bfloat16" Bf16 Bf16: "sum" Sum, "avg" Avg;
+            "float" F32 f32: "sum" Sum, "avg" Avg;
+            "double" F64 f64: "sum" Sum, "avg" Avg;
         }
     };
 }
@@ -56,6 +83,13 @@ macro_rules! reductions {
     };
 }
 
+/// Calls `$row!` for what moves bytes in any protocol.
+macro_rules! transfers {
+    ($row:ident $($more:tt)*) => {
+        $row! { $($more)* any }
+    };
+}
+
 /// The name of a kernel, the same on every machine.
 macro_rules! name {
     ($family:literal $protocol:literal) => {
@@ -80,7 +114,7 @@ mod entries {
                 unsafe extern "ptx-kernel" fn entry(work: *const Work) {
                     crate::gpu::launch_bounds::<MAX_THREADS>();
                     // SAFETY: the launch's contract.
-                    unsafe { <$A as Reducing>::run::<$T, $R, $P>(work) }
+                    unsafe { <$A as KernelCode>::run::<$T, $R, $P>(work) }
                 }
             };
         };
@@ -89,6 +123,9 @@ mod entries {
         ($($family:literal $C:ident $G:ident $A:ident: $list:ident;)*) => { $( $list!(rows $family $A:); )* };
     }
     macro_rules! rows {
+        ($family:literal $A:ident: any) => {
+            entry!($family "bytes" $family, $A, Simple, Sum, u8);
+        };
         ($family:literal $A:ident:) => {
             entry!($family "bytes" name!($family "simple"), $A, Simple, Sum, u8);
             entry!($family "bytes" name!($family "ll"), $A, Ll, Sum, u8);
@@ -126,8 +163,8 @@ mod cpu {
     /// The CPU function of an algorithm, also for protocols and reductions that the table has not: an
     /// experiment launches its own protocol with it.
     #[must_use]
-    pub fn kernel_fn<A: Reducing, T: Element, R: Reduction, P: Protocol>() -> unsafe fn(*const Work)
-    {
+    pub fn kernel_fn<A: KernelCode, T: Element, R: Reduction, P: Protocol>()
+    -> unsafe fn(*const Work) {
         A::run::<T, R, P>
     }
 
@@ -136,7 +173,8 @@ mod cpu {
     struct Key {
         collective: Collective,
         algorithm: Algorithm,
-        protocol: ProtocolId,
+        /// `None` where it is any.
+        protocol: Option<ProtocolId>,
         /// `None` where bytes are only moved.
         reduction: Option<(ReduceOp, DataType)>,
     }
@@ -147,34 +185,37 @@ mod cpu {
         };
     }
     macro_rules! rows {
+        ($family:literal $C:ident $G:ident $A:ident: any) => {
+            &[kernel!($C $G None, None, $family, $A, Simple, Sum, u8)]
+        };
         ($family:literal $C:ident $G:ident $A:ident:) => {
             &[
-                kernel!($C $G Simple None, name!($family "simple"), $A, Simple, Sum, u8),
-                kernel!($C $G Ll None, name!($family "ll"), $A, Ll, Sum, u8),
-                kernel!($C $G Ll128 None, name!($family "ll128"), $A, Ll128, Sum, u8),
+                kernel!($C $G Some(ProtocolId::Simple), None, name!($family "simple"), $A, Simple, Sum, u8),
+                kernel!($C $G Some(ProtocolId::Ll), None, name!($family "ll"), $A, Ll, Sum, u8),
+                kernel!($C $G Some(ProtocolId::Ll128), None, name!($family "ll128"), $A, Ll128, Sum, u8),
             ]
         };
         ($family:literal $C:ident $G:ident $A:ident: $($type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
             &[$($(
-                kernel!($C $G Simple Some((ReduceOp::$R, DataType::$D)),
+                kernel!($C $G Some(ProtocolId::Simple), Some((ReduceOp::$R, DataType::$D)),
                     name!($family "simple" $op $type), $A, Simple, $R, $T),
-                kernel!($C $G Ll Some((ReduceOp::$R, DataType::$D)),
+                kernel!($C $G Some(ProtocolId::Ll), Some((ReduceOp::$R, DataType::$D)),
                     name!($family "ll" $op $type), $A, Ll, $R, $T),
-                kernel!($C $G Ll128 Some((ReduceOp::$R, DataType::$D)),
+                kernel!($C $G Some(ProtocolId::Ll128), Some((ReduceOp::$R, DataType::$D)),
                     name!($family "ll128" $op $type), $A, Ll128, $R, $T),
             )*)*]
         };
     }
     macro_rules! kernel {
-        ($C:ident $G:ident $I:ident $reduction:expr, $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
+        ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
             (
                 Key {
                     collective: Collective::$C,
                     algorithm: Algorithm::$G,
-                    protocol: ProtocolId::$I,
+                    protocol: $protocol,
                     reduction: $reduction,
                 },
-                Kernel { name: $name, cpu: <$A as Reducing>::run::<$T, $R, $P> },
+                Kernel { name: $name, cpu: <$A as KernelCode>::run::<$T, $R, $P> },
             )
         };
     }
@@ -202,14 +243,29 @@ mod cpu {
             DataType::I64 if same_bits => DataType::U64,
             other => other,
         };
-        let family = KERNELS.iter().find(|family| {
-            let key = family[0].0;
-            (key.collective, key.algorithm) == (collective, algorithm)
+        let family = shared(collective, algorithm);
+        let family = KERNELS.iter().find(|rows| {
+            let key = rows[0].0;
+            (key.collective, key.algorithm) == family
         })?;
         let fits = |key: &Key| {
-            key.protocol == protocol && key.reduction.is_none_or(|r| r == (op, data_type))
+            key.protocol.is_none_or(|p| p == protocol)
+                && key.reduction.is_none_or(|r| r == (op, data_type))
         };
         family.iter().find(|row| fits(&row.0)).map(|row| row.1)
+    }
+
+    /// The family that does it, where that is another's.
+    const fn shared(collective: Collective, algorithm: Algorithm) -> (Collective, Algorithm) {
+        match (collective, algorithm) {
+            (Collective::Barrier, algorithm) => (Collective::AllReduce, algorithm),
+            (Collective::Reduce, Algorithm::Tree) => (Collective::AllReduce, Algorithm::Tree),
+            (Collective::Reduce, Algorithm::Ring)
+            | (Collective::AllReduce | Collective::ReduceScatter, Algorithm::Chain) => {
+                (Collective::Reduce, Algorithm::Chain)
+            }
+            same => same,
+        }
     }
 
     #[cfg(test)]
