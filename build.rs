@@ -37,14 +37,16 @@ const MIN_RUSTC: (u32, u32) = (1, 96);
 
 /// The kernels in pieces, by element type: pieces compile side by side, and a driver has to assemble only
 /// what it loads. `tests/ptx.rs` sees to it that no kernel of the table is in none of them.
-const MODULES: &[&str] =
-    &["int8", "uint8", "int32", "uint32", "int64", "uint64", "half", "bfloat16", "float", "double"];
+const MODULES: &[&str] = &[
+    "int8", "uint8", "int32", "uint32", "int64", "uint64", "half", "bfloat16", "float", "double",
+    "f8e4m3", "f8e5m2",
+];
 
 /// What is compiled for which architecture, and the `cfg`s that say what it has. PTX runs on every later
 /// architecture just as well, assembled for that; so what is compiled again for one is only what is
 /// written otherwise for it.
 const TARGETS: &[(u32, &[&str], &[&str])] =
-    &[(80, &[], MODULES), (90, &["native_bf16"], &["bfloat16"])];
+    &[(80, &[], MODULES), (90, &["native_bf16", "native_fp8"], &["bfloat16", "f8e4m3", "f8e5m2"])];
 
 /// Flags of every crate that becomes PTX. Without its passes that duplicate code (jump threading), a
 /// barrier stays one barrier.

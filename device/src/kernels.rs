@@ -6,7 +6,7 @@
 //! entries, the CPU functions and their names, so that the three cannot differ.
 //!
 //! What is the same bit for bit has one kernel: signed and unsigned integers share sums and products, and the
-//! average of floats is a pre-multiplied sum ([`lookup`] knows).
+//! average of floats is a pre-multiplied sum by 1/ranks ([`lookup`] knows).
 //!
 //! A family with one element type is a module of PTX: `all_reduce_ring_float`; see the library's `build.rs`.
 
@@ -15,9 +15,9 @@ use crate::collectives::{
     AllGatherBruck, AllGatherRing, AllReduceOneShot, AllReduceRing, AllReduceTree, BroadcastRing,
     BroadcastTree, Chain, KernelCode, ReduceScatterBruck, ReduceScatterRing, SendRecv,
 };
-use crate::element::{Bf16, F16};
+use crate::element::{Bf16, F8E4M3, F8E5M2, F16};
 use crate::prims::{Ll, Ll128, Simple};
-use crate::reduce::{Avg, Max, Min, Prod, Sum};
+use crate::reduce::Sum;
 
 /// Threads of a block that a kernel is compiled for; launches use at most as many. NCCL's most is 640; the
 /// registers of a multiprocessor allow 512 threads of 128.
@@ -50,10 +50,10 @@ macro_rules! sums {
             "uint8" U8 u8: "sum" Sum;
             "uint32" U32 u32: "sum" Sum;
             "uint64" U64 u64: "sum" Sum;
-            "half" F16 F16: "sum" Sum, "avg" Avg;
-            "bfloat16" Bf16 Bf16: "sum" Sum, "avg" Avg;
-            "float" F32 f32: "sum" Sum, "avg" Avg;
-            "double" F64 f64: "sum" Sum, "avg" Avg;
+            "half" F16 F16: "sum" Sum, "mulsum" PreMulSum;
+            "bfloat16" Bf16 Bf16: "sum" Sum, "mulsum" PreMulSum;
+            "float" F32 f32: "sum" Sum, "mulsum" PreMulSum;
+            "double" F64 f64: "sum" Sum, "mulsum" PreMulSum;
         }
     };
 }
@@ -69,16 +69,18 @@ macro_rules! bytes {
 macro_rules! reductions {
     ($row:ident $($more:tt)*) => {
         $row! { $($more)*
-            "uint8" U8 u8: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
+            "uint8" U8 u8: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
             "int8" I8 i8: "min" Min, "max" Max, "avg" Avg;
-            "uint32" U32 u32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
+            "uint32" U32 u32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
             "int32" I32 i32: "min" Min, "max" Max, "avg" Avg;
-            "uint64" U64 u64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
+            "uint64" U64 u64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
             "int64" I64 i64: "min" Min, "max" Max, "avg" Avg;
-            "half" F16 F16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
-            "bfloat16" Bf16 Bf16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
-            "float" F32 f32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
-            "double" F64 f64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
+            "half" F16 F16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "bfloat16" Bf16 Bf16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "float" F32 f32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "double" F64 f64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "f8e4m3" F8E4M3 F8E4M3: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "f8e5m2" F8E5M2 F8E5M2: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
         }
     };
 }
@@ -103,6 +105,7 @@ macro_rules! name {
 #[cfg(target_arch = "nvptx64")]
 mod entries {
     use super::*;
+    use crate::reduce::{Avg, Max, Min, PreMulSum, Prod};
 
     macro_rules! entry {
         ($family:literal $module:literal $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
@@ -149,7 +152,7 @@ mod cpu {
     use crate::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};
     use crate::element::Element;
     use crate::prims::Protocol;
-    use crate::reduce::Reduction;
+    use crate::reduce::{Any, Reduction};
 
     /// A kernel, for every machine.
     #[derive(Clone, Copy, Debug)]
@@ -198,11 +201,11 @@ mod cpu {
         ($family:literal $C:ident $G:ident $A:ident: $($type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
             &[$($(
                 kernel!($C $G Some(ProtocolId::Simple), Some((ReduceOp::$R, DataType::$D)),
-                    name!($family "simple" $op $type), $A, Simple, $R, $T),
+                    name!($family "simple" $op $type), $A, Simple, Any, $T),
                 kernel!($C $G Some(ProtocolId::Ll), Some((ReduceOp::$R, DataType::$D)),
-                    name!($family "ll" $op $type), $A, Ll, $R, $T),
+                    name!($family "ll" $op $type), $A, Ll, Any, $T),
                 kernel!($C $G Some(ProtocolId::Ll128), Some((ReduceOp::$R, DataType::$D)),
-                    name!($family "ll128" $op $type), $A, Ll128, $R, $T),
+                    name!($family "ll128" $op $type), $A, Ll128, Any, $T),
             )*)*]
         };
     }
@@ -236,7 +239,11 @@ mod cpu {
         op: ReduceOp,
         data_type: DataType,
     ) -> Option<Kernel> {
-        let same_bits = matches!(op, ReduceOp::Sum | ReduceOp::Prod);
+        let op = match op {
+            ReduceOp::Avg if data_type.is_float() => ReduceOp::PreMulSum,
+            other => other,
+        };
+        let same_bits = matches!(op, ReduceOp::Sum | ReduceOp::Prod | ReduceOp::PreMulSum);
         let data_type = match data_type {
             DataType::I8 if same_bits => DataType::U8,
             DataType::I32 if same_bits => DataType::U32,

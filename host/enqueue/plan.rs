@@ -74,7 +74,7 @@ pub enum PlanError {
 }
 
 impl Plan {
-    /// The kernel's argument; `input`, `output` and `comm` are addresses.
+    /// The kernel's argument, without a scalar; `input`, `output` and `comm` are addresses.
     #[must_use]
     pub fn work(&self, comm: u64, input: u64, output: u64, scalar: (u64, bool)) -> Work {
         Work {
