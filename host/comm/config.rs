@@ -5,7 +5,7 @@ use std::time::Duration;
 use ferroccl_device::abi::{LL128_LINE, MAX_CHANNELS, ProtocolId};
 
 use crate::channel::ConnLayout;
-use crate::config::Config;
+use crate::config::{Config, Selection};
 use crate::{Error, Result};
 
 /// How a communicator is set up. All ranks of a group need the same. [`CommConfig::default`] is right for
@@ -75,8 +75,8 @@ impl CommConfig {
     }
 
     /// The protocols that calls may run.
-    pub(super) fn protocols(&self, env: &Config) -> Vec<ProtocolId> {
-        self.protocol.map_or_else(|| env.proto.iter().collect(), |protocol| vec![protocol])
+    pub(super) fn protocols(&self, env: &Config) -> Selection<ProtocolId> {
+        self.protocol.map_or(env.proto, Selection::only)
     }
 
     /// Slots and their sizes.

@@ -20,9 +20,9 @@ use super::{CommConfig, Communicator, Control, Edges, Inner, machine};
 use crate::bootstrap::{Bootstrap, BootstrapError, UniqueId};
 use crate::buffer::Device;
 use crate::channel::{ConnLayout, EdgeEnd};
-use crate::config::Config;
+use crate::config::{Config, Selection, Setting as _};
 use crate::enqueue::Shape;
-use crate::graph::tuning::{self, Devices, Settings, Situation, Tuner};
+use crate::graph::tuning::{Algorithm, Devices, Settings, Situation, Tuner};
 use crate::log;
 use crate::runtime::Keep;
 use crate::transport::{self, Allowed, PeerInfo};
@@ -32,7 +32,7 @@ use crate::{Error, Result};
 struct Member<'a> {
     device: &'a Device,
     config: &'a CommConfig,
-    protocols: [bool; 3],
+    settings: Asked,
     rank: u32,
     nranks: u32,
     layout: ConnLayout,
@@ -69,16 +69,15 @@ impl Communicator {
             return Err(Error::argument("nranks", "a group has at least one rank"));
         }
         let env = Config::from_env()?;
-        check_algorithms(&env)?;
         let config = &config.or(&env);
         let layout = config.layout()?;
         let (channels, all_channels) = config.channels(device.runtime().parallelism())?;
-        let protocols = protocols(config, &env);
+        let settings = settings(config, &env);
         machine::look(&env)?;
         let member = |rank| Member {
             device,
             config,
-            protocols,
+            settings,
             rank,
             nranks,
             layout,
@@ -172,7 +171,6 @@ impl Communicator {
             ));
         }
         let env = Config::from_env()?;
-        check_algorithms(&env)?;
         let config = &config.or(&env);
         if rank == 0 {
             machine::look(&env)?;
@@ -189,7 +187,7 @@ impl Communicator {
             layout: config.layout()?,
             channels: natural,
             all_channels,
-            protocols: protocols(config, &env),
+            settings: settings(config, &env),
         };
         let terms: Vec<Terms> = exchange(&bootstrap, &mine)?;
         let channels = agree(rank, &mine, &terms)?;
@@ -197,7 +195,7 @@ impl Communicator {
         let member = Member {
             device,
             config,
-            protocols: mine.protocols,
+            settings: mine.settings,
             rank,
             nranks,
             layout: mine.layout,
@@ -230,7 +228,23 @@ struct Terms {
     layout: ConnLayout,
     channels: u32,
     all_channels: bool,
-    protocols: [bool; 3],
+    settings: Asked,
+}
+
+/// What the user asks of the choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Asked {
+    protocols: Selection<ProtocolId>,
+    algorithms: Selection<Algorithm>,
+    deterministic: bool,
+}
+
+fn settings(config: &CommConfig, env: &Config) -> Asked {
+    Asked {
+        protocols: config.protocols(env),
+        algorithms: env.algo,
+        deterministic: env.deterministic,
+    }
 }
 
 /// The channels of a group: as many as every rank has. All else must be equal.
@@ -254,12 +268,14 @@ fn agree(rank: u32, mine: &Terms, terms: &[Terms]) -> Result<u32> {
             let what = "slot bytes for LL, LL128 and Simple (NCCL_LL_BUFFSIZE, NCCL_LL128_BUFFSIZE, NCCL_BUFFSIZE)";
             return differs(what, show(mine), show(theirs));
         }
-        if theirs.protocols != mine.protocols {
-            return differs(
-                "NCCL_PROTO",
-                format!("{:?}", mine.protocols),
-                format!("{:?}", theirs.protocols),
-            );
+        for (what, show) in [
+            ("NCCL_PROTO", (|t| t.settings.protocols.show()) as fn(&Terms) -> String),
+            ("NCCL_ALGO", |t| t.settings.algorithms.show()),
+            ("FERROCCL_DETERMINISTIC", |t| t.settings.deterministic.show()),
+        ] {
+            if show(mine) != show(theirs) {
+                return differs(what, show(mine), show(theirs));
+            }
         }
         if theirs.all_channels != mine.all_channels
             || (mine.all_channels && theirs.channels != mine.channels)
@@ -320,14 +336,9 @@ impl Member<'_> {
     /// How calls are done. Of what all ranks have agreed on only: they must choose alike.
     fn tuner(&self) -> Tuner {
         let situation = Situation::new(1, self.nranks, Devices::Cpu { ring: None });
-        let allowed = ProtocolId::ALL.iter().filter(|p| self.protocols[**p as usize]);
-        let settings =
-            Settings { protocols: Some(allowed.copied().collect()), ..Settings::default() };
-        Tuner::new(
-            &situation.with_channels(self.channels),
-            tuning::Collective::AllReduce,
-            &settings,
-        )
+        let Asked { protocols, algorithms, deterministic } = self.settings;
+        let settings = Settings { protocols, algorithms, deterministic, ..Settings::default() };
+        Tuner::new(&situation.with_channels(self.channels), &settings)
     }
 
     /// The communicator over its edges.
@@ -392,26 +403,6 @@ impl Member<'_> {
 
 fn allowed(config: &CommConfig) -> Allowed {
     Allowed { p2p: config.p2p.unwrap_or(true), shm: config.shm.unwrap_or(true) }
-}
-
-/// Whether `NCCL_ALGO` leaves an algorithm that has kernels.
-fn check_algorithms(env: &Config) -> Result<()> {
-    if env.algo.allows(tuning::Algorithm::Ring) {
-        return Ok(());
-    }
-    Err(Error::InvalidSetting {
-        name: "NCCL_ALGO".to_owned(),
-        value: env.algo.iter().map(|a| a.to_string()).collect::<Vec<_>>().join(","),
-        reason: "only Ring has kernels so far".to_owned(),
-    })
-}
-
-fn protocols(config: &CommConfig, env: &Config) -> [bool; 3] {
-    let mut allowed = [false; 3];
-    for protocol in config.protocols(env) {
-        allowed[protocol as usize] = true;
-    }
-    allowed
 }
 
 /// What this process tells its peers.

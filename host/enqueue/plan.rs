@@ -83,15 +83,20 @@ pub fn split(count: usize, channels: u32, grain: usize) -> [ChannelWork; MAX_CHA
 /// # Errors
 /// [`PlanError`] when no kernel does it.
 pub fn plan(call: &Call, shape: &Shape, seq: u64) -> Result<Plan, PlanError> {
-    let algorithm = Algorithm::Ring;
     let bytes = call.bytes();
-    let protocol = shape.tuner.protocol(bytes as u64);
-    let kernel = lookup(call.collective, algorithm, protocol, call.op, call.data_type)
-        .ok_or(PlanError(*call))?;
+    let kernel = |algorithm, protocol| {
+        // No other edges yet.
+        let here = algorithm == Algorithm::Ring;
+        here.then(|| lookup(call.collective, algorithm, protocol, call.op, call.data_type))?
+    };
+    let open = |algorithm, protocol| kernel(algorithm, protocol).is_some();
+    let way = shape.tuner.way(call.collective, bytes as u64, open);
+    let (algorithm, protocol) = way.ok_or(PlanError(*call))?;
+    let kernel = kernel(algorithm, protocol).ok_or(PlanError(*call))?;
     let channels = if shape.all_channels {
         shape.channels
     } else {
-        shape.tuner.channels(bytes as u64, protocol, shape.channels)
+        shape.tuner.channels(call.collective, bytes as u64, algorithm, protocol, shape.channels)
     };
     // Parts start on a cache line of a well-aligned buffer.
     let grain = 128 / call.data_type.size();
@@ -109,34 +114,33 @@ mod tests {
     use ferroccl_device::abi::{DataType, ReduceOp};
 
     use super::*;
-    use crate::graph::tuning::{Collective, Devices, Settings, Situation};
+    use crate::graph::tuning::{Devices, Settings, Situation};
 
     #[test]
     fn protocols_follow_size_and_permission() {
         let chosen = |bytes: usize, allowed: &[ProtocolId]| {
-            let settings = Settings { protocols: Some(allowed.to_vec()), ..Settings::default() };
+            let protocols = allowed.iter().copied().collect();
+            let settings = Settings { protocols, ..Settings::default() };
             let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
-            let tuner = Tuner::new(&cores, Collective::AllReduce, &settings);
-            let shape = Shape { ranks: 4, channels: 2, tuner: tuner.clone(), all_channels: false };
+            let tuner = Tuner::new(&cores, &settings);
+            let shape = Shape { ranks: 4, channels: 2, tuner, all_channels: false };
             let call = Call {
                 collective: ferroccl_device::abi::Collective::AllReduce,
                 count: bytes / 4,
                 data_type: DataType::F32,
                 op: ReduceOp::Sum,
             };
-            let plan = plan(&call, &shape, 1).expect("a kernel");
-            assert_eq!(plan.protocol, tuner.protocol(bytes as u64));
-            (plan.protocol, plan.channels)
+            plan(&call, &shape, 1).ok().map(|plan| (plan.protocol, plan.channels))
         };
         let all = ProtocolId::ALL;
         let (ll, ll128, simple) = (ProtocolId::Ll, ProtocolId::Ll128, ProtocolId::Simple);
-        assert_eq!(chosen(8, all), (ll, 1));
-        assert_eq!(chosen(512, all), (simple, 1));
-        assert_eq!(chosen(1 << 30, all), (simple, 2));
-        assert_eq!(chosen(8, &[ll128]), (ll128, 1));
-        assert_eq!(chosen(1 << 30, &[ll128, simple]), (simple, 2));
-        assert_eq!(chosen(8, &[simple]), (simple, 1));
-        assert_eq!(chosen(1 << 30, &[ll]), (ll, 2));
-        assert_eq!(chosen(8, &[]), (simple, 1));
+        assert_eq!(chosen(8, all), Some((ll, 1)));
+        assert_eq!(chosen(512, all), Some((simple, 1)));
+        assert_eq!(chosen(1 << 30, all), Some((simple, 2)));
+        assert_eq!(chosen(8, &[ll128]), Some((ll128, 1)));
+        assert_eq!(chosen(1 << 30, &[ll128, simple]), Some((simple, 2)));
+        assert_eq!(chosen(8, &[simple]), Some((simple, 1)));
+        assert_eq!(chosen(1 << 30, &[ll]), Some((ll, 2)));
+        assert_eq!(chosen(8, &[]), None);
     }
 }
