@@ -15,6 +15,8 @@ use crate::graph::tuning::Tuner;
 pub struct Shape {
     /// Ranks.
     pub ranks: u32,
+    /// Nodes that they are on.
+    pub nodes: u32,
     /// Channels there are, 1 to [`MAX_CHANNELS`].
     pub channels: u32,
     /// How a call of so many bytes is done.
@@ -118,17 +120,31 @@ pub fn split(count: usize, channels: u32, grain: usize) -> [ChannelWork; MAX_CHA
 /// [`PlanError::NoWay`] when nothing is left that may be chosen.
 pub fn choose(call: &Call, shape: &Shape) -> Result<Way, PlanError> {
     let bytes = call.largest_bytes(shape.ranks);
-    let has = |algorithm, protocol| {
-        algorithm == Algorithm::Hierarchical
-            || lookup(call.collective, algorithm, protocol, call.op, call.data_type).is_some()
+    let has = |algorithm, protocol| match algorithm {
+        // Made of others.
+        Algorithm::Hierarchical => shape.nodes > 1,
+        _ => lookup(call.collective, algorithm, protocol, call.op, call.data_type).is_some(),
     };
-    let protocol = shape.tuner.protocol(bytes);
-    let forced = shape.algorithm.filter(|a| does(call.collective, *a) && has(*a, protocol));
-    let algorithm = forced.unwrap_or(Algorithm::Ring);
+    let best = |open: &dyn Fn(Algorithm, ProtocolId) -> bool| {
+        shape.tuner.way(call.collective, bytes, |a, p| open(a, p) && has(a, p))
+    };
+    let (algorithm, protocol) = match shape.algorithm {
+        // One rank copies, whatever the settings are.
+        _ if shape.ranks == 1 => Some((Algorithm::Ring, ProtocolId::Simple)),
+        Some(wanted) if does(call.collective, wanted) => best(&|a, _| a == wanted)
+            .or_else(|| {
+                // Nothing is known of it here, and it is wanted all the same.
+                let (_, protocol) = best(&|_, _| true)?;
+                has(wanted, protocol).then_some((wanted, protocol))
+            })
+            .or_else(|| best(&|_, _| true)),
+        _ => best(&|_, _| true),
+    }
+    .ok_or(PlanError::NoWay(*call))?;
     let channels = if shape.all_channels {
         shape.channels
     } else {
-        shape.tuner.channels(bytes, protocol, shape.channels)
+        shape.tuner.channels(call.collective, bytes, algorithm, protocol, shape.channels)
     };
     Ok(Way { algorithm, protocol, channels })
 }
@@ -198,13 +214,15 @@ mod tests {
     #[test]
     fn protocols_follow_size_and_permission() {
         let chosen = |bytes: usize, allowed: &[ProtocolId]| {
-            let settings = Settings { protocols: Some(allowed.to_vec()), ..Settings::default() };
+            let protocols = allowed.iter().copied().collect();
+            let settings = Settings { protocols, ..Settings::default() };
             let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
-            let tuner = Tuner::new(&cores, Collective::AllReduce, &settings);
+            let tuner = Tuner::new(&cores, &settings);
             let shape = Shape {
                 ranks: 4,
+                nodes: 1,
                 channels: 2,
-                tuner: tuner.clone(),
+                tuner,
                 all_channels: false,
                 algorithm: Some(Algorithm::Ring),
             };
@@ -215,19 +233,17 @@ mod tests {
                 op: ReduceOp::Sum,
                 root: None,
             };
-            let way = choose(&call, &shape).expect("a way");
-            assert_eq!(way.protocol, tuner.protocol(bytes as u64));
-            (way.protocol, way.channels)
+            choose(&call, &shape).ok().map(|way| (way.protocol, way.channels))
         };
         let all = ProtocolId::ALL;
         let (ll, ll128, simple) = (ProtocolId::Ll, ProtocolId::Ll128, ProtocolId::Simple);
-        assert_eq!(chosen(8, all), (ll, 1));
-        assert_eq!(chosen(512, all), (simple, 1));
-        assert_eq!(chosen(1 << 30, all), (simple, 2));
-        assert_eq!(chosen(8, &[ll128]), (ll128, 1));
-        assert_eq!(chosen(1 << 30, &[ll128, simple]), (simple, 2));
-        assert_eq!(chosen(8, &[simple]), (simple, 1));
-        assert_eq!(chosen(1 << 30, &[ll]), (ll, 2));
-        assert_eq!(chosen(8, &[]), (simple, 1));
+        assert_eq!(chosen(8, all), Some((ll, 1)));
+        assert_eq!(chosen(512, all), Some((simple, 1)));
+        assert_eq!(chosen(1 << 30, all), Some((simple, 2)));
+        assert_eq!(chosen(8, &[ll128]), Some((ll128, 1)));
+        assert_eq!(chosen(1 << 30, &[ll128, simple]), Some((simple, 2)));
+        assert_eq!(chosen(8, &[simple]), Some((simple, 1)));
+        assert_eq!(chosen(1 << 30, &[ll]), Some((ll, 2)));
+        assert_eq!(chosen(8, &[]), None);
     }
 }
