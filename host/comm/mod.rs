@@ -148,8 +148,7 @@ impl Communicator {
             ..inner.shape.clone()
         });
         let shape = own_shape.as_ref().unwrap_or(&inner.shape);
-        let mut plan = enqueue::plan(&call, shape, *seq + 1)
-            .map_err(|e| Error::argument("op", e.to_string()))?;
+        let mut plan = enqueue::plan(&call, shape, *seq + 1)?;
         if let Some((kernel, _)) = own {
             plan.kernel = kernel;
         }

@@ -1,9 +1,10 @@
 //! The plan of a call: kernel, channels, and each channel's part.
 
 use ferroccl_device::abi::{Algorithm, ChannelWork, MAX_CHANNELS, ProtocolId, Signature, Work};
-use ferroccl_device::kernels::{Kernel, lookup};
+use ferroccl_device::kernels::{Kernel, left_out, lookup};
 
 use super::Call;
+use crate::error::Error;
 use crate::graph::tuning::Tuner;
 
 /// What a plan needs to know of a communicator.
@@ -36,8 +37,28 @@ pub struct Plan {
 
 /// A call that no kernel does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no kernel does {0:?}")]
-pub struct PlanError(pub Call);
+#[error("no kernel does {call:?} by {algorithm}{}", why(*left_out))]
+pub struct PlanError {
+    /// The call.
+    pub call: Call,
+    /// How it was to be done.
+    pub algorithm: Algorithm,
+    /// The cargo feature that it needs and this build was made without, if that is why.
+    pub left_out: Option<&'static str>,
+}
+
+fn why(left_out: Option<&'static str>) -> String {
+    left_out.map_or(String::new(), |f| format!(": this build is without the cargo feature `{f}`"))
+}
+
+impl From<PlanError> for Error {
+    fn from(e: PlanError) -> Self {
+        match e.left_out {
+            Some(_) => Error::Unavailable { what: "kernel".to_owned(), reason: e.to_string() },
+            None => Error::argument("op", e.to_string()),
+        }
+    }
+}
 
 impl Plan {
     /// The kernel's argument; `input`, `output` and `comm` are addresses.
@@ -86,8 +107,14 @@ pub fn plan(call: &Call, shape: &Shape, seq: u64) -> Result<Plan, PlanError> {
     let algorithm = Algorithm::Ring;
     let bytes = call.bytes();
     let protocol = shape.tuner.protocol(bytes as u64);
-    let kernel = lookup(call.collective, algorithm, protocol, call.op, call.data_type)
-        .ok_or(PlanError(*call))?;
+    let kernel =
+        lookup(call.collective, algorithm, protocol, call.op, call.data_type).ok_or_else(|| {
+            PlanError {
+                call: *call,
+                algorithm,
+                left_out: left_out(call.collective, algorithm, call.data_type),
+            }
+        })?;
     let channels = if shape.all_channels {
         shape.channels
     } else {
