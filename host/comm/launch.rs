@@ -68,14 +68,13 @@ impl Inner {
         request: Request,
         stream: &Stream,
     ) -> Result<()> {
-        let argument = |e: enqueue::PlanError| Error::argument("op", e.to_string());
         let call = request.call;
-        let mut way = enqueue::choose(&call, &self.shape).map_err(argument)?;
+        let mut way = enqueue::choose(&call, &self.shape)?;
         if let Some((_, protocol)) = request.own {
             let tuner = self.shape.tuner.only(protocol);
             let shape =
                 enqueue::Shape { tuner, algorithm: Some(Algorithm::Ring), ..self.shape.clone() };
-            way = enqueue::choose(&call, &shape).map_err(argument)?;
+            way = enqueue::choose(&call, &shape)?;
         }
         let seq = order.seq + 1;
         if way.algorithm == Algorithm::Hierarchical && self.nodes.count() > 1 {
@@ -84,7 +83,7 @@ impl Inner {
             if way.algorithm == Algorithm::Hierarchical {
                 way.algorithm = Algorithm::Ring;
             }
-            let mut plan = enqueue::plan(&call, way, seq).map_err(argument)?;
+            let mut plan = enqueue::plan(&call, way, seq)?;
             if let Some((kernel, _)) = request.own {
                 plan.kernel = kernel;
             }
@@ -104,7 +103,6 @@ impl Inner {
         way: Way,
         stream: &Stream,
     ) -> Result<()> {
-        let argument = |e: enqueue::PlanError| Error::argument("op", e.to_string());
         let Request { call, input, output, scalar, .. } = request;
         let ring = Way { algorithm: Algorithm::Ring, ..way };
         // What scales a rank's own value has done so once it has been reduced; what divides does so at the end.
@@ -124,7 +122,7 @@ impl Inner {
             .filter(|(_, view, ..)| !matches!(view, View::Leaders) || self.nodes.is_leader());
         for (collective, view, op, root, input) in steps {
             let step = Call { collective, op, root, ..*call };
-            let plan = enqueue::plan(&step, ring, seq).map_err(argument)?;
+            let plan = enqueue::plan(&step, ring, seq)?;
             let part = Part { view, input, output: *output, scalar: *scalar };
             self.put(&plan, call, part, request.keep.clone(), stream)?;
         }

@@ -5,9 +5,10 @@ use ferroccl_device::abi::{
     Signature, Work,
 };
 use ferroccl_device::collectives::Chain;
-use ferroccl_device::kernels::{Kernel, lookup};
+use ferroccl_device::kernels::{Kernel, left_out, lookup};
 
 use super::Call;
+use crate::error::Error;
 use crate::graph::tuning::Tuner;
 
 /// What a plan needs to know of a communicator.
@@ -62,17 +63,50 @@ pub struct Plan {
 }
 
 /// A call that cannot be done.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlanError {
-    /// No kernel does it in the way that is asked for.
-    #[error("no kernel does {collective}({data_type}, {op}) by {algorithm} with {protocol}",
-            collective = .0.collective, data_type = .0.data_type, op = .0.op,
-            algorithm = .1.algorithm, protocol = .1.protocol)]
-    NoKernel(Call, Way),
-    /// Nothing that may be chosen does it.
-    #[error("no algorithm and protocol that may be chosen (NCCL_ALGO, NCCL_PROTO) do {collective}({data_type}, {op})",
-            collective = .0.collective, data_type = .0.data_type, op = .0.op)]
-    NoWay(Call),
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanError {
+    /// The call.
+    pub call: Call,
+    /// How it was to be done; `None` when nothing was left to choose from.
+    pub way: Option<Way>,
+    /// The cargo feature that it needs and this build was made without, if that is why.
+    pub left_out: Option<&'static str>,
+}
+
+impl PlanError {
+    fn new(call: &Call, way: Option<Way>) -> Self {
+        let algorithm = way.map_or(Algorithm::Ring, |way| way.algorithm);
+        let left_out = left_out(call.collective, algorithm, call.data_type);
+        PlanError { call: *call, way, left_out }
+    }
+}
+
+impl std::error::Error for PlanError {}
+
+impl std::fmt::Display for PlanError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Call { collective, data_type, op, .. } = self.call;
+        write!(f, "no kernel does {collective}(type {data_type}, op {op})")?;
+        if let Some(Way { algorithm, protocol, .. }) = self.way {
+            write!(f, " by {algorithm} with {protocol}")?;
+        }
+        match self.left_out {
+            Some(feature) => write!(f, ": this build is without the cargo feature `{feature}`"),
+            None if self.way.is_none() => {
+                f.write_str(" in a way that NCCL_ALGO, NCCL_PROTO and FERROCCL_DETERMINISTIC allow")
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl From<PlanError> for Error {
+    fn from(e: PlanError) -> Self {
+        match e.left_out {
+            Some(_) => Error::Unavailable { what: "kernel".to_owned(), reason: e.to_string() },
+            None => Error::argument("op", e.to_string()),
+        }
+    }
 }
 
 impl Plan {
@@ -117,7 +151,7 @@ pub fn split(count: usize, channels: u32, grain: usize) -> [ChannelWork; MAX_CHA
 /// How a call is done: as the tuner says, of what the table of kernels has.
 ///
 /// # Errors
-/// [`PlanError::NoWay`] when nothing is left that may be chosen.
+/// [`PlanError`] when nothing is left that may be chosen.
 pub fn choose(call: &Call, shape: &Shape) -> Result<Way, PlanError> {
     let bytes = call.largest_bytes(shape.ranks);
     let has = |algorithm, protocol| match algorithm {
@@ -140,7 +174,7 @@ pub fn choose(call: &Call, shape: &Shape) -> Result<Way, PlanError> {
             .or_else(|| best(&|_, _| true)),
         _ => best(&|_, _| true),
     }
-    .ok_or(PlanError::NoWay(*call))?;
+    .ok_or_else(|| PlanError::new(call, None))?;
     let channels = if shape.all_channels {
         shape.channels
     } else {
@@ -175,11 +209,11 @@ pub fn send_recv_kernel() -> Option<Kernel> {
 /// Plans a call that one kernel does.
 ///
 /// # Errors
-/// [`PlanError::NoKernel`] when none does it in this way.
+/// [`PlanError`] when none does it in this way.
 pub fn plan(call: &Call, way: Way, seq: u64) -> Result<Plan, PlanError> {
     let Way { algorithm, protocol, channels } = way;
     let kernel = lookup(call.collective, algorithm, protocol, call.op, call.data_type)
-        .ok_or(PlanError::NoKernel(*call, way))?;
+        .ok_or_else(|| PlanError::new(call, Some(way)))?;
     let moves = matches!(call.collective, Collective::AllGather | Collective::Broadcast);
     let (count, size) = if moves { (call.bytes(), 1) } else { (call.count, call.data_type.size()) };
     let tree = algorithm == Algorithm::Tree;
