@@ -1,9 +1,10 @@
 //! The kernels as PTX, embedded in the library as text.
 //!
-//! `build.rs` compiles `device/` in pieces ([`Module`]) that a driver can load one at a time. PTX for one
-//! architecture runs on that and all later ones, assembled for them; a piece is there for several where
-//! its source differs. This module only hands the text out. A library that was built where no device compiler is has none, and says why
-//! ([`unavailable`]).
+//! `build.rs` compiles `device/` in pieces ([`Module`]) that a driver can load one at a time: a collective by one
+//! algorithm, for one element type. PTX for one architecture runs on that and all later ones, assembled for them;
+//! a piece is there for several where its source differs. Pieces are packed, some 25 times smaller, and each is
+//! unpacked when its text is first asked for. This module only hands the text out. A library that was
+//! built where no device compiler is has none, and says why ([`unavailable`]).
 //!
 //! ```
 //! use ferroccl::ptx;
@@ -18,39 +19,75 @@
 //! ```
 
 use std::fmt;
+use std::io::Read as _;
+use std::sync::OnceLock;
 
 include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 
 /// A piece of PTX that is assembled and loaded at a time.
-#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Module {
     arch: u32,
     name: &'static str,
-    text: &'static str,
+    kernels: &'static [&'static str],
+    len: usize,
+    packed: &'static [u8],
+    text: OnceLock<String>,
 }
 
 impl Module {
+    #[cfg_attr(not(has_ptx), expect(dead_code, reason = "for the table of a build that has some"))]
+    const fn new(
+        arch: u32,
+        name: &'static str,
+        kernels: &'static [&'static str],
+        len: usize,
+        packed: &'static [u8],
+    ) -> Self {
+        Module { arch, name, kernels, len, packed, text: OnceLock::new() }
+    }
+
     /// The architecture it is compiled for, as compute capability: 90 for `sm_90`.
     #[must_use]
     pub fn arch(&self) -> u32 {
         self.arch
     }
 
-    /// The element type of its kernels, as [`DataType::name`](crate::DataType::name) has it.
+    /// What its kernels have in common: the collective and algorithm, and the element type as
+    /// [`DataType::name`](crate::DataType::name) has it, where they do not only move bytes. As
+    /// `all_reduce_ring_float`, `all_gather_ring`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The PTX.
+    /// The names of its kernels, in the order of the text, which is not unpacked for it.
     #[must_use]
-    pub fn text(&self) -> &'static str {
-        self.text
+    pub fn kernels(&self) -> &'static [&'static str] {
+        self.kernels
+    }
+
+    /// Bytes of the text, and bytes that it takes in the library.
+    #[must_use]
+    pub fn sizes(&self) -> (usize, usize) {
+        (self.len, self.packed.len())
+    }
+
+    /// The PTX. The first time takes milliseconds; the text is kept.
+    #[must_use]
+    pub fn text(&'static self) -> &'static str {
+        self.text.get_or_init(|| {
+            let mut text = String::with_capacity(self.len);
+            ruzstd::decoding::StreamingDecoder::new(self.packed)
+                .ok()
+                .and_then(|mut unpacking| unpacking.read_to_string(&mut text).ok())
+                .expect("build.rs has packed a text here");
+            text
+        })
     }
 
     /// Its kernels: the name and the text of each, in the order of the module.
-    pub fn entries(&self) -> impl Iterator<Item = (&'static str, &'static str)> + use<> {
-        self.text.split("\n.visible .entry ").skip(1).map(|rest| {
+    pub fn entries(&'static self) -> impl Iterator<Item = (&'static str, &'static str)> + use<> {
+        self.text().split("\n.visible .entry ").skip(1).map(|rest| {
             let name = rest.split('(').next().unwrap_or_default();
             let end = rest.find("\n}").map_or(rest.len(), |i| i + 2);
             (name, &rest[..end])
@@ -58,7 +95,16 @@ impl Module {
     }
 }
 
-/// As `sm_90/float`.
+impl PartialEq for Module {
+    /// No two of a build have the same architecture and name.
+    fn eq(&self, other: &Self) -> bool {
+        (self.arch, self.name) == (other.arch, other.name)
+    }
+}
+
+impl Eq for Module {}
+
+/// As `sm_90/all_reduce_ring_float`.
 impl fmt::Display for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&format!("sm_{}/{}", self.arch, self.name))
@@ -72,10 +118,10 @@ impl fmt::Debug for Module {
     }
 }
 
-/// All modules, by architecture and then name; empty when [`unavailable`] says why.
+/// All modules, by architecture and then in the order of the table of kernels; empty when [`unavailable`] says why.
 #[must_use]
 pub fn modules() -> &'static [Module] {
-    MODULES
+    &MODULES
 }
 
 /// Why this build has no PTX and how to get it, or `None` when it has.
@@ -84,13 +130,20 @@ pub fn unavailable() -> Option<&'static str> {
     ABSENT
 }
 
-/// The module to load for a kernel on a device of compute capability `device` (90 for 9.0), and the
-/// kernel's text: that of the latest architecture the device can run. `None` when there is none.
+/// The module to load for a kernel on a device of compute capability `device` (90 for 9.0): that of the latest
+/// architecture the device can run. `None` when there is none. Unpacks nothing.
+#[must_use]
+pub fn module(kernel: &str, device: u32) -> Option<&'static Module> {
+    let mut fitting = MODULES.iter().rev().filter(|m| m.arch <= device);
+    fitting.find(|m| m.kernels.contains(&kernel))
+}
+
+/// The [`module`] to load for a kernel, and the kernel's text; no other module is unpacked.
 #[must_use]
 pub fn find(kernel: &str, device: u32) -> Option<(&'static Module, &'static str)> {
-    let fitting = MODULES.iter().rev().filter(|m| m.arch <= device);
-    let mut found = fitting.flat_map(|m| m.entries().map(move |(name, text)| (m, name, text)));
-    found.find(|(_, name, _)| *name == kernel).map(|(module, _, text)| (module, text))
+    let module = module(kernel, device)?;
+    let (_, text) = module.entries().find(|(name, _)| *name == kernel)?;
+    Some((module, text))
 }
 
 #[cfg(all(test, has_ptx))]
@@ -99,19 +152,37 @@ mod tests {
 
     #[test]
     fn a_device_gets_the_latest_it_can_run() {
-        let arch = |kernel, device| find(kernel, device).map(|(module, _)| module.arch());
-        let (float, bfloat16) = ("all_reduce_ring_ll_sum_float", "all_reduce_ring_ll_sum_bfloat16");
+        let arch = |kernel, device| module(kernel, device).map(Module::arch);
+        let float = "all_reduce_ring_ll_sum_float";
         assert_eq!(
             [75, 80, 89, 90, 120].map(|d| arch(float, d)),
             [None, Some(80), Some(80), Some(80), Some(80)]
         );
+        let (module, text) = find(float, 100).expect("just found");
+        assert_eq!(module.to_string(), "sm_80/all_reduce_ring_float");
+        assert!(text.starts_with(float) && text.ends_with("\n}"), "{text}");
+        assert_eq!(find("no_such_kernel", 90), None);
+    }
+
+    #[cfg(feature = "half")]
+    #[test]
+    fn what_is_written_otherwise_is_there_twice() {
+        let bfloat16 = "all_reduce_ring_ll_sum_bfloat16";
         assert_eq!(
-            [75, 80, 89, 90, 120].map(|d| arch(bfloat16, d)),
+            [75, 80, 89, 90, 120].map(|d| module(bfloat16, d).map(Module::arch)),
             [None, Some(80), Some(80), Some(90), Some(90)]
         );
-        let (module, text) = find(bfloat16, 100).expect("just found");
-        assert_eq!(module.to_string(), "sm_90/bfloat16");
-        assert!(text.starts_with(bfloat16) && text.ends_with("\n}"), "{text}");
-        assert_eq!(find("no_such_kernel", 90), None);
+        let (module, _) = find(bfloat16, 100).expect("just found");
+        assert_eq!(module.to_string(), "sm_90/all_reduce_ring_bfloat16");
+    }
+
+    #[test]
+    fn texts_are_what_was_packed() {
+        for module in modules() {
+            let (len, packed) = module.sizes();
+            assert_eq!(module.text().len(), len, "{module}");
+            assert!(packed * 10 < len, "{module}: {packed} of {len}");
+            assert!(module.entries().map(|(name, _)| name).eq(module.kernels().iter().copied()));
+        }
     }
 }

@@ -31,6 +31,8 @@ pub struct Shape {
     pub sources: usize,
     /// Destinations, 1 to [`MAX_ENDS`].
     pub destinations: usize,
+    /// Whether there may be fewer sources and destinations: [`ReduceCopy::there`] then counts.
+    pub optional: bool,
     /// Whether source 0 is the rank's own value, which some reductions multiply first.
     pub own: bool,
     /// Whether the value is final.
@@ -95,6 +97,8 @@ pub struct ReduceCopy<T: Element, R> {
     pub sources: [*const T; MAX_ENDS],
     /// The first [`Shape::destinations`] are written.
     pub destinations: [*mut T; MAX_ENDS],
+    /// Sources and destinations that are there, with [`Shape::optional`]; at least one of each.
+    pub there: [usize; 2],
     /// The reduction.
     pub reducer: Reducer<T, R>,
     /// Who shares the work.
@@ -132,29 +136,29 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
             unsafe {
                 let to = self.destinations[0].add(at);
                 let mut value = self.sources[0].add(at);
-                if shape.own && Reducer::<T, R>::PRE {
+                if shape.own && self.reducer.multiplies() {
                     self.reducer.pre_buffer(to, value, len);
                     value = to;
                 }
-                if shape.sources > 2 && Reducer::<T, R>::WIDE {
+                if self.sources(shape) > 2 && Reducer::<T, R>::WIDE {
                     let mut sources = self.sources.map(
                         #[inline(always)]
                         |source| source.wrapping_add(at),
                     );
                     sources[0] = value;
-                    gpu::mem_gather::<T, R::Op>(to, &sources[..shape.sources], len);
+                    self.reducer.gather_buffers(to, &sources[..self.sources(shape)], len);
                     value = to;
                 } else {
-                    for s in 1..shape.sources {
-                        gpu::mem_zip::<T, R::Op>(to, value, self.sources[s].add(at), len);
+                    for s in 1..self.sources(shape) {
+                        self.reducer.zip_buffers(to, value, self.sources[s].add(at), len);
                         value = to;
                     }
                 }
-                if shape.last && Reducer::<T, R>::POST {
+                if shape.last && self.reducer.divides() {
                     self.reducer.post_buffer(to, value, len);
                     value = to;
                 }
-                for d in 0..shape.destinations {
+                for d in 0..self.destinations(shape) {
                     gpu::mem_copy(self.destinations[d].add(at), value, len);
                 }
             }
@@ -168,7 +172,7 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
         let packs = if UNALIGNED_PACKS || self.aligned(shape) { n / per_pack } else { 0 };
         let hunk = UNROLL * WARP as usize;
         // Divisions (the average of integers) take more time than the loads, and more registers: one by one.
-        let divides = shape.last && Reducer::<T, R>::POST;
+        let divides = shape.last && self.reducer.divides();
         let in_hunks = if divides { 0 } else { packs / hunk * hunk };
         // SAFETY: the caller's; the three loops cover [0, n) once.
         unsafe {
@@ -179,12 +183,28 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
     }
 
     #[inline(always)]
+    fn sources(&self, shape: Shape) -> usize {
+        if shape.optional { self.there[0] } else { shape.sources }
+    }
+
+    #[inline(always)]
+    fn destinations(&self, shape: Shape) -> usize {
+        if shape.optional { self.there[1] } else { shape.destinations }
+    }
+
+    #[inline(always)]
     fn aligned(&self, shape: Shape) -> bool {
         let mut bits = 0;
         for i in 0..shape.sources {
+            if shape.optional && i >= self.there[0] {
+                break;
+            }
             bits |= self.sources[i].addr();
         }
         for i in 0..shape.destinations {
+            if shape.optional && i >= self.there[1] {
+                break;
+            }
             bits |= self.destinations[i].addr();
         }
         bits % PACK_BYTES == 0
@@ -201,7 +221,7 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
             // SAFETY: the caller's: `at + (U - 1) * warp < to`, as hunks are whole or U is 1.
             unsafe {
                 let first: [P::Value; U] = load_all::<P, T, U>(self.sources[0], at);
-                let mut value = if shape.own && Reducer::<T, R>::PRE {
+                let mut value = if shape.own && self.reducer.multiplies() {
                     each(
                         #[inline(always)]
                         |u| self.reducer.pre(first[u]),
@@ -212,14 +232,20 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
                 if shape.sources > 2 && Reducer::<T, R>::WIDE {
                     // All loads first: what is wide takes two or four times the registers, so pack by pack.
                     let mut all = [value; MAX_ENDS];
-                    for (all, source) in all[1..shape.sources].iter_mut().zip(&self.sources[1..]) {
-                        *all = load_all::<P, T, U>(*source, at);
+                    for s in 1..shape.sources {
+                        if shape.optional && s >= self.there[0] {
+                            break;
+                        }
+                        all[s] = load_all::<P, T, U>(self.sources[s], at);
                     }
                     value = each(
                         #[inline(always)]
                         |u| {
                             let mut wide = self.reducer.widen(all[0][u]);
-                            for next in &all[1..shape.sources] {
+                            for (s, next) in all.iter().enumerate().take(shape.sources).skip(1) {
+                                if shape.optional && s >= self.there[0] {
+                                    break;
+                                }
                                 wide = self.reducer.gather(wide, next[u]);
                             }
                             self.reducer.narrow(wide)
@@ -227,6 +253,9 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
                     );
                 } else {
                     for s in 1..shape.sources {
+                        if shape.optional && s >= self.there[0] {
+                            break;
+                        }
                         let next: [P::Value; U] = load_all::<P, T, U>(self.sources[s], at);
                         value = each(
                             #[inline(always)]
@@ -234,13 +263,16 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
                         );
                     }
                 }
-                if shape.last && Reducer::<T, R>::POST {
+                if shape.last && self.reducer.divides() {
                     value = each(
                         #[inline(always)]
                         |u| self.reducer.post(value[u]),
                     );
                 }
                 for d in 0..shape.destinations {
+                    if shape.optional && d >= self.there[1] {
+                        break;
+                    }
                     for (u, value) in value.iter().enumerate() {
                         P::store(self.destinations[d].add((at + u * warp) * P::ELEMENTS), *value);
                     }

@@ -1,62 +1,32 @@
 //! The one table of kernels: (collective, algorithm, protocol, reduction, type) -> PTX entry, CPU function.
 //!
-//! Two lists make it. [`families!`](self) has a row for each algorithm of a collective and says which reductions it
-//! is specialised for: all of them, the common ones, or none, as it only moves bytes. [`reductions!`](self) has the
-//! element types with their reductions. Every row is made in all three protocols. From the table come the PTX
-//! entries, the CPU functions and their names, so that the three cannot differ.
+//! Two lists make it, in `kernels/lists.rs`. `families!` has a row for each algorithm of a collective and says which
+//! reductions it is specialised for: all of them, the common ones, or none, as it only moves bytes. `reductions!` has
+//! the element types with their reductions. Every row is made in all three protocols. From the table come the PTX
+//! entries, the CPU functions and their names, so that the three cannot differ. Cargo features leave rows out
+//! ([`left_out`] says which one a call would need).
 //!
 //! What is the same bit for bit has one kernel: signed and unsigned integers share sums and products, and the
 //! average of floats is a pre-multiplied sum by 1/ranks ([`lookup`] knows).
 //!
 //! A family with one element type is a module of PTX: `all_reduce_ring_float`; see the library's `build.rs`.
+#![allow(unused_imports, unused_macros)] // features leave rows out
+
+#[macro_use]
+mod lists;
 
 use crate::abi::Work;
-use crate::collectives::{AllGatherRing, AllReduceRing, Reducing};
+use crate::collectives::{
+    AllGatherBruck, AllGatherRing, AllReduceOneShot, AllReduceRing, AllReduceTree, BroadcastRing,
+    BroadcastTree, Chain, KernelCode, ReduceScatterBruck, ReduceScatterRing, SendRecv,
+};
 use crate::element::{Bf16, F8E4M3, F8E5M2, F16};
 use crate::prims::{Ll, Ll128, Simple};
-use crate::reduce::{Avg, Max, Min, PreMulSum, Prod, Sum};
+use crate::reduce::Sum;
 
 /// Threads of a block that a kernel is compiled for; launches use at most as many. NCCL's most is 640; the
 /// registers of a multiprocessor allow 512 threads of 128.
 pub const MAX_THREADS: u32 = 512;
-
-/// Calls `$row!` with every family of kernels: its name, the collective and algorithm, the type that runs it, and
-/// the list of its reductions.
-macro_rules! families {
-    ($row:ident) => {
-        $row! {
-            "all_reduce_ring" AllReduce Ring AllReduceRing: reductions;
-            "all_gather_ring" AllGather Ring AllGatherRing: bytes;
-        }
-    };
-}
-
-/// Calls `$row!` for what only moves bytes.
-macro_rules! bytes {
-    ($row:ident $($more:tt)*) => {
-        $row! { $($more)* }
-    };
-}
-
-/// Calls `$row!` with all reductions, each with its name and type; what else is given comes first.
-macro_rules! reductions {
-    ($row:ident $($more:tt)*) => {
-        $row! { $($more)*
-            "uint8" U8 u8: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
-            "int8" I8 i8: "min" Min, "max" Max, "avg" Avg;
-            "uint32" U32 u32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
-            "int32" I32 i32: "min" Min, "max" Max, "avg" Avg;
-            "uint64" U64 u64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
-            "int64" I64 i64: "min" Min, "max" Max, "avg" Avg;
-            "half" F16 F16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
-            "bfloat16" Bf16 Bf16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
-            "float" F32 f32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
-            "double" F64 f64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
-            "f8e4m3" F8E4M3 F8E4M3: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
-            "f8e5m2" F8E5M2 F8E5M2: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
-        }
-    };
-}
 
 /// The name of a kernel, the same on every machine.
 macro_rules! name {
@@ -71,7 +41,9 @@ macro_rules! name {
 #[cfg(target_arch = "nvptx64")]
 mod entries {
     use super::*;
+    use crate::reduce::{Avg, Max, Min, PreMulSum, Prod};
 
+    // What a build has no use for it does not ask for: see `build.rs`.
     macro_rules! entry {
         ($family:literal $module:literal $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
             #[cfg(any(not(split), all(family = $family, module = $module)))]
@@ -82,21 +54,27 @@ mod entries {
                 unsafe extern "ptx-kernel" fn entry(work: *const Work) {
                     crate::gpu::launch_bounds::<MAX_THREADS>();
                     // SAFETY: the launch's contract.
-                    unsafe { <$A as Reducing>::run::<$T, $R, $P>(work) }
+                    unsafe { <$A as KernelCode>::run::<$T, $R, $P>(work) }
                 }
             };
         };
     }
     macro_rules! family {
-        ($($family:literal $C:ident $G:ident $A:ident: $list:ident;)*) => { $( $list!(rows $family $A:); )* };
+        ($($(#[cfg(feature = $f:literal)])* $family:literal $C:ident $G:ident $A:ident: $list:ident;)*) => {
+            $( $list!(rows $family $A:); )*
+        };
     }
     macro_rules! rows {
+        ($family:literal $A:ident: any) => {
+            entry!($family "bytes" $family, $A, Simple, Sum, u8);
+        };
         ($family:literal $A:ident:) => {
             entry!($family "bytes" name!($family "simple"), $A, Simple, Sum, u8);
             entry!($family "bytes" name!($family "ll"), $A, Ll, Sum, u8);
             entry!($family "bytes" name!($family "ll128"), $A, Ll128, Sum, u8);
         };
-        ($family:literal $A:ident: $($type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => { $($(
+        ($family:literal $A:ident:
+            $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => { $($(
             entry!($family $type name!($family "simple" $op $type), $A, Simple, $R, $T);
             entry!($family $type name!($family "ll" $op $type), $A, Ll, $R, $T);
             entry!($family $type name!($family "ll128" $op $type), $A, Ll128, $R, $T);
@@ -106,7 +84,7 @@ mod entries {
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
-pub use cpu::{Kernel, all, kernel_fn, lookup};
+pub use cpu::{Kernel, Row, all, kernel_fn, left_out, lookup, rows};
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod cpu {
@@ -114,7 +92,7 @@ mod cpu {
     use crate::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};
     use crate::element::Element;
     use crate::prims::Protocol;
-    use crate::reduce::Reduction;
+    use crate::reduce::{Any, Reduction};
 
     /// A kernel, for every machine.
     #[derive(Clone, Copy, Debug)]
@@ -128,63 +106,106 @@ mod cpu {
     /// The CPU function of an algorithm, also for protocols and reductions that the table has not: an
     /// experiment launches its own protocol with it.
     #[must_use]
-    pub fn kernel_fn<A: Reducing, T: Element, R: Reduction, P: Protocol>() -> unsafe fn(*const Work)
-    {
+    pub fn kernel_fn<A: KernelCode, T: Element, R: Reduction, P: Protocol>()
+    -> unsafe fn(*const Work) {
         A::run::<T, R, P>
     }
 
-    /// What a kernel does.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    struct Key {
-        collective: Collective,
-        algorithm: Algorithm,
-        protocol: ProtocolId,
+    /// A row of the table: what a kernel does, and the kernel.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Row {
+        /// The collective.
+        pub collective: Collective,
+        /// How it is done.
+        pub algorithm: Algorithm,
+        /// How data moves; `None` where a kernel knows every protocol.
+        pub protocol: Option<ProtocolId>,
         /// `None` where bytes are only moved.
-        reduction: Option<(ReduceOp, DataType)>,
+        pub reduction: Option<(ReduceOp, DataType)>,
+        /// The kernel.
+        pub kernel: Kernel,
     }
 
+    /// Cargo features, and whether this build has them.
+    type Features = &'static [(&'static str, bool)];
+
     macro_rules! family {
-        ($($family:literal $C:ident $G:ident $A:ident: $list:ident;)*) => {
-            static KERNELS: &[&[(Key, Kernel)]] = &[ $( $list!(rows $family $C $G $A:) ),* ];
+        ($($(#[cfg(feature = $f:literal)])* $family:literal $C:ident $G:ident $A:ident: $list:ident;)*) => {
+            /// By family and element type.
+            static TABLE: &[&[&[Row]]] = &[ $( $(#[cfg(feature = $f)])* $list!(rows $family $C $G $A:) ),* ];
+            /// What the families are for.
+            static FAMILIES: &[(Collective, Algorithm, Features)] = &[ $(
+                (Collective::$C, Algorithm::$G, &[ $( ($f, cfg!(feature = $f)) ),* ])
+            ),* ];
         };
     }
     macro_rules! rows {
+        ($family:literal $C:ident $G:ident $A:ident: any) => {
+            &[&[row!($C $G None, None, $family, $A, Simple, Sum, u8)]]
+        };
         ($family:literal $C:ident $G:ident $A:ident:) => {
-            &[
-                kernel!($C $G Simple None, name!($family "simple"), $A, Simple, Sum, u8),
-                kernel!($C $G Ll None, name!($family "ll"), $A, Ll, Sum, u8),
-                kernel!($C $G Ll128 None, name!($family "ll128"), $A, Ll128, Sum, u8),
-            ]
+            &[&[
+                row!($C $G Some(ProtocolId::Simple), None, name!($family "simple"), $A, Simple, Sum, u8),
+                row!($C $G Some(ProtocolId::Ll), None, name!($family "ll"), $A, Ll, Sum, u8),
+                row!($C $G Some(ProtocolId::Ll128), None, name!($family "ll128"), $A, Ll128, Sum, u8),
+            ]]
         };
-        ($family:literal $C:ident $G:ident $A:ident: $($type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
-            &[$($(
-                kernel!($C $G Simple Some((ReduceOp::$R, DataType::$D)),
-                    name!($family "simple" $op $type), $A, Simple, $R, $T),
-                kernel!($C $G Ll Some((ReduceOp::$R, DataType::$D)),
-                    name!($family "ll" $op $type), $A, Ll, $R, $T),
-                kernel!($C $G Ll128 Some((ReduceOp::$R, DataType::$D)),
-                    name!($family "ll128" $op $type), $A, Ll128, $R, $T),
-            )*)*]
-        };
-    }
-    macro_rules! kernel {
-        ($C:ident $G:ident $I:ident $reduction:expr, $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
-            (
-                Key {
-                    collective: Collective::$C,
-                    algorithm: Algorithm::$G,
-                    protocol: ProtocolId::$I,
-                    reduction: $reduction,
-                },
-                Kernel { name: $name, cpu: <$A as Reducing>::run::<$T, $R, $P> },
-            )
+        ($family:literal $C:ident $G:ident $A:ident:
+            $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
+            &[ $( $(#[cfg(feature = $f)])* &[ $(
+                row!($C $G Some(ProtocolId::Simple), Some((ReduceOp::$R, DataType::$D)),
+                    name!($family "simple" $op $type), $A, Simple, Any, $T),
+                row!($C $G Some(ProtocolId::Ll), Some((ReduceOp::$R, DataType::$D)),
+                    name!($family "ll" $op $type), $A, Ll, Any, $T),
+                row!($C $G Some(ProtocolId::Ll128), Some((ReduceOp::$R, DataType::$D)),
+                    name!($family "ll128" $op $type), $A, Ll128, Any, $T),
+            )*] ),* ]
         };
     }
+    macro_rules! row {
+        ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
+            Row {
+                collective: Collective::$C,
+                algorithm: Algorithm::$G,
+                protocol: $protocol,
+                reduction: $reduction,
+                kernel: Kernel { name: $name, cpu: <$A as KernelCode>::run::<$T, $R, $P> },
+            }
+        };
+    }
+    macro_rules! types {
+        ($($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
+            /// What the element types are for.
+            static TYPES: &[(DataType, Features)] = &[ $(
+                (DataType::$D, &[ $( ($f, cfg!(feature = $f)) ),* ])
+            ),* ];
+        };
+    }
+    reductions!(types);
     families!(family);
+
+    /// The table.
+    pub fn rows() -> impl Iterator<Item = &'static Row> {
+        TABLE.iter().copied().flatten().copied().flatten()
+    }
 
     /// All kernels of the table.
     pub fn all() -> impl Iterator<Item = Kernel> {
-        KERNELS.iter().flat_map(|family| family.iter()).map(|row| row.1)
+        rows().map(|row| row.kernel)
+    }
+
+    /// The cargo feature that a call needs and this build was made without, if that is why it has no kernel.
+    #[must_use]
+    pub fn left_out(
+        collective: Collective,
+        algorithm: Algorithm,
+        data_type: DataType,
+    ) -> Option<&'static str> {
+        let wanted = shared(collective, algorithm);
+        let family = FAMILIES.iter().find(|f| (f.0, f.1) == wanted).map(|f| f.2);
+        let element = TYPES.iter().find(|t| t.0 == data_type).map(|t| t.1);
+        let needed = [family, element].into_iter().flatten().flatten();
+        needed.copied().find(|(_, there)| !there).map(|(feature, _)| feature)
     }
 
     /// The kernel of a call; `None` when the table has none. Where bytes are only moved it is the same for all
@@ -208,14 +229,29 @@ mod cpu {
             DataType::I64 if same_bits => DataType::U64,
             other => other,
         };
-        let family = KERNELS.iter().find(|family| {
-            let key = family[0].0;
-            (key.collective, key.algorithm) == (collective, algorithm)
+        let wanted = shared(collective, algorithm);
+        let family = TABLE.iter().copied().find(|family| {
+            let first = family.first().and_then(|rows| rows.first());
+            first.is_some_and(|row| (row.collective, row.algorithm) == wanted)
         })?;
-        let fits = |key: &Key| {
-            key.protocol == protocol && key.reduction.is_none_or(|r| r == (op, data_type))
+        let fits = |row: &&Row| {
+            row.protocol.is_none_or(|p| p == protocol)
+                && row.reduction.is_none_or(|r| r == (op, data_type))
         };
-        family.iter().find(|row| fits(&row.0)).map(|row| row.1)
+        family.iter().copied().flatten().find(fits).map(|row| row.kernel)
+    }
+
+    /// The family that does it, where that is another's.
+    const fn shared(collective: Collective, algorithm: Algorithm) -> (Collective, Algorithm) {
+        match (collective, algorithm) {
+            (Collective::Barrier, algorithm) => (Collective::AllReduce, algorithm),
+            (Collective::Reduce, Algorithm::Tree) => (Collective::AllReduce, Algorithm::Tree),
+            (Collective::Reduce, Algorithm::Ring)
+            | (Collective::AllReduce | Collective::ReduceScatter, Algorithm::Chain) => {
+                (Collective::Reduce, Algorithm::Chain)
+            }
+            same => same,
+        }
     }
 
     #[cfg(test)]
@@ -228,7 +264,8 @@ mod cpu {
                 for &op in ReduceOp::ALL {
                     for &t in DataType::ALL {
                         let kernel = lookup(Collective::AllReduce, Algorithm::Ring, p, op, t);
-                        assert!(kernel.is_some(), "{p} {op} {t}");
+                        let left_out = left_out(Collective::AllReduce, Algorithm::Ring, t);
+                        assert_eq!(kernel.is_none(), left_out.is_some(), "{p} {op} {t}");
                     }
                 }
             }

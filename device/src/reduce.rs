@@ -53,6 +53,21 @@ pub trait Reduction: Copy + 'static {
     type Op: BinOp;
     /// What [`Work::scalar`] is to it.
     const SCALAR: Scalar = Scalar::Unused;
+    /// Whether it is whatever the call says, and the rest of this trait says nothing.
+    const ANY: bool = false;
+}
+
+/// Any reduction: the call's. Where kernels work on whole buffers a look at the operator costs nothing, and one kernel
+/// instead of one for each operator is compiled.
+#[cfg(not(target_arch = "nvptx64"))]
+#[derive(Clone, Copy, Debug)]
+pub struct Any;
+
+#[cfg(not(target_arch = "nvptx64"))]
+impl Reduction for Any {
+    const ID: ReduceOp = ReduceOp::Sum;
+    type Op = Sum;
+    const ANY: bool = true;
 }
 
 /// What a reduction does with its scalar.
@@ -119,15 +134,33 @@ pub struct Reducer<T: Element, R> {
     factor: <T::Unit as Unit>::Factor,
     /// Means something where [`Reducer::POST`] is.
     divisor: <T::Unit as Unit>::Divisor,
+    /// The call's, for [`Any`].
+    op: ReduceOp,
     marker: PhantomData<(T, R)>,
 }
 
+/// Calls `$go!` with the operator of a reducer, as a type.
+macro_rules! by_op {
+    ($self:ident, $go:ident) => {
+        if R::ANY {
+            match $self.op {
+                ReduceOp::Prod => $go!(Prod),
+                ReduceOp::Min => $go!(Min),
+                ReduceOp::Max => $go!(Max),
+                ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum => $go!(Sum),
+            }
+        } else {
+            $go!(R::Op)
+        }
+    };
+}
+
 impl<T: Element, R: Reduction> Reducer<T, R> {
-    /// Whether [`Reducer::pre`] does anything.
-    pub const PRE: bool =
+    /// Whether [`Reducer::pre`] does anything, unless [`Reduction::ANY`].
+    const PRE: bool =
         matches!(R::SCALAR, Scalar::Factor) || matches!(R::SCALAR, Scalar::Mean) && T::FLOAT;
-    /// Whether [`Reducer::post`] does anything.
-    pub const POST: bool = matches!(R::SCALAR, Scalar::Mean) && !T::FLOAT;
+    /// Whether [`Reducer::post`] does anything, unless [`Reduction::ANY`].
+    const POST: bool = matches!(R::SCALAR, Scalar::Mean) && !T::FLOAT;
     /// Whether more than two values are combined in another type: [`Reducer::widen`], [`Reducer::gather`] for each
     /// more, [`Reducer::narrow`].
     pub const WIDE: bool = T::Unit::WIDENS;
@@ -143,7 +176,7 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
         // SAFETY: the caller's.
         let scalar = unsafe {
             let scalar = (*work).scalar;
-            if Self::PRE && (*work).scalar_by_address != 0 {
+            if (Self::PRE || R::ANY) && (*work).scalar_by_address != 0 {
                 gpu::ld_data(scalar as *const T).to_unit().scalar()
             } else {
                 scalar
@@ -152,22 +185,77 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
         Reducer {
             factor: T::Unit::factor(scalar),
             divisor: T::Unit::divisor(scalar),
+            // SAFETY: the caller's.
+            op: if R::ANY { unsafe { (*work).signature.op() } } else { R::ID },
             marker: PhantomData,
         }
+    }
+
+    /// Whether [`Reducer::pre`] does anything.
+    #[inline(always)]
+    #[must_use]
+    pub fn multiplies(&self) -> bool {
+        if R::ANY {
+            matches!(self.op, ReduceOp::PreMulSum) || matches!(self.op, ReduceOp::Avg) && T::FLOAT
+        } else {
+            Self::PRE
+        }
+    }
+
+    /// Whether [`Reducer::post`] does anything.
+    #[inline(always)]
+    #[must_use]
+    pub fn divides(&self) -> bool {
+        if R::ANY { matches!(self.op, ReduceOp::Avg) && !T::FLOAT } else { Self::POST }
+    }
+
+    /// `to[i] = a[i] op b[i]`.
+    ///
+    /// # Safety
+    /// As [`gpu::mem_zip`].
+    #[inline(always)]
+    pub unsafe fn zip_buffers(&self, to: *mut T, a: *const T, b: *const T, n: usize) {
+        macro_rules! go {
+            ($O:ty) => {
+                // SAFETY: the caller's.
+                unsafe { gpu::mem_zip::<T, $O>(to, a, b, n) }
+            };
+        }
+        by_op!(self, go)
+    }
+
+    /// Combines several buffers in the wider type.
+    ///
+    /// # Safety
+    /// As [`gpu::mem_gather`].
+    #[inline(always)]
+    pub unsafe fn gather_buffers(&self, to: *mut T, sources: &[*const T], n: usize) {
+        macro_rules! go {
+            ($O:ty) => {
+                // SAFETY: the caller's.
+                unsafe { gpu::mem_gather::<T, $O>(to, sources, n) }
+            };
+        }
+        by_op!(self, go)
     }
 
     /// Combines two values.
     #[inline(always)]
     #[must_use]
     pub fn combine<A: Array<Item = T::Unit>>(&self, a: A, b: A) -> A {
-        a.zip::<R::Op>(b)
+        macro_rules! go {
+            ($O:ty) => {
+                a.zip::<$O>(b)
+            };
+        }
+        by_op!(self, go)
     }
 
     /// Applied once to each rank's own value.
     #[inline(always)]
     #[must_use]
     pub fn pre<A: Array<Item = T::Unit>>(&self, a: A) -> A {
-        if Self::PRE {
+        if self.multiplies() {
             a.map(
                 #[inline(always)]
                 |unit| unit.times(self.factor),
@@ -181,7 +269,7 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
     #[inline(always)]
     #[must_use]
     pub fn post<A: Array<Item = T::Unit>>(&self, a: A) -> A {
-        if Self::POST {
+        if self.divides() {
             a.map(
                 #[inline(always)]
                 |unit| unit.over(self.divisor),
@@ -202,7 +290,12 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
     #[inline(always)]
     #[must_use]
     pub fn gather<A: Array<Item = T::Unit>>(&self, wide: A::Wide, a: A) -> A::Wide {
-        A::gather::<R::Op>(wide, a)
+        macro_rules! go {
+            ($O:ty) => {
+                A::gather::<$O>(wide, a)
+            };
+        }
+        by_op!(self, go)
     }
 
     /// The result, rounded once.
@@ -243,14 +336,14 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
     #[inline(always)]
     #[must_use]
     pub fn pre_word(&self, a: u64) -> u64 {
-        if Self::PRE { self.map_word(a) } else { a }
+        if self.multiplies() { self.map_word(a) } else { a }
     }
 
     /// [`Reducer::post`] of 8 bytes.
     #[inline(always)]
     #[must_use]
     pub fn post_word(&self, a: u64) -> u64 {
-        if Self::POST { self.map_word(a) } else { a }
+        if self.divides() { self.map_word(a) } else { a }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -272,7 +365,7 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
     /// [`Reducer::pre`] of words.
     #[inline(always)]
     pub fn pre_words(&self, words: &mut [u64]) {
-        if Self::PRE {
+        if self.multiplies() {
             self.map_words(words);
         }
     }
@@ -280,7 +373,7 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
     /// [`Reducer::post`] of words.
     #[inline(always)]
     pub fn post_words(&self, words: &mut [u64]) {
-        if Self::POST {
+        if self.divides() {
             self.map_words(words);
         }
     }

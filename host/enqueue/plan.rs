@@ -1,9 +1,14 @@
 //! The plan of a call: kernel, channels, and each channel's part.
 
-use ferroccl_device::abi::{Algorithm, ChannelWork, MAX_CHANNELS, ProtocolId, Signature, Work};
-use ferroccl_device::kernels::{Kernel, lookup};
+use ferroccl_device::abi::{
+    Algorithm, ChannelWork, Collective, DataType, MAX_CHANNELS, NO_RANK, ProtocolId, ReduceOp,
+    Signature, Work,
+};
+use ferroccl_device::collectives::Chain;
+use ferroccl_device::kernels::{Kernel, left_out, lookup};
 
 use super::Call;
+use crate::error::Error;
 use crate::graph::tuning::Tuner;
 
 /// What a plan needs to know of a communicator.
@@ -11,47 +16,112 @@ use crate::graph::tuning::Tuner;
 pub struct Shape {
     /// Ranks.
     pub ranks: u32,
+    /// Nodes that they are on.
+    pub nodes: u32,
     /// Channels there are, 1 to [`MAX_CHANNELS`].
     pub channels: u32,
     /// How a call of so many bytes is done.
     pub tuner: Tuner,
     /// Whether `channels` is what every call uses, instead of the most it may use.
     pub all_channels: bool,
+    /// The algorithm of every call that it can do, instead of the tuner's.
+    pub algorithm: Option<Algorithm>,
 }
 
-/// A call, ready to be launched.
+/// How a call is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// The protocol.
+    pub protocol: ProtocolId,
+    /// Channels.
+    pub channels: u32,
+}
+
+/// A kernel's part in a call, ready to be launched.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// What runs.
     pub kernel: Kernel,
-    /// The protocol it runs.
-    pub protocol: ProtocolId,
+    /// How.
+    pub way: Way,
     /// Blocks to launch.
-    pub channels: u32,
+    pub blocks: u32,
     /// What the neighbours compare.
     pub signature: Signature,
+    /// Elements of a rank's block, as the kernel counts: bytes where it only moves them.
+    pub count: u64,
+    /// The root, or [`NO_RANK`].
+    pub root: u32,
+    /// What [`Work::extra`] is, unless it is an address.
+    pub mode: u64,
+    /// Whether [`Work::extra`] is the address of the links of trees.
+    pub tree: bool,
     /// Each channel's part.
     pub parts: [ChannelWork; MAX_CHANNELS],
 }
 
-/// A call that no kernel does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no kernel does {0:?}")]
-pub struct PlanError(pub Call);
+/// A call that cannot be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanError {
+    /// The call.
+    pub call: Call,
+    /// How it was to be done; `None` when nothing was left to choose from.
+    pub way: Option<Way>,
+    /// The cargo feature that it needs and this build was made without, if that is why.
+    pub left_out: Option<&'static str>,
+}
+
+impl PlanError {
+    fn new(call: &Call, way: Option<Way>) -> Self {
+        let algorithm = way.map_or(Algorithm::Ring, |way| way.algorithm);
+        let left_out = left_out(call.collective, algorithm, call.data_type);
+        PlanError { call: *call, way, left_out }
+    }
+}
+
+impl std::error::Error for PlanError {}
+
+impl std::fmt::Display for PlanError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Call { collective, data_type, op, .. } = self.call;
+        write!(f, "no kernel does {collective}(type {data_type}, op {op})")?;
+        if let Some(Way { algorithm, protocol, .. }) = self.way {
+            write!(f, " by {algorithm} with {protocol}")?;
+        }
+        match self.left_out {
+            Some(feature) => write!(f, ": this build is without the cargo feature `{feature}`"),
+            None if self.way.is_none() => {
+                f.write_str(" in a way that NCCL_ALGO, NCCL_PROTO and FERROCCL_DETERMINISTIC allow")
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl From<PlanError> for Error {
+    fn from(e: PlanError) -> Self {
+        match e.left_out {
+            Some(_) => Error::Unavailable { what: "kernel".to_owned(), reason: e.to_string() },
+            None => Error::argument("op", e.to_string()),
+        }
+    }
+}
 
 impl Plan {
     /// The kernel's argument, without a scalar; `input`, `output` and `comm` are addresses.
     #[must_use]
-    pub fn work(&self, comm: u64, input: u64, output: u64) -> Work {
+    pub fn work(&self, comm: u64, input: u64, output: u64, scalar: (u64, bool)) -> Work {
         Work {
             comm,
             input,
             output,
-            scalar: 0,
-            count: self.signature.count,
-            root: 0,
-            scalar_by_address: 0,
-            extra: 0,
+            scalar: scalar.0,
+            count: self.count,
+            root: self.root,
+            scalar_by_address: scalar.1.into(),
+            extra: self.mode,
             pad: 0,
             signature: self.signature,
             channels: self.parts,
@@ -78,65 +148,136 @@ pub fn split(count: usize, channels: u32, grain: usize) -> [ChannelWork; MAX_CHA
     parts
 }
 
-/// Plans a call.
+/// How a call is done: as the tuner says, of what the table of kernels has.
 ///
 /// # Errors
-/// [`PlanError`] when no kernel does it.
-pub fn plan(call: &Call, shape: &Shape, seq: u64) -> Result<Plan, PlanError> {
-    let algorithm = Algorithm::Ring;
-    let bytes = call.bytes();
-    let protocol = shape.tuner.protocol(bytes as u64);
-    let kernel = lookup(call.collective, algorithm, protocol, call.op, call.data_type)
-        .ok_or(PlanError(*call))?;
+/// [`PlanError`] when nothing is left that may be chosen.
+pub fn choose(call: &Call, shape: &Shape) -> Result<Way, PlanError> {
+    let bytes = call.largest_bytes(shape.ranks);
+    let has = |algorithm, protocol| match algorithm {
+        // Made of others.
+        Algorithm::Hierarchical => shape.nodes > 1,
+        _ => lookup(call.collective, algorithm, protocol, call.op, call.data_type).is_some(),
+    };
+    let best = |open: &dyn Fn(Algorithm, ProtocolId) -> bool| {
+        shape.tuner.way(call.collective, bytes, |a, p| open(a, p) && has(a, p))
+    };
+    let (algorithm, protocol) = match shape.algorithm {
+        // One rank copies, whatever the settings are.
+        _ if shape.ranks == 1 => Some((Algorithm::Ring, ProtocolId::Simple)),
+        Some(wanted) if does(call.collective, wanted) => best(&|a, _| a == wanted)
+            .or_else(|| {
+                // Nothing is known of it here, and it is wanted all the same.
+                let (_, protocol) = best(&|_, _| true)?;
+                has(wanted, protocol).then_some((wanted, protocol))
+            })
+            .or_else(|| best(&|_, _| true)),
+        _ => best(&|_, _| true),
+    }
+    .ok_or_else(|| PlanError::new(call, None))?;
     let channels = if shape.all_channels {
         shape.channels
     } else {
-        shape.tuner.channels(bytes as u64, protocol, shape.channels)
+        shape.tuner.channels(call.collective, bytes, algorithm, protocol, shape.channels)
     };
-    // Parts start on a cache line of a well-aligned buffer.
-    let grain = 128 / call.data_type.size();
+    Ok(Way { algorithm, protocol, channels })
+}
+
+/// Whether an algorithm is for a collective.
+#[must_use]
+pub fn does(collective: Collective, algorithm: Algorithm) -> bool {
+    use Algorithm::{Bruck, Chain, CollnetDirect, Hierarchical, OneShot, Ring, Tree};
+    match collective {
+        Collective::AllReduce | Collective::Barrier => {
+            matches!(algorithm, Ring | Tree | Hierarchical | OneShot | Chain | CollnetDirect)
+        }
+        Collective::AllGather => matches!(algorithm, Ring | Bruck),
+        Collective::ReduceScatter => matches!(algorithm, Ring | Bruck | Chain),
+        Collective::Broadcast => matches!(algorithm, Ring | Tree),
+        Collective::Reduce => matches!(algorithm, Ring | Tree | Chain),
+        Collective::SendRecv => algorithm == Ring,
+    }
+}
+
+/// The kernel of sends and receives, if this build has it.
+#[must_use]
+pub fn send_recv_kernel() -> Option<Kernel> {
+    let (op, data_type) = (ReduceOp::Sum, DataType::U8);
+    lookup(Collective::SendRecv, Algorithm::Ring, ProtocolId::Simple, op, data_type)
+}
+
+/// Plans a call that one kernel does.
+///
+/// # Errors
+/// [`PlanError`] when none does it in this way.
+pub fn plan(call: &Call, way: Way, seq: u64) -> Result<Plan, PlanError> {
+    let Way { algorithm, protocol, channels } = way;
+    let kernel = lookup(call.collective, algorithm, protocol, call.op, call.data_type)
+        .ok_or_else(|| PlanError::new(call, Some(way)))?;
+    let moves = matches!(call.collective, Collective::AllGather | Collective::Broadcast);
+    let (count, size) = if moves { (call.bytes(), 1) } else { (call.count, call.data_type.size()) };
+    let tree = algorithm == Algorithm::Tree;
+    let up_and_down = tree && call.collective != Collective::Broadcast;
+    let mode = match (call.collective, algorithm) {
+        (Collective::Reduce, Algorithm::Ring) => Chain::REDUCE,
+        (Collective::Reduce, Algorithm::Chain) => Chain::ORDERED_REDUCE,
+        (Collective::AllReduce, Algorithm::Chain) => Chain::ALL_REDUCE,
+        (Collective::ReduceScatter, Algorithm::Chain) => Chain::REDUCE_SCATTER,
+        _ => 0,
+    };
     Ok(Plan {
         kernel,
-        protocol,
-        channels,
+        way,
+        // Up and down a tree there is a block for each way.
+        blocks: if up_and_down { 2 * channels } else { channels },
         signature: call.signature(seq, algorithm, protocol, channels),
-        parts: split(call.count, channels, grain),
+        count: count as u64,
+        root: call.root.unwrap_or(NO_RANK),
+        mode,
+        tree,
+        // Parts start on a cache line of a well-aligned buffer.
+        parts: split(count, channels, 128 / size),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use ferroccl_device::abi::{DataType, ReduceOp};
-
     use super::*;
-    use crate::graph::tuning::{Collective, Devices, Settings, Situation};
+    use crate::graph::tuning::{Devices, Settings, Situation};
 
     #[test]
     fn protocols_follow_size_and_permission() {
         let chosen = |bytes: usize, allowed: &[ProtocolId]| {
-            let settings = Settings { protocols: Some(allowed.to_vec()), ..Settings::default() };
+            let protocols = allowed.iter().copied().collect();
+            let settings = Settings { protocols, ..Settings::default() };
             let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
-            let tuner = Tuner::new(&cores, Collective::AllReduce, &settings);
-            let shape = Shape { ranks: 4, channels: 2, tuner: tuner.clone(), all_channels: false };
+            let tuner = Tuner::new(&cores, &settings);
+            let shape = Shape {
+                ranks: 4,
+                nodes: 1,
+                channels: 2,
+                tuner,
+                all_channels: false,
+                algorithm: Some(Algorithm::Ring),
+            };
             let call = Call {
-                collective: ferroccl_device::abi::Collective::AllReduce,
+                collective: Collective::AllReduce,
                 count: bytes / 4,
                 data_type: DataType::F32,
                 op: ReduceOp::Sum,
+                root: None,
             };
-            let plan = plan(&call, &shape, 1).expect("a kernel");
-            assert_eq!(plan.protocol, tuner.protocol(bytes as u64));
-            (plan.protocol, plan.channels)
+            choose(&call, &shape).ok().map(|way| (way.protocol, way.channels))
         };
         let all = ProtocolId::ALL;
         let (ll, ll128, simple) = (ProtocolId::Ll, ProtocolId::Ll128, ProtocolId::Simple);
-        assert_eq!(chosen(8, all), (ll, 1));
-        assert_eq!(chosen(512, all), (simple, 1));
-        assert_eq!(chosen(1 << 30, all), (simple, 2));
-        assert_eq!(chosen(8, &[ll128]), (ll128, 1));
-        assert_eq!(chosen(1 << 30, &[ll128, simple]), (simple, 2));
-        assert_eq!(chosen(8, &[simple]), (simple, 1));
-        assert_eq!(chosen(1 << 30, &[ll]), (ll, 2));
-        assert_eq!(chosen(8, &[]), (simple, 1));
+        assert_eq!(chosen(8, all), Some((ll, 1)));
+        assert_eq!(chosen(512, all), Some((simple, 1)));
+        assert_eq!(chosen(1 << 30, all), Some((simple, 2)));
+        assert_eq!(chosen(8, &[ll128]), Some((ll128, 1)));
+        assert_eq!(chosen(1 << 30, &[ll128, simple]), Some((simple, 2)));
+        assert_eq!(chosen(8, &[simple]), Some((simple, 1)));
+        assert_eq!(chosen(1 << 30, &[ll]), Some((ll, 2)));
+        assert_eq!(chosen(8, &[]), None);
     }
 }

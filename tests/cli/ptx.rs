@@ -60,21 +60,27 @@ fn every_kernel_is_listed_and_filters_leave_some() {
     assert_eq!(all.len(), kernels::all().count());
     for row in all {
         let name = row["name"].as_str().unwrap();
-        let told: Vec<&str> = ["collective", "algorithm", "protocol", "op", "type"]
-            .iter()
-            .map(|key| row[key].as_str().unwrap())
-            .collect();
-        assert_eq!(told.join("_"), name);
+        let known = kernels::rows().find(|row| row.kernel.name == name).expect("in the table");
+        assert_eq!(row["collective"], known.collective.name());
+        assert_eq!(row["algorithm"], known.algorithm.name());
+        assert_eq!(row["protocol"], known.protocol.name());
+        let (op, data_type) = known.reduction.unzip();
+        assert_eq!(row["op"].as_str(), op.map(|op| op.name()));
+        assert_eq!(row["type"].as_str(), data_type.map(|t| t.name()));
         assert!(row["instructions"].as_u64().unwrap() > 100, "{row}");
         assert!(row["bytes"].as_u64() > row["instructions"].as_u64(), "{row}");
         assert!(row["registers"]["b64"].as_u64().unwrap() > 10, "{row}");
     }
-    let some = printed(&["list", "--protocol", "LL128", "--type", "float", "--op", "sum"]);
+    let ring = ["list", "--collective", "all_reduce", "--algorithm", "ring"];
+    let some = [&ring[..], &["--protocol", "LL128", "--type", "float", "--op", "sum"]].concat();
+    let some = printed(&some);
     assert_eq!(some.lines().count(), 3, "{some}");
     assert!(some.lines().nth(1).unwrap().starts_with("all_reduce_ring_ll128_sum_float "), "{some}");
-    let some = printed(&["list", "ll_prod", "--arch", "sm_90"]);
+    let some = printed(&["list", "all_reduce_ring_ll_prod", "--arch", "sm_90"]);
     assert!(some.contains("all_reduce_ring_ll_prod_bfloat16") && some.ends_with("\n1 kernels\n"));
-    let out = ptx(&["list", "--algorithm", "tree"]).output().unwrap();
+    let some = printed(&["list", "--collective", "all_gather", "--algorithm", "ring"]);
+    assert!(some.ends_with("\n3 kernels\n"), "{some}");
+    let out = ptx(&["list", "--algorithm", "collnetdirect"]).output().unwrap();
     assert_eq!(out.status.code(), Some(1));
     assert!(text(&out.stderr).contains("no kernel is of that kind"), "{}", text(&out.stderr));
 }
@@ -84,7 +90,7 @@ fn a_kernel_is_shown_with_its_source() {
     if !has_kernels() {
         return;
     }
-    let shown = printed(&["show", "simple_sum_float"]);
+    let shown = printed(&["show", "all_reduce_ring_simple_sum_float"]);
     assert!(shown.starts_with(".visible .entry all_reduce_ring_simple_sum_float("), "{shown:.200}");
     // A line of the source as it is, with the calls that led to it.
     let line = "//   device/src/collectives/all_reduce.rs:";
@@ -97,7 +103,7 @@ fn a_kernel_is_shown_with_its_source() {
     assert!(rest.contains("[kernels.rs:"), "{remark}");
     assert!(!shown.contains("\t.loc"), "told in remarks");
     assert!(shown.lines().any(|l| l.starts_with("// B1, after B0")));
-    assert!(!printed(&["show", "simple_sum_float", "--no-source"]).contains(line));
+    assert!(!printed(&["show", "all_reduce_ring_simple_sum_float", "--no-source"]).contains(line));
 }
 
 #[test]
@@ -197,9 +203,9 @@ fn a_kernel_by_protocol_and_by_type_is_compared() {
         let lines = told["differences"].as_array().unwrap();
         lines.iter().map(|l| l["text"].as_str().unwrap().trim().to_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(changed("ll_sum_float", "ll_sum_float"), [""; 0]);
+    assert_eq!(changed("all_reduce_ring_ll_sum_float", "all_reduce_ring_ll_sum_float"), [""; 0]);
     // Sums and products differ in what they compute, and in nothing else.
-    let lines = changed("ll_sum_float", "ll_prod_float");
+    let lines = changed("all_reduce_ring_ll_sum_float", "all_reduce_ring_ll_prod_float");
     assert!(!lines.is_empty());
     for line in lines {
         assert!(line.starts_with("add.rn.f32") || line.starts_with("mul.rn.f32"), "{line}");

@@ -1,9 +1,10 @@
 //! The PTX of every kernel, read and assembled.
 //!
 //! What the device source promises in its comments is checked here in what the compiler made of it: no
-//! calls, no local memory, wide accesses, as many barriers as the source has; and in what NVIDIA's
+//! calls, no local memory, wide accesses, no barrier copied into branches; and in what NVIDIA's
 //! assembler says: no spills, no stack, few enough registers for a full block. A trial is a module, or a
-//! module on an architecture. All kernels with their registers go to `target/ptx-report.txt`.
+//! module on an architecture: all kernels on sm_90, and on the others a sample. All that were assembled go with their
+//! registers to `target/ptx-report.txt`.
 //!
 //! Without PTX or without `ptxas` the trials are listed as ignored; with `FERROCCL_TEST_ALL` set
 //! (`scripts/test`) they fail.
@@ -25,6 +26,9 @@ use assembler::Usage;
 
 /// What is assembled for: the architectures that the library supports.
 const ARCHS: [u32; 3] = [80, 90, 100];
+
+/// The one on which every kernel is assembled.
+const WHOLE: u32 = 90;
 
 /// A row of the report.
 struct Row {
@@ -81,12 +85,13 @@ fn absent(name: &str, kind: &str, why: &str, strict: bool) -> Trial {
 fn every_kernel_is_there() -> Result<(), Failed> {
     for arch in ARCHS {
         for kernel in kernels::all() {
-            ptx::find(kernel.name, arch).ok_or_else(|| format!("{} for sm_{arch}", kernel.name))?;
+            ptx::module(kernel.name, arch)
+                .ok_or_else(|| format!("{} for sm_{arch}", kernel.name))?;
         }
     }
     for module in ptx::modules() {
-        for (name, _) in module.entries() {
-            if !kernels::all().any(|kernel| kernel.name == name) {
+        for name in module.kernels() {
+            if !kernels::all().any(|kernel| kernel.name == *name) {
                 return Err(format!("{module}: {name} is not in the table").into());
             }
         }
@@ -94,19 +99,37 @@ fn every_kernel_is_there() -> Result<(), Failed> {
     Ok(())
 }
 
+/// What is assembled on the other architectures: of each module one kernel, and of those that reduce the sum in the
+/// protocol with the most code, where there is one.
+fn sample(module: &Module) -> Option<&'static str> {
+    let kernels = module.kernels();
+    let likely = ["_ll128_sum_", "_sum_", "_ll128"]
+        .iter()
+        .find_map(|part| kernels.iter().find(|name| name.contains(part)));
+    likely.or(kernels.first()).copied()
+}
+
 /// The modules that a device of each architecture would load, on it.
 fn assembled(ptxas: &Path, rows: &Arc<Mutex<Vec<Row>>>) -> Vec<Trial> {
     let mut trials = Vec::new();
     for arch in ARCHS {
-        let mut modules: Vec<&Module> =
-            kernels::all().filter_map(|k| Some(ptx::find(k.name, arch)?.0)).collect();
+        let mut modules: Vec<&'static Module> =
+            kernels::all().filter_map(|k| ptx::module(k.name, arch)).collect();
         modules.sort_by_key(|m| (m.arch(), m.name()));
         modules.dedup();
         trials.extend(modules.into_iter().map(|module| {
             let (ptxas, rows) = (ptxas.to_path_buf(), Arc::clone(rows));
             Trial::test(format!("{module} assembled for sm_{arch}"), move || {
-                let usages = assembler::run(&ptxas, module.text(), arch)?;
+                let only = if arch == WHOLE { None } else { sample(module) };
+                let text = match only {
+                    None => module.text().into(),
+                    Some(kernel) => alone(module, kernel),
+                };
+                let usages = assembler::run(&ptxas, &text, arch)?;
                 for (kernel, text) in module.entries() {
+                    if only.is_some_and(|only| only != kernel) {
+                        continue;
+                    }
                     let usage = *usages
                         .get(kernel)
                         .ok_or_else(|| format!("ptxas does not name {kernel}"))?;
@@ -119,6 +142,14 @@ fn assembled(ptxas: &Path, rows: &Arc<Mutex<Vec<Row>>>) -> Vec<Trial> {
         }));
     }
     trials
+}
+
+/// A module of one kernel only.
+fn alone(module: &'static Module, kernel: &str) -> String {
+    let head = module.text().split(".visible .entry").next().unwrap_or_default();
+    let files = module.text().rsplit_once("\n}\n").map_or("", |(_, files)| files);
+    let text = module.entries().find(|(name, _)| *name == kernel).map_or("", |(_, text)| text);
+    format!("{head}.visible .entry {text}\n{files}")
 }
 
 /// Writes the table of kernels, and prints where it is and the extremes.

@@ -18,10 +18,8 @@ pub(crate) fn mutated_kernels() -> Result<(), Failed> {
         "all_reduce_ring_ll_max_half",
         "all_reduce_ring_ll128_avg_int8",
     ] {
-        let (module, text) = ptx::find(name, 80).ok_or("no such kernel")?;
-        let head = module.text().split(".visible .entry").next().unwrap_or_default();
-        let files = module.text().rsplit_once("\n}\n").map_or("", |(_, files)| files);
-        let source = format!("{head}.visible .entry {text}\n{files}");
+        let module = ptx::module(name, 80).ok_or("no such kernel")?;
+        let source = super::alone(module, name);
         if look::look(&source, name) != look::Got::All {
             return Err(format!("{name} is wrong as it is").into());
         }

@@ -1,64 +1,47 @@
-//! What is checked in the text of a kernel.
+//! What is checked in the text of a kernel, whatever family it is of.
 
+use std::collections::HashMap;
+
+use ferroccl::device::abi::{Algorithm, ProtocolId};
+use ferroccl::device::kernels;
 use ferroccl::ptx::Module;
 use ferroccl_ptx::cfg::Cfg;
 use ferroccl_ptx::{isa, syntax};
 use libtest_mimic::{Failed, Trial};
 
-/// What a kernel has by its protocol, however many types and operators there are.
-struct Expected {
-    protocol: &'static str,
-    /// Barriers: one when the call is opened and one when it is closed; in Simple two a verb, in the others
-    /// one a verb that sends or receives and one more a verb that receives. Five verbs, four that receive.
-    /// A barrier that the compiler copied into two branches would be one more.
-    barriers: usize,
-    /// Barriers of a warp: one a verb that sends lines, before it does.
-    warp_barriers: usize,
-    /// Votes: three looks at the flags and one at the reason to give up, a verb that receives.
-    votes: usize,
-    /// Stores of lines, all of 16 bytes, at least: one a line and verb that sends.
-    line_stores: usize,
-    /// Loads of 16 bytes, at least.
-    wide_loads: usize,
-    /// Plain stores of 16 bytes, at least.
-    wide_stores: usize,
+/// What a kernel is, as far as its text depends on it.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    protocol: ProtocolId,
+    /// Edges that a verb receives from, at most: what is done for each has so many copies.
+    edges: usize,
 }
 
-const EXPECTED: &[Expected] = &[
-    // Sources and destinations of the five verbs and of a rank alone, each pack by pack.
-    Expected {
-        protocol: "simple",
-        barriers: 12,
-        warp_barriers: 0,
-        votes: 0,
-        line_stores: 0,
-        wide_loads: 20,
-        wide_stores: 20,
-    },
-    // Three looks at a line a verb that receives.
-    Expected {
-        protocol: "ll",
-        barriers: 11,
-        warp_barriers: 0,
-        votes: 0,
-        line_stores: 4,
-        wide_loads: 12,
-        wide_stores: 0,
-    },
-    // The same at two lines, and once more when they are there; input in units of 16 bytes, of three verbs, and output, of three.
-    Expected {
-        protocol: "ll128",
-        barriers: 11,
-        warp_barriers: 4,
-        votes: 16,
-        line_stores: 8,
-        wide_loads: 35,
-        wide_stores: 3,
-    },
+impl Kind {
+    fn of(kernel: &str) -> Option<Self> {
+        let row = kernels::rows().find(|row| row.kernel.name == kernel)?;
+        let edges = if row.algorithm == Algorithm::Tree { 3 } else { 1 };
+        Some(Kind { protocol: row.protocol, edges })
+    }
+}
+
+/// What makes lanes meet, and how often it may stand in a kernel for one place in the source (a line, and the
+/// calls that led there): a compiler that copies it into branches makes lanes wait for others that come by the
+/// other branch.
+struct Meeting {
+    what: &'static str,
+    prefixes: &'static [&'static str],
+    times: fn(Kind) -> usize,
+}
+
+const MEETINGS: &[Meeting] = &[
+    Meeting { what: "barrier of a warp", prefixes: &["bar.warp."], times: |_| 1 },
+    Meeting { what: "barrier", prefixes: &["bar.sync", "bar.red", "barrier."], times: |_| 1 },
+    Meeting { what: "vote", prefixes: &["vote."], times: |kind| kind.edges },
 ];
 
 /// Checks all kernels of a module.
-pub(crate) fn check(module: &Module) -> Result<(), String> {
+pub(crate) fn check(module: &'static Module) -> Result<(), String> {
     let target = format!("\n.target sm_{}\n", module.arch());
     if !module.text().contains(&target) {
         return Err(format!("is not for sm_{}", module.arch()));
@@ -67,14 +50,15 @@ pub(crate) fn check(module: &Module) -> Result<(), String> {
         return Err("has no kernels".into());
     }
     for (name, text) in module.entries() {
-        check_kernel(name, text).map_err(|e| format!("{name}: {e}"))?;
+        let kind = Kind::of(name).ok_or_else(|| format!("{name} is not in the table"))?;
+        check_kernel(kind, text).map_err(|e| format!("{name}: {e}"))?;
     }
     Ok(())
 }
 
 /// The module's tree is all of its text, its instructions are PTX's, and the ways through its kernels are
 /// known; a kernel that is cut out of the text is the one that the tree has.
-pub(crate) fn check_tree(module: &Module) -> Result<(), String> {
+pub(crate) fn check_tree(module: &'static Module) -> Result<(), String> {
     let tokens = syntax::tokens(module.text()).map_err(|e| e.to_string())?;
     if tokens.iter().map(|t| t.word.text).collect::<String>() != module.text() {
         return Err("tokens leave something out".into());
@@ -104,9 +88,7 @@ pub(crate) fn check_tree(module: &Module) -> Result<(), String> {
     Ok(())
 }
 
-fn check_kernel(name: &str, text: &str) -> Result<(), String> {
-    let protocol = name.split('_').nth(3).unwrap_or_default();
-    let expected = EXPECTED.iter().find(|e| e.protocol == protocol).ok_or("of which protocol?")?;
+fn check_kernel(kind: Kind, text: &str) -> Result<(), String> {
     let instructions: Vec<&str> = text.lines().map(instruction).filter(|i| !i.is_empty()).collect();
     let all = |prefix: &str| instructions.iter().filter(|i| i.starts_with(prefix)).count();
 
@@ -124,20 +106,18 @@ fn check_kernel(name: &str, text: &str) -> Result<(), String> {
     if all(".maxntid ") != 1 {
         return Err("does not say how many lanes a block has".into());
     }
-    let warp_barriers = all("bar.warp.");
-    if warp_barriers != expected.warp_barriers {
-        return Err(format!(
-            "has {warp_barriers} barriers of a warp, not {}",
-            expected.warp_barriers
-        ));
+    for meeting in MEETINGS {
+        for (place, times) in places(text, meeting.prefixes) {
+            let most = (meeting.times)(kind);
+            if times > most {
+                return Err(format!("has {times} of one {}, not {most}: {place}", meeting.what));
+            }
+        }
     }
-    let barriers = all("bar.") + all("barrier.") - warp_barriers;
-    if barriers != expected.barriers {
-        return Err(format!("has {barriers} barriers, not {}", expected.barriers));
-    }
-    let votes = all("vote.");
-    if votes != expected.votes {
-        return Err(format!("has {votes} votes, not {}", expected.votes));
+    // One when the edges are opened, one when they are closed, and one a verb at least.
+    let barriers = all("bar.sync") + all("bar.red");
+    if barriers < 3 {
+        return Err(format!("has {barriers} barriers, fewer than 3"));
     }
     let lines = all("st.volatile.");
     let wide_lines = all("st.volatile.global.v2.u64") + all("st.volatile.global.v4.u32");
@@ -147,16 +127,38 @@ fn check_kernel(name: &str, text: &str) -> Result<(), String> {
             lines - wide_lines
         ));
     }
-    for (what, found, least) in [
-        ("stores of lines", lines, expected.line_stores),
-        ("loads of 16 bytes", all("ld.volatile.global.v2.u64"), expected.wide_loads),
-        ("stores of 16 bytes", all("st.global.v2.u64"), expected.wide_stores),
+    let votes = all("vote.");
+    let together = kind.protocol == ProtocolId::Ll128;
+    if together != (votes > 0) || together != (all("bar.warp.") > 0) {
+        return Err(format!("has {votes} votes and {} barriers of a warp", all("bar.warp.")));
+    }
+    let wide_loads = all("ld.volatile.global.v2.u64") + all("ld.volatile.global.v4.u32");
+    let wide_stores = all("st.global.v2.u64") + all("st.global.v4.u32");
+    for (what, found, wanted) in [
+        ("stores of lines", lines, kind.protocol != ProtocolId::Simple),
+        ("loads of 16 bytes", wide_loads, true),
+        ("stores of 16 bytes", wide_stores, kind.protocol != ProtocolId::Ll),
     ] {
-        if found < least {
-            return Err(format!("has {found} {what}, fewer than {least}"));
+        if wanted && found == 0 {
+            return Err(format!("has no {what}"));
         }
     }
     Ok(())
+}
+
+/// The places in the source that instructions of these kinds are from, and how many are from each.
+fn places<'t>(text: &'t str, prefixes: &[&str]) -> HashMap<&'t str, usize> {
+    let mut places = HashMap::new();
+    let mut place = "";
+    for line in text.lines() {
+        let code = instruction(line);
+        if let Some(loc) = code.strip_prefix(".loc") {
+            place = loc.trim();
+        } else if prefixes.iter().any(|prefix| code.starts_with(prefix)) {
+            *places.entry(place).or_insert(0) += 1;
+        }
+    }
+    places
 }
 
 /// A line without white space, predicate and comment.
@@ -174,51 +176,60 @@ fn instruction(line: &str) -> &str {
 /// The checks find what they are for: each of these changes to a good kernel is told from the kernel.
 pub(crate) fn self_tests() -> Vec<Trial> {
     type Change = fn(&str) -> String;
-    let changes: [(&str, Change); 7] = [
+    let changes: [(&str, Change); 10] = [
         ("calls a function", |t| t.replacen("ret;", "call.uni f, ();\n\tret;", 1)),
         ("local memory", |t| t.replacen("{\n", "{\n\t.local .align 8 .b8 __local_depot0[8];\n", 1)),
-        ("12 barriers, not 11", |t| {
+        ("2 of one barrier, not 1: 1 9 0 // 2:12", |t| {
             t.replacen("bar.sync 0;", "bar.sync 0;\n\t@%p1 bar.sync 0;", 1)
         }),
-        ("3 barriers of a warp, not 4", |t| t.replacen("bar.warp.sync -1;", "", 1)),
-        ("17 votes, not 16", |t| {
-            t.replacen("vote.", "vote.sync.all.pred %p1, %p1, -1;\n\tvote.", 1)
+        ("2 barriers, fewer than 3", |t| t.replacen("bar.sync 0;", "", 1)),
+        ("2 of one barrier of a warp", |t| {
+            t.replacen("bar.warp.sync -1;", "bar.warp.sync -1;\n\tbar.warp.sync -1;", 1)
         }),
-        ("2 of 10 stores of lines are narrower", |t| {
+        ("1 votes and 0 barriers of a warp", |t| t.replace("bar.warp.sync -1;", "")),
+        ("4 of one vote, not 3: 1 33 4", |t| {
+            t.replacen("vote.", &("vote.sync.all.pred %p1, %p1, -1;\n\t".repeat(3) + "vote."), 1)
+        }),
+        ("2 of 3 stores of lines are narrower", |t| {
             t.replacen("st.volatile", "st.volatile.global.u64 [%rd1], %rd2;\n\tst.volatile.global.u64 [%rd1+8], %rd3;\n\tst.volatile", 1)
         }),
-        ("0 loads of 16 bytes", |t| {
-            t.replace("ld.volatile.global.v2.u64", "ld.volatile.global.v4.u32")
+        ("no loads of 16 bytes", |t| {
+            t.replace("ld.volatile.global.v2.u64", "ld.volatile.global.u64")
         }),
+        ("no stores of 16 bytes", |t| t.replace("st.global.v2.u64", "st.global.v2.u32")),
     ];
-    changes
-        .into_iter()
-        .map(|(expected, change)| {
-            Trial::test(format!("a kernel is refused: {expected}"), move || {
-                let good = sample();
-                check_kernel("all_reduce_ring_ll128_sum_float", &good)
-                    .map_err(|e| Failed::from(format!("the sample: {e}")))?;
-                match check_kernel("all_reduce_ring_ll128_sum_float", &change(&good)) {
-                    Err(e) if e.contains(expected) => Ok(()),
-                    other => Err(format!("{other:?}").into()),
-                }
-            })
+    let kind = Kind { protocol: ProtocolId::Ll128, edges: 3 };
+    let tried = changes.into_iter().map(move |(expected, change)| {
+        Trial::test(format!("a kernel is refused: {expected}"), move || {
+            let good = sample();
+            check_kernel(kind, &good).map_err(|e| Failed::from(format!("the sample: {e}")))?;
+            match check_kernel(kind, &change(&good)) {
+                Err(e) if e.contains(expected) => Ok(()),
+                other => Err(format!("{other:?}").into()),
+            }
         })
-        .collect()
+    });
+    tried.collect()
 }
 
 /// As much of an LL128 kernel as is looked at.
 fn sample() -> String {
     let mut text = String::from("k(.param .u64 p)\n.maxntid 512\n{\n");
-    for (times, line) in [
-        (11, "bar.sync 0;"),
-        (4, "bar.warp.sync -1;"),
-        (16, "vote.sync.all.pred %p1, %p2, -1;"),
-        (8, "st.volatile.global.v2.u64 [%rd1], {%rd2, %rd3};"),
-        (35, "ld.volatile.global.v2.u64 {%rd2, %rd3}, [%rd1];"),
-        (3, "st.global.v2.u64 [%rd1], {%rd2, %rd3};"),
+    for line in [
+        ".loc 1 9 0 // 2:12",
+        "bar.sync 0;",
+        ".loc 1 9 0 // 2:14",
+        "bar.sync 0;",
+        ".loc 1 8 0 // 2:16",
+        "bar.red.or.pred %p1, 0, %p2;",
+        "bar.warp.sync -1;",
+        ".loc 1 33 4",
+        "vote.sync.all.pred %p1, %p2, -1;",
+        "st.volatile.global.v2.u64 [%rd1], {%rd2, %rd3};",
+        "ld.volatile.global.v2.u64 {%rd2, %rd3}, [%rd1];",
+        "st.global.v2.u64 [%rd1], {%rd2, %rd3};",
     ] {
-        text += &format!("\t{line}\n").repeat(times);
+        text += &format!("\t{line}\n");
     }
     text + "\tret;\n}"
 }

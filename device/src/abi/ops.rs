@@ -147,6 +147,14 @@ names! {
     }
 }
 
+impl ReduceOp {
+    /// Whether each rank's own value is scaled before it is combined, where elements are floats.
+    #[must_use]
+    pub const fn scales(self) -> bool {
+        matches!(self, ReduceOp::Avg | ReduceOp::PreMulSum)
+    }
+}
+
 names! {
     /// What a call does.
     pub enum Collective ("collective") {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use ferroccl::{Collective, DataType, ProtocolId, ReduceOp};
+use ferroccl::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};
 
 /// What `--runtime` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -126,7 +126,7 @@ macro_rules! named {
         }
     )* };
 }
-named!(Collective, Operation, ReduceOp, ProtocolId);
+named!(Algorithm, Collective, Operation, ReduceOp, ProtocolId);
 
 impl Named for DataType {
     const ALL: &'static [Self] = DataType::ALL;

@@ -32,7 +32,7 @@ pub(super) struct Kernel {
     pub(super) text: Cow<'static, str>,
     /// The kernel's name.
     pub(super) name: String,
-    /// What the module is called: `sm_80/float`, or the file's name.
+    /// What the module is called: `sm_80/all_reduce_ring_float`, or the file's name.
     pub(super) origin: String,
     /// What it is to be assembled for.
     pub(super) arch: Option<u32>,
@@ -85,7 +85,7 @@ impl From {
         }
         let arch = self.arch.unwrap_or(DEFAULT_ARCH);
         let names: BTreeSet<&str> =
-            ptx::modules().iter().flat_map(|m| m.entries().map(|(name, _)| name)).collect();
+            ptx::modules().iter().flat_map(|m| m.kernels().iter().copied()).collect();
         let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
         let name = pick(wanted.unwrap_or_default(), &names, "")?;
         let none = || Failure::NoKernel {
@@ -93,7 +93,7 @@ impl From {
             origin: String::new(),
             meant: String::new(),
         };
-        let (module, _) = ptx::find(&name, arch).ok_or_else(none)?;
+        let module = ptx::module(&name, arch).ok_or_else(none)?;
         Ok(Kernel {
             text: module.text().into(),
             name,

@@ -1,10 +1,13 @@
 //! `ferroccl ptx list`
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
+use std::sync::LazyLock;
 
 use clap::Args;
-use ferroccl::device::abi::{DataType, ProtocolId, ReduceOp};
+use ferroccl::device::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};
+use ferroccl::device::kernels;
 use ferroccl::ptx;
 use ferroccl_ptx::cfg::Cfg;
 use ferroccl_ptx::inspect::registers;
@@ -21,16 +24,16 @@ pub(super) struct ListArgs {
     /// Only those with this in their name
     #[arg(value_name = "NAME")]
     name: Option<String>,
-    /// Only those of a collective (all_reduce)
-    #[arg(long, value_name = "COLLECTIVE")]
-    collective: Option<String>,
-    /// Only those of an algorithm (ring)
-    #[arg(long)]
-    algorithm: Option<String>,
+    /// Only those of a collective
+    #[arg(long, value_parser = one_of::<Collective>(), ignore_case = true)]
+    collective: Option<Collective>,
+    /// Only those of an algorithm
+    #[arg(long, value_parser = one_of::<Algorithm>(), ignore_case = true)]
+    algorithm: Option<Algorithm>,
     /// Only those of a protocol
     #[arg(long, value_parser = one_of::<ProtocolId>(), ignore_case = true)]
     protocol: Option<ProtocolId>,
-    /// Only those for an element type
+    /// Only those for an element type; none of what only moves bytes
     #[arg(long = "type", value_name = "TYPE", value_parser = one_of::<DataType>(), ignore_case = true)]
     data_type: Option<DataType>,
     /// Only those of a reduction
@@ -61,24 +64,34 @@ struct Row {
     registers: std::collections::BTreeMap<String, u64>,
 }
 
-/// What the name of an embedded kernel says.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// What the table says of an embedded kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Parts {
-    collective: String,
-    algorithm: String,
-    protocol: String,
-    op: String,
+    collective: &'static str,
+    algorithm: &'static str,
+    protocol: &'static str,
+    /// Nothing, as its type, where bytes are only moved.
+    op: Option<&'static str>,
     #[serde(rename = "type")]
-    data_type: String,
+    data_type: Option<&'static str>,
 }
 
 impl Parts {
-    /// `all_reduce_ring_ll128_sum_float`
     fn of(name: &str) -> Option<Self> {
-        let mut parts = name.rsplitn(5, '_').map(str::to_owned);
-        let (data_type, op) = (parts.next()?, parts.next()?);
-        let (protocol, algorithm) = (parts.next()?, parts.next()?);
-        Some(Parts { collective: parts.next()?, algorithm, protocol, op, data_type })
+        static PARTS: LazyLock<HashMap<&str, Parts>> = LazyLock::new(|| {
+            kernels::rows().map(|row| (row.kernel.name, Parts::in_table(row))).collect()
+        });
+        PARTS.get(name).copied()
+    }
+
+    fn in_table(row: &kernels::Row) -> Self {
+        Parts {
+            collective: row.collective.name(),
+            algorithm: row.algorithm.name(),
+            protocol: row.protocol.name(),
+            op: row.reduction.map(|(op, _)| op.name()),
+            data_type: row.reduction.map(|(_, data_type)| data_type.name()),
+        }
     }
 }
 
@@ -106,15 +119,15 @@ pub(super) fn run(args: &ListArgs) -> Result<(), Failure> {
 
 impl ListArgs {
     fn wants(&self, name: &str, parts: Option<&Parts>) -> bool {
-        let is = |wanted: Option<String>, of: fn(&Parts) -> &String| {
-            wanted.is_none_or(|wanted| parts.is_some_and(|p| of(p).eq_ignore_ascii_case(&wanted)))
+        let is = |wanted: Option<&'static str>, of: fn(&Parts) -> Option<&'static str>| {
+            wanted.is_none_or(|wanted| parts.is_some_and(|p| of(p) == Some(wanted)))
         };
         self.name.as_deref().is_none_or(|part| name.contains(part))
-            && is(self.collective.clone(), |p| &p.collective)
-            && is(self.algorithm.clone(), |p| &p.algorithm)
-            && is(self.protocol.map(|p| p.to_string()), |p| &p.protocol)
-            && is(self.data_type.map(|t| t.to_string()), |p| &p.data_type)
-            && is(self.op.map(|o| o.to_string()), |p| &p.op)
+            && is(self.collective.map(Collective::name), |p| Some(p.collective))
+            && is(self.algorithm.map(Algorithm::name), |p| Some(p.algorithm))
+            && is(self.protocol.map(ProtocolId::name), |p| Some(p.protocol))
+            && is(self.data_type.map(DataType::name), |p| p.data_type)
+            && is(self.op.map(ReduceOp::name), |p| p.op)
     }
 }
 
@@ -124,12 +137,12 @@ fn embedded(args: &ListArgs) -> Result<Vec<Row>, Failure> {
         return Err(Failure::NoPtx(why));
     }
     let wants = |name: &str| args.wants(name, Parts::of(name).as_ref());
-    let modules: Vec<&ptx::Module> = ptx::modules()
+    let modules: Vec<&'static ptx::Module> = ptx::modules()
         .iter()
         .filter(|m| args.arch.is_none_or(|arch| arch == m.arch()))
-        .filter(|m| m.entries().any(|(name, _)| wants(name)))
+        .filter(|m| m.kernels().iter().any(|name| wants(name)))
         .collect();
-    let read = |module: &&ptx::Module| {
+    let read = |module: &&'static ptx::Module| {
         let origin = module.to_string();
         rows(&parsed(module.text(), &origin)?, &origin, true, wants)
     };
@@ -172,16 +185,16 @@ fn rows(
 fn table(rows: &[Row]) -> String {
     let name = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(6);
     let parts: Vec<&Parts> = rows.iter().filter_map(|row| row.parts.as_ref()).collect();
-    let widest = |title: &str, of: fn(&Parts) -> &String| {
+    let widest = |title: &str, of: fn(&Parts) -> &'static str| {
         parts.iter().map(|p| of(p).len()).chain([title.len()]).max().unwrap_or(0)
     };
-    type Column = (&'static str, fn(&Parts) -> &String);
+    type Column = (&'static str, fn(&Parts) -> &'static str);
     const COLUMNS: [Column; 5] = [
-        ("collective", |p| &p.collective),
-        ("algo", |p| &p.algorithm),
-        ("proto", |p| &p.protocol),
-        ("op", |p| &p.op),
-        ("type", |p| &p.data_type),
+        ("collective", |p| p.collective),
+        ("algo", |p| p.algorithm),
+        ("proto", |p| p.protocol),
+        ("op", |p| p.op.unwrap_or("-")),
+        ("type", |p| p.data_type.unwrap_or("-")),
     ];
     let mut out = String::new();
     let _ = write!(out, "{:name$}  ", "kernel");
@@ -211,11 +224,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_told_apart_from_their_end() {
-        let parts = Parts::of("all_reduce_ring_ll128_sum_float").expect("has five parts");
-        assert_eq!((parts.collective.as_str(), parts.algorithm.as_str()), ("all_reduce", "ring"));
-        assert_eq!((parts.protocol.as_str(), parts.op.as_str()), ("ll128", "sum"));
-        assert_eq!(parts.data_type, "float");
+    fn what_a_kernel_is_for_is_in_the_table() {
+        let parts = Parts::of("all_reduce_ring_ll128_sum_float").expect("in every build");
+        assert_eq!((parts.collective, parts.algorithm), ("all_reduce", "Ring"));
+        assert_eq!((parts.protocol, parts.op), ("LL128", Some("sum")));
+        assert_eq!(parts.data_type, Some("float"));
         assert_eq!(Parts::of("vector_add"), None);
     }
 }

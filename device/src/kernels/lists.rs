@@ -1,0 +1,106 @@
+//! The lists that the table of kernels is made of: families, and element types with their reductions.
+//!
+//! They are macros, so that whoever needs a part of them takes that part from here: the device crate its entries and
+//! functions, and the library's `build.rs`, which includes this file, the modules of PTX that there are to make.
+//! A row may say which cargo features it is for, as `#[cfg(feature = "...")]`, one or several, of which it needs all.
+//!
+//! A list's name is given to `families!`'s rows in place of the list itself: `bytes`, `transfers`, `sums` or `reductions`.
+
+/// Calls `$row!` with every family of kernels: its name, the collective and algorithm, the type that runs it, and
+/// the list of its reductions.
+macro_rules! families {
+    ($row:ident) => {
+        $row! {
+            "all_reduce_ring" AllReduce Ring AllReduceRing: reductions;
+            #[cfg(feature = "tree")]
+            "all_reduce_tree" AllReduce Tree AllReduceTree: reductions;
+            #[cfg(feature = "one-shot")]
+            "all_reduce_one_shot" AllReduce OneShot AllReduceOneShot: sums;
+            #[cfg(feature = "all-gather")]
+            "all_gather_ring" AllGather Ring AllGatherRing: bytes;
+            #[cfg(feature = "all-gather")]
+            #[cfg(feature = "bruck")]
+            "all_gather_bruck" AllGather Bruck AllGatherBruck: bytes;
+            #[cfg(feature = "reduce-scatter")]
+            "reduce_scatter_ring" ReduceScatter Ring ReduceScatterRing: reductions;
+            #[cfg(feature = "reduce-scatter")]
+            #[cfg(feature = "bruck")]
+            "reduce_scatter_bruck" ReduceScatter Bruck ReduceScatterBruck: sums;
+            #[cfg(feature = "broadcast")]
+            "broadcast_ring" Broadcast Ring BroadcastRing: bytes;
+            #[cfg(feature = "broadcast")]
+            #[cfg(feature = "tree")]
+            "broadcast_tree" Broadcast Tree BroadcastTree: bytes;
+            #[cfg(feature = "reduce")]
+            "reduce_chain" Reduce Chain Chain: reductions;
+            #[cfg(feature = "send-recv")]
+            "sendrecv" SendRecv Ring SendRecv: transfers;
+        }
+    };
+}
+
+/// Calls `$row!` with the sums: what algorithms for few bytes are specialised for.
+macro_rules! sums {
+    ($row:ident $($more:tt)*) => {
+        $row! { $($more)*
+            #[cfg(feature = "integers")]
+            "uint8" U8 u8: "sum" Sum;
+            #[cfg(feature = "integers")]
+            "uint32" U32 u32: "sum" Sum;
+            #[cfg(feature = "integers")]
+            "uint64" U64 u64: "sum" Sum;
+            #[cfg(feature = "half")]
+            "half" F16 F16: "sum" Sum, "mulsum" PreMulSum;
+            #[cfg(feature = "half")]
+            "bfloat16" Bf16 Bf16: "sum" Sum, "mulsum" PreMulSum;
+            "float" F32 f32: "sum" Sum, "mulsum" PreMulSum;
+            #[cfg(feature = "double")]
+            "double" F64 f64: "sum" Sum, "mulsum" PreMulSum;
+        }
+    };
+}
+
+/// Calls `$row!` for what moves bytes in any protocol.
+macro_rules! transfers {
+    ($row:ident $($more:tt)*) => {
+        $row! { $($more)* any }
+    };
+}
+
+/// Calls `$row!` for what only moves bytes.
+macro_rules! bytes {
+    ($row:ident $($more:tt)*) => {
+        $row! { $($more)* }
+    };
+}
+
+/// Calls `$row!` with all reductions, each with its name and type; what else is given comes first.
+macro_rules! reductions {
+    ($row:ident $($more:tt)*) => {
+        $row! { $($more)*
+            #[cfg(feature = "integers")]
+            "uint8" U8 u8: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
+            #[cfg(feature = "integers")]
+            "int8" I8 i8: "min" Min, "max" Max, "avg" Avg;
+            #[cfg(feature = "integers")]
+            "uint32" U32 u32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
+            #[cfg(feature = "integers")]
+            "int32" I32 i32: "min" Min, "max" Max, "avg" Avg;
+            #[cfg(feature = "integers")]
+            "uint64" U64 u64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
+            #[cfg(feature = "integers")]
+            "int64" I64 i64: "min" Min, "max" Max, "avg" Avg;
+            #[cfg(feature = "half")]
+            "half" F16 F16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            #[cfg(feature = "half")]
+            "bfloat16" Bf16 Bf16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "float" F32 f32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            #[cfg(feature = "double")]
+            "double" F64 f64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            #[cfg(feature = "fp8")]
+            "f8e4m3" F8E4M3 F8E4M3: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            #[cfg(feature = "fp8")]
+            "f8e5m2" F8E5M2 F8E5M2: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+        }
+    };
+}
