@@ -20,7 +20,7 @@ type Target = (u32, &'static [&'static str], Option<&'static [&'static str]>);
 const TARGETS: &[Target] = &[(80, &[], None), (90, &["native_bf16"], Some(&["bfloat16"]))];
 
 macro_rules! types {
-    () => {
+    ($($any:ident)?) => {
         &[BYTES]
     };
     ($($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {

@@ -107,6 +107,11 @@ impl Stream {
         &self.0
     }
 
+    /// Whether two handles are of one stream.
+    pub(crate) fn is(&self, other: &Stream) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(&other.0))
+    }
+
     /// Waits until everything put in so far has ended.
     ///
     /// # Errors

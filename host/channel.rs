@@ -1,11 +1,12 @@
-//! The memory of an edge, and the channels a kernel sees.
+//! The memory of an edge, and the connections that a kernel sees.
 //!
-//! All channels of an edge (one rank to the next) share one region, which the receiver makes and the
-//! sender maps. Both compute the same layout from the same numbers.
+//! An edge leads from one rank to another. It has a connection for each channel, twice: collectives use one set, sends
+//! and receives the other, so that both may be under way at a time. All of it is one region, a part of the receiver's
+//! inbox. Both ends compute the same layout from the same numbers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferroccl_device::abi::{Conn, ConnHeader, Fault, Poison};
+use ferroccl_device::abi::{Conn, ConnHeader, EdgeHeader, Fault, Peer, Poison};
 
 use crate::transport::Region;
 
@@ -18,37 +19,34 @@ pub(crate) struct ConnLayout {
     pub slot_bytes: [u32; 3],
 }
 
+/// The connections of an edge on one channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Set {
+    /// Of collectives.
+    Collective = 0,
+    /// Of sends and receives.
+    P2p = 1,
+}
+
+/// Edges, and their connections, begin at multiples of this: what is mapped for itself, and not touched together.
+const PAGE: usize = 4096;
+
 impl ConnLayout {
-    /// Bytes of one channel of an edge.
-    pub(crate) fn channel_bytes(&self) -> usize {
+    /// Bytes of one connection.
+    fn conn_bytes(&self) -> usize {
         let buffers: usize =
             self.slot_bytes.iter().map(|&b| b as usize * self.slots as usize).sum();
-        (size_of::<ConnHeader>() + buffers).next_multiple_of(4096)
+        (size_of::<ConnHeader>() + buffers).next_multiple_of(PAGE)
     }
 
-    /// One end's view of a channel of the edge in `region`.
-    fn conn(&self, region: &Region, channel: usize, peer: u32, direct: bool, step: u64) -> Conn {
-        let header = region.address() + (channel * self.channel_bytes()) as u64;
-        let mut buffers = [0; 3];
-        let mut at = header + size_of::<ConnHeader>() as u64;
-        for (buffer, &bytes) in buffers.iter_mut().zip(&self.slot_bytes) {
-            *buffer = at;
-            at += u64::from(bytes) * u64::from(self.slots);
-        }
-        Conn {
-            header,
-            buffers,
-            slot_bytes: self.slot_bytes,
-            slots: self.slots,
-            peer,
-            direct: direct.into(),
-            step,
-        }
+    /// Bytes of an edge of so many channels.
+    pub(crate) fn edge_bytes(&self, channels: usize) -> usize {
+        size_of::<EdgeHeader>().next_multiple_of(PAGE) + 2 * channels * self.conn_bytes()
     }
 }
 
 /// One end of an edge.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct EdgeEnd {
     /// The memory that both ends share.
     pub region: Region,
@@ -60,44 +58,76 @@ pub(crate) struct EdgeEnd {
     pub receiving: bool,
 }
 
-impl EdgeEnd {
+/// A rank's two edges with a peer.
+#[derive(Clone, Debug)]
+pub(crate) struct Edges {
+    pub send: EdgeEnd,
+    pub recv: EdgeEnd,
+}
+
+impl Edges {
     /// The kernel's view of a channel.
-    pub(crate) fn conn(&self, layout: &ConnLayout, channel: usize, first_step: u64) -> Conn {
-        let conn = layout.conn(&self.region, channel, self.peer, self.direct, first_step);
+    pub(crate) fn peer(
+        &self,
+        layout: &ConnLayout,
+        channels: usize,
+        set: Set,
+        channel: usize,
+        first_step: u64,
+    ) -> Peer {
+        let conn = |end: &EdgeEnd| end.conn(layout, set as usize * channels + channel, first_step);
+        Peer { send: conn(&self.send), recv: conn(&self.recv) }
+    }
+}
+
+impl EdgeEnd {
+    /// The kernel's view of a connection, which is number `index` of the edge.
+    fn conn(&self, layout: &ConnLayout, index: usize, first_step: u64) -> Conn {
+        let edge = self.region.address();
+        let header = edge
+            + (size_of::<EdgeHeader>().next_multiple_of(PAGE) + index * layout.conn_bytes()) as u64;
+        let mut buffers = [0; 3];
+        let mut at = header + size_of::<ConnHeader>() as u64;
+        for (buffer, &bytes) in buffers.iter_mut().zip(&layout.slot_bytes) {
+            *buffer = at;
+            at += u64::from(bytes) * u64::from(layout.slots);
+        }
         if first_step != 0 && self.receiving {
             // SAFETY: the region is ours until the sender is told; both counters start where the steps do.
             unsafe {
-                let header = conn.header as *mut ConnHeader;
+                let header = header as *mut ConnHeader;
                 AtomicU64::from_ptr(&raw mut (*header).tail).store(first_step, Ordering::Relaxed);
                 AtomicU64::from_ptr(&raw mut (*header).head).store(first_step, Ordering::Relaxed);
             }
         }
-        conn
+        Conn {
+            header,
+            buffers,
+            slot_bytes: layout.slot_bytes,
+            slots: layout.slots,
+            peer: self.peer,
+            direct: self.direct.into(),
+            step: first_step,
+            edge,
+        }
     }
 
-    /// Leaves `fault` for the other end, on every channel; the first one stays. `kind` is
-    /// [`Poison::SET`] or [`Poison::LEFT`].
-    pub(crate) fn poison(&self, layout: &ConnLayout, channels: usize, fault: &Fault, kind: u64) {
-        for channel in 0..channels {
-            let header = layout.conn(&self.region, channel, self.peer, self.direct, 0).header
-                as *mut ConnHeader;
-            // SAFETY: the region lives as long as `self`. A kernel of ours may write the same cell: it
-            // takes it by the same word, 0 -> BUSY -> 1, so only one of us writes the fault.
-            unsafe {
-                let at: *mut Poison = if self.receiving {
-                    &raw mut (*header).from_receiver
-                } else {
-                    &raw mut (*header).from_sender
-                };
-                let set = AtomicU64::from_ptr(&raw mut (*at).set);
-                if set
-                    .compare_exchange(0, Poison::BUSY, Ordering::Relaxed, Ordering::Relaxed)
-                    .is_ok()
-                {
-                    (*at).fault = *fault;
-                    // Pairs with the acquire of `Edge::poisoned`.
-                    set.store(kind, Ordering::Release);
-                }
+    /// Leaves `fault` for the other end; the first one stays. `kind` is [`Poison::SET`] or [`Poison::LEFT`].
+    pub(crate) fn poison(&self, fault: &Fault, kind: u64) {
+        let header = self.region.address() as *mut EdgeHeader;
+        // SAFETY: the region lives as long as `self`. A kernel of ours may write the same cell: it takes it by the
+        // same word, 0 -> BUSY -> 1, so only one of us writes the fault.
+        unsafe {
+            let at: *mut Poison = if self.receiving {
+                &raw mut (*header).from_receiver
+            } else {
+                &raw mut (*header).from_sender
+            };
+            let set = AtomicU64::from_ptr(&raw mut (*at).set);
+            if set.compare_exchange(0, Poison::BUSY, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                (*at).fault = *fault;
+                // Pairs with the acquire of `Edge::poisoned`.
+                set.store(kind, Ordering::Release);
             }
         }
     }

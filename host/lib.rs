@@ -27,6 +27,7 @@ mod error;
 pub mod graph;
 pub mod launcher;
 pub mod log;
+mod operator;
 pub mod ptx;
 pub mod runtime;
 pub mod topology;
@@ -34,7 +35,8 @@ mod transport;
 
 pub use bootstrap::UniqueId;
 pub use buffer::{Device, DeviceBuffer, Element, Stream};
-pub use comm::{CommConfig, Communicator};
+pub use comm::{CommConfig, Communicator, group};
 pub use error::{Error, KernelFault, Result};
 pub use ferroccl_device as device;
 pub use ferroccl_device::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};
+pub use operator::Operator;

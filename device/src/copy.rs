@@ -29,6 +29,8 @@ pub struct Shape {
     pub sources: usize,
     /// Destinations, 1 to [`MAX_ENDS`].
     pub destinations: usize,
+    /// Whether there may be fewer sources and destinations: [`ReduceCopy::there`] then counts.
+    pub optional: bool,
     /// Whether source 0 is the rank's own value, which is scaled first for an average.
     pub own: bool,
     /// Whether the value is final.
@@ -93,6 +95,8 @@ pub struct ReduceCopy<T: Element, R> {
     pub sources: [*const T; MAX_ENDS],
     /// The first [`Shape::destinations`] are written.
     pub destinations: [*mut T; MAX_ENDS],
+    /// Sources and destinations that are there, with [`Shape::optional`]; at least one of each.
+    pub there: [usize; 2],
     /// The reduction.
     pub reducer: Reducer<T, R>,
     /// Who shares the work.
@@ -134,7 +138,7 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
                     self.reducer.pre_buffer(to, value, len);
                     value = to;
                 }
-                for s in 1..shape.sources {
+                for s in 1..self.sources(shape) {
                     gpu::mem_zip::<T, R::Op>(to, value, self.sources[s].add(at), len);
                     value = to;
                 }
@@ -142,7 +146,7 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
                     self.reducer.post_buffer(to, value, len);
                     value = to;
                 }
-                for d in 0..shape.destinations {
+                for d in 0..self.destinations(shape) {
                     gpu::mem_copy(self.destinations[d].add(at), value, len);
                 }
             }
@@ -167,12 +171,28 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
     }
 
     #[inline(always)]
+    fn sources(&self, shape: Shape) -> usize {
+        if shape.optional { self.there[0] } else { shape.sources }
+    }
+
+    #[inline(always)]
+    fn destinations(&self, shape: Shape) -> usize {
+        if shape.optional { self.there[1] } else { shape.destinations }
+    }
+
+    #[inline(always)]
     fn aligned(&self, shape: Shape) -> bool {
         let mut bits = 0;
         for i in 0..shape.sources {
+            if shape.optional && i >= self.there[0] {
+                break;
+            }
             bits |= self.sources[i].addr();
         }
         for i in 0..shape.destinations {
+            if shape.optional && i >= self.there[1] {
+                break;
+            }
             bits |= self.destinations[i].addr();
         }
         bits % PACK_BYTES == 0
@@ -198,6 +218,9 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
                     first
                 };
                 for s in 1..shape.sources {
+                    if shape.optional && s >= self.there[0] {
+                        break;
+                    }
                     let next: [P::Value; U] = load_all::<P, T, U>(self.sources[s], at);
                     value = core::array::from_fn(
                         #[inline(always)]
@@ -211,6 +234,9 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
                     );
                 }
                 for d in 0..shape.destinations {
+                    if shape.optional && d >= self.there[1] {
+                        break;
+                    }
                     for (u, value) in value.iter().enumerate() {
                         P::store(self.destinations[d].add((at + u * warp) * P::ELEMENTS), *value);
                     }

@@ -16,7 +16,10 @@
 mod lists;
 
 use crate::abi::Work;
-use crate::collectives::{AllGatherRing, AllReduceRing, Reducing};
+use crate::collectives::{
+    AllGatherBruck, AllGatherRing, AllReduceOneShot, AllReduceRing, AllReduceTree, BroadcastRing,
+    BroadcastTree, Chain, KernelCode, ReduceScatterBruck, ReduceScatterRing, SendRecv,
+};
 use crate::element::{Bf16, F16};
 use crate::prims::{Ll, Ll128, Simple};
 use crate::reduce::{Avg, Max, Min, Prod, Sum};
@@ -50,7 +53,7 @@ mod entries {
                 unsafe extern "ptx-kernel" fn entry(work: *const Work) {
                     crate::gpu::launch_bounds::<MAX_THREADS>();
                     // SAFETY: the launch's contract.
-                    unsafe { <$A as Reducing>::run::<$T, $R, $P>(work) }
+                    unsafe { <$A as KernelCode>::run::<$T, $R, $P>(work) }
                 }
             };
         };
@@ -61,6 +64,9 @@ mod entries {
         };
     }
     macro_rules! rows {
+        ($family:literal $A:ident: any) => {
+            entry!($family "bytes" $family, $A, Simple, Sum, u8);
+        };
         ($family:literal $A:ident:) => {
             entry!($family "bytes" name!($family "simple"), $A, Simple, Sum, u8);
             entry!($family "bytes" name!($family "ll"), $A, Ll, Sum, u8);
@@ -99,8 +105,8 @@ mod cpu {
     /// The CPU function of an algorithm, also for protocols and reductions that the table has not: an
     /// experiment launches its own protocol with it.
     #[must_use]
-    pub fn kernel_fn<A: Reducing, T: Element, R: Reduction, P: Protocol>() -> unsafe fn(*const Work)
-    {
+    pub fn kernel_fn<A: KernelCode, T: Element, R: Reduction, P: Protocol>()
+    -> unsafe fn(*const Work) {
         A::run::<T, R, P>
     }
 
@@ -111,8 +117,8 @@ mod cpu {
         pub collective: Collective,
         /// How it is done.
         pub algorithm: Algorithm,
-        /// How data moves.
-        pub protocol: ProtocolId,
+        /// How data moves; `None` where it may be any.
+        pub protocol: Option<ProtocolId>,
         /// `None` where bytes are only moved.
         pub reduction: Option<(ReduceOp, DataType)>,
         /// The kernel.
@@ -126,41 +132,55 @@ mod cpu {
         ($($(#[cfg(feature = $f:literal)])* $family:literal $C:ident $G:ident $A:ident: $list:ident;)*) => {
             /// By family and element type.
             static TABLE: &[&[&[Row]]] = &[ $( $(#[cfg(feature = $f)])* $list!(rows $family $C $G $A:) ),* ];
-            /// What the families are for.
-            static FAMILIES: &[(Collective, Algorithm, Features)] = &[ $(
-                (Collective::$C, Algorithm::$G, &[ $( ($f, cfg!(feature = $f)) ),* ])
-            ),* ];
+            /// What the families are for, and whether they reduce.
+            static FAMILIES: &[(Collective, Algorithm, bool, Features)] = &[ $( (
+                Collective::$C,
+                Algorithm::$G,
+                $list!(reduces),
+                &[ $( ($f, cfg!(feature = $f)) ),* ],
+            ) ),* ];
         };
     }
     macro_rules! rows {
+        ($family:literal $C:ident $G:ident $A:ident: any) => {
+            &[&[row!($C $G None, None, $family, $A, Simple, Sum, u8)]]
+        };
         ($family:literal $C:ident $G:ident $A:ident:) => {
             &[&[
-                row!($C $G Simple None, name!($family "simple"), $A, Simple, Sum, u8),
-                row!($C $G Ll None, name!($family "ll"), $A, Ll, Sum, u8),
-                row!($C $G Ll128 None, name!($family "ll128"), $A, Ll128, Sum, u8),
+                row!($C $G Some(ProtocolId::Simple), None, name!($family "simple"), $A, Simple, Sum, u8),
+                row!($C $G Some(ProtocolId::Ll), None, name!($family "ll"), $A, Ll, Sum, u8),
+                row!($C $G Some(ProtocolId::Ll128), None, name!($family "ll128"), $A, Ll128, Sum, u8),
             ]]
         };
         ($family:literal $C:ident $G:ident $A:ident:
             $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
             &[ $( $(#[cfg(feature = $f)])* &[ $(
-                row!($C $G Simple Some((ReduceOp::$R, DataType::$D)),
+                row!($C $G Some(ProtocolId::Simple), Some((ReduceOp::$R, DataType::$D)),
                     name!($family "simple" $op $type), $A, Simple, $R, $T),
-                row!($C $G Ll Some((ReduceOp::$R, DataType::$D)),
+                row!($C $G Some(ProtocolId::Ll), Some((ReduceOp::$R, DataType::$D)),
                     name!($family "ll" $op $type), $A, Ll, $R, $T),
-                row!($C $G Ll128 Some((ReduceOp::$R, DataType::$D)),
+                row!($C $G Some(ProtocolId::Ll128), Some((ReduceOp::$R, DataType::$D)),
                     name!($family "ll128" $op $type), $A, Ll128, $R, $T),
             )*] ),* ]
         };
     }
     macro_rules! row {
-        ($C:ident $G:ident $I:ident $reduction:expr, $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
+        ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
             Row {
                 collective: Collective::$C,
                 algorithm: Algorithm::$G,
-                protocol: ProtocolId::$I,
+                protocol: $protocol,
                 reduction: $reduction,
-                kernel: Kernel { name: $name, cpu: <$A as Reducing>::run::<$T, $R, $P> },
+                kernel: Kernel { name: $name, cpu: <$A as KernelCode>::run::<$T, $R, $P> },
             }
+        };
+    }
+    macro_rules! reduces {
+        ($($any:ident)?) => {
+            false
+        };
+        ($($row:tt)+) => {
+            true
         };
     }
     macro_rules! types {
@@ -191,9 +211,10 @@ mod cpu {
         algorithm: Algorithm,
         data_type: DataType,
     ) -> Option<&'static str> {
-        let family = FAMILIES.iter().find(|f| (f.0, f.1) == (collective, algorithm)).map(|f| f.2);
-        let element = TYPES.iter().find(|t| t.0 == data_type).map(|t| t.1);
-        let needed = [family, element].into_iter().flatten().flatten();
+        let shared = shared(collective, algorithm);
+        let family = FAMILIES.iter().find(|f| (f.0, f.1) == shared)?;
+        let element = TYPES.iter().find(|t| t.0 == data_type).filter(|_| family.2).map(|t| t.1);
+        let needed = [Some(family.3), element].into_iter().flatten().flatten();
         needed.copied().find(|(_, there)| !there).map(|(feature, _)| feature)
     }
 
@@ -216,12 +237,27 @@ mod cpu {
         };
         let family = TABLE.iter().copied().filter(|family| {
             let first = family.first().and_then(|rows| rows.first());
-            first.is_some_and(|row| (row.collective, row.algorithm) == (collective, algorithm))
+            first
+                .is_some_and(|row| (row.collective, row.algorithm) == shared(collective, algorithm))
         });
         let fits = |row: &&Row| {
-            row.protocol == protocol && row.reduction.is_none_or(|r| r == (op, data_type))
+            row.protocol.is_none_or(|p| p == protocol)
+                && row.reduction.is_none_or(|r| r == (op, data_type))
         };
         family.flatten().copied().flatten().find(fits).map(|row| row.kernel)
+    }
+
+    /// The family that does it, where that is another's.
+    const fn shared(collective: Collective, algorithm: Algorithm) -> (Collective, Algorithm) {
+        match (collective, algorithm) {
+            (Collective::Barrier, algorithm) => (Collective::AllReduce, algorithm),
+            (Collective::Reduce, Algorithm::Tree) => (Collective::AllReduce, Algorithm::Tree),
+            (Collective::Reduce, Algorithm::Ring)
+            | (Collective::AllReduce | Collective::ReduceScatter, Algorithm::Chain) => {
+                (Collective::Reduce, Algorithm::Chain)
+            }
+            same => same,
+        }
     }
 
     #[cfg(test)]
@@ -230,13 +266,21 @@ mod cpu {
 
         #[test]
         fn every_call_has_a_kernel_and_every_kernel_a_name() {
+            for &(collective, algorithm, ..) in FAMILIES {
+                for &p in ProtocolId::ALL {
+                    for &t in DataType::ALL {
+                        let kernel = lookup(collective, algorithm, p, ReduceOp::Sum, t);
+                        let left_out = left_out(collective, algorithm, t);
+                        let case = format!("{collective} {algorithm} {p} {t}");
+                        assert_eq!(kernel.is_none(), left_out.is_some(), "{case}");
+                    }
+                }
+            }
             for &p in ProtocolId::ALL {
                 for &op in ReduceOp::ALL {
-                    for &t in DataType::ALL {
-                        let kernel = lookup(Collective::AllReduce, Algorithm::Ring, p, op, t);
-                        let left_out = left_out(Collective::AllReduce, Algorithm::Ring, t);
-                        assert_eq!(kernel.is_none(), left_out.is_some(), "{p} {op} {t}");
-                    }
+                    let kernel =
+                        lookup(Collective::AllReduce, Algorithm::Ring, p, op, DataType::F32);
+                    assert!(kernel.is_some(), "{p} {op}");
                 }
             }
             let mut names: Vec<_> = all().map(|k| k.name).collect();

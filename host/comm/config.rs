@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferroccl_device::abi::{LL128_LINE, MAX_CHANNELS, ProtocolId};
+use ferroccl_device::abi::{Algorithm, LL128_LINE, MAX_CHANNELS, ProtocolId};
 
 use crate::channel::ConnLayout;
 use crate::config::Config;
@@ -16,6 +16,11 @@ use crate::{Error, Result};
 pub struct CommConfig {
     /// The protocol of every call, instead of the one chosen by size.
     pub protocol: Option<ProtocolId>,
+    /// The algorithm of every call that it can do, instead of the one chosen by size.
+    pub algorithm: Option<Algorithm>,
+    /// Ranks of a node: so many in a row count as one, instead of those of one host. Trees and the hierarchical
+    /// all-reduce go by nodes.
+    pub ranks_per_node: Option<u32>,
     /// Channels of every call, 1 to 32, instead of the number chosen by size.
     pub channels: Option<u32>,
     /// The most channels of a call, where `channels` does not fix them.
@@ -58,6 +63,8 @@ impl CommConfig {
             [env.ll_buffsize, env.ll128_buffsize, env.buffsize].map(|size| size.map(|s| s.0));
         CommConfig {
             protocol: self.protocol,
+            algorithm: self.algorithm,
+            ranks_per_node: self.ranks_per_node.or(env.ranks_per_node),
             channels: self.channels,
             max_channels: self
                 .max_channels

@@ -1,32 +1,46 @@
 //! Communicators: a rank's membership in a group of ranks.
 //!
-//! A [`Communicator`] owns what its kernels use: the edges to its neighbours and the [`Control`] block
+//! ```text
+//! calls      what a user calls: checks its arguments, makes a Request
+//! group      several requests that start together
+//! launch     a Request -> enqueue::Plan -> kernels on a stream
+//! p2p        sends and receives -> transfers of one kernel
+//! setup      how ranks come together: edges with all peers, and what kernels see of them (control, nodes)
+//! ```
+//!
+//! A [`Communicator`] owns what its kernels use: the edges to its peers and the [`Control`] block
 //! through which kernels and host tell each other of failures. A call is planned, given the next number
 //! and launched; the calls of one communicator run in the order they were made, whatever the stream.
 
+mod calls;
 mod config;
 mod control;
+mod group;
+mod launch;
 mod machine;
+mod nodes;
+mod p2p;
 mod setup;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ferroccl_device::abi::{Collective, Fault, FaultKind, Poison, ProtocolId, ReduceOp, Work};
-use ferroccl_device::kernels::Kernel;
+use ferroccl_device::abi::{Fault, FaultKind, Poison};
 use tracing::{debug, info, warn};
 
 use crate::bootstrap::{Departure, Watch};
-use crate::buffer::{Device, DeviceBuffer, Element, Stream};
-use crate::channel::{ConnLayout, EdgeEnd};
-use crate::enqueue::{self, Call, Shape};
+use crate::buffer::{Device, Stream};
+use crate::channel::Edges;
+use crate::enqueue::Shape;
 use crate::error::KernelFault;
 use crate::log;
-use crate::runtime::{Keep, Launch};
+use crate::runtime::{Keep, Memory};
 use crate::{Error, Result};
 
 pub use config::CommConfig;
 pub(crate) use config::default_buffers;
 use control::Control;
+pub use group::group;
+use nodes::{Nodes, Trees};
 
 /// One rank of a group. Calls may be made from any thread; those of one communicator are numbered in the
 /// order they are made, and every rank must make the same calls in the same order.
@@ -41,25 +55,32 @@ struct Inner {
     nranks: u32,
     device: Device,
     shape: Shape,
-    layout: ConnLayout,
+    nodes: Nodes,
+    trees: Trees,
     /// What lets kernels reach the memory of `edges` and `control`: before them, to be dropped first.
     _registered: Vec<Keep>,
-    /// `None` for a group of one.
-    edges: Option<Edges>,
+    _scratch: Arc<dyn Memory>,
+    /// Address of what barriers reduce.
+    barrier: u64,
+    /// With every other rank.
+    edges: Vec<Edges>,
     control: Control,
-    /// The number of the last call; held while a call is launched, so that numbers are in stream order.
-    seq: Mutex<u64>,
+    order: Mutex<Order>,
     /// What lies behind a fault that says no more than that a peer is lost or that we have stopped.
     cause: OnceLock<Error>,
     /// Notices lost peers; `None` in one process.
     watch: OnceLock<Watch>,
 }
 
-/// A rank's two neighbours in the ring.
-#[derive(Debug)]
-struct Edges {
-    send: EdgeEnd,
-    recv: EdgeEnd,
+/// The order of a communicator's calls. Held while a call is launched, so that numbers are in stream order.
+#[derive(Debug, Default)]
+struct Order {
+    /// The number of the last collective call.
+    seq: u64,
+    /// The stream of the last call.
+    stream: Option<Stream>,
+    /// Streams of our own, for what runs beside the user's.
+    beside: Vec<Stream>,
 }
 
 impl Communicator {
@@ -87,99 +108,6 @@ impl Communicator {
         self.0.shape.channels
     }
 
-    /// Reduces `send` over all ranks, element by element, into every rank's `recv`.
-    ///
-    /// Returns at once; the result is there when `stream` gets to it. `send` and `recv` have one length and
-    /// may be the same buffer (in place). All ranks call with the same length, type and `op`: if not, every
-    /// rank's stream gets an error that shows both calls. Semantics of `op`: [`ReduceOp`].
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when lengths differ or the buffers overlap without being the same;
-    /// [`Error::Aborted`] when the communicator has failed before. What happens later is an error of `stream`.
-    pub fn all_reduce<T: Element>(
-        &self,
-        send: &DeviceBuffer<T>,
-        recv: &DeviceBuffer<T>,
-        op: ReduceOp,
-        stream: &Stream,
-    ) -> Result<()> {
-        self.launch(send, recv, op, stream, None)
-    }
-
-    /// [`Communicator::all_reduce`] by a kernel of your own, over this communicator's connections: how a
-    /// protocol is tried before it is in the table. `protocol` says which buffers of the connections it uses.
-    ///
-    /// # Safety
-    /// `kernel` keeps the contract of [`AllReduceRing`](ferroccl_device::collectives::AllReduceRing): it
-    /// is an instance for `T`, or does as it does.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_reduce`].
-    pub unsafe fn all_reduce_with<T: Element>(
-        &self,
-        kernel: Kernel,
-        protocol: ProtocolId,
-        send: &DeviceBuffer<T>,
-        recv: &DeviceBuffer<T>,
-        op: ReduceOp,
-        stream: &Stream,
-    ) -> Result<()> {
-        self.launch(send, recv, op, stream, Some((kernel, protocol)))
-    }
-
-    fn launch<T: Element>(
-        &self,
-        send: &DeviceBuffer<T>,
-        recv: &DeviceBuffer<T>,
-        op: ReduceOp,
-        stream: &Stream,
-        own: Option<(Kernel, ProtocolId)>,
-    ) -> Result<()> {
-        check_buffers(send, recv)?;
-        let inner = &self.0;
-        let call =
-            Call { collective: Collective::AllReduce, count: send.len(), data_type: T::TYPE, op };
-        let mut seq = inner.seq.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(cause) = inner.failure() {
-            return Err(Error::Aborted { rank: inner.rank, cause: cause.to_string() });
-        }
-        let own_shape = own.map(|(_, protocol)| Shape {
-            tuner: inner.shape.tuner.only(protocol),
-            ..inner.shape.clone()
-        });
-        let shape = own_shape.as_ref().unwrap_or(&inner.shape);
-        let mut plan = enqueue::plan(&call, shape, *seq + 1)?;
-        if let Some((kernel, _)) = own {
-            plan.kernel = kernel;
-        }
-        debug!(target: log::COLL, rank = inner.rank, seq = *seq + 1, kernel = plan.kernel.name,
-               count = call.count, channels = plan.channels, "AllReduce");
-        let work: Work =
-            plan.work(inner.control.comm_address(), send.address(), recv.address(), inner.nranks);
-        let done = Arc::clone(inner);
-        let (send_memory, recv_memory) = (Arc::clone(send.memory()), Arc::clone(recv.memory()));
-        let launch = Launch {
-            kernel: plan.kernel,
-            blocks: plan.channels,
-            work: Box::new(work),
-            keep: Vec::new(),
-            bytes: call.bytes() as u64,
-            // Holds the buffers too: one allocation instead of three, which is felt at 8 bytes.
-            done: Box::new(move |failure| {
-                drop((send_memory, recv_memory));
-                if let Some(error) = failure {
-                    done.broken(error);
-                }
-                done.failure().map_or(Ok(()), Err)
-            }),
-        };
-        // SAFETY: the kernel is of the table, or the caller vouches for it (`all_reduce_with`); the buffers
-        // hold the call's elements, and buffers and communicator are kept until the launch has ended.
-        unsafe { stream.ops().launch(launch) }?;
-        *seq += 1;
-        Ok(())
-    }
-
     /// Stops every kernel of this communicator, here and, through the ring, on all its ranks. The calls that
     /// are under way end with an error, and no more can be made.
     pub fn abort(&self) {
@@ -199,18 +127,6 @@ impl Communicator {
     }
 }
 
-fn check_buffers<T: Element>(send: &DeviceBuffer<T>, recv: &DeviceBuffer<T>) -> Result<()> {
-    if send.len() != recv.len() {
-        let reason = format!("has {} elements, send has {}", recv.len(), send.len());
-        return Err(Error::argument("recv", reason));
-    }
-    let (a, b, bytes) = (send.address(), recv.address(), (send.len() * size_of::<T>()) as u64);
-    if a != b && a < b + bytes && b < a + bytes {
-        return Err(Error::argument("recv", "overlaps send without being the same"));
-    }
-    Ok(())
-}
-
 impl Inner {
     /// The failure of this communicator as an error.
     fn failure(&self) -> Option<Error> {
@@ -223,12 +139,17 @@ impl Inner {
         Some(Error::Kernel(Arc::new(KernelFault(fault))))
     }
 
-    /// Records `fault` unless there is one, stops our kernels and tells the neighbours.
+    /// Records `fault` unless there is one, stops our kernels and tells all peers.
     fn fail(&self, fault: &Fault) {
         self.control.fail(fault);
-        if let (Some(edges), Some(fault)) = (&self.edges, self.control.fault()) {
-            for edge in [&edges.send, &edges.recv] {
-                edge.poison(&self.layout, self.shape.channels as usize, &fault, Poison::SET);
+        self.tell_peers();
+    }
+
+    /// Tells all peers of our failure, if there is one: also those whom the failed call had nothing to do with.
+    fn tell_peers(&self) {
+        if let Some(fault) = self.control.fault() {
+            for edge in self.edges.iter().flat_map(|edges| [&edges.send, &edges.recv]) {
+                edge.poison(&fault, Poison::SET);
             }
         }
     }
@@ -250,7 +171,7 @@ impl Inner {
             info!(target: log::INIT, rank = self.rank, peer, "a rank has left the group");
             return;
         }
-        let seq = *self.seq.lock().unwrap_or_else(PoisonError::into_inner);
+        let seq = self.order.lock().unwrap_or_else(PoisonError::into_inner).seq;
         let error = departure.into_error(self.rank);
         warn!(target: log::INIT, "{error}");
         // Whoever is first: a failure that came before has its own cause.
@@ -269,19 +190,16 @@ impl Drop for Inner {
     /// The last call has ended: the neighbours are told that we leave. A call of theirs that still waits for
     /// us fails; what we have sent them stays valid, as they hold the memory too.
     fn drop(&mut self) {
-        let seq = *self.seq.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(edges) = &self.edges {
-            let (left, kind) = match self.control.fault() {
-                Some(fault) => (fault, Poison::SET),
-                None => {
-                    let kind = FaultKind::PeerLost as u32;
-                    let rank = self.rank;
-                    (Fault { kind, rank, peer: rank, seq, ..Fault::default() }, Poison::LEFT)
-                }
-            };
-            for edge in [&edges.send, &edges.recv] {
-                edge.poison(&self.layout, self.shape.channels as usize, &left, kind);
+        let seq = self.order.get_mut().unwrap_or_else(PoisonError::into_inner).seq;
+        let (left, kind) = match self.control.fault() {
+            Some(fault) => (fault, Poison::SET),
+            None => {
+                let (kind, rank) = (FaultKind::PeerLost as u32, self.rank);
+                (Fault { kind, rank, peer: rank, seq, ..Fault::default() }, Poison::LEFT)
             }
+        };
+        for edge in self.edges.iter().flat_map(|edges| [&edges.send, &edges.recv]) {
+            edge.poison(&left, kind);
         }
         debug!(target: log::INIT, rank = self.rank, "communicator dropped");
     }

@@ -4,28 +4,30 @@
 //! init_all    one process: every edge is made on the spot
 //! init_rank   1. bootstrap: find each other, tell each other PeerInfo and layout
 //!             2. the transport of each edge, chosen alike on both ends
-//!             3. offer memory to the previous rank, accept the next one's
+//!             3. offer an inbox to all, accept a part of everybody's
 //!             4. barrier; from here on the bootstrap only watches for lost peers
 //! ```
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ferroccl_device::abi::{Channel, ProtocolId};
+use ferroccl_device::abi::{Peer, ProtocolId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use super::{CommConfig, Communicator, Control, Edges, Inner, machine};
+use super::control::{Control, Frame};
+use super::nodes::{Nodes, Trees};
+use super::{CommConfig, Communicator, Inner, machine};
 use crate::bootstrap::{Bootstrap, BootstrapError, UniqueId};
 use crate::buffer::Device;
-use crate::channel::{ConnLayout, EdgeEnd};
+use crate::channel::{ConnLayout, EdgeEnd, Edges, Set};
 use crate::config::Config;
 use crate::enqueue::Shape;
 use crate::graph::tuning::{self, Devices, Settings, Situation, Tuner};
 use crate::log;
 use crate::runtime::Keep;
-use crate::transport::{self, Allowed, PeerInfo};
+use crate::transport::{self, Allowed, Inbox, PeerInfo, Transport};
 use crate::{Error, Result};
 
 /// What a rank has settled before it is a communicator.
@@ -86,42 +88,19 @@ impl Communicator {
             all_channels,
         };
         if nranks == 1 {
-            return Ok(vec![member(0).join(None)?]);
+            return Ok(vec![member(0).join(vec![None], &[process_info(0, device, &env)?])?]);
         }
-        // Edge i leads from rank i to rank i + 1.
         let process = process_info(0, device, &env)?;
-        let mut ends = Vec::new();
-        for _ in 0..nranks {
-            let transport = transport::select(&process, &process, allowed(config))?;
-            let bytes = channels as usize * layout.channel_bytes();
-            let offer = transport.offer(bytes)?;
-            let sender = transport.accept(&offer.handle, bytes)?;
-            ends.push((sender, offer.region, transport.direct(&process, &process)));
-        }
-        let (mut senders, mut receivers): (Vec<_>, Vec<_>) = ends
-            .into_iter()
-            .map(|(sender, receiver, direct)| ((sender, direct), (receiver, direct)))
-            .unzip();
-        // Rank i receives on edge i - 1.
-        receivers.rotate_right(1);
+        let peers = vec![process; nranks as usize];
+        let inboxes: Vec<OwnInbox> =
+            (0..nranks).map(|rank| member(rank).open_inbox(&peers)).collect::<Result<_>>()?;
+        let handles: Vec<Handles> = inboxes.iter().map(|inbox| inbox.handles.clone()).collect();
         (0..nranks)
-            .zip(senders.drain(..).zip(receivers))
-            .map(|(rank, ((send, send_direct), (recv, recv_direct)))| {
-                let (next, previous) = ((rank + 1) % nranks, (rank + nranks - 1) % nranks);
-                member(rank).join(Some(Edges {
-                    send: EdgeEnd {
-                        region: send,
-                        peer: next,
-                        direct: send_direct,
-                        receiving: false,
-                    },
-                    recv: EdgeEnd {
-                        region: recv,
-                        peer: previous,
-                        direct: recv_direct,
-                        receiving: true,
-                    },
-                }))
+            .zip(&inboxes)
+            .map(|(rank, inbox)| {
+                let member = member(rank);
+                let edges = member.edges(inbox, &peers, &handles)?;
+                member.join(edges, &peers)
             })
             .collect()
     }
@@ -205,10 +184,10 @@ impl Communicator {
             all_channels,
         };
         if nranks == 1 {
-            return member.join(None);
+            return member.join(vec![None], &peers);
         }
         let edges = member.connect(&bootstrap, &peers)?;
-        let communicator = member.join(Some(edges))?;
+        let communicator = member.join(edges, &peers)?;
         // The counters of every edge are in place: kernels may start.
         bootstrap.barrier()?;
         let inner = Arc::downgrade(&communicator.0);
@@ -285,36 +264,90 @@ fn exchange<T: Serialize + DeserializeOwned>(bootstrap: &Bootstrap, mine: &T) ->
 }
 
 impl Member<'_> {
-    /// Makes the edges to both neighbours, over the bootstrap.
-    fn connect(&self, bootstrap: &Bootstrap, peers: &[PeerInfo]) -> Result<Edges> {
-        const HANDLE: u64 = 1;
-        let (rank, nranks) = (self.rank, self.nranks);
-        let (next, previous) = ((rank + 1) % nranks, (rank + nranks - 1) % nranks);
-        let [me, after, before] = [rank, next, previous].map(|r| &peers[r as usize]);
-        let bytes = self.channels as usize * self.layout.channel_bytes();
-
-        let from = transport::select(before, me, allowed(self.config))?;
-        let offer = from.offer(bytes)?;
-        bootstrap.send(previous, HANDLE, &offer.handle)?;
-
-        let to = transport::select(me, after, allowed(self.config))?;
-        let region = to.accept(&bootstrap.recv(next, HANDLE)?, bytes)?;
-        let (to_direct, from_direct) = (to.direct(me, after), from.direct(before, me));
-        for channel in 0..self.channels {
-            info!(target: log::INIT, "Channel {channel:02} : {rank} -> {next} via {}{}", to.name(),
-                  if to_direct { "/direct pointer" } else { "" });
-        }
-        // What was offered stays open until the previous rank has mapped it; all have at the next barrier.
+    /// Makes the edges with all peers, over the bootstrap.
+    fn connect(&self, bootstrap: &Bootstrap, peers: &[PeerInfo]) -> Result<Vec<Option<Edges>>> {
+        let inbox = self.open_inbox(peers)?;
+        let handles: Vec<Handles> = exchange(bootstrap, &inbox.handles)?;
+        let edges = self.edges(&inbox, peers, &handles)?;
+        // What was offered stays open until everybody has mapped it.
         bootstrap.barrier()?;
-        Ok(Edges {
-            send: EdgeEnd { region, peer: next, direct: to_direct, receiving: false },
-            recv: EdgeEnd {
-                region: offer.region,
-                peer: previous,
-                direct: from_direct,
-                receiving: true,
-            },
-        })
+        Ok(edges)
+    }
+
+    /// Bytes of an edge.
+    fn edge_bytes(&self) -> usize {
+        self.layout.edge_bytes(self.channels as usize)
+    }
+
+    /// Bytes of an inbox: an edge from each rank. Our own part stays untouched.
+    fn inbox_bytes(&self) -> Result<usize> {
+        self.edge_bytes()
+            .checked_mul(self.nranks as usize)
+            .filter(|n| *n <= isize::MAX as usize)
+            .ok_or_else(|| {
+                let reason = format!(
+                    "{} connections of {} bytes are more than memory has",
+                    self.nranks,
+                    self.edge_bytes()
+                );
+                Error::argument("nranks", reason)
+            })
+    }
+
+    /// The memory that this rank receives in, and the handles of it for all transports that its peers use.
+    fn open_inbox(&self, peers: &[PeerInfo]) -> Result<OwnInbox> {
+        let me = &peers[self.rank as usize];
+        let mut used: Vec<&'static dyn Transport> = Vec::new();
+        for (rank, peer) in (0..).zip(peers) {
+            if rank != self.rank {
+                let transport = transport::select(peer, me, allowed(self.config))?;
+                if used.iter().all(|other| other.name() != transport.name()) {
+                    used.push(transport);
+                }
+            }
+        }
+        let shared = used.iter().any(|transport| transport.shares());
+        let inbox = Inbox::new(self.inbox_bytes()?, shared)?;
+        let handles = used
+            .iter()
+            .map(|transport| Ok((transport.name().to_owned(), transport.offer(&inbox)?)));
+        Ok(OwnInbox { handles: handles.collect::<Result<_>>()?, inbox })
+    }
+
+    /// This rank's ends of all its edges, by peer.
+    fn edges(
+        &self,
+        mine: &OwnInbox,
+        peers: &[PeerInfo],
+        handles: &[Handles],
+    ) -> Result<Vec<Option<Edges>>> {
+        let me = &peers[self.rank as usize];
+        let (bytes, len) = (self.edge_bytes(), self.inbox_bytes()?);
+        let offset = |sender: u32| sender as usize * bytes;
+        let edges = (0..).zip(peers).map(|(rank, peer)| {
+            if rank == self.rank {
+                return Ok(None);
+            }
+            let to = transport::select(me, peer, allowed(self.config))?;
+            let from = transport::select(peer, me, allowed(self.config))?;
+            let handle = handles[rank as usize].iter().find(|(name, _)| name == to.name());
+            let (_, handle) = handle.ok_or_else(|| {
+                Error::malformed(format!("rank {rank} offers no memory through {}", to.name()))
+            })?;
+            let (to_direct, from_direct) = (to.direct(me, peer), from.direct(peer, me));
+            let region = to.accept(handle, len, offset(self.rank), bytes)?;
+            if rank == (self.rank + 1) % self.nranks {
+                for channel in 0..self.channels {
+                    info!(target: log::INIT, "Channel {channel:02} : {} -> {rank} via {}{}", self.rank, to.name(),
+                          if to_direct { "/direct pointer" } else { "" });
+                }
+            }
+            let send = EdgeEnd { region, peer: rank, direct: to_direct, receiving: false };
+            let region = mine.inbox.part(offset(rank), bytes);
+            let recv = EdgeEnd { region, peer: rank, direct: from_direct, receiving: true };
+            Ok(Some(Edges { send, recv }))
+        });
+        edges.collect()
     }
 
     /// How calls are done. Of what all ranks have agreed on only: they must choose alike.
@@ -330,25 +363,34 @@ impl Member<'_> {
         )
     }
 
-    /// The communicator over its edges.
-    fn join(self, edges: Option<Edges>) -> Result<Communicator> {
+    /// The communicator over its edges with all peers.
+    fn join(self, edges: Vec<Option<Edges>>, peers: &[PeerInfo]) -> Result<Communicator> {
         let first = self.config.first_step;
-        let channels: Box<[Channel]> = (0..self.channels as usize)
-            .map(|channel| {
-                let mut view = Channel { index: self.rank.into(), ..Channel::default() };
-                if let Some(edges) = &edges {
-                    view.send = edges.send.conn(&self.layout, channel, first);
-                    view.recv = edges.recv.conn(&self.layout, channel, first);
-                }
-                view
-            })
-            .collect();
+        let channels = self.channels as usize;
+        let mut views = Vec::with_capacity(2 * channels * edges.len());
+        for set in [Set::Collective, Set::P2p] {
+            for channel in 0..channels {
+                views.extend(edges.iter().map(|edges| {
+                    edges.as_ref().map_or_else(Peer::default, |edges| {
+                        edges.peer(&self.layout, channels, set, channel, first)
+                    })
+                }));
+            }
+        }
+        let nodes = Nodes::new(self.rank, peers, self.config.ranks_per_node);
+        let scratch = self.device.runtime().allocate(channels * SCRATCH_BYTES + BARRIER_BYTES)?;
+        let frame = Frame {
+            rank: self.rank,
+            nranks: self.nranks,
+            channels: self.channels,
+            timeout_ns: self.config.timeout_ns(),
+            scratch: (scratch.address(), SCRATCH_BYTES as u64),
+        };
         let tuner = self.tuner();
-        let timeout = self.config.timeout_ns();
-        let control = Control::new(self.rank, self.nranks, timeout, channels);
-        let registered = self.register(edges.as_ref(), &control)?;
+        let control = Control::new(frame, views.into(), &nodes.rings(self.nranks));
+        let registered = self.register(&edges, &control)?;
         info!(target: log::INIT, rank = self.rank, nranks = self.nranks, channels = self.channels,
-              runtime = self.device.runtime().name(), "Init COMPLETE");
+              nodes = nodes.count(), runtime = self.device.runtime().name(), "Init COMPLETE");
         Ok(Communicator(Arc::new(Inner {
             rank: self.rank,
             nranks: self.nranks,
@@ -358,27 +400,27 @@ impl Member<'_> {
                 channels: self.channels,
                 tuner,
                 all_channels: self.all_channels,
+                algorithm: self.config.algorithm,
             },
-            layout: self.layout,
+            trees: Trees::new(self.rank, self.channels, &nodes),
+            nodes,
+            barrier: scratch.address() + (channels * SCRATCH_BYTES) as u64,
+            _scratch: scratch,
             _registered: registered,
-            edges,
+            edges: edges.into_iter().flatten().collect(),
             control,
-            seq: Mutex::new(0),
+            order: Mutex::default(),
             cause: OnceLock::new(),
             watch: OnceLock::new(),
         })))
     }
 
-    /// Lets this rank's kernels reach what they share with the host and with the neighbours.
-    fn register(&self, edges: Option<&Edges>, control: &Control) -> Result<Vec<Keep>> {
-        let mut memory = control.memory().to_vec();
-        for (end, what) in edges.iter().flat_map(|edges| {
-            [
-                (&edges.send, "the edge to the next rank"),
-                (&edges.recv, "the edge from the previous rank"),
-            ]
-        }) {
-            memory.push((end.region.address(), end.region.len(), what));
+    /// Lets this rank's kernels reach what they share with the host and with the other ranks.
+    fn register(&self, edges: &[Option<Edges>], control: &Control) -> Result<Vec<Keep>> {
+        let mut memory = control.memory();
+        for Edges { send, recv } in edges.iter().flatten() {
+            memory.push((send.region.address(), send.region.len(), "an edge to another rank"));
+            memory.push((recv.region.address(), recv.region.len(), "an edge from another rank"));
         }
         let runtime = self.device.runtime();
         memory
@@ -388,6 +430,21 @@ impl Member<'_> {
             .map(|(address, bytes, what)| unsafe { runtime.register(address, bytes, what) })
             .collect()
     }
+}
+
+/// Bytes of scratch memory of a channel: of what is combined step by step, one chunk of few bytes.
+const SCRATCH_BYTES: usize = 128 << 10;
+
+/// Bytes that barriers reduce, behind the scratch memory.
+const BARRIER_BYTES: usize = 256;
+
+/// What a rank's peers need to find its inbox: a handle for each transport, by name.
+type Handles = Vec<(String, Vec<u8>)>;
+
+/// A rank's inbox before its peers have found it.
+struct OwnInbox {
+    inbox: Inbox,
+    handles: Handles,
 }
 
 fn allowed(config: &CommConfig) -> Allowed {

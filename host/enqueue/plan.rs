@@ -1,6 +1,10 @@
 //! The plan of a call: kernel, channels, and each channel's part.
 
-use ferroccl_device::abi::{Algorithm, ChannelWork, MAX_CHANNELS, ProtocolId, Signature, Work};
+use ferroccl_device::abi::{
+    Algorithm, ChannelWork, Collective, DataType, MAX_CHANNELS, NO_RANK, ProtocolId, ReduceOp,
+    Signature, Work,
+};
+use ferroccl_device::collectives::Chain;
 use ferroccl_device::kernels::{Kernel, left_out, lookup};
 
 use super::Call;
@@ -18,43 +22,70 @@ pub struct Shape {
     pub tuner: Tuner,
     /// Whether `channels` is what every call uses, instead of the most it may use.
     pub all_channels: bool,
+    /// The algorithm of every call that it can do, instead of the tuner's.
+    pub algorithm: Option<Algorithm>,
 }
 
-/// A call, ready to be launched.
+/// How a call is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// The protocol.
+    pub protocol: ProtocolId,
+    /// Channels.
+    pub channels: u32,
+}
+
+/// A kernel's part in a call, ready to be launched.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// What runs.
     pub kernel: Kernel,
-    /// The protocol it runs.
-    pub protocol: ProtocolId,
+    /// How.
+    pub way: Way,
     /// Blocks to launch.
-    pub channels: u32,
+    pub blocks: u32,
     /// What the neighbours compare.
     pub signature: Signature,
+    /// Elements of a rank's block, as the kernel counts: bytes where it only moves them.
+    pub count: u64,
+    /// The root, or [`NO_RANK`].
+    pub root: u32,
+    /// What [`Work::extra`] is, unless it is an address.
+    pub mode: u64,
+    /// Whether [`Work::extra`] is the address of the links of trees.
+    pub tree: bool,
     /// Each channel's part.
     pub parts: [ChannelWork; MAX_CHANNELS],
 }
 
-/// A call that no kernel does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no kernel does {call:?} by {algorithm}{}", why(*left_out))]
-pub struct PlanError {
-    /// The call.
-    pub call: Call,
-    /// How it was to be done.
-    pub algorithm: Algorithm,
-    /// The cargo feature that it needs and this build was made without, if that is why.
-    pub left_out: Option<&'static str>,
-}
-
-fn why(left_out: Option<&'static str>) -> String {
-    left_out.map_or(String::new(), |f| format!(": this build is without the cargo feature `{f}`"))
+/// A call that cannot be done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// No kernel does it in the way that is asked for.
+    #[error("no kernel does {collective}({data_type}, {op}) by {algorithm} with {protocol}",
+            collective = .0.collective, data_type = .0.data_type, op = .0.op,
+            algorithm = .1.algorithm, protocol = .1.protocol)]
+    NoKernel(Call, Way),
+    /// Nothing that may be chosen does it.
+    #[error("no algorithm and protocol that may be chosen (NCCL_ALGO, NCCL_PROTO) do {collective}({data_type}, {op})",
+            collective = .0.collective, data_type = .0.data_type, op = .0.op)]
+    NoWay(Call),
 }
 
 impl From<PlanError> for Error {
+    /// Where a cargo feature would help, it is named.
     fn from(e: PlanError) -> Self {
-        match e.left_out {
-            Some(_) => Error::Unavailable { what: "kernel".to_owned(), reason: e.to_string() },
+        let (call, algorithm) = match e {
+            PlanError::NoKernel(call, way) => (call, way.algorithm),
+            PlanError::NoWay(call) => (call, Algorithm::Ring),
+        };
+        match left_out(call.collective, algorithm, call.data_type) {
+            Some(feature) => Error::Unavailable {
+                what: format!("{}({}, {})", call.collective, call.data_type, call.op),
+                reason: format!("this build is without the cargo feature `{feature}`"),
+            },
             None => Error::argument("op", e.to_string()),
         }
     }
@@ -63,16 +94,16 @@ impl From<PlanError> for Error {
 impl Plan {
     /// The kernel's argument; `input`, `output` and `comm` are addresses.
     #[must_use]
-    pub fn work(&self, comm: u64, input: u64, output: u64, ranks: u32) -> Work {
+    pub fn work(&self, comm: u64, input: u64, output: u64, scalar: (u64, bool)) -> Work {
         Work {
             comm,
             input,
             output,
-            scalar: ranks.into(),
-            count: self.signature.count,
-            root: 0,
-            scalar_by_address: 0,
-            extra: 0,
+            scalar: scalar.0,
+            count: self.count,
+            root: self.root,
+            scalar_by_address: scalar.1.into(),
+            extra: self.mode,
             pad: 0,
             signature: self.signature,
             channels: self.parts,
@@ -99,44 +130,88 @@ pub fn split(count: usize, channels: u32, grain: usize) -> [ChannelWork; MAX_CHA
     parts
 }
 
-/// Plans a call.
+/// How a call is done: as the tuner says, of what the table of kernels has.
 ///
 /// # Errors
-/// [`PlanError`] when no kernel does it.
-pub fn plan(call: &Call, shape: &Shape, seq: u64) -> Result<Plan, PlanError> {
-    let algorithm = Algorithm::Ring;
-    let bytes = call.bytes();
-    let protocol = shape.tuner.protocol(bytes as u64);
-    let kernel =
-        lookup(call.collective, algorithm, protocol, call.op, call.data_type).ok_or_else(|| {
-            PlanError {
-                call: *call,
-                algorithm,
-                left_out: left_out(call.collective, algorithm, call.data_type),
-            }
-        })?;
+/// [`PlanError::NoWay`] when nothing is left that may be chosen.
+pub fn choose(call: &Call, shape: &Shape) -> Result<Way, PlanError> {
+    let bytes = call.largest_bytes(shape.ranks);
+    let has = |algorithm, protocol| {
+        algorithm == Algorithm::Hierarchical
+            || lookup(call.collective, algorithm, protocol, call.op, call.data_type).is_some()
+    };
+    let protocol = shape.tuner.protocol(bytes);
+    let forced = shape.algorithm.filter(|a| does(call.collective, *a) && has(*a, protocol));
+    let algorithm = forced.unwrap_or(Algorithm::Ring);
     let channels = if shape.all_channels {
         shape.channels
     } else {
-        shape.tuner.channels(bytes as u64, protocol, shape.channels)
+        shape.tuner.channels(bytes, protocol, shape.channels)
     };
-    // Parts start on a cache line of a well-aligned buffer.
-    let grain = 128 / call.data_type.size();
+    Ok(Way { algorithm, protocol, channels })
+}
+
+/// Whether an algorithm is for a collective.
+#[must_use]
+pub fn does(collective: Collective, algorithm: Algorithm) -> bool {
+    use Algorithm::{Bruck, Chain, CollnetDirect, Hierarchical, OneShot, Ring, Tree};
+    match collective {
+        Collective::AllReduce | Collective::Barrier => {
+            matches!(algorithm, Ring | Tree | Hierarchical | OneShot | Chain | CollnetDirect)
+        }
+        Collective::AllGather => matches!(algorithm, Ring | Bruck),
+        Collective::ReduceScatter => matches!(algorithm, Ring | Bruck | Chain),
+        Collective::Broadcast => matches!(algorithm, Ring | Tree),
+        Collective::Reduce => matches!(algorithm, Ring | Tree | Chain),
+        Collective::SendRecv => algorithm == Ring,
+    }
+}
+
+/// The kernel of sends and receives, if this build has it.
+#[must_use]
+pub fn send_recv_kernel() -> Option<Kernel> {
+    let (op, data_type) = (ReduceOp::Sum, DataType::U8);
+    lookup(Collective::SendRecv, Algorithm::Ring, ProtocolId::Simple, op, data_type)
+}
+
+/// Plans a call that one kernel does.
+///
+/// # Errors
+/// [`PlanError::NoKernel`] when none does it in this way.
+pub fn plan(call: &Call, way: Way, seq: u64) -> Result<Plan, PlanError> {
+    let Way { algorithm, protocol, channels } = way;
+    let kernel = lookup(call.collective, algorithm, protocol, call.op, call.data_type)
+        .ok_or(PlanError::NoKernel(*call, way))?;
+    let moves = matches!(call.collective, Collective::AllGather | Collective::Broadcast);
+    let (count, size) = if moves { (call.bytes(), 1) } else { (call.count, call.data_type.size()) };
+    let tree = algorithm == Algorithm::Tree;
+    let up_and_down = tree && call.collective != Collective::Broadcast;
+    let mode = match (call.collective, algorithm) {
+        (Collective::Reduce, Algorithm::Ring) => Chain::REDUCE,
+        (Collective::Reduce, Algorithm::Chain) => Chain::ORDERED_REDUCE,
+        (Collective::AllReduce, Algorithm::Chain) => Chain::ALL_REDUCE,
+        (Collective::ReduceScatter, Algorithm::Chain) => Chain::REDUCE_SCATTER,
+        _ => 0,
+    };
     Ok(Plan {
         kernel,
-        protocol,
-        channels,
+        way,
+        // Up and down a tree there is a block for each way.
+        blocks: if up_and_down { 2 * channels } else { channels },
         signature: call.signature(seq, algorithm, protocol, channels),
-        parts: split(call.count, channels, grain),
+        count: count as u64,
+        root: call.root.unwrap_or(NO_RANK),
+        mode,
+        tree,
+        // Parts start on a cache line of a well-aligned buffer.
+        parts: split(count, channels, 128 / size),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use ferroccl_device::abi::{DataType, ReduceOp};
-
     use super::*;
-    use crate::graph::tuning::{Collective, Devices, Settings, Situation};
+    use crate::graph::tuning::{Devices, Settings, Situation};
 
     #[test]
     fn protocols_follow_size_and_permission() {
@@ -144,16 +219,23 @@ mod tests {
             let settings = Settings { protocols: Some(allowed.to_vec()), ..Settings::default() };
             let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
             let tuner = Tuner::new(&cores, Collective::AllReduce, &settings);
-            let shape = Shape { ranks: 4, channels: 2, tuner: tuner.clone(), all_channels: false };
+            let shape = Shape {
+                ranks: 4,
+                channels: 2,
+                tuner: tuner.clone(),
+                all_channels: false,
+                algorithm: Some(Algorithm::Ring),
+            };
             let call = Call {
-                collective: ferroccl_device::abi::Collective::AllReduce,
+                collective: Collective::AllReduce,
                 count: bytes / 4,
                 data_type: DataType::F32,
                 op: ReduceOp::Sum,
+                root: None,
             };
-            let plan = plan(&call, &shape, 1).expect("a kernel");
-            assert_eq!(plan.protocol, tuner.protocol(bytes as u64));
-            (plan.protocol, plan.channels)
+            let way = choose(&call, &shape).expect("a way");
+            assert_eq!(way.protocol, tuner.protocol(bytes as u64));
+            (way.protocol, way.channels)
         };
         let all = ProtocolId::ALL;
         let (ll, ll128, simple) = (ProtocolId::Ll, ProtocolId::Ll128, ProtocolId::Simple);

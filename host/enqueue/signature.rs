@@ -9,16 +9,28 @@ use ferroccl_device::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp
 pub struct Call {
     /// What it does.
     pub collective: Collective,
-    /// Elements.
+    /// Elements of the buffer that one rank gives or gets: of one block, where a buffer has a block for each rank.
     pub count: usize,
     /// Their type.
     pub data_type: DataType,
     /// How they are combined.
     pub op: ReduceOp,
+    /// The root, where there is one; of a send or receive the sender.
+    pub root: Option<u32>,
 }
 
 impl Call {
-    /// Bytes of one rank's buffer. Saturates: no buffer is that large.
+    /// Bytes of the largest of a rank's buffers.
+    #[must_use]
+    pub const fn largest_bytes(&self, ranks: u32) -> u64 {
+        let blocks = match self.collective {
+            Collective::AllGather | Collective::ReduceScatter => ranks as usize,
+            _ => 1,
+        };
+        self.bytes().saturating_mul(blocks) as u64
+    }
+
+    /// Bytes of `count` elements. Saturates: no buffer is that large.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.count.saturating_mul(self.data_type.size())
@@ -43,7 +55,8 @@ impl Call {
         ];
         let mut call = [0; 8];
         call[..bytes.len()].copy_from_slice(&bytes);
-        Signature { seq, count: self.count as u64, call: u64::from_le_bytes(call), root: 0 }
+        let root = self.root.map_or(0, |root| u64::from(root) + 1);
+        Signature { seq, count: self.count as u64, call: u64::from_le_bytes(call), root }
     }
 }
 
@@ -52,18 +65,22 @@ struct Side<'a>(&'a [u64; 4], bool);
 
 impl fmt::Display for Side<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let &Side(&[seq, count, call, _root], plan) = self;
+        let &Side(&[seq, count, call, root], plan) = self;
         let [collective, data_type, op, algorithm, protocol, channels, ..] = call.to_le_bytes();
         let name = |name: Option<&'static str>, raw: u8| {
             name.map_or_else(|| format!("#{raw}"), str::to_owned)
         };
         write!(
             f,
-            "{}(count {count}, type {}, op {})",
+            "{}(count {count}, type {}, op {}",
             name(Collective::from_index(collective.into()).map(Collective::name), collective),
             name(DataType::from_index(data_type.into()).map(DataType::name), data_type),
             name(ReduceOp::from_index(op.into()).map(ReduceOp::name), op),
         )?;
+        if root != 0 {
+            write!(f, ", root {}", root - 1)?;
+        }
+        write!(f, ")")?;
         if plan {
             write!(
                 f,
@@ -94,6 +111,7 @@ mod tests {
         count: 5,
         data_type: DataType::F32,
         op: ReduceOp::Sum,
+        root: None,
     };
 
     #[test]
@@ -107,13 +125,18 @@ mod tests {
         let (_, b) = describe(&ours.words(), &theirs.words());
         assert_eq!(
             b,
-            "all_reduce(count 5, type float, op sum) as its call 1, by ring Simple on 2 channels"
+            "all_reduce(count 5, type float, op sum) as its call 1, by Ring Simple on 2 channels"
         );
     }
 
     #[test]
     fn garbage_is_shown_not_trusted() {
         let (_, b) = describe(&[0; 4], &[u64::MAX; 4]);
-        assert!(b.starts_with("#255(count 18446744073709551615, type #255, op #255)"), "{b}");
+        assert!(
+            b.starts_with(
+                "#255(count 18446744073709551615, type #255, op #255, root 18446744073709551614)"
+            ),
+            "{b}"
+        );
     }
 }

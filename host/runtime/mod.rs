@@ -10,6 +10,7 @@
 //! | cuda | PTX on a GPU | planned |
 
 pub mod cpu;
+mod event;
 mod memory;
 mod op;
 pub mod ptx;
@@ -23,6 +24,8 @@ use std::sync::Arc;
 
 use ferroccl_device::abi::Work;
 use ferroccl_device::kernels::Kernel;
+
+pub use event::Event;
 
 use crate::{Error, Result};
 
@@ -146,6 +149,13 @@ pub trait StreamOps: Debug + Send + Sync {
     /// should be short: it runs on a thread that has blocks to run. A panic in it becomes an error of
     /// the stream.
     fn host_function(&self, function: Box<dyn FnOnce() + Send>);
+
+    /// Has `event` happen when all that is in the stream by now has ended. `with_error`: the event takes the stream's
+    /// error, if it has one, with it; the stream then has none.
+    fn record(&self, event: &Event, with_error: bool);
+
+    /// What is put in from now on waits for `event`; its error becomes the stream's.
+    fn wait(&self, event: &Event);
 
     /// Waits until all that is in the stream has ended.
     ///

@@ -9,7 +9,7 @@ use ferroccl_device::abi::Work;
 use ferroccl_device::kernels::Kernel;
 
 use super::memory;
-use super::{Done, Keep, Launch, Memory};
+use super::{Done, Event, Keep, Launch, Memory};
 use crate::{Error, Result};
 
 /// One operation. `R` is what a runtime has made ready for a launch.
@@ -22,6 +22,9 @@ pub(super) enum Op<R> {
         bytes: Box<[u8]>,
     },
     Host(Box<dyn FnOnce() + Send>),
+    /// The event happens; with the stream's error, if `true`.
+    Record(Event, bool),
+    Wait(Event),
 }
 
 /// Runs a function of the host.

@@ -13,7 +13,7 @@ use std::thread::{self, ThreadId};
 
 use super::op::{self, Op, copy_in, copy_out, run_host};
 use super::sync::lock;
-use super::{Launch, Memory, StreamOps, memory};
+use super::{Event, Launch, Memory, StreamOps, memory};
 use crate::{Error, Result};
 
 /// A stream's index.
@@ -104,7 +104,7 @@ impl<T: Turns> World<T> {
     }
 
     /// Runs all that is queued on all streams.
-    fn run(&self) -> Result<()> {
+    fn run(self: &Arc<Self>) -> Result<()> {
         self.refuse_from_within()?;
         let mut schedule = lock(&self.schedule);
         *lock(&self.runner) = Some(thread::current().id());
@@ -128,7 +128,7 @@ impl<T: Turns> World<T> {
     }
 
     /// Starts what the streams have next.
-    fn start_all(&self, schedule: &mut T::Schedule, ended: &mut Vec<Launched<T>>) {
+    fn start_all(self: &Arc<Self>, schedule: &mut T::Schedule, ended: &mut Vec<Launched<T>>) {
         let mut id = 0;
         loop {
             let mut streams = lock(&self.streams);
@@ -141,7 +141,7 @@ impl<T: Turns> World<T> {
                 id += 1;
                 continue;
             };
-            stream.busy = matches!(op, Op::Kernel(..));
+            stream.busy = matches!(op, Op::Kernel(..) | Op::Wait(..));
             drop(streams); // what follows may call the streams
             let result = match op {
                 Op::Kernel(launch, ready) => {
@@ -150,6 +150,19 @@ impl<T: Turns> World<T> {
                 }
                 Op::CopyIn { to, offset, bytes } => copy_in(&to, offset, &bytes),
                 Op::Host(function) => run_host(function),
+                Op::Record(event, with_error) => {
+                    let error =
+                        if with_error { lock(&self.streams)[id].error.take() } else { None };
+                    event.complete(error.map_or(Ok(()), Err));
+                    Ok(())
+                }
+                Op::Wait(event) => {
+                    let world = Arc::clone(self);
+                    match event.result_or(move |result| world.ended(id, result)) {
+                        Some(result) => result,
+                        None => continue,
+                    }
+                }
             };
             self.ended(id, result);
         }
@@ -207,6 +220,14 @@ impl<T: Turns> StreamOps for WorldStream<T> {
 
     fn host_function(&self, function: Box<dyn FnOnce() + Send>) {
         self.push(Op::Host(function));
+    }
+
+    fn record(&self, event: &Event, with_error: bool) {
+        self.push(Op::Record(event.clone(), with_error));
+    }
+
+    fn wait(&self, event: &Event) {
+        self.push(Op::Wait(event.clone()));
     }
 
     fn synchronize(&self) -> Result<()> {

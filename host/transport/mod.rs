@@ -1,12 +1,13 @@
 //! Transports: how the memory of an edge comes to be shared by two ranks.
 //!
-//! The receiver *offers*: it makes a [`Region`] and a handle. The handle travels through the bootstrap.
-//! The sender *accepts*: it maps the same memory. What is in the region, and when, is not the
+//! A rank makes one [`Inbox`] for all that it receives: each peer has a part of it, which only the two touch. Memory that
+//! nobody touches costs nothing. The rank *offers* it, with a handle for each transport that its peers use; the handles
+//! travel through the bootstrap. A sender *accepts*: it maps its part. What is in there, and when, is not the
 //! transport's business.
 //!
-//! | transport | reaches | region | direct |
+//! | transport | reaches | inbox | direct |
 //! |---|---|---|---|
-//! | P2P | ranks of one process | anonymous memory | on devices of one address space |
+//! | P2P | ranks of one process | any | on devices of one address space |
 //! | SHM | ranks of one host | a memfd, opened through /proc | no |
 
 mod p2p;
@@ -14,7 +15,7 @@ mod region;
 mod shm;
 
 use std::fmt::Debug;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 pub(crate) use p2p::process_token;
 pub(crate) use region::Region;
@@ -37,14 +38,29 @@ pub(crate) struct PeerInfo {
     pub pid_namespace: String,
 }
 
-/// Memory that a receiver has made. Kept until the sender has accepted the handle.
+/// The memory that a rank receives in. Kept open until all senders have accepted it.
 #[derive(Debug)]
-pub(crate) struct Offer {
-    pub region: Region,
-    /// For [`Transport::accept`].
-    pub handle: Vec<u8>,
-    /// What the handle names, where it is a file: closed once it has been opened by the sender.
-    _file: Option<OwnedFd>,
+pub(crate) struct Inbox {
+    region: Region,
+    /// What the region is a mapping of, where other processes are to reach it.
+    file: Option<OwnedFd>,
+}
+
+impl Inbox {
+    /// `bytes` of zeroed memory, which other processes reach if it is `shared`.
+    pub(crate) fn new(bytes: usize, shared: bool) -> Result<Self> {
+        if !shared {
+            return Ok(Inbox { region: Region::anonymous(bytes)?, file: None });
+        }
+        let file = shm::memory(bytes)?;
+        let region = Region::of_file(file.as_fd(), 0, bytes)?;
+        Ok(Inbox { region, file: Some(file) })
+    }
+
+    /// Part of it: `bytes` from `offset` on, which must be inside.
+    pub(crate) fn part(&self, offset: usize, bytes: usize) -> Region {
+        self.region.part(offset, bytes)
+    }
 }
 
 /// A way to share the memory of an edge.
@@ -58,11 +74,14 @@ pub(crate) trait Transport: Debug + Sync {
     /// Whether the sender can write into the receiver's user buffers.
     fn direct(&self, sender: &PeerInfo, receiver: &PeerInfo) -> bool;
 
-    /// The receiver's part: `bytes` of zeroed memory.
-    fn offer(&self, bytes: usize) -> Result<Offer>;
+    /// Whether an inbox has to be shared between processes for it.
+    fn shares(&self) -> bool;
 
-    /// The sender's part: the memory of a handle.
-    fn accept(&self, handle: &[u8], bytes: usize) -> Result<Region>;
+    /// The receiver's part: what a sender needs to find the inbox.
+    fn offer(&self, inbox: &Inbox) -> Result<Vec<u8>>;
+
+    /// The sender's part: its `bytes` from `offset` on of an inbox of `len` bytes.
+    fn accept(&self, handle: &[u8], len: usize, offset: usize, bytes: usize) -> Result<Region>;
 }
 
 /// Which transports may be used (`NCCL_P2P_DISABLE`, `NCCL_SHM_DISABLE`).

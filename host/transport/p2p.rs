@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, Weak};
 
 use super::region::Mapping;
-use super::{Offer, PeerInfo, Region, Transport};
+use super::{Inbox, PeerInfo, Region, Transport};
 use crate::{Error, Result};
 
 /// The transport.
@@ -43,24 +43,30 @@ impl Transport for P2p {
         sender.space == receiver.space
     }
 
-    fn offer(&self, bytes: usize) -> Result<Offer> {
+    fn shares(&self) -> bool {
+        false
+    }
+
+    fn offer(&self, inbox: &Inbox) -> Result<Vec<u8>> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let region = Region::anonymous(bytes)?;
         let key = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut offers = offers().lock().unwrap_or_else(PoisonError::into_inner);
         offers.retain(|_, offer| offer.strong_count() > 0);
-        offers.insert(key, std::sync::Arc::downgrade(region.mapping()));
-        Ok(Offer { region, handle: key.to_le_bytes().to_vec(), _file: None })
+        offers.insert(key, std::sync::Arc::downgrade(inbox.region.mapping()));
+        Ok(key.to_le_bytes().to_vec())
     }
 
-    fn accept(&self, handle: &[u8], bytes: usize) -> Result<Region> {
+    fn accept(&self, handle: &[u8], len: usize, offset: usize, bytes: usize) -> Result<Region> {
         let broken = |why: &str| Error::malformed(format!("P2P handle of a peer: {why}"));
         let key = handle.try_into().map(u64::from_le_bytes).map_err(|_| broken("not 8 bytes"))?;
-        let offer = offers().lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
-        let mapping = offer
-            .and_then(|o| o.upgrade())
-            .ok_or_else(|| broken("names nothing in this process"))?;
+        let offers = offers().lock().unwrap_or_else(PoisonError::into_inner);
+        let offer = offers.get(&key).and_then(Weak::upgrade);
+        drop(offers);
+        let mapping = offer.ok_or_else(|| broken("names nothing in this process"))?;
         let region = Region::of_mapping(mapping);
-        if region.len() == bytes { Ok(region) } else { Err(broken("another size than ours")) }
+        if region.len() != len {
+            return Err(broken("another size than ours"));
+        }
+        Ok(region.part(offset, bytes))
     }
 }

@@ -1,4 +1,4 @@
-//! A mapping of memory that is shared by the ends of an edge.
+//! A part of a mapping of memory that is shared by the ends of an edge.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -6,9 +6,13 @@ use std::sync::Arc;
 
 use crate::{Error, Result};
 
-/// A mapping; unmapped when the last clone is dropped.
+/// A part of a mapping, which is unmapped when the last part is dropped.
 #[derive(Clone, Debug)]
-pub(crate) struct Region(Arc<Mapping>);
+pub(crate) struct Region {
+    mapping: Arc<Mapping>,
+    offset: usize,
+    len: usize,
+}
 
 #[derive(Debug)]
 pub(super) struct Mapping {
@@ -25,44 +29,55 @@ unsafe impl Sync for Mapping {}
 impl Region {
     /// Zeroed anonymous memory of this process.
     pub(super) fn anonymous(len: usize) -> Result<Self> {
-        Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
+        Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0)
     }
 
-    /// The first `len` bytes of a file.
-    pub(super) fn of_file(fd: BorrowedFd<'_>, len: usize) -> Result<Self> {
-        Self::map(len, libc::MAP_SHARED, fd.as_raw_fd())
+    /// `len` bytes of a file, from `offset` on, which is a multiple of a page.
+    pub(super) fn of_file(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<Self> {
+        Self::map(len, libc::MAP_SHARED | libc::MAP_NORESERVE, fd.as_raw_fd(), offset)
     }
 
+    /// A whole mapping.
     pub(super) fn of_mapping(mapping: Arc<Mapping>) -> Self {
-        Region(mapping)
+        let len = mapping.len;
+        Region { mapping, offset: 0, len }
     }
 
     pub(super) fn mapping(&self) -> &Arc<Mapping> {
-        &self.0
+        &self.mapping
     }
 
-    fn map(len: usize, flags: libc::c_int, fd: libc::c_int) -> Result<Self> {
+    /// A part of it; what lies outside is cut off.
+    pub(super) fn part(&self, offset: usize, bytes: usize) -> Self {
+        let offset = offset.min(self.len);
+        let len = bytes.min(self.len - offset);
+        Region { mapping: Arc::clone(&self.mapping), offset: self.offset + offset, len }
+    }
+
+    fn map(len: usize, flags: libc::c_int, fd: libc::c_int, offset: usize) -> Result<Self> {
+        let failed = || Error::last_os(format!("cannot map {len} bytes for connections"));
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let offset = libc::off_t::try_from(offset)
+            .map_err(|_| Error::argument("offset", format!("{offset} is beyond any file")))?;
         // SAFETY: a fresh mapping at an address of the system's choice.
-        let start = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
-        };
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd, offset) };
         if start == libc::MAP_FAILED {
-            return Err(Error::last_os(format!("cannot map {len} bytes for a connection")));
+            return Err(failed());
         }
         match NonNull::new(start.cast()) {
-            Some(start) => Ok(Region(Arc::new(Mapping { start, len }))),
+            Some(start) => Ok(Self::of_mapping(Arc::new(Mapping { start, len }))),
             None => Err(Error::argument("len", "mapped at address 0")),
         }
     }
 
     /// Where it starts.
     pub(crate) fn address(&self) -> u64 {
-        self.0.start.as_ptr().expose_provenance() as u64
+        (self.mapping.start.as_ptr().expose_provenance() + self.offset) as u64
     }
 
     /// Its size in bytes.
     pub(crate) fn len(&self) -> usize {
-        self.0.len
+        self.len
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Offer, PeerInfo, Region, Transport};
+use super::{Inbox, PeerInfo, Region, Transport};
 use crate::{Error, Result};
 
 /// The transport.
@@ -41,24 +41,23 @@ impl Transport for Shm {
         false
     }
 
-    fn offer(&self, bytes: usize) -> Result<Offer> {
-        // SAFETY: a constant name and flags.
-        let fd = unsafe { libc::memfd_create(c"ferroccl".as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(Error::last_os("memfd_create for shared memory"));
-        }
-        // SAFETY: just opened, and ours alone.
-        let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        let size = |e| Error::system(format!("cannot make {bytes} bytes of shared memory"), e);
-        file.set_len(bytes as u64).map_err(size)?;
-        let inode = std::os::unix::fs::MetadataExt::ino(&file.metadata().map_err(size)?);
-        let region = Region::of_file(file.as_fd(), bytes)?;
-        let handle = Handle { pid: std::process::id(), fd: file.as_raw_fd(), inode };
-        let handle = serde_json::to_vec(&handle).map_err(|e| Error::malformed(e.to_string()))?;
-        Ok(Offer { region, handle, _file: Some(file.into()) })
+    fn shares(&self) -> bool {
+        true
     }
 
-    fn accept(&self, handle: &[u8], bytes: usize) -> Result<Region> {
+    fn offer(&self, inbox: &Inbox) -> Result<Vec<u8>> {
+        let file = inbox
+            .file
+            .as_ref()
+            .ok_or_else(|| Error::argument("inbox", "is not shared between processes"))?;
+        let failed = |e| Error::system("looking at shared memory", e);
+        let metadata = File::from(file.try_clone().map_err(failed)?).metadata().map_err(failed)?;
+        let inode = std::os::unix::fs::MetadataExt::ino(&metadata);
+        let handle = Handle { pid: std::process::id(), fd: file.as_raw_fd(), inode };
+        serde_json::to_vec(&handle).map_err(|e| Error::malformed(e.to_string()))
+    }
+
+    fn accept(&self, handle: &[u8], len: usize, offset: usize, bytes: usize) -> Result<Region> {
         let Handle { pid, fd, inode } = serde_json::from_slice(handle)
             .map_err(|e| Error::malformed(format!("SHM handle of a peer: {e}")))?;
         let path = format!("/proc/{pid}/fd/{fd}");
@@ -72,12 +71,25 @@ impl Transport for Shm {
         };
         let file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
-        if std::os::unix::fs::MetadataExt::ino(&metadata) != inode || metadata.len() != bytes as u64
-        {
+        if std::os::unix::fs::MetadataExt::ino(&metadata) != inode || metadata.len() != len as u64 {
             return Err(Error::malformed(format!(
                 "{path} is not the shared memory that its owner offered"
             )));
         }
-        Region::of_file(file.as_fd(), bytes)
+        Region::of_file(file.as_fd(), offset, bytes)
     }
+}
+
+/// A memfd of `bytes` zeros.
+pub(super) fn memory(bytes: usize) -> Result<OwnedFd> {
+    // SAFETY: a constant name and flags.
+    let fd = unsafe { libc::memfd_create(c"ferroccl".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(Error::last_os("memfd_create for shared memory"));
+    }
+    // SAFETY: just opened, and ours alone.
+    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    let size = |e| Error::system(format!("cannot make {bytes} bytes of shared memory"), e);
+    file.set_len(bytes as u64).map_err(size)?;
+    Ok(file.into())
 }

@@ -1,8 +1,11 @@
 //! One direction of one edge: the memory two ranks share, and one end's view of it.
 //!
 //! ```text
-//! header   | tail | head | offer | signature tail | signatures | signature ack | poison by sender | by receiver |
-//! buffers  | Simple: slots x bytes | LL: slots x bytes | LL128: slots x bytes |
+//! edge        one rank to another
+//!   header    | poison by sender | by receiver | roll |
+//!   connections, one for each channel
+//!     header  | tail | head | offer | calls |
+//!     buffers | LL: slots x bytes | LL128: slots x bytes | Simple: slots x bytes |
 //! ```
 //!
 //! Notation used in every comment of the protocols:
@@ -63,7 +66,39 @@ impl Poison {
 }
 
 abi! {
-    /// The start of the memory that the two ends of an edge share. Zeroed when made.
+    /// The calls that a sender is in, as its receiver learns of them.
+    #[repr(align(128))]
+    pub struct SignatureRing {
+        /// Signatures written; by the sender, with release.
+        pub tail: u64,
+        /// Zero.
+        pub pad0: [u64; 15],
+        /// Number `n` is entry `n % SIGNATURES`.
+        pub entries: [Signature; SIGNATURES],
+        /// Signatures read; by the receiver, with release.
+        pub ack: u64,
+        /// Zero.
+        pub pad1: [u64; 15],
+    }
+}
+
+abi! {
+    /// The start of the memory that the two ends of an edge share, all its connections together. Zeroed when made.
+    #[repr(align(128))]
+    pub struct EdgeHeader {
+        /// Left by the sender for the receiver.
+        pub from_sender: Poison,
+        /// Left by the receiver for the sender.
+        pub from_receiver: Poison,
+        /// The calls in which ranks do not use the connections of the ring.
+        pub roll: SignatureRing,
+    }
+}
+
+const _: () = assert!(size_of::<EdgeHeader>() == 896);
+
+abi! {
+    /// The start of a connection. Zeroed when made.
     #[repr(align(128))]
     pub struct ConnHeader {
         /// Steps published; written by the sender.
@@ -76,29 +111,17 @@ abi! {
         pub pad1: [u64; 15],
         /// Written by the receiver.
         pub offer: Offer,
-        /// Signatures written; by the sender, with release.
-        pub signature_tail: u64,
-        /// Zero.
-        pub pad2: [u64; 15],
-        /// Ring of the calls the sender is in: number `n` of this edge is entry `n % SIGNATURES`.
-        pub signatures: [Signature; SIGNATURES],
-        /// Signatures read; by the receiver, with release.
-        pub signature_ack: u64,
-        /// Zero.
-        pub pad3: [u64; 15],
-        /// Left by the sender for the receiver.
-        pub from_sender: Poison,
-        /// Left by the receiver for the sender.
-        pub from_receiver: Poison,
+        /// The calls that the sender is in.
+        pub calls: SignatureRing,
     }
 }
 
-const _: () = assert!(size_of::<ConnHeader>() == 1280);
+const _: () = assert!(size_of::<ConnHeader>() == 768);
 const _: () = assert!(core::mem::offset_of!(ConnHeader, head) == CACHE_LINE);
-const _: () = assert!(core::mem::offset_of!(ConnHeader, signature_ack) % CACHE_LINE == 0);
+const _: () = assert!(core::mem::offset_of!(SignatureRing, ack) % CACHE_LINE == 0);
 
 abi! {
-    /// One end's view of an edge. Inert: the host that made it owns what the addresses point to.
+    /// One end's view of a connection. Inert: the host that made it owns what the addresses point to.
     #[derive(Default)]
     pub struct Conn {
         /// Address of the [`ConnHeader`].
@@ -115,7 +138,20 @@ abi! {
         pub direct: u32,
         /// The next step; advanced by the kernel, kept between calls.
         pub step: u64,
+        /// Address of the edge's [`EdgeHeader`].
+        pub edge: u64,
     }
 }
 
-const _: () = assert!(size_of::<Conn>() == 64);
+abi! {
+    /// A rank's two connections with a peer, on one channel.
+    #[derive(Default)]
+    pub struct Peer {
+        /// From us to the peer.
+        pub send: Conn,
+        /// From the peer to us.
+        pub recv: Conn,
+    }
+}
+
+const _: () = assert!(size_of::<Conn>() == 72 && size_of::<Peer>() == 144);

@@ -10,11 +10,15 @@ mod ops;
 mod work;
 
 pub use conn::{
-    CACHE_LINE, Conn, ConnHeader, LL_LINE, LL128_LINE, LL128_LINE_DATA, Offer, Poison, SIGNATURES,
+    CACHE_LINE, Conn, ConnHeader, EdgeHeader, LL_LINE, LL128_LINE, LL128_LINE_DATA, Offer, Peer,
+    Poison, SIGNATURES, SignatureRing,
 };
 pub use fault::{Fault, FaultCell, FaultKind, WaitKind};
 pub use ops::{Algorithm, Collective, DataType, ProtocolId, ReduceOp, UnknownName};
-pub use work::{Channel, ChannelWork, Comm, MAX_CHANNELS, Signature, Work};
+pub use work::{
+    Channel, ChannelWork, Comm, MAX_CHANNELS, NO_RANK, Signature, Transfer, TransferKind,
+    TransferState, TreeLinks, Work,
+};
 
 /// `Pod` and `Zeroable` where there is a host; the PTX build has no derive macros and needs none.
 macro_rules! abi {

@@ -104,6 +104,14 @@ impl DataType {
     }
 }
 
+impl DataType {
+    /// Whether its elements are floating-point numbers.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(self, DataType::F16 | DataType::Bf16 | DataType::F32 | DataType::F64)
+    }
+}
+
 names! {
     /// How the ranks' elements are combined (NCCL's `ncclRedOp_t`).
     pub enum ReduceOp ("reduction") {
@@ -118,6 +126,14 @@ names! {
         /// Average: a float is scaled by 1/ranks before it is summed, an integer's (wrapping) sum is
         /// divided by ranks, truncating towards zero.
         Avg = "avg",
+    }
+}
+
+impl ReduceOp {
+    /// Whether each rank's own value is scaled before it is combined, where elements are floats.
+    #[must_use]
+    pub const fn scales(self) -> bool {
+        matches!(self, ReduceOp::Avg)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a kernel is told: the communicator it belongs to, and the call.
 
-use super::{Conn, abi};
+use super::abi;
 
 /// The most channels a communicator has (NCCL's `MAXCHANNELS` is 64 since 2.19, 32 before).
 pub const MAX_CHANNELS: usize = 32;
@@ -8,7 +8,7 @@ pub const MAX_CHANNELS: usize = 32;
 abi! {
     /// What identifies a call between neighbours: if two ranks' signatures differ, the program is wrong.
     ///
-    /// Published by [`ConnHeader::signature_tail`](super::ConnHeader::signature_tail).
+    /// Published in a [`SignatureRing`](super::SignatureRing).
     #[derive(Default)]
     #[repr(align(32))]
     pub struct Signature {
@@ -42,18 +42,42 @@ abi! {
     }
 }
 
+/// No rank: where a tree has no parent or child.
+pub const NO_RANK: u32 = u32::MAX;
+
 abi! {
-    /// One channel of one rank: its place in the ring and its two edges.
+    /// One channel of one rank: its neighbours in the ring, and its connections with all ranks.
     #[derive(Default)]
     pub struct Channel {
-        /// The edge to the next rank of the ring.
-        pub send: Conn,
-        /// The edge from the previous rank of the ring.
-        pub recv: Conn,
+        /// Address of [`Peer`](super::Peer)s, by rank of the communicator: the connections of its collectives.
+        pub peers: u64,
+        /// Address of [`Peer`](super::Peer)s, by rank: the connections of its sends and receives.
+        pub p2p: u64,
+        /// Address of the ring's order: `u32`s, the block of the rank at each position.
+        pub order: u64,
+        /// Address of device memory that a kernel may use as it likes.
+        pub scratch: u64,
+        /// Its bytes.
+        pub scratch_bytes: u64,
         /// This rank's position in the ring.
-        pub index: u64,
+        pub index: u32,
+        /// The rank before it.
+        pub prev: u32,
+        /// The rank behind it.
+        pub next: u32,
         /// Zero.
-        pub pad: [u64; 7],
+        pub pad: u32,
+    }
+}
+
+abi! {
+    /// A rank's place in a channel's tree. What a kernel that goes up or down a tree finds at
+    /// [`Work::extra`], one for each channel.
+    pub struct TreeLinks {
+        /// The parent, or [`NO_RANK`].
+        pub up: u32,
+        /// The children; absent ones are [`NO_RANK`] and come last.
+        pub down: [u32; 3],
     }
 }
 
@@ -74,6 +98,63 @@ abi! {
         /// Budget of one wait in nanoseconds; 0 is no limit.
         pub timeout_ns: u64,
     }
+}
+
+abi! {
+    /// A part of a buffer that goes to, or comes from, a peer; or that a rank copies to itself. What the kernel for
+    /// sends and receives works on.
+    #[derive(Default)]
+    pub struct Transfer {
+        /// What the peer's transfer is compared with.
+        pub signature: Signature,
+        /// Address of the [`Conn`](super::Conn); 0 for a copy.
+        pub conn: u64,
+        /// Where the data is, or goes.
+        pub address: u64,
+        /// Of a copy: where the data is.
+        pub from: u64,
+        /// Bytes.
+        pub bytes: u64,
+        /// Bytes that are done; the kernel's.
+        pub done: u64,
+        /// A [`TransferKind`].
+        pub kind: u32,
+        /// A [`TransferState`]; the kernel's.
+        pub state: u32,
+        /// A [`ProtocolId`](super::ProtocolId).
+        pub protocol: u32,
+        /// Zero.
+        pub pad: u32,
+        /// The address of an earlier transfer of the same block that must be done before this one begins; 0 for none.
+        /// Transfers over one connection are in order.
+        pub after: u64,
+    }
+}
+
+/// What a [`Transfer`] is. The values are part of the ABI.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransferKind {
+    /// To a peer.
+    Send = 0,
+    /// From a peer.
+    Recv = 1,
+    /// Within the rank.
+    Copy = 2,
+}
+
+/// How far a [`Transfer`] is. The values are part of the ABI.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransferState {
+    /// The peer knows nothing of it.
+    New = 0,
+    /// A send: the peer knows, and has not said yet where it goes.
+    Announced = 1,
+    /// Data may move.
+    Open = 2,
+    /// All has moved.
+    Done = 3,
 }
 
 abi! {
@@ -104,6 +185,11 @@ abi! {
     }
 }
 
-const _: () =
-    assert!(size_of::<Signature>() == 32 && size_of::<Channel>() == 192 && size_of::<Comm>() == 40);
+const _: () = assert!(
+    size_of::<Signature>() == 32
+        && size_of::<Channel>() == 56
+        && size_of::<TreeLinks>() == 16
+        && size_of::<Comm>() == 40
+);
+const _: () = assert!(size_of::<Transfer>() == 96);
 const _: () = assert!(size_of::<Work>() == 96 + 16 * MAX_CHANNELS);

@@ -15,9 +15,9 @@
 //! Each rank sends `2 (k - 1) / k` of the data, which is optimal.
 //! Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
-use crate::abi::{Channel, Work};
+use crate::abi::Work;
 use crate::collectives::chunks::RingChunks;
-use crate::collectives::{Reducing, alone};
+use crate::collectives::{KernelCode, alone, pack};
 use crate::element::Element;
 use crate::gpu;
 use crate::prims::{self, Context, Prims, Protocol};
@@ -27,7 +27,7 @@ use crate::reduce::Reduction;
 #[derive(Clone, Copy, Debug)]
 pub struct AllReduceRing;
 
-impl Reducing for AllReduceRing {
+impl KernelCode for AllReduceRing {
     #[inline(always)]
     unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
         // SAFETY: the caller's.
@@ -35,18 +35,15 @@ impl Reducing for AllReduceRing {
             let cx = Context::new(work);
             let comm = cx.comm();
             let k = (*comm).nranks;
-            let part = cx.part();
-            let count = part.count as usize;
+            let count = cx.count() as usize;
             if k == 1 {
-                return alone::<T, R>(&cx, part.offset as usize, count);
+                return alone::<T, R>(&cx);
             }
-            let channel = ((*comm).channels as *mut Channel).add(cx.channel() as usize);
-            let r = (*channel).index as u32;
-            let (recv, send) = prims::ring(channel);
+            let r = (*cx.links()).index;
+            let (recv, send) = prims::ring(&cx);
             let mut prims = Prims::<T, R, P, 1, 1>::open(cx, recv, send);
 
-            let chunks =
-                RingChunks::new(count, k as usize, prims.chunk(), (16 / size_of::<T>()).max(1));
+            let chunks = RingChunks::new(count, k as usize, prims.chunk(), pack::<T>());
             let mut round = chunks.round(0);
             while !round.is_empty() {
                 // Chunk r - back, for 0 <= back <= k: where it starts, and its size. Computed where it is used.

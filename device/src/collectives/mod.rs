@@ -1,20 +1,50 @@
 //! The collectives, in verbs.
+//!
+//! | file | algorithm | who does it |
+//! |---|---|---|
+//! | `all_reduce` | ring | all-reduce |
+//! | `all_gather`, `reduce_scatter`, `broadcast` | ring | they |
+//! | `chain` | along the ranks and on | reduce, and all that reduces when the order counts |
+//! | `tree` | up and down | all-reduce, reduce, broadcast |
+//! | `bruck` | distances of 1, 2, 4, ... | all-gather and reduce-scatter of few bytes |
+//! | `one_shot` | all to all | all-reduce of few bytes |
+//! | `send_recv` | whoever is ready | sends and receives |
+//!
+//! Each is a type that implements [`KernelCode`]. How many elements go when is [`chunks`]' business, or the kernel's own.
+//! Ranks that use other connections than the ring's compare their calls with their neighbours' all the same
+//! (`roll_call`): a rank in another call would wait elsewhere.
 
 mod all_gather;
 mod all_reduce;
+mod broadcast;
+mod bruck;
+mod chain;
 pub mod chunks;
+mod one_shot;
+mod reduce_scatter;
+mod send_recv;
+mod tree;
 
 pub use all_gather::AllGatherRing;
 pub use all_reduce::AllReduceRing;
+pub use broadcast::BroadcastRing;
+pub use bruck::{AllGatherBruck, ReduceScatterBruck};
+pub use chain::Chain;
+pub use one_shot::AllReduceOneShot;
+pub use reduce_scatter::ReduceScatterRing;
+pub use send_recv::SendRecv;
+pub use tree::{AllReduceTree, BroadcastTree};
 
 use crate::abi::Work;
 use crate::copy::{Lanes, MAX_ENDS, ReduceCopy, Shape};
 use crate::element::Element;
-use crate::prims::{Context, Protocol};
+use crate::gpu;
+use crate::prims::{self, Context, Prims, Protocol};
 use crate::reduce::{Reducer, Reduction};
 
-/// An algorithm of a collective that reduces: a kernel for every protocol, reduction and type.
-pub trait Reducing {
+/// An algorithm of a collective: a kernel for every protocol, and where it reduces for every reduction and type. What
+/// only moves data is made for bytes, and for a reduction that it does not use.
+pub trait KernelCode {
     /// The kernel. All blocks of a rank run it.
     ///
     /// # Safety
@@ -23,23 +53,198 @@ pub trait Reducing {
     unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work);
 }
 
+/// Elements of a pack: what parts of buffers are cut at.
+const fn pack<T>() -> usize {
+    let pack = 16 / size_of::<T>();
+    if pack == 0 { 1 } else { pack }
+}
+
+/// A rank's place in the ring of its channel.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Ranks in the ring.
+    k: u32,
+    /// This rank's position.
+    index: u32,
+    order: *const u32,
+}
+
+impl Place {
+    /// # Safety
+    /// The context's work is valid.
+    #[inline(always)]
+    unsafe fn of(cx: &Context) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let links = cx.links();
+            Place {
+                k: (*cx.comm()).nranks,
+                index: (*links).index,
+                order: (*links).order as *const u32,
+            }
+        }
+    }
+
+    /// The block of the rank at a position.
+    ///
+    /// # Safety
+    /// The order is valid, and the position in it.
+    #[inline(always)]
+    unsafe fn at(&self, position: u32) -> u32 {
+        // SAFETY: the caller's.
+        unsafe { *self.order.add(position as usize) }
+    }
+
+    /// The block of the rank `back` positions before this one, for `back` up to the number of ranks.
+    ///
+    /// # Safety
+    /// The order is valid.
+    #[inline(always)]
+    unsafe fn block(&self, back: u32) -> usize {
+        // Computed where it is used: kept, it is a register for every verb.
+        let i = self.index + self.k - gpu::fresh(back as usize) as u32;
+        let position = if i >= self.k { i - self.k } else { i };
+        // SAFETY: the caller's; the position is in the ring.
+        unsafe { *self.order.add(position as usize) as usize }
+    }
+}
+
+/// Compares this call with the ring's neighbours', by one block of it; see [`prims::roll_call`].
+///
+/// # Safety
+/// All lanes of the block call it, in a communicator of more than one rank.
+#[inline(always)]
+unsafe fn roll_call(cx: &mut Context, block: bool) {
+    // SAFETY: the caller's.
+    unsafe {
+        if block && cx.channel() == 0 && cx.tid() == 0 {
+            prims::roll_call(cx);
+        }
+    }
+}
+
+/// Calls `body` with the start and the size of each chunk of `count` elements.
+#[inline(always)]
+fn for_chunks(count: usize, chunk: usize, mut body: impl FnMut(usize, usize)) {
+    let mut at = 0;
+    while at < count {
+        let n = chunk.min(count - at);
+        body(at, n);
+        at += n;
+    }
+}
+
+/// The root's part of a broadcast: it sends, and keeps what it sends.
+///
+/// # Safety
+/// As [`KernelCode::run`].
+#[inline(always)]
+unsafe fn from_root<T: Element, R: Reduction, P: Protocol, const NS: usize>(
+    mut prims: Prims<T, R, P, 0, NS>,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let (count, chunk) = (prims.cx.count() as usize, prims.chunk());
+        if core::ptr::eq(input::<T>(&prims.cx), output::<T>(&prims.cx)) {
+            for_chunks(
+                count,
+                chunk,
+                #[inline(always)]
+                |at, n| prims.direct_send(at, at, n),
+            );
+        } else {
+            for_chunks(
+                count,
+                chunk,
+                #[inline(always)]
+                |at, n| prims.direct_copy_send(at, at, n),
+            );
+        }
+        prims.close();
+    }
+}
+
+/// The call's input.
+///
+/// # Safety
+/// The context's work is valid.
+#[inline(always)]
+unsafe fn input<T>(cx: &Context) -> *const T {
+    // SAFETY: the caller's.
+    unsafe { (*cx.work()).input as *const T }
+}
+
+/// The call's output.
+///
+/// # Safety
+/// The context's work is valid.
+#[inline(always)]
+unsafe fn output<T>(cx: &Context) -> *mut T {
+    // SAFETY: the caller's.
+    unsafe { (*cx.work()).output as *mut T }
+}
+
+/// Elements from one rank's block to the next.
+///
+/// # Safety
+/// The context's work is valid.
+#[inline(always)]
+unsafe fn stride(cx: &Context) -> usize {
+    // SAFETY: the caller's.
+    unsafe { (*cx.work()).count as usize }
+}
+
+/// A step within the rank: `to = own`, or with `partial`, `to = own op partial`. `last`: it is the final value.
+///
+/// # Safety
+/// All lanes call it. The buffers hold `n` elements, and nobody else touches them; `to` may be one of the others. A
+/// barrier lies before and behind it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+unsafe fn local<T: Element, R: Reduction, const PARTIAL: bool, const LAST: bool>(
+    cx: &Context,
+    own: *const T,
+    partial: *const T,
+    to: *mut T,
+    n: usize,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut sources = [own; MAX_ENDS];
+        sources[1] = partial;
+        let copy = ReduceCopy::<T, R> {
+            sources,
+            destinations: [to; MAX_ENDS],
+            there: [1; 2],
+            reducer: Reducer::new((*cx.work()).scalar),
+            lanes: Lanes { index: cx.tid(), count: cx.lanes() },
+        };
+        let shape = const {
+            Shape {
+                sources: if PARTIAL { 2 } else { 1 },
+                destinations: 1,
+                optional: false,
+                own: true,
+                last: LAST,
+            }
+        };
+        copy.run(shape, n);
+    }
+}
+
 /// One rank: its input is the result.
 ///
 /// # Safety
-/// As [`Reducing::run`].
-#[inline(always)]
-unsafe fn alone<T: Element, R: Reduction>(cx: &Context, start: usize, count: usize) {
+/// As [`KernelCode::run`].
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+unsafe fn alone<T: Element, R: Reduction>(cx: &Context) {
     // SAFETY: the caller's.
     unsafe {
-        let work = cx.work();
-        let input = ((*work).input as *const T).wrapping_add(start);
-        let output = ((*work).output as *mut T).wrapping_add(start);
-        let copy = ReduceCopy::<T, R> {
-            sources: [input; MAX_ENDS],
-            destinations: [output; MAX_ENDS],
-            reducer: Reducer::new((*work).scalar),
-            lanes: Lanes { index: cx.tid(), count: cx.lanes() },
-        };
-        copy.run(Shape { sources: 1, destinations: 1, own: true, last: true }, count);
+        let part = cx.part();
+        let start = part.offset as usize;
+        let own = input::<T>(cx).wrapping_add(start);
+        let to = output::<T>(cx).wrapping_add(start);
+        local::<T, R, false, true>(cx, own, own, to, part.count as usize);
     }
 }

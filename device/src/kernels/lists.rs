@@ -4,7 +4,7 @@
 //! functions, and the library's `build.rs`, which includes this file, the modules of PTX that there are to make.
 //! A row may say which cargo features it is for, as `#[cfg(feature = "...")]`, one or several, of which it needs all.
 //!
-//! A list's name is given to `families!`'s rows in place of the list itself: `bytes` or `reductions`.
+//! A list's name is given to `families!`'s rows in place of the list itself: `reductions`, `sums`, `bytes` or `transfers`.
 
 /// Calls `$row!` with every family of kernels: its name, the collective and algorithm, the type that runs it, and
 /// the list of its reductions.
@@ -12,9 +12,58 @@ macro_rules! families {
     ($row:ident) => {
         $row! {
             "all_reduce_ring" AllReduce Ring AllReduceRing: reductions;
+            #[cfg(feature = "tree")]
+            "all_reduce_tree" AllReduce Tree AllReduceTree: reductions;
+            #[cfg(feature = "one-shot")]
+            "all_reduce_one_shot" AllReduce OneShot AllReduceOneShot: sums;
             #[cfg(feature = "all-gather")]
             "all_gather_ring" AllGather Ring AllGatherRing: bytes;
+            #[cfg(feature = "all-gather")]
+            #[cfg(feature = "bruck")]
+            "all_gather_bruck" AllGather Bruck AllGatherBruck: bytes;
+            #[cfg(feature = "reduce-scatter")]
+            "reduce_scatter_ring" ReduceScatter Ring ReduceScatterRing: reductions;
+            #[cfg(feature = "reduce-scatter")]
+            #[cfg(feature = "bruck")]
+            "reduce_scatter_bruck" ReduceScatter Bruck ReduceScatterBruck: sums;
+            #[cfg(feature = "broadcast")]
+            "broadcast_ring" Broadcast Ring BroadcastRing: bytes;
+            #[cfg(feature = "broadcast")]
+            #[cfg(feature = "tree")]
+            "broadcast_tree" Broadcast Tree BroadcastTree: bytes;
+            #[cfg(feature = "reduce")]
+            "reduce_chain" Reduce Chain Chain: reductions;
+            #[cfg(feature = "send-recv")]
+            "sendrecv" SendRecv Ring SendRecv: transfers;
         }
+    };
+}
+
+/// Calls `$row!` with the sums: what algorithms for few bytes are specialised for.
+macro_rules! sums {
+    ($row:ident $($more:tt)*) => {
+        $row! { $($more)*
+            #[cfg(feature = "integers")]
+            "uint8" U8 u8: "sum" Sum;
+            #[cfg(feature = "integers")]
+            "uint32" U32 u32: "sum" Sum;
+            #[cfg(feature = "integers")]
+            "uint64" U64 u64: "sum" Sum;
+            #[cfg(feature = "half")]
+            "half" F16 F16: "sum" Sum, "avg" Avg;
+            #[cfg(feature = "half")]
+            "bfloat16" Bf16 Bf16: "sum" Sum, "avg" Avg;
+            "float" F32 f32: "sum" Sum, "avg" Avg;
+            #[cfg(feature = "double")]
+            "double" F64 f64: "sum" Sum, "avg" Avg;
+        }
+    };
+}
+
+/// Calls `$row!` for what moves bytes in any protocol.
+macro_rules! transfers {
+    ($row:ident $($more:tt)*) => {
+        $row! { $($more)* any }
     };
 }
 

@@ -7,7 +7,7 @@
 //! without any host's help.
 
 use crate::abi::{
-    Channel, ChannelWork, Comm, ConnHeader, Fault, FaultKind, Poison, WaitKind, Work,
+    Channel, ChannelWork, Comm, EdgeHeader, Fault, FaultKind, Peer, Poison, WaitKind, Work,
 };
 use crate::gpu::{self, SPINS_PER_CHECK, Waiting};
 use crate::prims::Edge;
@@ -16,6 +16,8 @@ use crate::prims::Edge;
 #[derive(Clone, Copy, Debug)]
 pub struct Context {
     work: *const Work,
+    /// Blocks of a channel, as a power of two.
+    shift: u32,
     /// Whether this lane has given up.
     pub stopped: bool,
 }
@@ -28,7 +30,17 @@ impl Context {
     #[inline(always)]
     #[must_use]
     pub unsafe fn new(work: *const Work) -> Self {
-        Context { work, stopped: false }
+        Context { work, shift: 0, stopped: false }
+    }
+
+    /// As [`Context::new`], for a kernel that has two blocks for each channel.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn of_pair(work: *const Work) -> Self {
+        Context { work, shift: 1, stopped: false }
     }
 
     // Asked for each time, of the machine or of memory: kept in variables, they and what is computed from
@@ -48,11 +60,34 @@ impl Context {
         gpu::block_dim_x() as usize
     }
 
-    /// The channel = the block's index.
+    /// The channel that this block works on.
     #[inline(always)]
     #[must_use]
     pub fn channel(&self) -> u32 {
-        gpu::block_idx_x()
+        gpu::block_idx_x() >> self.shift
+    }
+
+    /// Which of the channel's two blocks this is, with [`Context::of_pair`].
+    #[inline(always)]
+    #[must_use]
+    pub fn half(&self) -> u32 {
+        gpu::block_idx_x() & 1
+    }
+
+    /// This rank's side of the channel.
+    #[inline(always)]
+    #[must_use]
+    pub fn links(&self) -> *const Channel {
+        // SAFETY: `new`'s contract; the host launches no more blocks than there are channels.
+        unsafe { ((*self.comm()).channels as *const Channel).wrapping_add(self.channel() as usize) }
+    }
+
+    /// The channel's connections with a rank of the communicator.
+    #[inline(always)]
+    #[must_use]
+    pub fn peer(&self, rank: u32) -> *mut Peer {
+        // SAFETY: `new`'s contract.
+        unsafe { ((*self.links()).peers as *mut Peer).wrapping_add(rank as usize) }
     }
 
     /// The call.
@@ -175,6 +210,30 @@ impl Context {
         }
     }
 
+    /// What a lane does that has several things to wait for, when none of them is ready: gives way, and stops if there
+    /// is a reason to and `ready`, of one of them, is not true after all.
+    #[inline(always)]
+    pub(crate) fn idle(
+        &mut self,
+        edge: &Edge,
+        kind: WaitKind,
+        step: u64,
+        watch: &mut Watch,
+        ready: impl Fn() -> bool,
+    ) {
+        let waiting =
+            Waiting { kind, rank: self.rank(), peer: edge.peer(), channel: self.channel(), step };
+        let verdict = gpu::pause(&waiting);
+        if ready() {
+            return;
+        }
+        let reason = watch.look(self, edge, kind.receiving(), verdict);
+        // What the peer published before it failed or left still counts.
+        if reason != Reason::None && !ready() {
+            self.give_up(reason, &waiting);
+        }
+    }
+
     /// Stops this lane. Little code, as every wait has a copy: a neighbour's fault is taken over when the
     /// call is closed, an abort has been recorded by who caused it.
     #[inline(always)]
@@ -214,17 +273,21 @@ impl Context {
         unsafe { gpu::ld_acquire((*self.comm()).abort as *const u64) != 0 }
     }
 
-    /// Whether the rank at either end of this channel has left a fault at our edge to it.
+    /// Whether one of the ring's neighbours has left a fault at our edge to it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
     pub fn neighbour_failed(&self) -> bool {
         // SAFETY: the communicator's channels and the headers of their edges live as long as it does.
         unsafe {
-            let channel = ((*self.comm()).channels as *const Channel).add(self.channel() as usize);
-            let previous = (*channel).recv.header as *const ConnHeader;
-            let next = (*channel).send.header as *const ConnHeader;
-            gpu::ld_acquire(&raw const (*previous).from_sender.set) == Poison::SET
-                || gpu::ld_acquire(&raw const (*next).from_receiver.set) == Poison::SET
+            let first = (*self.comm()).channels as *const Channel;
+            let peers = (*first).peers as *const Peer;
+            let previous =
+                (*peers.wrapping_add((*first).prev as usize)).recv.edge as *const EdgeHeader;
+            let next = (*peers.wrapping_add((*first).next as usize)).send.edge as *const EdgeHeader;
+            // A rank alone has no edges.
+            !previous.is_null()
+                && (gpu::ld_acquire(&raw const (*previous).from_sender.set) == Poison::SET
+                    || gpu::ld_acquire(&raw const (*next).from_receiver.set) == Poison::SET)
         }
     }
 
@@ -294,7 +357,7 @@ enum Reason {
 
 /// The looks that a waiting lane takes around, now and then.
 #[derive(Default)]
-struct Watch {
+pub(crate) struct Watch {
     spins: u32,
     started: u64,
 }

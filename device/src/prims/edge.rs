@@ -3,7 +3,8 @@
 use core::ptr;
 
 use crate::abi::{
-    Conn, ConnHeader, Fault, FaultKind, Poison, ProtocolId, SIGNATURES, Signature, WaitKind,
+    Conn, ConnHeader, EdgeHeader, Fault, FaultKind, Poison, ProtocolId, SIGNATURES, Signature,
+    SignatureRing, WaitKind,
 };
 use crate::gpu::{self, Waiting};
 use crate::prims::Context;
@@ -29,9 +30,23 @@ pub struct Edge {
 
 impl Edge {
     /// # Safety
-    /// `conn` is valid and this block its only user.
+    /// `conn` is valid and this block its only user; it may be null if it is `optional`, and the edge is then not
+    /// used.
     #[inline(always)]
-    pub(crate) unsafe fn open(conn: *mut Conn, protocol: ProtocolId) -> Self {
+    pub(crate) unsafe fn open(conn: *mut Conn, protocol: ProtocolId, optional: bool) -> Self {
+        if optional && conn.is_null() {
+            return Edge {
+                conn,
+                header: ptr::null_mut(),
+                buffer: ptr::null_mut(),
+                slot_bytes: u32::MAX,
+                slots: u32::MAX,
+                index: 0,
+                step: 0,
+                offers: false,
+                direct: ptr::null_mut(),
+            };
+        }
         // SAFETY: the caller's.
         let c = unsafe { &*conn };
         Edge {
@@ -141,14 +156,58 @@ impl Edge {
 
     #[inline(always)]
     fn left_for_us(&self, receiving: bool) -> *const Poison {
+        let header = self.edge();
         // SAFETY: the header is valid; only addresses are computed.
         unsafe {
             if receiving {
-                &raw const (*self.header).from_sender
+                &raw const (*header).from_sender
             } else {
-                &raw const (*self.header).from_receiver
+                &raw const (*header).from_receiver
             }
         }
+    }
+
+    /// The calls of this connection.
+    #[inline(always)]
+    pub(crate) fn calls(&self) -> *mut SignatureRing {
+        // SAFETY: the header is valid; only an address is computed.
+        unsafe { &raw mut (*self.header).calls }
+    }
+
+    /// The receiver's: says where the data of a call goes that begins with the current step.
+    ///
+    /// # Safety
+    /// One lane calls it; `address` holds the call's output.
+    #[inline(always)]
+    pub(crate) unsafe fn offer(&self, address: u64) {
+        // SAFETY: only the receiver writes the offer, and the sender has read an earlier one (`exchange_offers`).
+        unsafe {
+            gpu::st_relaxed(&raw mut (*self.header).offer.address, address);
+            // Pairs with the acquire in `has_offer`.
+            gpu::st_release(&raw mut (*self.header).offer.seq, self.step + 1);
+        }
+    }
+
+    /// Whether the receiver has said where data goes from the current step on.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn has_offer(&self) -> bool {
+        // SAFETY: the header outlives the kernel.
+        unsafe { gpu::ld_acquire(&raw const (*self.header).offer.seq) == self.step + 1 }
+    }
+
+    /// Whether receivers make offers here.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn offers(&self) -> bool {
+        self.offers
+    }
+
+    /// What all connections of the edge share: needed when something goes wrong, so not kept in a register.
+    #[inline(always)]
+    fn edge(&self) -> *mut EdgeHeader {
+        // SAFETY: the view of the connection is valid as long as the call.
+        unsafe { (*self.conn).edge as *mut EdgeHeader }
     }
 
     /// Leaves `fault` for the sender of this edge.
@@ -158,7 +217,7 @@ impl Edge {
     #[inline(always)]
     pub(crate) unsafe fn poison_sender(&self, fault: &Fault) {
         // SAFETY: the caller's.
-        unsafe { leave(&raw mut (*self.header).from_receiver, fault) }
+        unsafe { leave(&raw mut (*self.edge()).from_receiver, fault) }
     }
 
     /// Leaves `fault` for the receiver of this edge.
@@ -168,7 +227,7 @@ impl Edge {
     #[inline(always)]
     pub(crate) unsafe fn poison_receiver(&self, fault: &Fault) {
         // SAFETY: the caller's.
-        unsafe { leave(&raw mut (*self.header).from_sender, fault) }
+        unsafe { leave(&raw mut (*self.edge()).from_sender, fault) }
     }
 
     /// The sender's: the address that the receiver has offered.
@@ -211,63 +270,157 @@ unsafe fn leave(at: *mut Poison, fault: &Fault) {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 pub(crate) unsafe fn exchange_signatures(cx: &mut Context, recv: &[Edge], send: &[Edge]) {
-    // SAFETY: `open`'s contract; entries are written by the sender alone and only when the receiver
-    // has read what was there. The edge counts its own calls: a channel is not part of every call.
+    // SAFETY: `open`'s contract.
     unsafe {
         let ours = (*cx.work()).signature;
         for edge in send {
-            let header = edge.header;
-            // Ours to write, so this is its last value.
-            let n = gpu::ld_acquire(&raw const (*header).signature_tail);
-            // Pairs with the release of the receiver below.
-            let free =
-                || gpu::ld_acquire(&raw const (*header).signature_ack) + SIGNATURES as u64 > n;
-            if !cx.wait(edge, WaitKind::SignatureCredit, n, free) {
+            if !tell(cx, edge, edge.calls(), &ours) {
                 return;
             }
-            let entry = entry(header, n);
-            gpu::st_relaxed(&raw mut (*entry).seq, ours.seq);
-            gpu::st_relaxed(&raw mut (*entry).count, ours.count);
-            gpu::st_relaxed(&raw mut (*entry).call, ours.call);
-            gpu::st_relaxed(&raw mut (*entry).root, ours.root);
-            // Pairs with the acquire of the receiver below.
-            gpu::st_release(&raw mut (*header).signature_tail, n + 1);
         }
         for edge in recv {
-            let header = edge.header;
-            let n = gpu::ld_acquire(&raw const (*header).signature_ack);
-            let there = || gpu::ld_acquire(&raw const (*header).signature_tail) > n;
-            if !cx.wait(edge, WaitKind::Signature, n, there) {
-                return;
-            }
-            let entry = entry(header, n);
-            let theirs = Signature {
-                seq: gpu::ld_acquire(&raw const (*entry).seq),
-                count: gpu::ld_acquire(&raw const (*entry).count),
-                call: gpu::ld_acquire(&raw const (*entry).call),
-                root: gpu::ld_acquire(&raw const (*entry).root),
-            };
-            gpu::st_release(&raw mut (*header).signature_ack, n + 1);
-            if theirs != ours {
-                let waiting = Waiting {
-                    kind: WaitKind::Signature,
-                    rank: (*cx.comm()).rank,
-                    peer: edge.peer(),
-                    channel: cx.channel(),
-                    step: edge.step,
-                };
-                let this = *cx;
-                cx.fail(
-                    #[inline(always)]
-                    |at| {
-                        this.describe(at, FaultKind::Mismatch, &waiting);
-                        (*at).expected = ours.words();
-                        (*at).found = theirs.words();
-                    },
-                );
+            if !hear(cx, edge, edge.calls(), &ours) {
                 return;
             }
         }
+    }
+}
+
+/// [`exchange_signatures`] with the neighbours in the ring, apart from the connections: for calls that use others.
+/// Ranks that are in different calls may wait on different connections, and only here do they learn of it.
+///
+/// # Safety
+/// One lane of one block of the call calls it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+pub(crate) unsafe fn roll_call(cx: &mut Context, recv: &Edge, send: &Edge) {
+    // SAFETY: the caller's.
+    unsafe {
+        let ours = (*cx.work()).signature;
+        if tell(cx, send, &raw mut (*send.edge()).roll, &ours) {
+            hear(cx, recv, &raw mut (*recv.edge()).roll, &ours);
+        }
+    }
+}
+
+/// Whether there is room for a call's signature.
+///
+/// # Safety
+/// `ring` is of an edge on which we send.
+#[inline(always)]
+pub(crate) unsafe fn can_tell(ring: *mut SignatureRing) -> bool {
+    // SAFETY: the caller's. The tail is ours to write, so this is its last value; the ack pairs with the release in
+    // `compare`.
+    unsafe {
+        gpu::ld_acquire(&raw const (*ring).ack) + SIGNATURES as u64
+            > gpu::ld_acquire(&raw const (*ring).tail)
+    }
+}
+
+/// Writes a call's signature, for which there is room.
+///
+/// # Safety
+/// As [`can_tell`], which was true.
+#[inline(always)]
+pub(crate) unsafe fn write_signature(ring: *mut SignatureRing, ours: &Signature) {
+    // SAFETY: the caller's; the entry has been read.
+    unsafe {
+        let n = gpu::ld_acquire(&raw const (*ring).tail);
+        let entry = entry(ring, n);
+        gpu::st_relaxed(&raw mut (*entry).seq, ours.seq);
+        gpu::st_relaxed(&raw mut (*entry).count, ours.count);
+        gpu::st_relaxed(&raw mut (*entry).call, ours.call);
+        gpu::st_relaxed(&raw mut (*entry).root, ours.root);
+        // Pairs with the acquire in `can_hear`.
+        gpu::st_release(&raw mut (*ring).tail, n + 1);
+    }
+}
+
+/// Whether the sender has said which call it is in.
+///
+/// # Safety
+/// `ring` is of an edge on which we receive.
+#[inline(always)]
+pub(crate) unsafe fn can_hear(ring: *mut SignatureRing) -> bool {
+    // SAFETY: the caller's. The ack is ours to write; the tail pairs with the release in `write_signature`.
+    unsafe { gpu::ld_acquire(&raw const (*ring).tail) > gpu::ld_acquire(&raw const (*ring).ack) }
+}
+
+/// Compares the sender's call, which it has told, with ours; a difference is a fault.
+///
+/// # Safety
+/// As [`can_hear`], which was true.
+#[inline(always)]
+pub(crate) unsafe fn compare(
+    cx: &mut Context,
+    edge: &Edge,
+    ring: *mut SignatureRing,
+    ours: &Signature,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let n = gpu::ld_acquire(&raw const (*ring).ack);
+        let entry = entry(ring, n);
+        let theirs = Signature {
+            seq: gpu::ld_acquire(&raw const (*entry).seq),
+            count: gpu::ld_acquire(&raw const (*entry).count),
+            call: gpu::ld_acquire(&raw const (*entry).call),
+            root: gpu::ld_acquire(&raw const (*entry).root),
+        };
+        // Pairs with the acquire in `can_tell`.
+        gpu::st_release(&raw mut (*ring).ack, n + 1);
+        if theirs == *ours {
+            return;
+        }
+        let waiting = Waiting {
+            kind: WaitKind::Signature,
+            rank: (*cx.comm()).rank,
+            peer: edge.peer(),
+            channel: cx.channel(),
+            step: edge.step,
+        };
+        let (this, ours) = (*cx, *ours);
+        cx.fail(
+            #[inline(always)]
+            |at| {
+                this.describe(at, FaultKind::Mismatch, &waiting);
+                (*at).expected = ours.words();
+                (*at).found = theirs.words();
+            },
+        );
+    }
+}
+
+/// Tells the receiver of an edge; `false` after a stop.
+///
+/// # Safety
+/// As [`can_tell`].
+#[inline(always)]
+unsafe fn tell(cx: &mut Context, edge: &Edge, ring: *mut SignatureRing, ours: &Signature) -> bool {
+    // SAFETY: the caller's.
+    unsafe {
+        let n = gpu::ld_acquire(&raw const (*ring).tail);
+        let there = cx.wait(edge, WaitKind::SignatureCredit, n, || can_tell(ring));
+        if there {
+            write_signature(ring, ours);
+        }
+        there
+    }
+}
+
+/// Compares with the sender of an edge; `false` after a stop.
+///
+/// # Safety
+/// As [`can_hear`].
+#[inline(always)]
+unsafe fn hear(cx: &mut Context, edge: &Edge, ring: *mut SignatureRing, ours: &Signature) -> bool {
+    // SAFETY: the caller's.
+    unsafe {
+        let n = gpu::ld_acquire(&raw const (*ring).ack);
+        if cx.wait(edge, WaitKind::Signature, n, || can_hear(ring)) {
+            compare(cx, edge, ring, ours);
+        }
+        !cx.stopped
     }
 }
 
@@ -281,37 +434,27 @@ pub(crate) unsafe fn exchange_signatures(cx: &mut Context, recv: &[Edge], send: 
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 pub(crate) unsafe fn exchange_offers(cx: &mut Context, output: u64, recv: &[Edge], send: &[Edge]) {
-    // SAFETY: `open`'s contract; only the receiver writes the offer.
+    // SAFETY: `open`'s contract.
     unsafe {
         for edge in recv {
-            if !edge.offers || cx.stopped {
-                continue;
+            if edge.offers && !cx.stopped {
+                edge.offer(output);
             }
-            gpu::st_relaxed(&raw mut (*edge.header).offer.address, output);
-            // Pairs with the acquire below.
-            gpu::st_release(&raw mut (*edge.header).offer.seq, edge.step + 1);
         }
         for edge in send {
-            if !edge.offers {
-                continue;
-            }
-            let header = edge.header;
-            let there = || gpu::ld_acquire(&raw const (*header).offer.seq) == edge.step + 1;
-            if !cx.wait(edge, WaitKind::Offer, edge.step, there) {
+            if edge.offers && !cx.wait(edge, WaitKind::Offer, edge.step, || edge.has_offer()) {
                 return;
             }
         }
     }
 }
 
-/// The entry of the edge's call number `n`.
+/// Entry number `n`.
 ///
 /// # Safety
-/// `header` is valid.
+/// `ring` is valid.
 #[inline(always)]
-unsafe fn entry(header: *mut ConnHeader, n: u64) -> *mut Signature {
+unsafe fn entry(ring: *mut SignatureRing, n: u64) -> *mut Signature {
     // SAFETY: the caller's; the index is in range.
-    unsafe {
-        (&raw mut (*header).signatures).cast::<Signature>().add((n % SIGNATURES as u64) as usize)
-    }
+    unsafe { (&raw mut (*ring).entries).cast::<Signature>().add((n % SIGNATURES as u64) as usize) }
 }

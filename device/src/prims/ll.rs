@@ -39,6 +39,13 @@ impl<L: Rules> Protocol for Ll<L> {
     }
 
     #[inline(always)]
+    fn has_begun(edge: &Edge) -> bool {
+        // SAFETY: a slot has a line.
+        let halves = unsafe { gpu::ld_halves(edge.slot().cast_const().cast()) };
+        halves[0] >> 32 == flag(edge.step) && halves[1] >> 32 == flag(edge.step)
+    }
+
+    #[inline(always)]
     unsafe fn step<V: Verb, T: Element, R: Reduction, const NR: usize, const NS: usize>(
         prims: &mut Prims<T, R, Self, NR, NS>,
         slice: Slice<T>,
@@ -61,9 +68,13 @@ pub(super) fn wait_for_credit<V: Verb, L: Rules, T, R, P, const NR: usize, const
     R: Reduction,
     P: Protocol,
 {
+    let ns = prims.sending();
     let Prims { cx, send, .. } = prims;
     if V::SEND && L::WAIT_FOR_CREDIT && cx.tid() == 0 {
-        for edge in send.iter() {
+        for (i, edge) in send.iter().enumerate() {
+            if NS > 1 && i >= ns {
+                break;
+            }
             cx.wait_credit(edge);
         }
     }
@@ -79,10 +90,14 @@ pub(super) fn finish<V: Verb, T, R, P, const NR: usize, const NS: usize>(
     R: Reduction,
     P: Protocol,
 {
+    let nr = prims.receiving();
     let Prims { cx, recv, send, .. } = prims;
     if V::RECV {
         gpu::sync_threads();
-        for edge in recv.iter_mut() {
+        for (i, edge) in recv.iter_mut().enumerate() {
+            if NR > 1 && i >= nr {
+                break;
+            }
             if cx.tid() == 0 && !cx.stopped {
                 edge.give_credit();
             }
@@ -128,10 +143,13 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                     } else {
                         load_elements(input, left)
                     };
-                    value = self.reducer.pre_word(own);
+                    value = if V::OWN { self.reducer.pre_word(own) } else { own };
                 }
                 if V::RECV {
                     for i in 0..NR {
+                        if NR > 1 && i >= self.receiving() {
+                            break;
+                        }
                         let received =
                             read_line(&mut self.cx, &self.recv[i], line, L::CHECK_BOTH_FLAGS);
                         let first = !V::INPUT && i == 0;
@@ -150,7 +168,10 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                     value = self.reducer.post_word(value);
                 }
                 if V::SEND {
-                    for edge in &self.send {
+                    for (i, edge) in self.send.iter().enumerate() {
+                        if NS > 1 && i >= self.sending() {
+                            break;
+                        }
                         write_line(edge.slot(), line, value, edge.step);
                     }
                 }
@@ -165,7 +186,10 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
             line += self.cx.lanes();
         }
         if V::SEND {
-            for edge in &self.send {
+            for (i, edge) in self.send.iter().enumerate() {
+                if NS > 1 && i >= self.sending() {
+                    break;
+                }
                 self.clean(edge, lines);
             }
         }

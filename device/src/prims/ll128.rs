@@ -44,6 +44,14 @@ impl<L: Rules> Protocol for Ll128<L> {
     }
 
     #[inline(always)]
+    fn has_begun(edge: &Edge) -> bool {
+        let last = edge.slot().wrapping_add(LL128_LINE - LL128_LINE / LANES_PER_LINE);
+        // SAFETY: a slot has a line; this is the part of it that has the flag.
+        let words = unsafe { gpu::ld_line(last.cast_const().cast(), edge.step + 1) };
+        words[LINE_WORDS - 1] == edge.step + 1
+    }
+
+    #[inline(always)]
     unsafe fn step<V: Verb, T: Element, R: Reduction, const NR: usize, const NS: usize>(
         prims: &mut Prims<T, R, Self, NR, NS>,
         slice: Slice<T>,
@@ -92,10 +100,15 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                 let mut value: Pair = [[0; LINE_WORDS]; 2];
                 if V::INPUT && mine {
                     value = load_pair(input, left, whole);
-                    self.reducer.pre_words(value.as_flattened_mut());
+                    if V::OWN {
+                        self.reducer.pre_words(value.as_flattened_mut());
+                    }
                 }
                 if V::RECV {
                     for i in 0..NR {
+                        if NR > 1 && i >= self.receiving() {
+                            break;
+                        }
                         let received = read_pair(&mut self.cx, &self.recv[i], pair, mine);
                         if !V::INPUT && i == 0 {
                             value = received;
@@ -119,7 +132,10 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                     gpu::sync_warp();
                 }
                 if V::SEND && mine {
-                    for edge in &self.send {
+                    for (i, edge) in self.send.iter().enumerate() {
+                        if NS > 1 && i >= self.sending() {
+                            break;
+                        }
                         write_pair(edge, pair, &value, L::FLAG_LAST);
                     }
                 }

@@ -28,13 +28,15 @@ mod simple;
 pub mod verbs;
 
 pub use context::Context;
+pub(crate) use context::Watch;
 pub use edge::Edge;
+pub(crate) use edge::{can_hear, can_tell, compare, write_signature};
 pub use ll::Ll;
 pub use ll128::Ll128;
 pub use rules::{Rules, Sound};
 pub use simple::Simple;
 
-use crate::abi::{Channel, Conn, Fault, ProtocolId};
+use crate::abi::{Conn, Fault, ProtocolId};
 use crate::copy::{Lanes, MAX_ENDS};
 use crate::element::Element;
 use crate::gpu;
@@ -53,6 +55,9 @@ pub trait Protocol: Sized + 'static {
 
     /// Bytes of data that a slot of `slot_bytes` carries; a multiple of 16.
     fn capacity(slot_bytes: usize) -> usize;
+
+    /// Whether the sender has begun the current step, so that a receiver need not wait long for all of it.
+    fn has_begun(edge: &Edge) -> bool;
 
     /// Moves one slice of `n` elements from `input` (when the verb has a source) and the received slots
     /// to `output` (when the verb has a destination) and the slots to send. `n` may be 0; the step counts
@@ -80,16 +85,20 @@ pub struct Slice<T> {
     pub n: usize,
 }
 
-/// A block's end of `NR` edges to receive from and `NS` to send to, during one call.
+/// A block's end of edges to receive from, up to `NR` of them, and to send to, up to `NS`, during one call.
+///
+/// With one edge of a kind it is always there; of more the last may be missing, as the children of a tree are.
 #[derive(Debug)]
 pub struct Prims<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize> {
     pub(crate) cx: Context,
     pub(crate) recv: [Edge; NR],
     pub(crate) send: [Edge; NS],
+    /// Edges that are there, where `NR` or `NS` is more than one.
+    present: [u32; 2],
     pub(crate) reducer: Reducer<T, R>,
     input: *const T,
     output: *mut T,
-    /// Whether a chunk is one slice, as an edge has not more slots than [`Protocol::SLICES`].
+    /// Whether a chunk is one slice, as an edge has too few slots for more.
     one_slice: bool,
     protocol: core::marker::PhantomData<P>,
 }
@@ -98,13 +107,47 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
     Prims<T, R, P, NR, NS>
 {
     /// Opens the edges for a call: the neighbours compare what they were called with, and receivers
-    /// offer their output for direct writes. The verbs' elements are those of this channel's part.
+    /// offer their output for direct writes. The verbs' elements are those of this channel's part. Connections that
+    /// are missing are null, and come last. A call that has elements moves some on each of them: an offer that nobody
+    /// takes would be mistaken for the next call's.
     ///
     /// # Safety
     /// All lanes call it. The context's work and the connections are valid, this block is their only
     /// user on this side, and `input` and `output` are the call's buffers.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
     pub unsafe fn open(cx: Context, recv: [*mut Conn; NR], send: [*mut Conn; NS]) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut prims = Self::attach(cx, recv, send);
+            prims.meet(P::DIRECT);
+            prims
+        }
+    }
+
+    /// As [`Prims::open`], for verbs that are not direct: nobody offers memory, and an edge may stay unused.
+    ///
+    /// # Safety
+    /// As there.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+    pub unsafe fn open_slots(cx: Context, recv: [*mut Conn; NR], send: [*mut Conn; NS]) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut prims = Self::attach(cx, recv, send);
+            prims.meet(false);
+            prims
+        }
+    }
+
+    /// Opens the edges a second time in a call, or where the neighbours compare their calls otherwise: nobody
+    /// compares anything or offers memory.
+    ///
+    /// # Safety
+    /// As [`Prims::open`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+    pub unsafe fn attach(cx: Context, recv: [*mut Conn; NR], send: [*mut Conn; NS]) -> Self {
         const { assert!(NR < MAX_ENDS && NS < MAX_ENDS) };
         // SAFETY: the caller's.
         unsafe {
@@ -113,12 +156,13 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
             let mut prims = Prims {
                 recv: recv.map(
                     #[inline(always)]
-                    |conn| Edge::open(conn, P::ID),
+                    |conn| Edge::open(conn, P::ID, NR > 1),
                 ),
                 send: send.map(
                     #[inline(always)]
-                    |conn| Edge::open(conn, P::ID),
+                    |conn| Edge::open(conn, P::ID, NS > 1),
                 ),
+                present: [count(recv), count(send)],
                 reducer: Reducer::new((*work).scalar),
                 input: ((*work).input as *const T).wrapping_add(start),
                 output: ((*work).output as *mut T).wrapping_add(start),
@@ -128,36 +172,83 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
             };
             // In a ring every rank fills slots with a chunk before it empties any: one slot must stay
             // free for the next slice, or all wait for credit.
-            for edge in &prims.recv {
-                prims.one_slice |= edge.slots as usize <= P::SLICES;
-            }
-            for edge in &prims.send {
-                prims.one_slice |= edge.slots as usize <= P::SLICES;
-            }
-            let offers = P::DIRECT && prims.cx.count() > 0;
-            if prims.cx.tid() == 0 {
-                edge::exchange_signatures(&mut prims.cx, &prims.recv, &prims.send);
-                if offers {
-                    let output = prims.output as u64;
-                    edge::exchange_offers(&mut prims.cx, output, &prims.recv, &prims.send);
-                }
-            }
-            prims.cx.stopped = gpu::sync_threads_or(prims.cx.stopped);
-            if offers && !prims.cx.stopped {
-                for edge in &mut prims.recv {
-                    edge.take_own_offer(prims.output.cast());
-                }
-                for edge in &mut prims.send {
-                    edge.take_offer();
-                }
-            }
+            prims.one_slice = prims.slots() <= P::SLICES;
             prims
         }
+    }
+
+    /// Makes sure that the slots hold so many chunks at a time: they have fewer slices if need be.
+    #[inline(always)]
+    pub fn hold_chunks(&mut self, chunks: usize) {
+        self.one_slice |= self.slots() < chunks * P::SLICES;
+    }
+
+    /// The fewest slots of an edge.
+    #[inline(always)]
+    fn slots(&self) -> usize {
+        let mut slots = u32::MAX;
+        for edge in &self.recv {
+            slots = slots.min(edge.slots);
+        }
+        for edge in &self.send {
+            slots = slots.min(edge.slots);
+        }
+        slots as usize
+    }
+
+    /// # Safety
+    /// As [`Prims::open`].
+    #[inline(always)]
+    unsafe fn meet(&mut self, direct: bool) {
+        // SAFETY: the caller's.
+        unsafe {
+            let offers = direct && self.cx.count() > 0;
+            if self.cx.tid() == 0 {
+                let (nr, ns) = (self.receiving(), self.sending());
+                edge::exchange_signatures(&mut self.cx, &self.recv[..nr], &self.send[..ns]);
+                if offers {
+                    let output = self.output as u64;
+                    edge::exchange_offers(&mut self.cx, output, &self.recv[..nr], &self.send[..ns]);
+                }
+            }
+            self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
+            if offers && !self.cx.stopped {
+                let output = self.output.cast();
+                for (i, edge) in self.recv.iter_mut().enumerate() {
+                    if NR == 1 || i < self.present[0] as usize {
+                        edge.take_own_offer(output);
+                    }
+                }
+                for (i, edge) in self.send.iter_mut().enumerate() {
+                    if NS == 1 || i < self.present[1] as usize {
+                        edge.take_offer();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Edges to receive from.
+    #[inline(always)]
+    pub(crate) fn receiving(&self) -> usize {
+        if NR <= 1 { NR } else { self.present[0] as usize }
+    }
+
+    /// Edges to send to.
+    #[inline(always)]
+    pub(crate) fn sending(&self) -> usize {
+        if NS <= 1 { NS } else { self.present[1] as usize }
     }
 
     /// Elements of the largest chunk that all edges carry.
     #[inline(always)]
     pub fn chunk(&self) -> usize {
+        self.slice() * if self.one_slice { 1 } else { P::SLICES }
+    }
+
+    /// Elements of the largest slice that all edges carry.
+    #[inline(always)]
+    pub(crate) fn slice(&self) -> usize {
         let mut slot = usize::MAX;
         for edge in &self.recv {
             slot = slot.min(edge.slot_bytes());
@@ -165,7 +256,24 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
         for edge in &self.send {
             slot = slot.min(edge.slot_bytes());
         }
-        P::capacity(slot) / size_of::<T>() * if self.one_slice { 1 } else { P::SLICES }
+        P::capacity(slot) / size_of::<T>()
+    }
+
+    /// Keeps the steps for the next call.
+    ///
+    /// # Safety
+    /// One lane calls it.
+    #[inline(always)]
+    pub(crate) unsafe fn keep_steps(&self) {
+        // SAFETY: the caller's.
+        unsafe {
+            for edge in &self.recv[..self.receiving()] {
+                edge.keep_step();
+            }
+            for edge in &self.send[..self.sending()] {
+                edge.keep_step();
+            }
+        }
     }
 
     /// Whether the call has failed: verbs do nothing from then on.
@@ -178,29 +286,26 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
     ///
     /// # Safety
     /// All lanes call it, after their last verb.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
     pub unsafe fn close(mut self) {
         // A lane may have stopped alone in the last verb.
         self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
         if self.cx.tid() != 0 {
             return;
         }
+        let (nr, ns) = (self.receiving(), self.sending());
         // SAFETY: the only lane that writes; `open`'s contract.
         unsafe {
-            for edge in &self.recv {
-                edge.keep_step();
-            }
-            for edge in &self.send {
-                edge.keep_step();
-            }
+            self.keep_steps();
             if self.cx.stopped {
                 // A neighbour's fault is ours, unless we have one; and what is ours is the neighbours'.
-                for edge in &self.recv {
+                for edge in &self.recv[..nr] {
                     if let Some(fault) = edge.poison(true) {
                         self.cx.fail(|at| context::copy_fault(at, fault));
                     }
                 }
-                for edge in &self.send {
+                for edge in &self.send[..ns] {
                     if let Some(fault) = edge.poison(false) {
                         self.cx.fail(|at| context::copy_fault(at, fault));
                     }
@@ -221,10 +326,10 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
     unsafe fn tell_neighbours(&self, fault: &Fault) {
         // SAFETY: the caller's.
         unsafe {
-            for edge in &self.recv {
+            for edge in &self.recv[..self.receiving()] {
                 edge.poison_sender(fault);
             }
-            for edge in &self.send {
+            for edge in &self.send[..self.sending()] {
                 edge.poison_receiver(fault);
             }
         }
@@ -237,6 +342,24 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
     /// output are valid where the verb uses them, and `n` is at most [`Prims::chunk`].
     #[inline(always)]
     pub unsafe fn generic_op<V: Verb>(&mut self, from: usize, to: usize, n: usize) {
+        let (input, output) = (self.input.wrapping_add(from), self.output.wrapping_add(to));
+        // SAFETY: the caller's.
+        unsafe { self.op_at::<V>(input, output, to, n) }
+    }
+
+    /// [`Prims::generic_op`] on any memory; `index` is where direct data goes in a receiver's output.
+    ///
+    /// # Safety
+    /// As [`Prims::generic_op`], for `n` elements of `input` and of `output`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+    pub unsafe fn op_at<V: Verb>(
+        &mut self,
+        input: *const T,
+        output: *mut T,
+        index: usize,
+        n: usize,
+    ) {
         // Slices of whole packs, so that a slot's data is aligned as its chunk is.
         let pack = (16 / size_of::<T>()).max(1);
         let whole = P::SLICES == 1 || self.one_slice;
@@ -250,9 +373,9 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
                 P::step::<V, T, R, NR, NS>(
                     self,
                     Slice {
-                        input: self.input.wrapping_add(from + done),
-                        output: self.output.wrapping_add(to + done),
-                        index: to + done,
+                        input: input.wrapping_add(done),
+                        output: output.wrapping_add(done),
+                        index: index + done,
                         n,
                     },
                 );
@@ -298,6 +421,10 @@ verb_methods! {
     recv_copy_send(to) = RecvCopySend(0, to);
     /// Receives, combines with the input, sends on.
     recv_reduce_send(from) = RecvReduceSend(from, 0);
+    /// Sends input and keeps it in the output.
+    copy_send(from, to) = CopySend(from, to);
+    /// Receives and sends on.
+    recv_send() = RecvSend(0, 0);
     /// Receives, combines with the input, finishes the value into the output.
     recv_reduce_copy(from, to) = RecvReduceCopy(from, to);
     /// Receives, combines with the input, finishes the value into the output and sends it on.
@@ -315,12 +442,40 @@ verb_methods! {
     direct_recv_reduce_copy_send(from, to) = DirectRecvReduceCopySend(from, to);
 }
 
+/// Connections that are there; they come first.
+#[inline(always)]
+fn count<const N: usize>(conns: [*mut Conn; N]) -> u32 {
+    let mut n = 0;
+    for conn in conns {
+        n += u32::from(!conn.is_null());
+    }
+    n
+}
+
+/// Compares this call with those of the ring's neighbours, apart from the connections: for calls that use others.
+///
+/// # Safety
+/// One lane of one block calls it; the context's work is valid, and its communicator has more than one rank.
+#[inline(always)]
+pub(crate) unsafe fn roll_call(cx: &mut Context) {
+    // SAFETY: the caller's.
+    unsafe {
+        let ([recv], [send]) = ring(cx);
+        let (recv, send) =
+            (Edge::open(recv, ProtocolId::Ll, false), Edge::open(send, ProtocolId::Ll, false));
+        edge::roll_call(cx, &recv, &send);
+    }
+}
+
 /// The connections of a ring channel: receive from the previous rank, send to the next.
 ///
 /// # Safety
-/// `channel` is valid.
+/// The context's work is valid, and its communicator has more than one rank.
 #[inline(always)]
-pub unsafe fn ring(channel: *mut Channel) -> ([*mut Conn; 1], [*mut Conn; 1]) {
+pub unsafe fn ring(cx: &Context) -> ([*mut Conn; 1], [*mut Conn; 1]) {
     // SAFETY: the caller's.
-    unsafe { ([&raw mut (*channel).recv], [&raw mut (*channel).send]) }
+    unsafe {
+        let links = cx.links();
+        ([&raw mut (*cx.peer((*links).prev)).recv], [&raw mut (*cx.peer((*links).next)).send])
+    }
 }

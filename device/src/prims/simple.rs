@@ -18,7 +18,7 @@ use crate::copy::{MAX_ENDS, ReduceCopy, Shape};
 use crate::element::Element;
 use crate::gpu::{self, WARP};
 use crate::prims::verbs::Verb;
-use crate::prims::{Prims, Protocol, Rules, Slice, Sound};
+use crate::prims::{Edge, Prims, Protocol, Rules, Slice, Sound};
 use crate::reduce::Reduction;
 
 /// The Simple protocol, under the given rules.
@@ -43,20 +43,29 @@ impl<L: Rules> Protocol for Simple<L> {
     }
 
     #[inline(always)]
+    fn has_begun(edge: &Edge) -> bool {
+        edge.has_tail()
+    }
+
+    #[inline(always)]
     unsafe fn step<V: Verb, T: Element, R: Reduction, const NR: usize, const NS: usize>(
         prims: &mut Prims<T, R, Self, NR, NS>,
         slice: Slice<T>,
     ) {
+        let (nr, ns) = (prims.receiving(), prims.sending());
         let Prims { cx, recv, send, .. } = prims;
         if V::RECV {
             for (i, edge) in recv.iter().enumerate() {
-                if cx.tid() == keeper(i, cx.lanes()) {
+                if (NR == 1 || i < nr) && cx.tid() == keeper(i, cx.lanes()) {
                     cx.wait_tail(edge);
                 }
             }
         }
         if V::SEND {
             for (i, edge) in send.iter().enumerate() {
+                if NS > 1 && i >= ns {
+                    continue;
+                }
                 if L::WAIT_FOR_CREDIT && cx.tid() == keeper(NR + i, cx.lanes()) {
                     cx.wait_credit(edge);
                 }
@@ -76,6 +85,9 @@ impl<L: Rules> Protocol for Simple<L> {
         let Prims { cx, recv, send, .. } = prims;
         if V::RECV {
             for (i, edge) in recv.iter_mut().enumerate() {
+                if NR > 1 && i >= nr {
+                    continue;
+                }
                 if cx.tid() == keeper(i, cx.lanes()) && !cx.stopped {
                     edge.give_credit();
                 }
@@ -84,6 +96,9 @@ impl<L: Rules> Protocol for Simple<L> {
         }
         if V::SEND {
             for (i, edge) in send.iter_mut().enumerate() {
+                if NS > 1 && i >= ns {
+                    continue;
+                }
                 if L::DATA_BEFORE_TAIL && cx.tid() == keeper(NR + i, cx.lanes()) && !cx.stopped {
                     edge.publish();
                 }
@@ -141,12 +156,22 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                 };
             }
         }
-        let copy = ReduceCopy { sources, destinations, reducer: self.reducer, lanes: self.lanes() };
+        let copy = ReduceCopy {
+            sources,
+            destinations,
+            there: [
+                V::INPUT as usize + if V::RECV { self.receiving() } else { 0 },
+                OUT as usize + if V::SEND { self.sending() } else { 0 },
+            ],
+            reducer: self.reducer,
+            lanes: self.lanes(),
+        };
         let shape = const {
             Shape {
                 sources: V::INPUT as usize + if V::RECV { NR } else { 0 },
                 destinations: OUT as usize + if V::SEND { NS } else { 0 },
-                own: V::INPUT,
+                optional: NR > 1 || NS > 1,
+                own: V::OWN,
                 last: V::FINAL,
             }
         };

@@ -3,12 +3,17 @@
 //! | verb | receives | combines with input | to output | sends |
 //! |---|---|---|---|---|
 //! | `Send` | | (input) | | yes |
-//! | `DirectCopySend` | | (input) | yes | yes |
+//! | `CopySend` | | (input) | yes | yes |
 //! | `Recv` | yes | | yes | |
+//! | `RecvSend` | yes | | | yes |
 //! | `RecvCopySend` | yes | | yes | yes |
 //! | `RecvReduceSend` | yes | yes | | yes |
+//! | `RecvReduceSendFinal` | yes | yes | | yes, final |
 //! | `RecvReduceCopy` | yes | yes | yes, final | |
 //! | `RecvReduceCopySend` | yes | yes | yes, final | yes |
+//!
+//! `SendPartial`, `RecvReducePartial`, `RecvAddPartial` and `RecvAddFinal` are for what is combined in a scratch
+//! buffer: its content is not a rank's own value that would be scaled, and not final before the last one.
 //!
 //! A `Direct` verb does the same, but where the peer's user buffer can be reached its data goes there
 //! without passing through a slot; the steps are counted all the same.
@@ -19,8 +24,10 @@ pub trait Verb {
     const RECV: bool;
     /// Fills a slot of every sending edge.
     const SEND: bool;
-    /// Takes the own input.
+    /// Takes the input.
     const INPUT: bool;
+    /// The input is the rank's own value, not one that has been combined already.
+    const OWN: bool;
     /// Writes the own output.
     const OUTPUT: bool;
     /// Makes the final value.
@@ -39,7 +46,8 @@ macro_rules! verbs {
         impl Verb for $name {
             const RECV: bool = has(&[$(Flag::$flag),*], Flag::Recv);
             const SEND: bool = has(&[$(Flag::$flag),*], Flag::Send);
-            const INPUT: bool = has(&[$(Flag::$flag),*], Flag::Input);
+            const INPUT: bool = has(&[$(Flag::$flag),*], Flag::Input) || has(&[$(Flag::$flag),*], Flag::Partial);
+            const OWN: bool = has(&[$(Flag::$flag),*], Flag::Input);
             const OUTPUT: bool = has(&[$(Flag::$flag),*], Flag::Output);
             const FINAL: bool = has(&[$(Flag::$flag),*], Flag::Final);
             const DIRECT_SEND: bool = has(&[$(Flag::$flag),*], Flag::DirectSend);
@@ -53,6 +61,7 @@ enum Flag {
     Recv,
     Send,
     Input,
+    Partial,
     Output,
     Final,
     DirectSend,
@@ -72,11 +81,18 @@ const fn has(flags: &[Flag], flag: Flag) -> bool {
 
 verbs! {
     Send: Input Send;
+    CopySend: Input Output Send;
     Recv: Recv Output;
+    RecvSend: Recv Send;
     RecvCopySend: Recv Output Send;
     RecvReduceSend: Recv Input Send;
+    RecvReduceSendFinal: Recv Input Send Final;
     RecvReduceCopy: Recv Input Output Final;
     RecvReduceCopySend: Recv Input Output Final Send;
+    SendPartial: Partial Send;
+    RecvReducePartial: Recv Input Output;
+    RecvAddPartial: Recv Partial Output;
+    RecvAddFinal: Recv Partial Output Final;
     DirectSend: Input Send DirectSend;
     DirectCopySend: Input Output Send DirectSend;
     DirectRecv: Recv Output DirectRecv;

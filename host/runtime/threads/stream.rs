@@ -13,7 +13,7 @@ use super::queue::{Launched, Task};
 use super::{Blocks, Handle};
 use crate::runtime::op::{Op, copy_in, copy_out, run_host};
 use crate::runtime::sync::lock;
-use crate::runtime::{Launch, Memory, StreamOps, memory};
+use crate::runtime::{Event, Launch, Memory, StreamOps, memory};
 use crate::{Error, Result};
 
 /// What a stream shares with its operations under way.
@@ -86,6 +86,26 @@ impl<B: Blocks> StreamState<B> {
             }
             Op::CopyIn { to, offset, bytes } => Some(copy_in(&to, offset, &bytes)),
             Op::Host(function) => Some(run_host(function)),
+            Op::Record(event, with_error) => {
+                event.complete(if with_error { self.take_error() } else { Ok(()) });
+                Some(Ok(()))
+            }
+            Op::Wait(event) => {
+                let stream = Arc::clone(self);
+                event.result_or(move |result| {
+                    stream.end(result);
+                    stream.executor.hand_over();
+                })
+            }
+        }
+    }
+
+    /// Puts in an operation that is not a kernel, and starts it if nothing is before it.
+    fn put(self: &Arc<Self>, op: Op<B::Ready>) {
+        if let Some(op) = self.submit(op)
+            && let Some(result) = self.start(op)
+        {
+            self.end(result);
         }
     }
 
@@ -137,7 +157,7 @@ impl<B: Blocks> ThreadStream<B> {
         ThreadStream { state: Arc::new(state), number, _handle: Arc::clone(handle) }
     }
 
-    fn wait(&self) -> Result<()> {
+    fn drain(&self) -> Result<()> {
         let ticket = self.state.ticket();
         if !self.state.has_done(ticket) {
             self.state.executor.wait(&self.state, ticket);
@@ -185,7 +205,7 @@ impl<B: Blocks> StreamOps for ThreadStream<B> {
 
     fn copy_out(&self, from: &Arc<dyn Memory>, offset: usize, bytes: &mut [u8]) -> Result<()> {
         memory::range(from, offset, bytes.len())?;
-        self.wait()?;
+        self.drain()?;
         copy_out(from, offset, bytes)
     }
 
@@ -199,8 +219,16 @@ impl<B: Blocks> StreamOps for ThreadStream<B> {
         }
     }
 
+    fn record(&self, event: &Event, with_error: bool) {
+        self.state.put(Op::Record(event.clone(), with_error));
+    }
+
+    fn wait(&self, event: &Event) {
+        self.state.put(Op::Wait(event.clone()));
+    }
+
     fn synchronize(&self) -> Result<()> {
-        self.wait()
+        self.drain()
     }
 
     fn query(&self) -> Result<bool> {

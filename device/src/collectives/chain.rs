@@ -1,0 +1,180 @@
+//! The chain: values are combined along the ring from one rank to the one before it, and travel on from there.
+//!
+//! With `k` ranks, position `q` counts from the rank where the chain begins. Chunks are combined from 0 to `k - 1`
+//! (the way in); what has been finished there goes on to 0, 1, ... as far as somebody wants it (the way out).
+//!
+//! ```text
+//!            q = 0           0 < q < k - 1       q = k - 1
+//! way in     send            recv_reduce_send    recv_reduce_copy_send
+//! way out    recv_copy_send  recv_copy_send           (to q = 0)
+//! ```
+//!
+//! | | begins at | who wants a chunk |
+//! |---|---|---|
+//! | reduce | behind the root, so that it ends there: there is no way out | the root |
+//! | in the order of the ranks: all-reduce | rank 0 | all |
+//! | in the order of the ranks: reduce, reduce-scatter | rank 0 | the root, the block's owner |
+//!
+//! So the order in which values are combined depends on nothing but the ranks: not on the size, the channel or the
+//! protocol. That is what the deterministic mode is made of; it costs each link what a ring all-reduce costs it,
+//! `2 (k - 1)` steps of the whole buffer one behind the other.
+//!
+//! Both ways use the same connections. Every rank takes them in the same order: at time `t` chunk `t - q` on its way
+//! in, then chunk `t - k - q` on its way out; a rank's neighbour does the same one unit of time later. Slots hold two
+//! chunks, so that nobody waits for somebody who waits for him.
+
+use core::ptr;
+
+use crate::abi::Work;
+use crate::collectives::{KernelCode, Place, alone, input, output, stride};
+use crate::element::Element;
+use crate::prims::{self, Context, Prims, Protocol, verbs};
+use crate::reduce::{Reducer, Reduction};
+
+/// The kernel: block = channel. [`Work::extra`] is a [`Chain::ALL_REDUCE`] and so on.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain;
+
+impl Chain {
+    /// Reduce, ending at the root.
+    pub const REDUCE: u64 = 0;
+    /// All-reduce, in the order of the ring.
+    pub const ALL_REDUCE: u64 = 1;
+    /// Reduce, in the order of the ring, and on to the root.
+    pub const ORDERED_REDUCE: u64 = 2;
+    /// Reduce-scatter, in the order of the ring.
+    pub const REDUCE_SCATTER: u64 = 3;
+}
+
+/// What a rank's chunks are, and where they are wanted.
+#[derive(Clone, Copy)]
+struct Chunks {
+    mode: u64,
+    /// Elements of this channel's part of a block.
+    count: usize,
+    /// Elements of a chunk.
+    max: usize,
+    /// Chunks of a block.
+    each: usize,
+    /// Chunks in all.
+    all: usize,
+    /// Positions from the end of the way in to the one rank that wants a chunk; all do in an all-reduce.
+    wanted: u32,
+}
+
+impl KernelCode for Chain {
+    #[inline(always)]
+    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
+        // SAFETY: the caller's.
+        unsafe {
+            let cx = Context::new(work);
+            let place = Place::of(&cx);
+            if place.k == 1 {
+                return alone::<T, R>(&cx);
+            }
+            let (k, mode) = (place.k, (*work).extra);
+            // Where the root is, as a position.
+            let mut root = 0;
+            if mode == Chain::REDUCE || mode == Chain::ORDERED_REDUCE {
+                while root + 1 < k && place.at(root) != (*work).root {
+                    root += 1;
+                }
+            }
+            let begin = if mode == Chain::REDUCE { (root + 1) % k } else { 0 };
+            let q = (place.index + k - begin) % k;
+            let (recv, send) = prims::ring(&cx);
+            let mut prims = Prims::<T, R, P, 1, 1>::open_slots(cx, recv, send);
+            prims.hold_chunks(2);
+            let (count, max) = (cx.count() as usize, prims.chunk());
+            let each = count.div_ceil(max);
+            let all = if mode == Chain::REDUCE_SCATTER { each * k as usize } else { each };
+            let wanted = if mode == Chain::REDUCE { k - 1 } else { root };
+            let chunks = Chunks { mode, count, max, each, all, wanted };
+            both_ways(&mut prims, &place, q, &chunks);
+            prims.close();
+        }
+    }
+}
+
+/// # Safety
+/// As [`KernelCode::run`].
+#[inline(always)]
+unsafe fn both_ways<T: Element, R: Reduction, P: Protocol>(
+    prims: &mut Prims<T, R, P, 1, 1>,
+    place: &Place,
+    q: u32,
+    chunks: &Chunks,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let k = place.k;
+        let to_all = chunks.mode == Chain::ALL_REDUCE;
+        let start = prims.cx.part().offset as usize;
+        let (own, to) = (input::<T>(&prims.cx), output::<T>(&prims.cx));
+        let step = stride(&prims.cx);
+        let times = chunks.all + 2 * k as usize;
+        let mut t = 0;
+        while t < times {
+            // The way in.
+            let c = t.wrapping_sub(q as usize);
+            if c < chunks.all {
+                let (from, at, n, wanted) = chunk(chunks, place, start, step, c);
+                let own = own.wrapping_add(from);
+                if q == 0 {
+                    prims.op_at::<verbs::Send>(own, ptr::null_mut(), 0, n);
+                } else if q < k - 1 || !(to_all || wanted == k - 1 || Reducer::<T, R>::POST) {
+                    prims.op_at::<verbs::RecvReduceSend>(own, ptr::null_mut(), 0, n);
+                } else if to_all {
+                    prims.op_at::<verbs::RecvReduceCopySend>(own, to.wrapping_add(at), 0, n);
+                } else if wanted == k - 1 {
+                    // Ours: it goes no further.
+                    prims.op_at::<verbs::RecvReduceCopy>(own, to.wrapping_add(at), 0, n);
+                } else if Reducer::<T, R>::POST {
+                    prims.op_at::<verbs::RecvReduceSendFinal>(own, ptr::null_mut(), 0, n);
+                }
+            }
+            // The way out.
+            let c = t.wrapping_sub(k as usize + q as usize);
+            if c < chunks.all && q < k - 1 {
+                let (_, at, n, wanted) = chunk(chunks, place, start, step, c);
+                let to = to.wrapping_add(at);
+                if to_all && q + 2 < k {
+                    prims.op_at::<verbs::RecvCopySend>(ptr::null(), to, 0, n);
+                } else if to_all || wanted == q {
+                    prims.op_at::<verbs::Recv>(ptr::null(), to, 0, n);
+                } else if q < wanted && wanted < k - 1 {
+                    prims.op_at::<verbs::RecvSend>(ptr::null(), ptr::null_mut(), 0, n);
+                }
+            }
+            t += 1;
+        }
+    }
+}
+
+/// Chunk `c`: where it is in the input and in the output, its elements, and the position that wants it.
+///
+/// # Safety
+/// As [`KernelCode::run`].
+#[inline(always)]
+unsafe fn chunk(
+    chunks: &Chunks,
+    place: &Place,
+    start: usize,
+    stride: usize,
+    c: usize,
+) -> (usize, usize, usize, u32) {
+    let (block, c) = if chunks.mode == Chain::REDUCE_SCATTER {
+        (c / chunks.each, c % chunks.each)
+    } else {
+        (0, c)
+    };
+    let at = start + c * chunks.max;
+    let n = chunks.max.min(chunks.count - c * chunks.max);
+    if chunks.mode == Chain::REDUCE_SCATTER {
+        // SAFETY: the caller's.
+        let owner = unsafe { place.at(block as u32) } as usize;
+        (owner * stride + at, at, n, block as u32)
+    } else {
+        (at, at, n, chunks.wanted)
+    }
+}

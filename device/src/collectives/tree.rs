@@ -1,0 +1,203 @@
+//! Trees: to the root and back in a number of steps that grows with the logarithm of the ranks.
+//!
+//! ```text
+//! up                                       down
+//!   leaf:    send                            root:    (see up)
+//!   others:  recv_reduce_send                others:  recv_copy_send
+//!   root:    recv_reduce_copy_send           leaf:    recv
+//! ```
+//!
+//! A channel has two blocks: one goes up, the other down, so that chunks flow in both directions at once. The root's
+//! block for up sends what it has finished down at once. Channels take turns between the two trees of a double binary
+//! tree, in which hardly any rank is an inner node of both: each link then carries half of the data each way.
+//!
+//! Which rank is where is the host's business: [`TreeLinks`] at `Work::extra`, one for each channel.
+//!
+//! Source: Sanders, Speck and Larsson Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
+//! Parallel Computing 35 (2009).
+
+use core::ptr;
+
+use crate::abi::{Conn, NO_RANK, TreeLinks, Work};
+use crate::collectives::{KernelCode, alone, for_chunks, from_root, roll_call};
+use crate::element::Element;
+use crate::prims::{Context, Prims, Protocol};
+use crate::reduce::Reduction;
+
+/// The children of a rank at most: two in the tree, and the next of its host's chain.
+const ARITY: usize = 3;
+
+/// All-reduce; with a `Work::root` that is not [`NO_RANK`] a reduce, which only goes up. Two blocks a channel.
+#[derive(Clone, Copy, Debug)]
+pub struct AllReduceTree;
+
+/// Broadcast, down. Block = channel.
+#[derive(Clone, Copy, Debug)]
+pub struct BroadcastTree;
+
+impl KernelCode for AllReduceTree {
+    #[inline(always)]
+    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut cx = Context::of_pair(work);
+            if (*cx.comm()).nranks == 1 {
+                if cx.half() == 0 {
+                    alone::<T, R>(&cx);
+                }
+                return;
+            }
+            if cx.half() == 0 {
+                roll_call(&mut cx, true);
+                up::<T, R, P>(cx, (*work).root != NO_RANK);
+            } else if (*work).root == NO_RANK && links(&cx).up != NO_RANK {
+                down::<T, R, P>(cx);
+            }
+        }
+    }
+}
+
+impl KernelCode for BroadcastTree {
+    #[inline(always)]
+    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut cx = Context::new(work);
+            if (*cx.comm()).nranks == 1 {
+                return alone::<T, R>(&cx);
+            }
+            roll_call(&mut cx, true);
+            if links(&cx).up == NO_RANK {
+                from_root(Prims::<T, R, P, 0, ARITY>::open(cx, [], to_children(&cx)));
+            } else {
+                down::<T, R, P>(cx);
+            }
+        }
+    }
+}
+
+/// The way up; `only`: nothing comes down again.
+///
+/// # Safety
+/// As [`KernelCode::run`].
+#[inline(always)]
+unsafe fn up<T: Element, R: Reduction, P: Protocol>(cx: Context, only: bool) {
+    // SAFETY: the caller's.
+    unsafe {
+        let links = links(&cx);
+        let count = cx.count() as usize;
+        if links.up == NO_RANK && only {
+            let mut prims = Prims::<T, R, P, ARITY, 0>::open(cx, from_children(&cx), []);
+            for_chunks(
+                count,
+                prims.chunk(),
+                #[inline(always)]
+                |at, n| prims.recv_reduce_copy(at, at, n),
+            );
+            prims.close();
+        } else if links.up == NO_RANK {
+            let (recv, send) = (from_children(&cx), to_children(&cx));
+            let mut prims = Prims::<T, R, P, ARITY, ARITY>::open(cx, recv, send);
+            for_chunks(
+                count,
+                prims.chunk(),
+                #[inline(always)]
+                |at, n| prims.direct_recv_reduce_copy_send(at, at, n),
+            );
+            prims.close();
+        } else if links.down[0] == NO_RANK {
+            let parent = &raw mut (*cx.peer(links.up)).send;
+            let mut prims = Prims::<T, R, P, 0, 1>::open(cx, [], [parent]);
+            for_chunks(
+                count,
+                prims.chunk(),
+                #[inline(always)]
+                |at, n| prims.send(at, n),
+            );
+            prims.close();
+        } else {
+            let parent = &raw mut (*cx.peer(links.up)).send;
+            let mut prims = Prims::<T, R, P, ARITY, 1>::open(cx, from_children(&cx), [parent]);
+            for_chunks(
+                count,
+                prims.chunk(),
+                #[inline(always)]
+                |at, n| prims.recv_reduce_send(at, n),
+            );
+            prims.close();
+        }
+    }
+}
+
+/// The way down, of all but the root.
+///
+/// # Safety
+/// As [`KernelCode::run`].
+#[inline(always)]
+unsafe fn down<T: Element, R: Reduction, P: Protocol>(cx: Context) {
+    // SAFETY: the caller's.
+    unsafe {
+        let links = links(&cx);
+        let count = cx.count() as usize;
+        let parent = &raw mut (*cx.peer(links.up)).recv;
+        if links.down[0] == NO_RANK {
+            let mut prims = Prims::<T, R, P, 1, 0>::open(cx, [parent], []);
+            for_chunks(
+                count,
+                prims.chunk(),
+                #[inline(always)]
+                |at, n| prims.direct_recv(at, n),
+            );
+            prims.close();
+        } else {
+            let mut prims = Prims::<T, R, P, 1, ARITY>::open(cx, [parent], to_children(&cx));
+            for_chunks(
+                count,
+                prims.chunk(),
+                #[inline(always)]
+                |at, n| prims.direct_recv_copy_send(at, n),
+            );
+            prims.close();
+        }
+    }
+}
+
+/// This rank's place in the channel's tree.
+///
+/// # Safety
+/// As [`KernelCode::run`].
+#[inline(always)]
+unsafe fn links(cx: &Context) -> TreeLinks {
+    // SAFETY: the caller's: `extra` has an entry for each channel.
+    unsafe { *((*cx.work()).extra as *const TreeLinks).wrapping_add(cx.channel() as usize) }
+}
+
+/// # Safety
+/// As [`KernelCode::run`].
+#[inline(always)]
+unsafe fn to_children(cx: &Context) -> [*mut Conn; ARITY] {
+    // SAFETY: the caller's.
+    unsafe {
+        links(cx).down.map(
+            #[inline(always)]
+            |child| {
+                if child == NO_RANK { ptr::null_mut() } else { &raw mut (*cx.peer(child)).send }
+            },
+        )
+    }
+}
+
+/// # Safety
+/// As [`KernelCode::run`].
+#[inline(always)]
+unsafe fn from_children(cx: &Context) -> [*mut Conn; ARITY] {
+    // SAFETY: the caller's.
+    unsafe {
+        links(cx).down.map(
+            #[inline(always)]
+            |child| {
+                if child == NO_RANK { ptr::null_mut() } else { &raw mut (*cx.peer(child)).recv }
+            },
+        )
+    }
+}

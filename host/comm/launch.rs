@@ -1,0 +1,203 @@
+//! From a request to kernels on a stream.
+
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use ferroccl_device::abi::{Algorithm, Collective, NO_RANK, ProtocolId, ReduceOp};
+use ferroccl_device::kernels::Kernel;
+use tracing::debug;
+
+use super::nodes::Table;
+use super::{Inner, Order};
+use crate::buffer::Stream;
+use crate::enqueue::{self, Call, Plan, Way};
+use crate::log;
+use crate::runtime::{Event, Launch, Memory};
+use crate::{Error, Result};
+
+/// A call of a collective, checked.
+pub(super) struct Request {
+    pub call: Call,
+    /// Addresses.
+    pub input: u64,
+    pub output: u64,
+    /// Its scalar, and whether that is an address.
+    pub scalar: (u64, bool),
+    /// A kernel of the caller's, and the protocol it runs.
+    pub own: Option<(Kernel, ProtocolId)>,
+    /// The memory of the addresses.
+    pub keep: [Option<Arc<dyn Memory>>; 3],
+}
+
+/// The ring that a kernel goes around.
+#[derive(Clone, Copy)]
+enum View {
+    World = 0,
+    Node = 1,
+    Leaders = 2,
+}
+
+/// One kernel of a call.
+struct Part {
+    view: View,
+    input: u64,
+    output: u64,
+    scalar: (u64, bool),
+}
+
+impl Inner {
+    /// The order of calls, or why there can be no more.
+    pub(super) fn lock_order(&self) -> Result<MutexGuard<'_, Order>> {
+        let order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.failure() {
+            Some(cause) => Err(Error::Aborted { rank: self.rank, cause: cause.to_string() }),
+            None => Ok(order),
+        }
+    }
+
+    /// Launches a collective in stream order.
+    pub(super) fn call(self: &Arc<Self>, request: Request, stream: &Stream) -> Result<()> {
+        let mut order = self.lock_order()?;
+        order.go_on_with(stream);
+        self.launch(&mut order, request, stream)
+    }
+
+    /// Launches a collective.
+    pub(super) fn launch(
+        self: &Arc<Self>,
+        order: &mut Order,
+        request: Request,
+        stream: &Stream,
+    ) -> Result<()> {
+        let call = request.call;
+        let mut way = enqueue::choose(&call, &self.shape)?;
+        if let Some((_, protocol)) = request.own {
+            let tuner = self.shape.tuner.only(protocol);
+            let shape =
+                enqueue::Shape { tuner, algorithm: Some(Algorithm::Ring), ..self.shape.clone() };
+            way = enqueue::choose(&call, &shape)?;
+        }
+        let seq = order.seq + 1;
+        if way.algorithm == Algorithm::Hierarchical && self.nodes.count() > 1 {
+            self.hierarchical(seq, &request, way, stream)?;
+        } else {
+            if way.algorithm == Algorithm::Hierarchical {
+                way.algorithm = Algorithm::Ring;
+            }
+            let mut plan = enqueue::plan(&call, way, seq)?;
+            if let Some((kernel, _)) = request.own {
+                plan.kernel = kernel;
+            }
+            let Request { input, output, scalar, keep, .. } = request;
+            let part = Part { view: View::World, input, output, scalar };
+            self.put(&plan, &call, part, keep, stream)?;
+        }
+        order.seq = seq;
+        Ok(())
+    }
+
+    /// Within each node to its leader, among the leaders around a ring, and within each node to all.
+    fn hierarchical(
+        self: &Arc<Self>,
+        seq: u64,
+        request: &Request,
+        way: Way,
+        stream: &Stream,
+    ) -> Result<()> {
+        let Request { call, input, output, scalar, .. } = request;
+        let ring = Way { algorithm: Algorithm::Ring, ..way };
+        // What scales a rank's own value has done so once it has been reduced; what divides does so at the end.
+        let divides = call.op == ReduceOp::Avg && !call.data_type.is_float();
+        let (first, then) = match call.op {
+            ReduceOp::Avg if divides => (ReduceOp::Sum, ReduceOp::Avg),
+            op if op.scales() => (op, ReduceOp::Sum),
+            op => (op, op),
+        };
+        let steps = [
+            (Collective::Reduce, View::Node, first, Some(0), *input),
+            (Collective::AllReduce, View::Leaders, then, None, *output),
+            (Collective::Broadcast, View::Node, ReduceOp::Sum, Some(0), *output),
+        ];
+        let steps = steps
+            .into_iter()
+            .filter(|(_, view, ..)| !matches!(view, View::Leaders) || self.nodes.is_leader());
+        for (collective, view, op, root, input) in steps {
+            let step = Call { collective, op, root, ..*call };
+            let plan = enqueue::plan(&step, ring, seq)?;
+            let part = Part { view, input, output: *output, scalar: *scalar };
+            self.put(&plan, call, part, request.keep.clone(), stream)?;
+        }
+        Ok(())
+    }
+
+    /// Puts one kernel into a stream.
+    fn put(
+        self: &Arc<Self>,
+        plan: &Plan,
+        call: &Call,
+        part: Part,
+        keep: [Option<Arc<dyn Memory>>; 3],
+        stream: &Stream,
+    ) -> Result<()> {
+        debug!(target: log::COLL, rank = self.rank, seq = plan.signature.seq, kernel = plan.kernel.name,
+               count = call.count, channels = plan.way.channels, "{}", call.collective);
+        let comm = self.control.comm_address(part.view as usize);
+        let mut work = plan.work(comm, part.input, part.output, part.scalar);
+        let mut table: Option<Arc<Table>> = None;
+        if plan.tree {
+            let links = self.trees.table(call.root.unwrap_or(NO_RANK), &**self.device.runtime())?;
+            work.extra = links.address();
+            table = Some(links);
+        }
+        let done = Arc::clone(self);
+        let launch = Launch {
+            kernel: plan.kernel,
+            blocks: plan.blocks,
+            work: Box::new(work),
+            keep: Vec::new(),
+            bytes: call.bytes() as u64,
+            // Holds the buffers too: one allocation instead of three, which is felt at 8 bytes.
+            done: Box::new(move |failure| {
+                drop((keep, table));
+                done.ended(failure)
+            }),
+        };
+        // SAFETY: the kernel is of the table, or the caller vouches for it (`all_reduce_with`); the buffers
+        // hold the call's elements, and buffers and communicator are kept until the launch has ended.
+        unsafe { stream.ops().launch(launch) }
+    }
+
+    /// A launch has ended; an error of this becomes its stream's.
+    pub(super) fn ended(&self, failure: Option<&Error>) -> Result<()> {
+        if let Some(error) = failure {
+            self.broken(error);
+        }
+        self.failure().map_or(Ok(()), |failure| {
+            self.tell_peers();
+            Err(failure)
+        })
+    }
+}
+
+impl Order {
+    /// A stream of our own, for what runs beside the user's.
+    pub(super) fn beside(&mut self, which: usize, inner: &Inner) -> Result<Stream> {
+        while self.beside.len() <= which {
+            self.beside.push(inner.device.stream()?);
+        }
+        Ok(self.beside[which].clone())
+    }
+
+    /// What is launched next goes into `stream`, behind what was launched before, whatever stream that was.
+    pub(super) fn go_on_with(&mut self, stream: &Stream) {
+        if let Some(last) = &self.stream
+            && !last.is(stream)
+        {
+            let event = Event::new();
+            last.ops().record(&event, false);
+            stream.ops().wait(&event);
+        }
+        if self.stream.as_ref().is_none_or(|last| !last.is(stream)) {
+            self.stream = Some(stream.clone());
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Sends and receives: messages become transfers of one kernel.
+//!
+//! A message is cut into parts, one a channel, as many as it is worth; both ends cut alike. Parts over one connection are
+//! in order, all others are under way together. What a rank sends to itself is copied.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ferroccl_device::abi::{
+    Algorithm, ChannelWork, Collective, DataType, MAX_CHANNELS, ProtocolId, ReduceOp, Signature,
+    Transfer, TransferKind, TransferState, Work,
+};
+use tracing::debug;
+
+use super::Inner;
+use crate::buffer::Stream;
+use crate::enqueue::{self, Call};
+use crate::log;
+use crate::runtime::{Keep, Launch, Memory, Runtime};
+use crate::{Error, Result};
+
+/// A send or a receive.
+pub(super) struct Message {
+    pub sending: bool,
+    pub peer: u32,
+    pub address: u64,
+    pub bytes: usize,
+    /// The memory of the address.
+    pub keep: Arc<dyn Memory>,
+}
+
+/// The most blocks of a launch: a block goes through its transfers in turns.
+const MAX_BLOCKS: usize = 16;
+
+/// Messages that are ready to be launched.
+pub(super) struct Transfers {
+    table: Table,
+    parts: [ChannelWork; MAX_CHANNELS],
+    blocks: u32,
+    bytes: u64,
+    keep: Vec<Arc<dyn Memory>>,
+}
+
+/// Transfers within reach of kernels.
+struct Table {
+    /// Before `transfers`, to be dropped first.
+    _registered: Option<Keep>,
+    transfers: Box<[Transfer]>,
+}
+
+// SAFETY: kernels write it, by address, while the launch that keeps it runs; nobody else looks at it.
+unsafe impl Sync for Table {}
+
+impl Inner {
+    /// Launches one message.
+    pub(super) fn message(self: &Arc<Self>, message: Message, stream: &Stream) -> Result<()> {
+        let transfers = self.transfers(vec![message])?;
+        let mut order = self.lock_order()?;
+        order.go_on_with(stream);
+        self.launch_transfers(transfers, order.seq, stream)
+    }
+
+    /// Makes messages ready, which are under way together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when messages to the own rank do not match.
+    pub(super) fn transfers(&self, messages: Vec<Message>) -> Result<Transfers> {
+        // By connection, in order.
+        let mut lanes: Vec<Vec<Transfer>> = Vec::new();
+        let mut lane_of: HashMap<u64, usize> = HashMap::new();
+        let (mut own_sends, mut own_recvs) = (Vec::new(), Vec::new());
+        let (mut bytes, mut keep) = (0, Vec::new());
+        for message in messages {
+            bytes += message.bytes as u64;
+            keep.push(Arc::clone(&message.keep));
+            if message.peer == self.rank {
+                let own = if message.sending { &mut own_sends } else { &mut own_recvs };
+                own.push(message);
+                continue;
+            }
+            for (conn, transfer) in self.cut(&message)? {
+                let lane = *lane_of.entry(conn).or_insert_with(|| {
+                    lanes.push(Vec::new());
+                    lanes.len() - 1
+                });
+                lanes[lane].push(transfer);
+            }
+        }
+        lanes.extend(copies(self.rank, &own_sends, &own_recvs)?.into_iter().map(|copy| vec![copy]));
+        self.table(lanes, bytes, keep)
+    }
+
+    /// The parts of a message, each with the address of its connection.
+    fn cut(&self, message: &Message) -> Result<Vec<(u64, Transfer)>> {
+        let call = Call {
+            collective: Collective::SendRecv,
+            count: message.bytes,
+            data_type: DataType::U8,
+            op: ReduceOp::Sum,
+            root: Some(if message.sending { self.rank } else { message.peer }),
+        };
+        let way = enqueue::choose(&call, &self.shape)
+            .map_err(|e| Error::argument("buffer", e.to_string()))?;
+        let signature = call.signature(0, Algorithm::Ring, way.protocol, way.channels);
+        let parts = enqueue::split(message.bytes, way.channels, 128);
+        let parts = (0..way.channels).zip(parts).filter(|(i, part)| *i == 0 || part.count > 0);
+        let kind = if message.sending { TransferKind::Send } else { TransferKind::Recv };
+        let cut = parts.map(|(channel, part)| {
+            let conn = self.control.p2p_conn(channel, message.peer, message.sending);
+            let address = message.address + part.offset;
+            (conn, transfer(kind, way.protocol, conn, address, part.count, signature))
+        });
+        Ok(cut.collect())
+    }
+
+    /// Deals lanes out to blocks.
+    fn table(
+        &self,
+        lanes: Vec<Vec<Transfer>>,
+        bytes: u64,
+        keep: Vec<Arc<dyn Memory>>,
+    ) -> Result<Transfers> {
+        let blocks = lanes.len().clamp(1, MAX_BLOCKS);
+        let mut dealt: Vec<Vec<Vec<Transfer>>> = vec![Vec::new(); blocks];
+        for (i, lane) in lanes.into_iter().enumerate() {
+            dealt[i % blocks].push(lane);
+        }
+        let mut parts = [ChannelWork::default(); MAX_CHANNELS];
+        let (mut all, mut before): (Vec<Transfer>, Vec<Option<usize>>) = (Vec::new(), Vec::new());
+        for (part, lanes) in parts.iter_mut().zip(dealt) {
+            part.offset = all.len() as u64;
+            for lane in lanes {
+                for (i, transfer) in lane.into_iter().enumerate() {
+                    before.push((i > 0).then(|| all.len() - 1));
+                    all.push(transfer);
+                }
+            }
+            part.count = all.len() as u64 - part.offset;
+        }
+        let mut transfers: Box<[Transfer]> = all.into();
+        let first = transfers.as_mut_ptr().expose_provenance() as u64;
+        for (transfer, before) in transfers.iter_mut().zip(before) {
+            transfer.after = before.map_or(0, |i| first + (i * size_of::<Transfer>()) as u64);
+        }
+        let runtime: &dyn Runtime = &**self.device.runtime();
+        let registered = match size_of_val(&*transfers) {
+            0 => None,
+            // SAFETY: the table lives as long as the registration; the kernel of one launch alone accesses it.
+            size => Some(unsafe { runtime.register(first, size, "the transfers of a call") }?),
+        };
+        let table = Table { _registered: registered, transfers };
+        Ok(Transfers { table, parts, blocks: blocks as u32, bytes, keep })
+    }
+
+    /// Launches transfers; `seq` is the number of the last collective.
+    pub(super) fn launch_transfers(
+        self: &Arc<Self>,
+        transfers: Transfers,
+        seq: u64,
+        stream: &Stream,
+    ) -> Result<()> {
+        let Transfers { table, parts, blocks, bytes, keep } = transfers;
+        let kernel = enqueue::send_recv_kernel().ok_or_else(|| Error::Unavailable {
+            what: "send and receive".to_owned(),
+            reason: "this build is without the cargo feature `send-recv`".to_owned(),
+        })?;
+        debug!(target: log::COLL, rank = self.rank, transfers = table.transfers.len(), bytes, blocks, "SendRecv");
+        let work = Work {
+            comm: self.control.comm_address(0),
+            input: 0,
+            output: 0,
+            scalar: 0,
+            count: bytes,
+            root: 0,
+            scalar_by_address: 0,
+            extra: table.transfers.as_ptr().expose_provenance() as u64,
+            pad: 0,
+            signature: Signature { seq, ..Signature::default() },
+            channels: parts,
+        };
+        let done = Arc::clone(self);
+        let launch = Launch {
+            kernel,
+            blocks,
+            work: Box::new(work),
+            keep: Vec::new(),
+            bytes,
+            done: Box::new(move |failure| {
+                drop((table, keep));
+                done.ended(failure)
+            }),
+        };
+        // SAFETY: the table's transfers are of connections of this communicator, and of buffers that hold them; all of
+        // it is kept until the launch has ended.
+        unsafe { stream.ops().launch(launch) }
+    }
+}
+
+/// The messages of a rank to itself, matched in order.
+fn copies(rank: u32, sends: &[Message], recvs: &[Message]) -> Result<Vec<Transfer>> {
+    if sends.len() != recvs.len() {
+        let reason = format!(
+            "rank {rank} sends to itself {} times and receives from itself {} times: a group needs both",
+            sends.len(),
+            recvs.len()
+        );
+        return Err(Error::argument("peer", reason));
+    }
+    let copies = sends.iter().zip(recvs).map(|(send, recv)| {
+        if send.bytes != recv.bytes {
+            let reason = format!(
+                "rank {rank} sends {} bytes to itself and receives {}",
+                send.bytes, recv.bytes
+            );
+            return Err(Error::argument("buffer", reason));
+        }
+        let (size, signature) = (recv.bytes as u64, Signature::default());
+        let kind = TransferKind::Copy;
+        let mut copy = transfer(kind, ProtocolId::Simple, 0, recv.address, size, signature);
+        copy.from = send.address;
+        Ok(copy)
+    });
+    copies.collect()
+}
+
+fn transfer(
+    kind: TransferKind,
+    protocol: ProtocolId,
+    conn: u64,
+    address: u64,
+    bytes: u64,
+    signature: Signature,
+) -> Transfer {
+    Transfer {
+        signature,
+        conn,
+        address,
+        from: 0,
+        bytes,
+        done: 0,
+        kind: kind as u32,
+        state: TransferState::New as u32,
+        protocol: protocol as u32,
+        pad: 0,
+        after: 0,
+    }
+}
