@@ -6,6 +6,9 @@
 
 mod random;
 
+use std::sync::Arc;
+
+use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
 use ferroccl::{
     Algorithm, CommConfig, Communicator, Device, DeviceBuffer, Element, ProtocolId, ReduceOp,
     Stream, group,
@@ -24,7 +27,10 @@ struct Team {
 }
 
 fn team(config: &CommConfig, n: u32, name: &str) -> Team {
-    let device = Device::cpu();
+    team_on(Device::cpu(), config, n, name)
+}
+
+fn team_on(device: Device, config: &CommConfig, n: u32, name: &str) -> Team {
     let ranks = Communicator::init_all_with(&device, n, config).unwrap();
     let streams = ranks.iter().map(|_| device.stream().unwrap()).collect();
     Team { device, ranks, streams, name: format!("{n} ranks, {name}") }
@@ -198,10 +204,10 @@ impl Team {
     }
 
     /// All of these, with every root of a few, and barriers between.
-    fn collectives(&self, seed: u64) {
+    fn collectives(&self, seed: u64, counts: &[usize]) {
         let random = &mut Random(seed);
         let n = self.n() as u32;
-        for count in COUNTS {
+        for &count in counts {
             for in_place in [false, true] {
                 self.all_reduce(count, in_place, random);
                 self.all_gather(count / self.n() + count % 2, in_place, random);
@@ -220,10 +226,10 @@ impl Team {
         }
     }
 
-    fn messages(&self, seed: u64) {
+    fn messages(&self, seed: u64, counts: &[usize]) {
         let random = &mut Random(seed);
         let n = self.n();
-        for count in COUNTS {
+        for &count in counts {
             // Every rank to every other, itself included, all in one group; then as one call.
             let inputs: Vec<Vec<u32>> = inputs(self, count * n, random);
             let all_to_all = |as_group: bool| {
@@ -333,10 +339,10 @@ fn every_algorithm(protocol: ProtocolId) {
             for (mut config, name) in configs(protocol) {
                 config.algorithm = Some(algorithm);
                 let name = format!("{algorithm}, {protocol}, {name}");
-                team(&config, n, &name).collectives(seed);
+                team(&config, n, &name).collectives(seed, &COUNTS);
                 if matches!(algorithm, Algorithm::Hierarchical | Algorithm::Tree) && n > 2 {
                     config.ranks_per_node = Some(2);
-                    team(&config, n, &format!("{name}, 2 a node")).collectives(seed);
+                    team(&config, n, &format!("{name}, 2 a node")).collectives(seed, &COUNTS);
                 }
             }
         }
@@ -363,7 +369,7 @@ fn messages() {
     for &protocol in ProtocolId::ALL {
         for n in [1, 2, 3, 5, 8] {
             for (config, name) in configs(protocol) {
-                team(&config, n, &format!("{protocol}, {name}")).messages(7);
+                team(&config, n, &format!("{protocol}, {name}")).messages(7, &COUNTS);
             }
         }
     }
@@ -379,7 +385,53 @@ fn three_slots() {
             config.algorithm = Some(algorithm);
             config.slots = Some(3);
             config.buffer_bytes = [Some(3 * 256); 3];
-            team(&config, 4, &format!("{algorithm}, {protocol}, three slots")).collectives(3);
+            team(&config, 4, &format!("{algorithm}, {protocol}, three slots"))
+                .collectives(3, &COUNTS[..6]);
+        }
+    }
+}
+
+/// Every algorithm and protocol under schedules and a memory that are as unhelpful as the rules allow.
+#[test]
+fn under_adversity() {
+    for &protocol in ProtocolId::ALL {
+        for algorithm in ALGORITHMS {
+            for seed in 0..24 {
+                let device = Device::new(Arc::new(CpuRuntime::seeded(Adversity::new(seed))));
+                let mut config = CommConfig::default();
+                config.protocol = Some(protocol);
+                config.algorithm = Some(algorithm);
+                config.slots = Some(2 + seed as u32 % 3);
+                config.buffer_bytes = [Some(1024); 3];
+                config.channels = Some(1 + seed as u32 % 2);
+                if algorithm == Algorithm::Hierarchical || seed % 4 == 3 {
+                    config.ranks_per_node = Some(2);
+                }
+                let n = 2 + seed as u32 % 4;
+                let name = format!("{algorithm}, {protocol}, seed {seed}");
+                let team = team_on(device, &config, n, &name);
+                team.collectives(seed, &[0, 1, 40, 301]);
+                team.messages(seed, &[0, 3, 150]);
+            }
+        }
+    }
+}
+
+/// What is kept from call to call: no step is lost between algorithms that use the same connections.
+#[test]
+fn one_communicator_after_the_other() {
+    let mut random = Random(11);
+    for &protocol in ProtocolId::ALL {
+        let mut config = CommConfig::default();
+        config.protocol = Some(protocol);
+        config.slots = Some(2);
+        config.buffer_bytes = [Some(512); 3];
+        // Steps that begin just before LL's flags repeat.
+        config.first_step = (1 << 31) - 20;
+        let team = team(&config, 4, &format!("{protocol}, late steps"));
+        for _ in 0..3 {
+            team.collectives(random.next(), &COUNTS[..5]);
+            team.messages(random.next(), &COUNTS[..5]);
         }
     }
 }
