@@ -232,11 +232,11 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
                 if shape.sources > 2 && Reducer::<T, R>::WIDE {
                     // All loads first: what is wide takes two or four times the registers, so pack by pack.
                     let mut all = [value; MAX_ENDS];
-                    for s in 1..shape.sources {
+                    for (s, next) in all.iter_mut().enumerate().take(shape.sources).skip(1) {
                         if shape.optional && s >= self.there[0] {
                             break;
                         }
-                        all[s] = load_all::<P, T, U>(self.sources[s], at);
+                        *next = load_all::<P, T, U>(self.sources[s], at);
                     }
                     value = each(
                         #[inline(always)]

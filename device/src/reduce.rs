@@ -221,7 +221,7 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
                 unsafe { gpu::mem_zip::<T, $O>(to, a, b, n) }
             };
         }
-        by_op!(self, go)
+        by_op!(self, go);
     }
 
     /// Combines several buffers in the wider type.
@@ -236,7 +236,7 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
                 unsafe { gpu::mem_gather::<T, $O>(to, sources, n) }
             };
         }
-        by_op!(self, go)
+        by_op!(self, go);
     }
 
     /// Combines two values.
