@@ -69,7 +69,8 @@ struct Row {
 pub(super) struct Parts {
     collective: &'static str,
     algorithm: &'static str,
-    protocol: &'static str,
+    /// Nothing where it may be any.
+    protocol: Option<&'static str>,
     /// Nothing, as its type, where bytes are only moved.
     op: Option<&'static str>,
     #[serde(rename = "type")]
@@ -88,7 +89,7 @@ impl Parts {
         Parts {
             collective: row.collective.name(),
             algorithm: row.algorithm.name(),
-            protocol: row.protocol.name(),
+            protocol: row.protocol.map(ProtocolId::name),
             op: row.reduction.map(|(op, _)| op.name()),
             data_type: row.reduction.map(|(_, data_type)| data_type.name()),
         }
@@ -125,7 +126,7 @@ impl ListArgs {
         self.name.as_deref().is_none_or(|part| name.contains(part))
             && is(self.collective.map(Collective::name), |p| Some(p.collective))
             && is(self.algorithm.map(Algorithm::name), |p| Some(p.algorithm))
-            && is(self.protocol.map(ProtocolId::name), |p| Some(p.protocol))
+            && is(self.protocol.map(ProtocolId::name), |p| p.protocol)
             && is(self.data_type.map(DataType::name), |p| p.data_type)
             && is(self.op.map(ReduceOp::name), |p| p.op)
     }
@@ -192,7 +193,7 @@ fn table(rows: &[Row]) -> String {
     const COLUMNS: [Column; 5] = [
         ("collective", |p| p.collective),
         ("algo", |p| p.algorithm),
-        ("proto", |p| p.protocol),
+        ("proto", |p| p.protocol.unwrap_or("-")),
         ("op", |p| p.op.unwrap_or("-")),
         ("type", |p| p.data_type.unwrap_or("-")),
     ];
@@ -227,7 +228,7 @@ mod tests {
     fn what_a_kernel_is_for_is_in_the_table() {
         let parts = Parts::of("all_reduce_ring_ll128_sum_float").expect("in every build");
         assert_eq!((parts.collective, parts.algorithm), ("all_reduce", "Ring"));
-        assert_eq!((parts.protocol, parts.op), ("LL128", Some("sum")));
+        assert_eq!((parts.protocol, parts.op), (Some("LL128"), Some("sum")));
         assert_eq!(parts.data_type, Some("float"));
         assert_eq!(Parts::of("vector_add"), None);
     }
