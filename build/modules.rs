@@ -23,7 +23,7 @@ const TARGETS: &[Target] = &[
 ];
 
 macro_rules! types {
-    () => {
+    ($($any:ident)?) => {
         &[BYTES]
     };
     (any) => {

@@ -294,3 +294,6 @@ unsafe fn load_all<P: Piece<T>, T: Element, const U: usize>(
         |u| unsafe { P::load(from.add((at + u * WARP as usize) * P::ELEMENTS)) },
     )
 }
+
+#[cfg(test)]
+mod tests;

@@ -159,8 +159,9 @@ impl Inner {
         stream: &Stream,
     ) -> Result<()> {
         let Transfers { table, parts, blocks, bytes, keep } = transfers;
-        let kernel = enqueue::send_recv_kernel().ok_or_else(|| {
-            Error::argument("buffer", "this build has no kernel for sends and receives")
+        let kernel = enqueue::send_recv_kernel().ok_or_else(|| Error::Unavailable {
+            what: "send and receive".to_owned(),
+            reason: "this build is without the cargo feature `send-recv`".to_owned(),
         })?;
         debug!(target: log::COLL, rank = self.rank, transfers = table.transfers.len(), bytes, blocks, "SendRecv");
         let work = Work {

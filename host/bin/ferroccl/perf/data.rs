@@ -101,7 +101,7 @@ const SCALING_RANKS: u32 = 8;
 fn adding_ranks(digits: u32, op: ReduceOp) -> u32 {
     match op {
         ReduceOp::Avg if digits <= SMALL => 2,
-        _ => 16.min(1 << (digits - 1)),
+        _ => 1 << (digits - 1).min(4),
     }
 }
 
