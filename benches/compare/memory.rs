@@ -66,25 +66,33 @@ pub(crate) fn copy(
     let pairs = (0..ranks)
         .map(|_| Ok((device.upload(&vec![1u8; len])?, device.upload(&vec![2u8; len])?)))
         .collect::<ferroccl::Result<Vec<_>>>()?;
+    let pairs: Vec<Vec<Pair>> = pairs.into_iter().map(|pair| vec![pair]).collect();
+    fastest(&pairs, cores, seconds).ok_or_else(|| "no loop copies".into())
+}
+
+/// The loop, and the number of threads, with the least median of copying `groups`: the pairs of one in a row, by one
+/// thread. Targets of different groups are apart. `None` when there is no loop.
+pub(crate) fn fastest(groups: &[Vec<Pair>], cores: usize, seconds: f64) -> Option<Copied> {
     let mut best: Option<Copied> = None;
     for body in Loop::all() {
         for threads in if cores > 1 { vec![1, cores] } else { vec![1] } {
-            let us = median_us(&pairs, body, threads, seconds);
+            let us = median_us(groups, body, threads, seconds);
             if best.is_none_or(|best| us < best.us) {
                 best = Some(Copied { body, threads, us });
             }
         }
     }
-    best.ok_or_else(|| "no loop copies".into())
+    best
 }
 
-type Pair = (DeviceBuffer<u8>, DeviceBuffer<u8>);
+/// From a buffer to another.
+pub(crate) type Pair = (DeviceBuffer<u8>, DeviceBuffer<u8>);
 
-/// Microseconds of copying all `pairs`, in the median span of those that fit into `seconds`.
-fn median_us(pairs: &[Pair], body: Loop, threads: usize, seconds: f64) -> f64 {
+/// Microseconds of copying all `groups`, in the median span of those that fit into `seconds`.
+fn median_us(groups: &[Vec<Pair>], body: Loop, threads: usize, seconds: f64) -> f64 {
     const LEAST_SPANS: usize = 5;
     const SPAN: f64 = 2e-3; // long against a barrier
-    let mine = |thread: usize| pairs.iter().skip(thread).step_by(threads);
+    let mine = |thread: usize| groups.iter().skip(thread).step_by(threads).flatten();
     let pass = |thread: usize| mine(thread).for_each(|(from, to)| copy_once(body, from, to));
     // The first pass warms, the second says how many make a span.
     pass(0);

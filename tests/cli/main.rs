@@ -1,5 +1,6 @@
 //! The `ferroccl` command as its users meet it: the built binary, its output, its exit codes.
 
+mod collectives;
 mod explain;
 mod perf;
 mod ptx;

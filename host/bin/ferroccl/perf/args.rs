@@ -5,25 +5,30 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory};
 use ferroccl::device::abi::MAX_CHANNELS;
-use ferroccl::{DataType, ProtocolId, ReduceOp};
+use ferroccl::{Algorithm, DataType, ProtocolId, ReduceOp};
 
+use super::operation::{Operation, Shape};
 use super::size::Bytes;
 use super::sweep::{Step, Sweep};
-use super::values::{
-    Average, Choice, Operation, PtxSchedule, Root, RuntimeKind, on_or_off, one_of, some_of,
-};
+use super::values::{Average, Choice, PtxSchedule, Root, RuntimeKind, on_or_off, one_of, some_of};
 
 const AFTER_HELP: &str = "\
 Ranks = processes x threads x ranks per thread. Processes come from a launcher (ferroccl run, mpirun, \
 srun, torchrun); without one there is a single process.
 
-SIZE is a number of bytes, or of K, M, G, T (powers of 1024). Bandwidths are in 10^9 bytes per second: \
-algbw is size over time, busbw what every link must have carried, 2(n-1)/n x algbw for an all-reduce.
+SIZE is a number of bytes, or of K, M, G, T (powers of 1024), of a rank's largest buffer: where it has a \
+block for each of n ranks (all_gather, reduce_scatter, alltoall, gather, scatter, hypercube), blocks are \
+multiples of 16 bytes, and the table has the size that is left. Bandwidths are in 10^9 bytes per second: algbw \
+is size over time, busbw what every link must have carried: for all_reduce 2(n-1)/n x algbw, where there are \
+blocks (n-1)/n x algbw, else algbw. A hypercube counts n-1 blocks. sendrecv sends to the next rank and receives \
+from the one before; it and alltoall cannot be done in place.
 
 Examples:
   ferroccl perf all_reduce -b 8 -e 64M -f 2 -g 4       4 ranks, 8 B to 64 MiB
   ferroccl perf all_reduce -t 4 -o all -d all -e 1M    4 threads, every operator and type
   ferroccl perf all_reduce -g 4 --proto LL --json -    one protocol, results as JSON
+  ferroccl perf reduce_scatter -g 8 --algo bruck       one algorithm
+  ferroccl perf broadcast -g 4 -r all -e 1M            every rank as root
   ferroccl perf all_reduce -g 4 -e 1M --runtime ptx    the GPU's kernels, emulated and counted
   ferroccl run -n 4 -- ferroccl perf all_reduce        4 processes
 
@@ -92,9 +97,13 @@ pub(crate) struct PerfArgs {
     #[arg(short, long = "datatype", value_name = "TYPE", default_value = "float", ignore_case = true,
           help_heading = "Operation", value_parser = some_of::<DataType>())]
     pub(crate) datatype: Choice<DataType>,
-    /// Root rank, or all, of collectives that have one; an all-reduce has none
+    /// Root rank, or all, of collectives that have one: broadcast, reduce, gather, scatter
     #[arg(short, long, default_value = "0", help_heading = "Operation")]
     pub(crate) root: Root,
+    /// Algorithm of every call that it can do, instead of the one chosen by size
+    #[arg(long = "algo", value_name = "ALGORITHM", ignore_case = true, help_heading = "Operation",
+          value_parser = one_of::<Algorithm>())]
+    pub(crate) algorithm: Option<Algorithm>,
     /// Protocol of every call, instead of the one chosen by size
     #[arg(long = "proto", value_name = "PROTOCOL", ignore_case = true, help_heading = "Operation",
           value_parser = one_of::<ProtocolId>())]
@@ -163,6 +172,38 @@ impl PerfArgs {
         })
     }
 
+    /// The reductions to measure; nothing, once, where data only move.
+    pub(crate) fn redops(&self) -> Vec<Option<ReduceOp>> {
+        if self.collective.reduces() {
+            self.op.0.iter().copied().map(Some).collect()
+        } else {
+            vec![None]
+        }
+    }
+
+    /// The roots to measure; nothing, once, where there is none.
+    pub(crate) fn roots(&self, ranks: u32) -> Vec<Option<u32>> {
+        match self.root {
+            _ if !self.collective.has_root() => vec![None],
+            Root::Rank(root) => vec![Some(root)],
+            Root::All => (0..ranks).map(Some).collect(),
+        }
+    }
+
+    /// The sizes to measure as this collective has them; none comes twice.
+    pub(crate) fn shapes(
+        &self,
+        sweep: Sweep,
+        data_type: DataType,
+        ranks: u32,
+    ) -> impl Iterator<Item = Shape> {
+        let (operation, mut last) = (self.collective, None);
+        sweep
+            .counts(data_type.size())
+            .map(move |count| operation.shape(count, data_type, ranks))
+            .filter(move |&shape| last.replace(shape) != Some(shape))
+    }
+
     fn try_sweep(&self) -> Result<Sweep, String> {
         let usual = Bytes::mebi(32);
         let min = self.min_bytes.unwrap_or_else(|| self.max_bytes.map_or(usual, |e| e.min(usual)));
@@ -209,6 +250,7 @@ mod tests {
         assert_eq!((args.root, args.average), (Root::Rank(0), Average::Mean));
         assert!(!args.blocking && !args.report_cputime && !args.parallel_init);
         assert_eq!((args.protocol, args.channels, args.json.clone()), (None, None, None));
+        assert_eq!(args.algorithm, None);
         let Sweep { min, max, step } = args.try_sweep().unwrap();
         assert_eq!((min, max, step), (Bytes::mebi(32), Bytes::mebi(32), Step::Add(Bytes::mebi(1))));
     }
@@ -221,6 +263,27 @@ mod tests {
             parse("--runtime ptx -n 3 -w 2 --seed 7 --checks --ptx-schedule lockstep").unwrap();
         assert_eq!((args.iters, args.warmup_iters, args.seed, args.checks), (3, 2, Some(7), true));
         assert_eq!(args.ptx_schedule, Some(PtxSchedule::Lockstep));
+    }
+
+    #[test]
+    fn roots_operators_and_sizes_are_the_collectives() {
+        let of = |collective: &str, line: &str| {
+            let words = ["ferroccl", "perf", collective].into_iter();
+            let words = words.chain(line.split_whitespace());
+            match crate::Cli::try_parse_from(words).unwrap().command {
+                crate::Command::Perf(args) => *args,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(of("all_reduce", "-r all").roots(3), [None]);
+        assert_eq!(of("reduce", "-r all").roots(3), [Some(0), Some(1), Some(2)]);
+        assert_eq!(of("scatter", "-r 2").roots(3), [Some(2)]);
+        assert_eq!(of("broadcast", "-o all").redops(), [None]);
+        assert_eq!(of("reduce", "-o all").redops().len(), ReduceOp::ALL.len());
+        let args = of("all_gather", "-b 8 -e 256 -f 2");
+        let shapes = args.shapes(args.try_sweep().unwrap(), DataType::F32, 4);
+        let sizes: Vec<usize> = shapes.map(|shape| shape.largest() * 4).collect();
+        assert_eq!(sizes, [0, 64, 128, 256]);
     }
 
     #[test]
@@ -242,7 +305,7 @@ mod tests {
         let args = parse(
             "--nthreads 2 --ngpus 3 --minbytes 1 --maxbytes 2 --stepbytes 1 --iters 4 --agg_iters 5 \
              --warmup_iters 6 --check 7 --op ALL --datatype BF16 --root all --blocking 1 \
-             --parallel_init 1 --report_cputime 1 --average 3 --proto ll128 --channels 8 --json -",
+             --parallel_init 1 --report_cputime 1 --average 3 --algo onEshot --proto ll128 --channels 8 --json -",
         )
         .unwrap();
         assert_eq!((args.threads, args.ranks_per_thread, args.iters), (2, 3, 4));
@@ -254,5 +317,6 @@ mod tests {
             args.blocking && args.report_cputime && args.parallel_init && args.json_on_stdout()
         );
         assert_eq!((args.protocol, args.channels), (Some(ProtocolId::Ll128), Some(8)));
+        assert_eq!(args.algorithm, Some(Algorithm::OneShot));
     }
 }

@@ -248,16 +248,23 @@ impl<T: TestElement> Reference<T> {
         Reference { expected, bounds }
     }
 
-    /// How many of `got`, which begins at a multiple of [`PERIOD`] and is no longer than it, are wrong.
-    pub(crate) fn wrong(&self, got: &[T]) -> u64 {
-        let want = &self.expected[..got.len()];
+    /// How many of `got`, which is `start` of a period and does not go beyond it, are wrong.
+    pub(crate) fn wrong_at(&self, start: usize, got: &[T]) -> u64 {
+        let want = &self.expected[start..start + got.len()];
         // Nearly always all is well, and a comparison of bytes is the quickest way to know.
         if bytemuck::cast_slice::<T, u8>(got) == bytemuck::cast_slice::<T, u8>(want) {
             return 0;
         }
-        let bound = |i: usize| self.bounds.get(i).copied().unwrap_or(0.0);
+        let bound = |i: usize| self.bounds.get(start + i).copied().unwrap_or(0.0);
         let is_right = |i: usize| got[i].distance(want[i]) <= bound(i); // of a NaN: false
         (0..got.len()).filter(|&i| !is_right(i)).count() as u64
+    }
+}
+
+#[cfg(test)]
+impl<T: TestElement> Reference<T> {
+    fn wrong(&self, got: &[T]) -> u64 {
+        self.wrong_at(0, got)
     }
 }
 

@@ -124,8 +124,7 @@ pub(crate) struct CallCounts {
     pub(crate) kernel: &'static str,
     /// The figures, all ranks together.
     pub(crate) counts: Counts,
-    /// Bytes that lanes load from and store to global memory, all ranks together, for each byte that a rank gets:
-    /// over ranks times message.
+    /// Bytes that lanes load from and store to global memory, all ranks together, for each byte that a rank gets.
     pub(crate) moved_per_byte: f64,
 }
 
@@ -149,8 +148,9 @@ pub(crate) fn table(rows: &[Row]) -> Option<String> {
     );
     let mut any = false;
     for row in rows {
-        for (place, cell) in [("out", row.out_of_place), ("in", row.in_place)] {
-            let Some(CallCounts { kernel, counts: c, moved_per_byte }) = cell.counts else {
+        for (place, cell) in [("out", Some(row.out_of_place)), ("in", row.in_place)] {
+            let counts = cell.and_then(|cell| cell.counts);
+            let Some(CallCounts { kernel, counts: c, moved_per_byte }) = counts else {
                 continue;
             };
             any = true;

@@ -9,27 +9,16 @@
 
 use std::time::Instant;
 
-use ferroccl::{DeviceBuffer, Operator, ReduceOp, Result, Stream};
+use ferroccl::{Communicator, DeviceBuffer, Operator, ReduceOp, Result, Stream, group};
 
 use super::args::PerfArgs;
-use super::data::{self, Case, PERIOD, Reference, TestElement, with_element_type};
+use super::data::{self, Case, PERIOD, TestElement, with_element_type};
 use super::emulated::{CallCounts, Emulator};
+use super::operation::{Operation, Shape};
+use super::region::{Answers, Call, Content, GUARD, Place};
 use super::sweep::Sweep;
-use super::table::{Cell, Row, bus_factor};
+use super::table::{Cell, Row};
 use super::team::{Member, Rank};
-use super::values::Operation;
-
-/// Elements of a guard zone. Results keep the 256-byte alignment of an allocation, whatever their type.
-const GUARD: usize = 256;
-
-/// Where the result goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// Into another buffer.
-    Out,
-    /// Over the input.
-    In,
-}
 
 /// Measures everything `args` asks for; `row` is given each line, on the leading thread only.
 pub(crate) fn run<E: From<ferroccl::Error>>(
@@ -39,15 +28,18 @@ pub(crate) fn run<E: From<ferroccl::Error>>(
     sweep: Sweep,
     row: &mut dyn FnMut(Row) -> Result<(), E>,
 ) -> Result<(), E> {
+    let ranks = member.layout().world_size();
     for &data_type in &args.datatype.0 {
         with_element_type!(data_type, T => {
             let buffers = Buffers::<T>::of_each_rank(member, sweep)?;
-            for &op in &args.op.0 {
-                let bench = Bench::new(member, args, emulator, op, &buffers)?;
-                for count in sweep.counts(size_of::<T>()) {
-                    let line = bench.line(count)?;
-                    if member.leads() {
-                        row(line)?;
+            for redop in args.redops() {
+                let bench = Bench::new(member, args, emulator, redop, &buffers)?;
+                for root in args.roots(ranks) {
+                    for shape in args.shapes(sweep, data_type, ranks) {
+                        let line = bench.line(shape, root)?;
+                        if member.leads() {
+                            row(line)?;
+                        }
                     }
                 }
             }
@@ -70,13 +62,13 @@ impl<T: TestElement> Buffers<T> {
         member.ranks.iter().map(buffers).collect()
     }
 
-    fn input(&self, place: Place, count: usize) -> DeviceBuffer<T> {
-        let buffer = if place == Place::In { &self.recv } else { &self.send };
-        buffer.slice(GUARD..GUARD + count)
+    fn input(&self, call: &Call) -> DeviceBuffer<T> {
+        let buffer = if call.place == Place::In { &self.recv } else { &self.send };
+        buffer.slice(call.input())
     }
 
-    fn output(&self, count: usize) -> DeviceBuffer<T> {
-        self.recv.slice(GUARD..GUARD + count)
+    fn output(&self, call: &Call) -> DeviceBuffer<T> {
+        self.recv.slice(call.output())
     }
 }
 
@@ -85,13 +77,21 @@ struct Bench<'a, T> {
     member: &'a Member,
     args: &'a PerfArgs,
     emulator: Option<&'a Emulator>,
+    /// What is combined; nothing where data only move.
+    redop: Option<ReduceOp>,
     case: Case,
     buffers: &'a [Buffers<T>],
     /// Each rank's operator: of pre-multiplied sums every other one has its scalar in device memory.
     operators: Vec<Operator<T>>,
-    /// A period of each rank's input.
-    inputs: Vec<Vec<T>>,
-    reference: Reference<T>,
+    answers: Answers<T>,
+}
+
+/// A size, a root and a place.
+#[derive(Clone, Copy)]
+struct Point {
+    shape: Shape,
+    root: Option<u32>,
+    place: Place,
 }
 
 impl<'a, T: TestElement> Bench<'a, T> {
@@ -99,56 +99,57 @@ impl<'a, T: TestElement> Bench<'a, T> {
         member: &'a Member,
         args: &'a PerfArgs,
         emulator: Option<&'a Emulator>,
-        op: ReduceOp,
+        redop: Option<ReduceOp>,
         buffers: &'a [Buffers<T>],
     ) -> Result<Self> {
+        // What only moves may be anything: the data of a maximum are.
+        let op = redop.unwrap_or(ReduceOp::Max);
         let case = Case { op, ranks: member.layout().world_size() };
         let operators = member.ranks.iter().map(|r| operator(member, op, r.comm.rank()));
         let operators = operators.collect::<Result<_>>()?;
-        let inputs = member.ranks.iter().map(|r| data::inputs(case, r.comm.rank())).collect();
-        let reference = Reference::new(case);
-        Ok(Bench { member, args, emulator, case, buffers, operators, inputs, reference })
+        let answers = Answers::new(case);
+        Ok(Bench { member, args, emulator, redop, case, buffers, operators, answers })
     }
 
     /// Measures one size, out of place and in place.
-    fn line(&self, count: usize) -> Result<Row> {
-        let out_of_place = self.cell(Place::Out, count)?;
-        let in_place = self.cell(Place::In, count)?;
+    fn line(&self, shape: Shape, root: Option<u32>) -> Result<Row> {
+        let cell = |place| self.cell(Point { shape, root, place });
+        let out_of_place = cell(Place::Out)?;
+        let in_place = self.args.collective.in_place().then(|| cell(Place::In)).transpose()?;
         Ok(Row {
-            size: (count * size_of::<T>()) as u64,
-            count: count as u64,
+            size: bytes::<T>(shape.largest()),
+            count: shape.count as u64,
             data_type: T::TYPE,
-            redop: self.case.op,
-            root: match self.args.collective {
-                Operation::AllReduce => -1,
-            },
+            redop: self.redop,
+            root: root.map_or(-1, i64::from),
             out_of_place,
             in_place,
         })
     }
 
     /// The ranks' common result of one measurement.
-    fn cell(&self, place: Place, count: usize) -> Result<Cell> {
-        let (time, counts) = self.time(place, count)?;
+    fn cell(&self, at: Point) -> Result<Cell> {
+        let (time, counts) = self.time(at)?;
         let mut wrong = 0;
         for _ in 0..self.args.check {
-            wrong += self.check(place, count)?;
+            wrong += self.check(at)?;
         }
         let all = self.member.all_gather(&[time.to_bits(), wrong])?;
         let times: Vec<f64> = all.iter().map(|words| f64::from_bits(words[0])).collect();
         let wrong = all.iter().map(|words| words[1]).sum();
         let wrong = (self.args.check > 0).then_some(wrong);
-        let factor = bus_factor(self.args.collective, self.case.ranks);
-        let bytes = (count * size_of::<T>()) as u64;
+        let operation = self.args.collective;
+        let factor = operation.bus_factor(self.case.ranks);
+        let bytes = bytes::<T>(operation.moved(at.shape));
         Ok(Cell { counts, ..Cell::new(self.args.average.of(&times), bytes, factor, wrong) })
     }
 
     /// Microseconds of one call, as this thread sees it; and the figures of one, in the emulator.
-    fn time(&self, place: Place, count: usize) -> Result<(f64, Option<CallCounts>)> {
+    fn time(&self, at: Point) -> Result<(f64, Option<CallCounts>)> {
         let calls = u64::from(self.args.iters) * u64::from(self.args.agg_iters);
-        self.fill(place, count)?;
+        self.fill(at)?;
         for _ in 0..u64::from(self.args.warmup_iters) * u64::from(self.args.agg_iters) {
-            self.call(place, count)?;
+            self.call(at)?;
         }
         self.member.synchronize()?;
         self.member.barrier()?;
@@ -157,7 +158,7 @@ impl<'a, T: TestElement> Bench<'a, T> {
         }
         let start = Instant::now();
         for _ in 0..calls {
-            self.call(place, count)?;
+            self.call(at)?;
             if self.args.blocking {
                 self.member.synchronize()?;
             }
@@ -166,71 +167,136 @@ impl<'a, T: TestElement> Bench<'a, T> {
         self.member.synchronize()?;
         let ended = start.elapsed();
         let time = if self.args.report_cputime { enqueued } else { ended };
-        let delivered = u64::from(self.case.ranks) * (count * size_of::<T>()) as u64;
+        let delivered = self.args.collective.delivered(at.shape, self.case.ranks);
         let counts = match self.emulator {
-            Some(emulator) => emulator.end(self.member, calls, delivered)?,
+            Some(emulator) => {
+                emulator.end(self.member, calls, delivered * size_of::<T>() as u64)?
+            }
             None => None,
         };
         Ok((time.as_secs_f64() * 1e6 / calls as f64, counts))
     }
 
+    /// This thread's ranks, each with its buffers and its part in a call.
+    fn calls(&self, at: Point) -> impl Iterator<Item = (&Rank, &Buffers<T>, Call)> {
+        let Point { shape, root, place } = at;
+        let (operation, ranks) = (self.args.collective, self.case.ranks);
+        self.member.ranks.iter().zip(self.buffers).map(move |(rank, buffers)| {
+            let (root, me) = (root.unwrap_or(0), rank.comm.rank());
+            (rank, buffers, Call { operation, shape, place, rank: me, ranks, root })
+        })
+    }
+
     /// Enqueues one call on each rank.
-    fn call(&self, place: Place, count: usize) -> Result<()> {
-        for ((Rank { comm, stream }, buffers), op) in
-            self.member.ranks.iter().zip(self.buffers).zip(&self.operators)
-        {
-            let (input, output) = (buffers.input(place, count), buffers.output(count));
+    fn call(&self, at: Point) -> Result<()> {
+        let calls = self.calls(at).zip(&self.operators);
+        for ((Rank { comm, stream }, buffers, call), op) in calls {
+            let op = || op.clone();
+            let (input, output) = (buffers.input(&call), buffers.output(&call));
             match self.args.collective {
-                Operation::AllReduce => comm.all_reduce(&input, &output, op.clone(), stream)?,
+                Operation::AllReduce => comm.all_reduce(&input, &output, op(), stream)?,
+                Operation::AllGather => comm.all_gather(&input, &output, stream)?,
+                Operation::ReduceScatter => comm.reduce_scatter(&input, &output, op(), stream)?,
+                Operation::Broadcast => comm.broadcast(&input, &output, call.root, stream)?,
+                Operation::Reduce => comm.reduce(&input, &output, op(), call.root, stream)?,
+                Operation::SendRecv => {
+                    let (next, previous) = (call.rank + 1, call.rank + call.ranks - 1);
+                    group(|| {
+                        comm.send(&input, next % call.ranks, stream)?;
+                        comm.recv(&output, previous % call.ranks, stream)
+                    })?;
+                }
+                Operation::AllToAll => comm.all_to_all(&input, &output, stream)?,
+                Operation::Gather => comm.gather(&input, &output, call.root, stream)?,
+                Operation::Scatter => comm.scatter(&input, &output, call.root, stream)?,
+                Operation::Hypercube => hypercube(comm, stream, &input, &output, &call)?,
             }
         }
         Ok(())
     }
 
     /// Enqueues the ranks' inputs.
-    fn fill(&self, place: Place, count: usize) -> Result<()> {
-        for ((rank, buffers), inputs) in
-            self.member.ranks.iter().zip(self.buffers).zip(&self.inputs)
-        {
-            fill(&buffers.input(place, count), inputs, &rank.stream)?;
+    fn fill(&self, at: Point) -> Result<()> {
+        for (rank, buffers, call) in self.calls(at) {
+            if call.place == Place::Out || call.sends() {
+                let input = buffers.input(&call);
+                self.answers
+                    .with_input(call.rank, |pattern| fill(&input, pattern, &rank.stream))?;
+            }
         }
         Ok(())
     }
 
     /// Elements that are wrong on this thread's ranks after one call on fresh data.
-    fn check(&self, place: Place, count: usize) -> Result<u64> {
-        for (Rank { comm, stream }, buffers) in self.member.ranks.iter().zip(self.buffers) {
-            let poison = data::poison(comm.rank(), PERIOD);
-            fill(&buffers.recv.slice(..count + 2 * GUARD), &poison, stream)?;
+    fn check(&self, at: Point) -> Result<u64> {
+        for (rank, buffers, call) in self.calls(at) {
+            let poison = data::poison(call.rank, PERIOD);
+            fill(&buffers.recv.slice(..call.body() + 2 * GUARD), &poison, &rank.stream)?;
         }
-        self.fill(place, count)?;
-        self.call(place, count)?;
+        self.fill(at)?;
+        self.call(at)?;
         self.member.synchronize()?;
         let mut wrong = 0;
         let mut got = data::poison::<T>(0, PERIOD);
-        for ((Rank { comm, stream }, buffers), inputs) in
-            self.member.ranks.iter().zip(self.buffers).zip(&self.inputs)
-        {
-            let poison = data::poison(comm.rank(), GUARD);
-            let mut wrong_in = |buffer: &DeviceBuffer<T>, judge: &dyn Fn(&[T]) -> u64| {
+        for (Rank { stream, .. }, buffers, call) in self.calls(at) {
+            let poison = data::poison(call.rank, GUARD);
+            let mut wrong_in = |buffer: &DeviceBuffer<T>, content| {
                 for start in (0..buffer.len()).step_by(PERIOD) {
                     let part = buffer.slice(start..start + PERIOD);
                     let got = &mut got[..part.len()];
                     part.copy_to(got, stream)?;
-                    wrong += judge(got);
+                    wrong += self.answers.wrong(got, content, start, &poison);
                 }
                 Ok::<(), ferroccl::Error>(())
             };
-            wrong_in(&buffers.output(count), &|got| self.reference.wrong(got))?;
-            for guard in [0..GUARD, GUARD + count..count + 2 * GUARD] {
-                wrong_in(&buffers.recv.slice(guard), &|got| data::different(got, &poison))?;
+            let body = GUARD..GUARD + call.body();
+            for guard in [0..body.start, body.end..body.end + GUARD] {
+                wrong_in(&buffers.recv.slice(guard), Content::Untouched)?;
             }
-            if place == Place::Out {
-                wrong_in(&buffers.input(place, count), &|got| data::different(got, inputs))?;
+            let body = buffers.recv.slice(body);
+            for (range, content) in call.expected() {
+                wrong_in(&body.slice(range), content)?;
+            }
+            if call.place == Place::Out {
+                wrong_in(&buffers.input(&call), Content::Input(call.rank, 0))?;
             }
         }
         Ok(wrong)
     }
+}
+
+/// Enqueues an all-gather in rounds: in the i-th a rank exchanges the 2^i blocks that it has with the rank whose number
+/// differs in bit i.
+fn hypercube<T: TestElement>(
+    comm: &Communicator,
+    stream: &Stream,
+    input: &DeviceBuffer<T>,
+    output: &DeviceBuffer<T>,
+    call: &Call,
+) -> Result<()> {
+    let (me, n, block) = (call.rank, call.ranks, call.shape.count);
+    let blocks = |first: u32, many: u32| {
+        let start = first as usize * block;
+        output.slice(start..start + many as usize * block)
+    };
+    if call.place == Place::Out {
+        group(|| {
+            comm.send(input, me, stream)?;
+            comm.recv(&blocks(me, 1), me, stream)
+        })?;
+    }
+    for bit in (0..n.trailing_zeros()).map(|i| 1 << i) {
+        let (mine, peer) = (me & !(bit - 1), me ^ bit);
+        group(|| {
+            comm.send(&blocks(mine, bit), peer, stream)?;
+            comm.recv(&blocks(mine ^ bit, bit), peer, stream)
+        })?;
+    }
+    Ok(())
+}
+
+fn bytes<T>(elements: usize) -> u64 {
+    (elements * size_of::<T>()) as u64
 }
 
 /// What a rank calls with.

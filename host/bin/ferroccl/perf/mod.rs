@@ -3,6 +3,7 @@
 //! ```text
 //! args, values  the command line             sweep, size   which sizes
 //! team          ranks, processes, threads    data          what goes in and must come out
+//! operation     sizes and bandwidths         region      where data lie, and what must be there
 //! measure       fill, warm up, time, check   table, report what is shown
 //! emulated      the PTX emulator's settings and figures
 //! ```
@@ -14,6 +15,8 @@ mod args;
 mod data;
 mod emulated;
 mod measure;
+mod operation;
+mod region;
 mod report;
 pub(crate) mod size;
 pub(crate) mod sweep;
@@ -85,10 +88,14 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
         let reason = format!("root {root} (-r) is none of the {ranks} ranks");
         crate::Cli::command().error(ErrorKind::ValueValidation, reason).exit();
     }
+    if let Some(reason) = args.collective.refuses(ranks) {
+        crate::Cli::command().error(ErrorKind::ValueValidation, reason).exit();
+    }
     let emulator = emulated::runtime(args, layout)?;
     let device = emulator.as_ref().map_or_else(Device::cpu, |e| Device::new(e.runtime.clone()));
     let mut config = CommConfig::default();
     config.protocol = args.protocol;
+    config.algorithm = args.algorithm;
     config.channels = args.channels;
     let processes = team::processes(launched.as_ref(), &env)?;
     let parallel = args.parallel_init;

@@ -42,6 +42,7 @@ struct Document<'a> {
     ferroccl: &'static str,
     collective: String,
     runtime: String,
+    algorithm: Option<String>,
     protocol: Option<String>,
     channels: Option<u32>,
     processes: u32,
@@ -87,12 +88,14 @@ impl Report {
             }
             _ => None,
         };
-        let work =
-            args.datatype.0.iter().flat_map(|t| {
-                sweep.counts(t.size()).map(|count| effort((count * t.size()) as u64))
-            });
+        let nranks = layout.world_size();
+        let work = args.datatype.0.iter().flat_map(|&t| {
+            let shapes = args.shapes(sweep, t, nranks);
+            shapes.map(move |shape| effort((shape.largest() * t.size()) as u64))
+        });
+        let times = args.redops().len() * args.roots(nranks).len();
         // Hidden unless standard error is a terminal.
-        let bar = ProgressBar::new(work.sum::<u64>() * args.op.0.len() as u64);
+        let bar = ProgressBar::new(work.sum::<u64>().saturating_mul(times as u64));
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {percent}%, {eta} left") {
             bar.set_style(style);
         }
@@ -117,9 +120,10 @@ impl Report {
         );
         let or_auto = |value: Option<String>| value.unwrap_or_else(|| "auto".into());
         text += &format!(
-            "# ferroccl {} {} protocol: {} channels: {}\n",
+            "# ferroccl {} {} algorithm: {} protocol: {} channels: {}\n",
             env!("CARGO_PKG_VERSION"),
             self.args.collective,
+            or_auto(self.args.algorithm.map(|a| a.to_string())),
             or_auto(self.args.protocol.map(|p| p.to_string())),
             or_auto(self.args.channels.map(|c| c.to_string())),
         );
@@ -174,12 +178,13 @@ impl Report {
 
     fn document(&self, summary: Summary) -> Document<'_> {
         let PerfArgs { iters, agg_iters, warmup_iters, check, .. } = self.args;
-        let PerfArgs { protocol, channels, blocking, report_cputime, .. } = self.args;
+        let PerfArgs { algorithm, protocol, channels, blocking, report_cputime, .. } = self.args;
         Document {
             version: 1,
             ferroccl: env!("CARGO_PKG_VERSION"),
             collective: self.args.collective.to_string(),
             runtime: self.args.runtime.to_string(),
+            algorithm: algorithm.map(|a| a.to_string()),
             protocol: protocol.map(|p| p.to_string()),
             channels,
             processes: self.layout.processes,

@@ -8,7 +8,6 @@ use std::fmt;
 use ferroccl::{DataType, ReduceOp};
 
 use super::emulated::CallCounts;
-use super::values::Operation;
 
 /// One measurement: a place, a size.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
@@ -18,7 +17,7 @@ pub(crate) struct Cell {
     /// Size over time, in 10^9 bytes per second.
     #[serde(rename = "algbw_gbps")]
     pub(crate) algbw: f64,
-    /// `algbw` times [`bus_factor`].
+    /// `algbw` times the operation's factor.
     #[serde(rename = "busbw_gbps")]
     pub(crate) busbw: f64,
     /// Elements that were not as expected; nothing when nobody looked.
@@ -36,17 +35,6 @@ impl Cell {
     }
 }
 
-/// How much more (or less) than its size a collective of `ranks` must move over each link.
-///
-/// Source: the performance page of nccl-tests. An all-reduce moves each byte out of and into every
-/// rank once to reduce and once to spread, less the rank's own share: 2 (n-1) / n.
-pub(crate) fn bus_factor(collective: Operation, ranks: u32) -> f64 {
-    let n = f64::from(ranks.max(1));
-    match collective {
-        Operation::AllReduce => 2.0 * (n - 1.0) / n,
-    }
-}
-
 /// One line of the table.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub(crate) struct Row {
@@ -59,14 +47,24 @@ pub(crate) struct Row {
     #[serde(rename = "type", serialize_with = "by_name")]
     pub(crate) data_type: DataType,
     /// The reduction.
-    #[serde(serialize_with = "by_name")]
-    pub(crate) redop: ReduceOp,
+    #[serde(serialize_with = "or_none")]
+    pub(crate) redop: Option<ReduceOp>,
     /// The root, or -1 where there is none.
     pub(crate) root: i64,
     /// From one buffer into another.
     pub(crate) out_of_place: Cell,
     /// Within one buffer.
-    pub(crate) in_place: Cell,
+    pub(crate) in_place: Option<Cell>,
+}
+
+fn or_none<T: fmt::Display, S: serde::Serializer>(
+    value: &Option<T>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => serializer.collect_str(value),
+        None => serializer.serialize_str("none"),
+    }
 }
 
 fn by_name<T: fmt::Display, S: serde::Serializer>(
@@ -86,8 +84,13 @@ pub(crate) const HEADING: &str = "\
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Row { size, count, data_type, redop, root, out_of_place, in_place } = self;
+        let redop = redop.map_or("none", ReduceOp::name);
         write!(f, "{size:>12}  {count:>12}  {data_type:>8}  {redop:>6}  {root:>6}")?;
-        write!(f, "{out_of_place}{in_place}")
+        write!(f, "{out_of_place}")?;
+        match in_place {
+            Some(cell) => write!(f, "{cell}"),
+            None => write!(f, "  {0:>7}  {0:>6}  {0:>6}  {0:>5}", "N/A"),
+        }
     }
 }
 
@@ -120,7 +123,7 @@ pub(crate) struct Summary {
 impl Summary {
     /// The summary of these rows.
     pub(crate) fn of(rows: &[Row]) -> Self {
-        let cells = rows.iter().flat_map(|row| [row.out_of_place, row.in_place]);
+        let cells = rows.iter().flat_map(|row| [Some(row.out_of_place), row.in_place]).flatten();
         let (wrong, sum, n) = cells.fold((0, 0.0, 0u32), |(wrong, sum, n), cell| {
             (wrong + cell.wrong.unwrap_or(0), sum + cell.busbw, n + 1)
         });
@@ -139,18 +142,19 @@ impl fmt::Display for Summary {
 
 #[cfg(test)]
 mod tests {
+    use super::super::operation::Operation;
     use super::*;
 
     fn row(size: u64, time_us: f64, wrong: Option<u64>) -> Row {
-        let cell = Cell::new(time_us, size, bus_factor(Operation::AllReduce, 4), wrong);
+        let cell = Cell::new(time_us, size, Operation::AllReduce.bus_factor(4), wrong);
         Row {
             size,
             count: size / 4,
             data_type: DataType::F32,
-            redop: ReduceOp::Sum,
+            redop: Some(ReduceOp::Sum),
             root: -1,
             out_of_place: cell,
-            in_place: cell,
+            in_place: Some(cell),
         }
     }
 
@@ -169,6 +173,12 @@ mod tests {
                 "    67108864      16777216     float     sum      -1    54321    1.24    1.85      7    54321    1.24    1.85      7",
             ]
         );
+        let only_out =
+            Row { in_place: None, redop: None, root: 3, ..row(8, 12.9, Some(0)) }.to_string();
+        assert_eq!(
+            only_out,
+            "           8             2     float    none       3    12.90    0.00    0.00      0      N/A     N/A     N/A    N/A"
+        );
         // Every heading ends in the column in which its numbers end.
         let units = HEADING.lines().last().unwrap();
         assert_eq!(units.trim_end().len(), lines[0].len() - 7);
@@ -180,15 +190,16 @@ mod tests {
     #[test]
     fn bandwidths() {
         // 1 GB in 1 s on 4 ranks: 1 GB/s of algorithm, 1.5 GB/s on the bus.
-        let cell = Cell::new(1e6, 1_000_000_000, bus_factor(Operation::AllReduce, 4), None);
+        let cell = Cell::new(1e6, 1_000_000_000, Operation::AllReduce.bus_factor(4), None);
         assert_eq!((cell.algbw, cell.busbw), (1.0, 1.5));
-        assert_eq!(bus_factor(Operation::AllReduce, 1), 0.0);
         assert_eq!(Cell::new(0.0, 8, 1.0, None).algbw, 0.0);
     }
 
     #[test]
     fn the_summary_counts_every_wrong_element() {
-        let rows = [row(8, 1.0, Some(2)), row(8, 1.0, None), row(8, 1.0, Some(0))];
+        let alone = Row { in_place: None, ..row(8, 1.0, Some(0)) };
+        let rows = [row(8, 1.0, Some(2)), row(8, 1.0, None), alone];
+        assert_eq!(Summary::of(&[alone]).avg_busbw, alone.out_of_place.busbw);
         let summary = Summary::of(&rows);
         assert_eq!(summary.wrong, 4);
         assert!(summary.to_string().starts_with("# Out of bounds values : 4 FAILED\n"));

@@ -7,6 +7,8 @@ use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use ferroccl::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};
 
+use super::operation::Operation;
+
 /// What `--runtime` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RuntimeKind {
@@ -64,14 +66,6 @@ impl FromStr for Root {
             return Ok(Root::All);
         }
         text.parse().map(Root::Rank).map_err(|_| "neither a rank nor \"all\"".into())
-    }
-}
-
-ferroccl::device::names! {
-    /// What is measured: nccl-tests' programs, without their `_perf`.
-    pub enum Operation ("collective") {
-        /// [`Collective::AllReduce`].
-        AllReduce = "all_reduce",
     }
 }
 
@@ -202,6 +196,7 @@ mod tests {
         check::<Operation>();
         check::<ReduceOp>();
         check::<ProtocolId>();
+        check::<Algorithm>();
         check::<DataType>();
     }
 
