@@ -17,10 +17,16 @@ const BYTES: &str = "bytes";
 /// on every later architecture just as well, assembled for that; so what is compiled again for one is only what
 /// is written otherwise for it.
 type Target = (u32, &'static [&'static str], Option<&'static [&'static str]>);
-const TARGETS: &[Target] = &[(80, &[], None), (90, &["native_bf16"], Some(&["bfloat16"]))];
+const TARGETS: &[Target] = &[
+    (80, &[], None),
+    (90, &["native_bf16", "native_fp8"], Some(&["bfloat16", "f8e4m3", "f8e5m2"])),
+];
 
 macro_rules! types {
     ($($any:ident)?) => {
+        &[BYTES]
+    };
+    (any) => {
         &[BYTES]
     };
     ($($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {

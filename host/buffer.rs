@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use ferroccl_device::abi::DataType;
+use ferroccl_device::element::{F8E4M3, F8E5M2};
 
 use crate::runtime::{Memory, Runtime, StreamOps, cpu, ptx};
 use crate::{Error, Result};
@@ -15,13 +16,37 @@ use crate::{Error, Result};
 pub trait Element: Pod + Send + Sync + Debug {
     /// Its name in calls.
     const TYPE: DataType;
+
+    /// It, as the factor of a pre-multiplied sum: the bits of `Work::scalar`.
+    #[doc(hidden)]
+    fn scalar(self) -> u64;
 }
 
 macro_rules! elements {
-    ($($t:ty => $d:ident),* $(,)?) => { $(impl Element for $t { const TYPE: DataType = DataType::$d; })* };
+    ($($t:ty => $d:ident, |$v:ident| $scalar:expr;)*) => { $(
+        impl Element for $t {
+            const TYPE: DataType = DataType::$d;
+            fn scalar(self) -> u64 {
+                let $v = self;
+                u64::from($scalar)
+            }
+        }
+    )* };
 }
-elements!(i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64,
-          half::f16 => F16, half::bf16 => Bf16, f32 => F32, f64 => F64);
+elements! {
+    i8 => I8, |v| v.cast_unsigned();
+    u8 => U8, |v| v;
+    i32 => I32, |v| v.cast_unsigned();
+    u32 => U32, |v| v;
+    i64 => I64, |v| v.cast_unsigned();
+    u64 => U64, |v| v;
+    half::f16 => F16, |v| v.to_f32().to_bits();
+    half::bf16 => Bf16, |v| v.to_f32().to_bits();
+    f32 => F32, |v| v.to_bits();
+    f64 => F64, |v| v.to_bits();
+    F8E4M3 => F8E4M3, |v| f32::from(v).to_bits();
+    F8E5M2 => F8E5M2, |v| f32::from(v).to_bits();
+}
 
 /// A device: where buffers live and kernels run. Cheap to clone.
 ///

@@ -8,11 +8,13 @@
 //! here is global, and nothing here knows what a knob does. A variable that is set to nothing counts as
 //! not set, as with NCCL. A variable that makes no sense is an error, never a silent default.
 
+mod selection;
 mod setting;
 
 use std::time::Duration;
 
-pub use setting::{Level, Limit, Selection, Setting, Size};
+pub use selection::{Choice, Selection};
+pub use setting::{Level, Limit, Setting, Size};
 
 use crate::bootstrap::{AddressFamily, CommId, InterfaceFilter};
 use crate::device::abi::ProtocolId;
@@ -117,11 +119,13 @@ knobs! {
     "NCCL_HOSTID" hostid: Option<String> = None, "any text",
         "stands for the host's identity: ranks whose texts differ do not share memory";
     "NCCL_PROTO" proto: Selection<ProtocolId> = Selection::all(), [],
-        "protocols that may be chosen; ^ before the list: all but these";
+        "protocols that may be chosen; ^ before a list: all but these; ;allreduce:LL: a list for one collective";
     "NCCL_ALGO" algo: Selection<Algorithm> = Selection::all(),
         // NCCL's other algorithms: a list may name them, the model does not know them.
-        ["NVLS", "NVLSTree", "PAT"],
-        "algorithms that may be chosen; ^ before the list: all but these";
+        ["NVLS", "NVLSTree"],
+        "algorithms that may be chosen, with lists as NCCL_PROTO has them; PAT is Bruck";
+    "FERROCCL_DETERMINISTIC" deterministic: bool = false, (),
+        "what is reduced is reduced in the order of the ranks, whatever the size: the same bits each time";
     "NCCL_MIN_NCHANNELS" min_nchannels: Option<u32> = None, 1..=64, // 64 is NCCL's MAXCHANNELS
         "the fewest channels (blocks) a call uses";
     "NCCL_MAX_NCHANNELS" max_nchannels: Option<u32> = None, 1..=64,
@@ -249,6 +253,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::abi::Collective;
 
     fn with(name: &'static str, value: &str) -> Result<Config> {
         Config::from_lookup(|n| (n == name).then(|| value.to_owned()))
@@ -282,6 +287,7 @@ mod tests {
             ("NCCL_COMM_ID", "nowhere", "host:port"),
             ("NCCL_PROTO", "LL256", "LL128"),
             ("NCCL_ALGO", "NVLS", "Ring"),
+            ("NCCL_ALGO", "ring;reduce:frog", "frog"),
             ("NCCL_MIN_NCHANNELS", "0", "1 to 64"),
             ("NCCL_MAX_NCHANNELS", "many", "1 to 64"),
             ("NCCL_BUFFSIZE", "4X", "4K to 1G"),
@@ -323,11 +329,13 @@ mod tests {
         assert_eq!(half.timeout, Limit(Some(Duration::from_millis(500))));
         assert!(with("NCCL_P2P_DISABLE", "1").unwrap().p2p_disable);
         let proto = with("NCCL_PROTO", "^ll128").unwrap().proto;
-        assert!(!proto.allows(ProtocolId::Ll128) && proto.allows(ProtocolId::Simple));
+        let all = Collective::AllReduce;
+        assert!(!proto.allows(all, ProtocolId::Ll128) && proto.allows(all, ProtocolId::Simple));
         let algo = with("NCCL_ALGO", "Tree,RING").unwrap().algo;
-        assert!(algo.allows(Algorithm::Ring) && algo.allows(Algorithm::Tree));
-        assert!(!with("NCCL_ALGO", "^Tree").unwrap().algo.allows(Algorithm::Tree));
-        assert!(with("NCCL_ALGO", "^NVLS").unwrap().algo.allows(Algorithm::Ring));
+        assert!(algo.allows(all, Algorithm::Ring) && algo.allows(all, Algorithm::Tree));
+        assert!(!with("NCCL_ALGO", "^Tree").unwrap().algo.allows(all, Algorithm::Tree));
+        assert!(with("NCCL_ALGO", "^NVLS").unwrap().algo.allows(all, Algorithm::Ring));
+        assert!(with("FERROCCL_DETERMINISTIC", "1").unwrap().deterministic);
         assert!(!with("NCCL_DEBUG", "").unwrap().is_set("NCCL_DEBUG"), "empty is not set");
     }
 }

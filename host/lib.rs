@@ -39,4 +39,5 @@ pub use comm::{CommConfig, Communicator, group};
 pub use error::{Error, KernelFault, Result};
 pub use ferroccl_device as device;
 pub use ferroccl_device::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};
+pub use ferroccl_device::element::{F8E4M3, F8E5M2};
 pub use operator::Operator;

@@ -1,6 +1,6 @@
 //! Properties of how calls are cut: every element in exactly one part, chunk and slice, and in range.
 
-use ferroccl::device::abi::{MAX_CHANNELS, ProtocolId};
+use ferroccl::device::abi::MAX_CHANNELS;
 use ferroccl::device::collectives::chunks::RingChunks;
 use ferroccl::enqueue::split;
 use ferroccl::graph::tuning::{Collective, Devices, Settings, Situation, Tuner};
@@ -61,10 +61,12 @@ proptest! {
     #[test]
     fn a_launch_has_a_channel(bytes in any::<u64>(), channels in 0u32..33, ranks in 0u32..40) {
         let cores = Situation::new(1, ranks, Devices::Cpu { ring: None }).with_channels(channels);
-        let tuner = Tuner::new(&cores, Collective::AllReduce, &Settings::default());
-        for &protocol in ProtocolId::ALL {
-            let n = tuner.channels(bytes, protocol, channels);
-            prop_assert!(n >= 1 && n <= channels.max(1));
+        let tuner = Tuner::new(&cores, &Settings::default());
+        for &collective in Collective::ALL {
+            for (algorithm, protocol) in tuner.ways(collective) {
+                let n = tuner.channels(collective, bytes, algorithm, protocol, channels);
+                prop_assert!(n >= 1 && n <= channels.max(1));
+            }
         }
     }
 }

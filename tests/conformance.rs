@@ -8,7 +8,7 @@ mod common;
 
 use common::Random;
 use common::all_reduce::{all_cases, group};
-use ferroccl::{Device, ProtocolId};
+use ferroccl::{Device, F8E4M3, F8E5M2, ProtocolId};
 
 static COUNTS: [usize; 10] = [0, 1, 2, 3, 15, 16, 17, 1023, 4096, 100_003];
 
@@ -30,6 +30,8 @@ fn every_type(protocol: ProtocolId, nranks: u32) {
         all_cases::<half::bf16>(&group, random);
         all_cases::<f32>(&group, random);
         all_cases::<f64>(&group, random);
+        all_cases::<F8E4M3>(&group, random);
+        all_cases::<F8E5M2>(&group, random);
     }
 }
 

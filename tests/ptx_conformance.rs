@@ -14,7 +14,7 @@ use common::all_reduce::{Group, all_cases, case, group};
 use common::{Case, Random};
 use ferroccl::device::kernels;
 use ferroccl::runtime::ptx::{Options, PtxRuntime, Unit, checks};
-use ferroccl::{CommConfig, Communicator, Device, ProtocolId, ReduceOp, ptx};
+use ferroccl::{CommConfig, Communicator, Device, F8E4M3, F8E5M2, ProtocolId, ReduceOp, ptx};
 use half::{bf16, f16};
 
 /// Whether there is something to run.
@@ -42,6 +42,8 @@ macro_rules! every_type {
         $run::<bf16>($($arg),*);
         $run::<f32>($($arg),*);
         $run::<f64>($($arg),*);
+        $run::<F8E4M3>($($arg),*);
+        $run::<F8E5M2>($($arg),*);
     };
 }
 

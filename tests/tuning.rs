@@ -1,5 +1,7 @@
 //! The tuning model: NCCL's figures where it is NCCL's, the record's where it is measured, and no nonsense anywhere.
 
+#[path = "tuning/algorithms.rs"]
+mod algorithms;
 #[path = "tuning/hostile.rs"]
 mod hostile;
 
@@ -231,12 +233,12 @@ fn forced_settings_are_obeyed_and_named() {
     assert_eq!(lost(Ring, Ll), "not allowed by NCCL_PROTO");
     assert_eq!(lost(CollnetChain, Simple), "there is no network that reduces");
     assert_eq!(lost(CollnetDirect, Ll), "a network that reduces knows no LL");
-    assert_eq!(choice.alternatives.len(), 11, "{choice:#?}");
+    assert_eq!(choice.alternatives.len(), 23, "{choice:#?}");
 
     let none = choose(&s, AllGather, 8, &settings(&[("NCCL_ALGO", "Tree")])).unwrap_err();
     let text = none.to_string();
-    assert!(text.starts_with("nothing may do all_gather: Tree with LL: no Tree does"), "{text}");
-    assert!(text.contains("Ring with Simple: not allowed by NCCL_ALGO"), "{text}");
+    assert!(text.starts_with("nothing may do all_gather: Tree: no Tree does"), "{text}");
+    assert!(text.contains("; Ring: not allowed by NCCL_ALGO;"), "{text}");
 }
 
 #[test]
@@ -364,7 +366,8 @@ const RECORD: [(u32, u64, f64, [f64; 3]); 12] = [
 fn cpu_devices_choose_as_they_were_measured() {
     for (ranks, bytes, own, factors) in RECORD {
         let s = Situation::new(1, ranks, Devices::Cpu { ring: None }).with_channels(2);
-        let choice = choose(&s, AllReduce, bytes, &Settings::default()).unwrap();
+        let rings = settings(&[("NCCL_ALGO", "Ring")]);
+        let choice = choose(&s, AllReduce, bytes, &rings).unwrap();
         let fastest = (0..3).min_by(|a, b| factors[*a].total_cmp(&factors[*b])).unwrap();
         assert_eq!(choice.protocol, ferroccl::ProtocolId::ALL[fastest], "{ranks} ranks, {bytes} B");
         assert_eq!(choice.algorithm, Ring);
@@ -372,9 +375,11 @@ fn cpu_devices_choose_as_they_were_measured() {
             let off = time(&s, Ring, *protocol, bytes) / (own * factor);
             assert!((0.8..1.13).contains(&off), "{ranks} ranks, {bytes} B, {protocol}: {off}");
         }
-        let tuner = Tuner::new(&s, AllReduce, &Settings::default());
-        assert_eq!(tuner.protocol(bytes), choice.protocol);
-        assert_eq!(tuner.channels(bytes, choice.protocol, 2), choice.channels);
+        let tuner = Tuner::new(&s, &Settings::default());
+        let way = tuner.way(AllReduce, bytes, |a, _| a == Ring);
+        assert_eq!(way, Some((Ring, choice.protocol)));
+        let channels = tuner.channels(AllReduce, bytes, Ring, choice.protocol, 2);
+        assert_eq!(channels, choice.channels);
     }
     // From memory: the same record, operations in a row, one thread.
     for (ranks, mib, measured) in
@@ -391,8 +396,14 @@ fn ll128_is_never_the_default_of_cpu_devices() {
     for ranks in 2..200 {
         for channels in [1, 2, 7, 32] {
             let s = Situation::new(1, ranks, Devices::Cpu { ring: None }).with_channels(channels);
-            let ways = switches(&s, AllReduce, &Settings::default(), 0, 1 << 62);
-            assert!(ways.iter().all(|way| way.2 != Ll128), "{ranks} ranks: {ways:?}");
+            for &collective in Collective::ALL {
+                let ways = switches(&s, collective, &Settings::default(), 0, 1 << 62);
+                let last = ways[ways.len() - 1];
+                assert_eq!((last.1, last.2), (Ring, Simple), "{collective}, {ranks}: {ways:?}");
+                let safe = collective != AllReduce || ways.iter().all(|way| way.2 != Ll128);
+                assert!(safe, "{ranks} ranks: {ways:?}");
+            }
+            let ways = switches(&s, AllReduce, &settings(&[("NCCL_ALGO", "Ring")]), 0, 1 << 62);
             assert_eq!((ways[0].2, ways[ways.len() - 1].2), (Ll, Simple), "{ranks}: {ways:?}");
         }
     }

@@ -4,6 +4,8 @@
 //! for each element i:   v = pre(src0[i]) op src1[i] op ...;  v = post(v);  dst0[i] = dst1[i] = ... = v
 //! ```
 //!
+//! More than two sources are combined in [`Unit::Wide`](crate::element::Unit::Wide) and rounded once.
+//!
 //! All lanes of a block share the work. A warp takes hunks of [`UNROLL`] packs per lane, so that as many
 //! loads are in flight before the first use; what is left goes pack by pack, then element by element.
 //! Where a buffer is not aligned to a pack and the machine insists, everything goes element by element.
@@ -11,7 +13,7 @@
 //!
 //! A destination may be the very same memory as a source, but not overlap it otherwise.
 
-use crate::element::{Array, Element};
+use crate::element::{Array, Element, each};
 use crate::gpu::{self, PACK_BYTES, UNALIGNED_PACKS, UNROLL, WARP};
 use crate::reduce::{Reducer, Reduction};
 
@@ -31,7 +33,7 @@ pub struct Shape {
     pub destinations: usize,
     /// Whether there may be fewer sources and destinations: [`ReduceCopy::there`] then counts.
     pub optional: bool,
-    /// Whether source 0 is the rank's own value, which is scaled first for an average.
+    /// Whether source 0 is the rank's own value, which some reductions multiply first.
     pub own: bool,
     /// Whether the value is final.
     pub last: bool,
@@ -134,15 +136,25 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
             unsafe {
                 let to = self.destinations[0].add(at);
                 let mut value = self.sources[0].add(at);
-                if shape.own && Reducer::<T, R>::PRE {
+                if shape.own && self.reducer.multiplies() {
                     self.reducer.pre_buffer(to, value, len);
                     value = to;
                 }
-                for s in 1..self.sources(shape) {
-                    gpu::mem_zip::<T, R::Op>(to, value, self.sources[s].add(at), len);
+                if self.sources(shape) > 2 && Reducer::<T, R>::WIDE {
+                    let mut sources = self.sources.map(
+                        #[inline(always)]
+                        |source| source.wrapping_add(at),
+                    );
+                    sources[0] = value;
+                    self.reducer.gather_buffers(to, &sources[..self.sources(shape)], len);
                     value = to;
+                } else {
+                    for s in 1..self.sources(shape) {
+                        self.reducer.zip_buffers(to, value, self.sources[s].add(at), len);
+                        value = to;
+                    }
                 }
-                if shape.last && Reducer::<T, R>::POST {
+                if shape.last && self.reducer.divides() {
                     self.reducer.post_buffer(to, value, len);
                     value = to;
                 }
@@ -160,7 +172,7 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
         let packs = if UNALIGNED_PACKS || self.aligned(shape) { n / per_pack } else { 0 };
         let hunk = UNROLL * WARP as usize;
         // Divisions (the average of integers) take more time than the loads, and more registers: one by one.
-        let divides = shape.last && Reducer::<T, R>::POST;
+        let divides = shape.last && self.reducer.divides();
         let in_hunks = if divides { 0 } else { packs / hunk * hunk };
         // SAFETY: the caller's; the three loops cover [0, n) once.
         unsafe {
@@ -209,28 +221,52 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
             // SAFETY: the caller's: `at + (U - 1) * warp < to`, as hunks are whole or U is 1.
             unsafe {
                 let first: [P::Value; U] = load_all::<P, T, U>(self.sources[0], at);
-                let mut value = if shape.own && Reducer::<T, R>::PRE {
-                    first.map(
+                let mut value = if shape.own && self.reducer.multiplies() {
+                    each(
                         #[inline(always)]
-                        |v| self.reducer.pre(v),
+                        |u| self.reducer.pre(first[u]),
                     )
                 } else {
                     first
                 };
-                for s in 1..shape.sources {
-                    if shape.optional && s >= self.there[0] {
-                        break;
+                if shape.sources > 2 && Reducer::<T, R>::WIDE {
+                    // All loads first: what is wide takes two or four times the registers, so pack by pack.
+                    let mut all = [value; MAX_ENDS];
+                    for s in 1..shape.sources {
+                        if shape.optional && s >= self.there[0] {
+                            break;
+                        }
+                        all[s] = load_all::<P, T, U>(self.sources[s], at);
                     }
-                    let next: [P::Value; U] = load_all::<P, T, U>(self.sources[s], at);
-                    value = core::array::from_fn(
+                    value = each(
                         #[inline(always)]
-                        |u| self.reducer.combine(value[u], next[u]),
+                        |u| {
+                            let mut wide = self.reducer.widen(all[0][u]);
+                            for (s, next) in all.iter().enumerate().take(shape.sources).skip(1) {
+                                if shape.optional && s >= self.there[0] {
+                                    break;
+                                }
+                                wide = self.reducer.gather(wide, next[u]);
+                            }
+                            self.reducer.narrow(wide)
+                        },
                     );
+                } else {
+                    for s in 1..shape.sources {
+                        if shape.optional && s >= self.there[0] {
+                            break;
+                        }
+                        let next: [P::Value; U] = load_all::<P, T, U>(self.sources[s], at);
+                        value = each(
+                            #[inline(always)]
+                            |u| self.reducer.combine(value[u], next[u]),
+                        );
+                    }
                 }
-                if shape.last && Reducer::<T, R>::POST {
-                    value = value.map(
+                if shape.last && self.reducer.divides() {
+                    value = each(
                         #[inline(always)]
-                        |v| self.reducer.post(v),
+                        |u| self.reducer.post(value[u]),
                     );
                 }
                 for d in 0..shape.destinations {
@@ -253,8 +289,11 @@ unsafe fn load_all<P: Piece<T>, T: Element, const U: usize>(
     at: usize,
 ) -> [P::Value; U] {
     // SAFETY: the caller's.
-    core::array::from_fn(
+    each(
         #[inline(always)]
         |u| unsafe { P::load(from.add((at + u * WARP as usize) * P::ELEMENTS)) },
     )
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,8 @@
 //! Element types, and the units that a machine computes on.
 
 use crate::abi::DataType;
-use crate::gpu::{Bf16Unit, F16Unit, I8Unit, PACK_BYTES, U8Unit};
+pub use crate::fp8::{F8E4M3, F8E5M2};
+use crate::gpu::{self, Bf16Unit, F8E4M3Unit, F8E5M2Unit, F16Unit, I8Unit, PACK_BYTES, U8Unit};
 
 /// IEEE 754 binary16, as bits.
 #[repr(transparent)]
@@ -19,7 +20,7 @@ pub struct Bf16(pub u16);
 pub trait Element: Copy + 'static {
     /// Its name in calls and kernels.
     const TYPE: DataType;
-    /// Whether an average scales before it sums (floats) or divides after (integers).
+    /// Whether an average multiplies before it sums (floats) or divides after (integers).
     const FLOAT: bool;
     /// What the machine computes on: the element, or several in a register.
     type Unit: Unit;
@@ -46,12 +47,31 @@ pub trait Arith: Copy + core::fmt::Debug {
     /// Product; integers wrap.
     #[must_use]
     fn mul(self, other: Self) -> Self;
-    /// Smaller; of a NaN and a number, the number.
+    /// Smaller; of a NaN and a number, the number; -0 is smaller than +0.
     #[must_use]
     fn min(self, other: Self) -> Self;
-    /// Larger; of a NaN and a number, the number.
+    /// Larger; of a NaN and a number, the number; +0 is larger than -0.
     #[must_use]
     fn max(self, other: Self) -> Self;
+}
+
+impl<A: Arith, const N: usize> Arith for [A; N] {
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        core::array::from_fn(|i| self[i].add(other[i]))
+    }
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        core::array::from_fn(|i| self[i].mul(other[i]))
+    }
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        core::array::from_fn(|i| self[i].min(other[i]))
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        core::array::from_fn(|i| self[i].max(other[i]))
+    }
 }
 
 /// A binary operator, for whatever can be computed on.
@@ -62,14 +82,35 @@ pub trait BinOp {
 
 /// The unit of arithmetic of a machine.
 pub trait Unit: Arith {
-    /// What dividing by a number needs, computed once: 1/`n` for floats, `n` for integers.
-    type Divisor: Copy + core::fmt::Debug;
+    /// What more than two values are combined in: f32 for each float of 8 or 16 bits, else the unit itself.
+    type Wide: Arith;
+    /// Whether [`Unit::Wide`] is another type.
+    const WIDENS: bool;
+    /// The same values.
+    #[must_use]
+    fn widen(self) -> Self::Wide;
+    /// The values, each rounded once.
+    #[must_use]
+    fn narrow(wide: Self::Wide) -> Self;
 
+    /// What a pre-multiplied sum multiplies by: f32 for floats of up to 32 bits, f64 for double, else the unit.
+    type Factor: Copy + core::fmt::Debug;
+    /// The factor in [`Work::scalar`](crate::abi::Work::scalar).
+    #[must_use]
+    fn factor(scalar: u64) -> Self::Factor;
+    /// The bits of the factor that the first element is.
+    #[must_use]
+    fn scalar(self) -> u64;
+    /// This times the factor, rounded once; integers wrap.
+    #[must_use]
+    fn times(self, factor: Self::Factor) -> Self;
+
+    /// What dividing by a number needs, computed once. Only the averages of integers divide.
+    type Divisor: Copy + core::fmt::Debug;
     /// The divisor for `n`, which must not be 0 where it is used.
     #[must_use]
     fn divisor(n: u64) -> Self::Divisor;
-
-    /// Floats: this times 1/`n`, rounded once. Integers: this divided by `n`, towards zero.
+    /// Integers: this divided by `n`, towards zero. Floats: this.
     #[must_use]
     fn over(self, divisor: Self::Divisor) -> Self;
 
@@ -84,29 +125,77 @@ pub trait Unit: Arith {
     fn zip_onto<O: BinOp>(to: &mut [Self], b: &[Self]) {
         to.iter_mut().zip(b).for_each(|(to, b)| *to = O::apply(*to, *b));
     }
+
+    /// [`Unit::widen`] of a slice.
+    #[inline(always)]
+    fn widen_into(to: &mut [Self::Wide], from: &[Self]) {
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = from.widen());
+    }
+
+    /// [`Unit::narrow`] of a slice.
+    #[inline(always)]
+    fn narrow_into(to: &mut [Self], from: &[Self::Wide]) {
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = Self::narrow(*from));
+    }
+}
+
+/// What `f` gives for each index, in order. `core::array::from_fn` is a function call when `f` is large.
+#[inline(always)]
+pub(crate) fn each<V: Copy, const N: usize>(f: impl Fn(usize) -> V) -> [V; N] {
+    let mut all = [f(0); N];
+    let mut i = 1;
+    while i < N {
+        all[i] = f(i);
+        i += 1;
+    }
+    all
 }
 
 /// A fixed number of units that is loaded, stored and computed on together.
 pub trait Array: Copy {
     /// One unit.
     type Item: Unit;
+    /// All of them, [widened](Unit::widen).
+    type Wide: Copy;
     /// Combines two, unit by unit.
     #[must_use]
     fn zip<O: BinOp>(self, other: Self) -> Self;
-    /// [`Unit::over`], unit by unit.
+    /// Does the same with each unit.
     #[must_use]
-    fn over(self, divisor: <Self::Item as Unit>::Divisor) -> Self;
+    fn map(self, f: impl Fn(Self::Item) -> Self::Item) -> Self;
+    /// [`Unit::widen`], unit by unit.
+    #[must_use]
+    fn widen(self) -> Self::Wide;
+    /// Combines wide values with one more.
+    #[must_use]
+    fn gather<O: BinOp>(wide: Self::Wide, other: Self) -> Self::Wide;
+    /// [`Unit::narrow`], unit by unit.
+    #[must_use]
+    fn narrow(wide: Self::Wide) -> Self;
 }
 
 impl<U: Unit, const N: usize> Array for [U; N] {
     type Item = U;
+    type Wide = [U::Wide; N];
     #[inline(always)]
     fn zip<O: BinOp>(self, other: Self) -> Self {
         core::array::from_fn(|i| O::apply(self[i], other[i]))
     }
     #[inline(always)]
-    fn over(self, divisor: U::Divisor) -> Self {
-        core::array::from_fn(|i| self[i].over(divisor))
+    fn map(self, f: impl Fn(U) -> U) -> Self {
+        core::array::from_fn(|i| f(self[i]))
+    }
+    #[inline(always)]
+    fn widen(self) -> Self::Wide {
+        core::array::from_fn(|i| self[i].widen())
+    }
+    #[inline(always)]
+    fn gather<O: BinOp>(wide: Self::Wide, other: Self) -> Self::Wide {
+        core::array::from_fn(|i| O::apply(wide[i], other[i].widen()))
+    }
+    #[inline(always)]
+    fn narrow(wide: Self::Wide) -> Self {
+        core::array::from_fn(|i| U::narrow(wide[i]))
     }
 }
 
@@ -164,10 +253,44 @@ small_element! {
     u8 => U8, false, U8Unit, |v, b| v, b as u8;
     F16 => F16, true, F16Unit, |v, b| v.0, F16(b as u16);
     Bf16 => Bf16, true, Bf16Unit, |v, b| v.0, Bf16(b as u16);
+    F8E4M3 => F8E4M3, true, F8E4M3Unit, |v, b| v.0, F8E4M3(b as u8);
+    F8E5M2 => F8E5M2, true, F8E5M2Unit, |v, b| v.0, F8E5M2(b as u8);
 }
 
+/// [`Unit`] of what is combined as it is, however many values there are.
+macro_rules! as_it_is {
+    () => {
+        type Wide = Self;
+        const WIDENS: bool = false;
+        #[inline(always)]
+        fn widen(self) -> Self {
+            self
+        }
+        #[inline(always)]
+        fn narrow(wide: Self) -> Self {
+            wide
+        }
+    };
+}
+#[cfg(target_arch = "nvptx64")]
+pub(crate) use as_it_is;
+
+/// [`Unit`] of floats: they do not divide.
+macro_rules! no_division {
+    () => {
+        type Divisor = ();
+        #[inline(always)]
+        fn divisor(_: u64) {}
+        #[inline(always)]
+        fn over(self, (): ()) -> Self {
+            self
+        }
+    };
+}
+pub(crate) use no_division;
+
 macro_rules! int_arith {
-    ($($t:ident via $wide:ident),*) => { $(
+    ($($t:ident as $bits:ident via $wide:ident),*) => { $(
         impl Arith for $t {
             #[inline(always)]
             fn add(self, other: Self) -> Self { self.wrapping_add(other) }
@@ -179,6 +302,14 @@ macro_rules! int_arith {
             fn max(self, other: Self) -> Self { Ord::max(self, other) }
         }
         impl Unit for $t {
+            as_it_is!();
+            type Factor = $t;
+            #[inline(always)]
+            fn factor(scalar: u64) -> $t { scalar as $t }
+            #[inline(always)]
+            fn scalar(self) -> u64 { u64::from(self as $bits) }
+            #[inline(always)]
+            fn times(self, factor: $t) -> $t { self.wrapping_mul(factor) }
             // The type on the way holds the value and any number of ranks, which are fewer than 2^31.
             type Divisor = $wide;
             #[inline(always)]
@@ -188,27 +319,33 @@ macro_rules! int_arith {
         }
     )* };
 }
-int_arith!(i8 via i32, u8 via u32, i32 via i32, u32 via u32, i64 via i64, u64 via u64);
+int_arith! {
+    i8 as u8 via i32, u8 as u8 via u32, i32 as u32 via i32, u32 as u32 via u32, i64 as u64 via i64, u64 as u64 via u64
+}
 
 macro_rules! float_arith {
-    ($($t:ident),*) => { $(
+    ($($t:ident as $bits:ident: $min:ident, $max:ident;)*) => { $(
         impl Arith for $t {
             #[inline(always)]
             fn add(self, other: Self) -> Self { self + other }
             #[inline(always)]
             fn mul(self, other: Self) -> Self { self * other }
             #[inline(always)]
-            fn min(self, other: Self) -> Self { $t::min(self, other) }
+            fn min(self, other: Self) -> Self { gpu::$min(self, other) }
             #[inline(always)]
-            fn max(self, other: Self) -> Self { $t::max(self, other) }
+            fn max(self, other: Self) -> Self { gpu::$max(self, other) }
         }
         impl Unit for $t {
-            type Divisor = $t;
+            as_it_is!();
+            type Factor = $t;
             #[inline(always)]
-            fn divisor(n: u64) -> $t { 1.0 / n as $t }
+            fn factor(scalar: u64) -> $t { $t::from_bits(scalar as $bits) }
             #[inline(always)]
-            fn over(self, factor: $t) -> Self { self * factor }
+            fn scalar(self) -> u64 { u64::from(self.to_bits()) }
+            #[inline(always)]
+            fn times(self, factor: $t) -> $t { self * factor }
+            no_division!();
         }
     )* };
 }
-float_arith!(f32, f64);
+float_arith! { f32 as u32: min_f32, max_f32; f64 as u64: min_f64, max_f64; }

@@ -7,7 +7,7 @@
 //! ([`left_out`] says which one a call would need).
 //!
 //! What is the same bit for bit has one kernel: signed and unsigned integers share sums and products, and the
-//! average of floats is a pre-multiplied sum ([`lookup`] knows).
+//! average of floats is a pre-multiplied sum by 1/ranks ([`lookup`] knows).
 //!
 //! A family with one element type is a module of PTX: `all_reduce_ring_float`; see the library's `build.rs`.
 #![allow(unused_imports, unused_macros)] // features leave rows out
@@ -20,9 +20,9 @@ use crate::collectives::{
     AllGatherBruck, AllGatherRing, AllReduceOneShot, AllReduceRing, AllReduceTree, BroadcastRing,
     BroadcastTree, Chain, KernelCode, ReduceScatterBruck, ReduceScatterRing, SendRecv,
 };
-use crate::element::{Bf16, F16};
+use crate::element::{Bf16, F8E4M3, F8E5M2, F16};
 use crate::prims::{Ll, Ll128, Simple};
-use crate::reduce::{Avg, Max, Min, Prod, Sum};
+use crate::reduce::Sum;
 
 /// Threads of a block that a kernel is compiled for; launches use at most as many. NCCL's most is 640; the
 /// registers of a multiprocessor allow 512 threads of 128.
@@ -41,6 +41,7 @@ macro_rules! name {
 #[cfg(target_arch = "nvptx64")]
 mod entries {
     use super::*;
+    use crate::reduce::{Avg, Max, Min, PreMulSum, Prod};
 
     // What a build has no use for it does not ask for: see `build.rs`.
     macro_rules! entry {
@@ -91,7 +92,7 @@ mod cpu {
     use crate::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};
     use crate::element::Element;
     use crate::prims::Protocol;
-    use crate::reduce::Reduction;
+    use crate::reduce::{Any, Reduction};
 
     /// A kernel, for every machine.
     #[derive(Clone, Copy, Debug)]
@@ -117,7 +118,7 @@ mod cpu {
         pub collective: Collective,
         /// How it is done.
         pub algorithm: Algorithm,
-        /// How data moves; `None` where it may be any.
+        /// How data moves; `None` where a kernel knows every protocol.
         pub protocol: Option<ProtocolId>,
         /// `None` where bytes are only moved.
         pub reduction: Option<(ReduceOp, DataType)>,
@@ -132,13 +133,10 @@ mod cpu {
         ($($(#[cfg(feature = $f:literal)])* $family:literal $C:ident $G:ident $A:ident: $list:ident;)*) => {
             /// By family and element type.
             static TABLE: &[&[&[Row]]] = &[ $( $(#[cfg(feature = $f)])* $list!(rows $family $C $G $A:) ),* ];
-            /// What the families are for, and whether they reduce.
-            static FAMILIES: &[(Collective, Algorithm, bool, Features)] = &[ $( (
-                Collective::$C,
-                Algorithm::$G,
-                $list!(reduces),
-                &[ $( ($f, cfg!(feature = $f)) ),* ],
-            ) ),* ];
+            /// What the families are for.
+            static FAMILIES: &[(Collective, Algorithm, Features)] = &[ $(
+                (Collective::$C, Algorithm::$G, &[ $( ($f, cfg!(feature = $f)) ),* ])
+            ),* ];
         };
     }
     macro_rules! rows {
@@ -156,11 +154,11 @@ mod cpu {
             $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
             &[ $( $(#[cfg(feature = $f)])* &[ $(
                 row!($C $G Some(ProtocolId::Simple), Some((ReduceOp::$R, DataType::$D)),
-                    name!($family "simple" $op $type), $A, Simple, $R, $T),
+                    name!($family "simple" $op $type), $A, Simple, Any, $T),
                 row!($C $G Some(ProtocolId::Ll), Some((ReduceOp::$R, DataType::$D)),
-                    name!($family "ll" $op $type), $A, Ll, $R, $T),
+                    name!($family "ll" $op $type), $A, Ll, Any, $T),
                 row!($C $G Some(ProtocolId::Ll128), Some((ReduceOp::$R, DataType::$D)),
-                    name!($family "ll128" $op $type), $A, Ll128, $R, $T),
+                    name!($family "ll128" $op $type), $A, Ll128, Any, $T),
             )*] ),* ]
         };
     }
@@ -173,14 +171,6 @@ mod cpu {
                 reduction: $reduction,
                 kernel: Kernel { name: $name, cpu: <$A as KernelCode>::run::<$T, $R, $P> },
             }
-        };
-    }
-    macro_rules! reduces {
-        ($($any:ident)?) => {
-            false
-        };
-        ($($row:tt)+) => {
-            true
         };
     }
     macro_rules! types {
@@ -211,10 +201,10 @@ mod cpu {
         algorithm: Algorithm,
         data_type: DataType,
     ) -> Option<&'static str> {
-        let shared = shared(collective, algorithm);
-        let family = FAMILIES.iter().find(|f| (f.0, f.1) == shared)?;
-        let element = TYPES.iter().find(|t| t.0 == data_type).filter(|_| family.2).map(|t| t.1);
-        let needed = [Some(family.3), element].into_iter().flatten().flatten();
+        let wanted = shared(collective, algorithm);
+        let family = FAMILIES.iter().find(|f| (f.0, f.1) == wanted).map(|f| f.2);
+        let element = TYPES.iter().find(|t| t.0 == data_type).map(|t| t.1);
+        let needed = [family, element].into_iter().flatten().flatten();
         needed.copied().find(|(_, there)| !there).map(|(feature, _)| feature)
     }
 
@@ -228,23 +218,27 @@ mod cpu {
         op: ReduceOp,
         data_type: DataType,
     ) -> Option<Kernel> {
-        let same_bits = matches!(op, ReduceOp::Sum | ReduceOp::Prod);
+        let op = match op {
+            ReduceOp::Avg if data_type.is_float() => ReduceOp::PreMulSum,
+            other => other,
+        };
+        let same_bits = matches!(op, ReduceOp::Sum | ReduceOp::Prod | ReduceOp::PreMulSum);
         let data_type = match data_type {
             DataType::I8 if same_bits => DataType::U8,
             DataType::I32 if same_bits => DataType::U32,
             DataType::I64 if same_bits => DataType::U64,
             other => other,
         };
-        let family = TABLE.iter().copied().filter(|family| {
+        let wanted = shared(collective, algorithm);
+        let family = TABLE.iter().copied().find(|family| {
             let first = family.first().and_then(|rows| rows.first());
-            first
-                .is_some_and(|row| (row.collective, row.algorithm) == shared(collective, algorithm))
-        });
+            first.is_some_and(|row| (row.collective, row.algorithm) == wanted)
+        })?;
         let fits = |row: &&Row| {
             row.protocol.is_none_or(|p| p == protocol)
                 && row.reduction.is_none_or(|r| r == (op, data_type))
         };
-        family.flatten().copied().flatten().find(fits).map(|row| row.kernel)
+        family.iter().copied().flatten().find(fits).map(|row| row.kernel)
     }
 
     /// The family that does it, where that is another's.
@@ -266,21 +260,13 @@ mod cpu {
 
         #[test]
         fn every_call_has_a_kernel_and_every_kernel_a_name() {
-            for &(collective, algorithm, ..) in FAMILIES {
-                for &p in ProtocolId::ALL {
-                    for &t in DataType::ALL {
-                        let kernel = lookup(collective, algorithm, p, ReduceOp::Sum, t);
-                        let left_out = left_out(collective, algorithm, t);
-                        let case = format!("{collective} {algorithm} {p} {t}");
-                        assert_eq!(kernel.is_none(), left_out.is_some(), "{case}");
-                    }
-                }
-            }
             for &p in ProtocolId::ALL {
                 for &op in ReduceOp::ALL {
-                    let kernel =
-                        lookup(Collective::AllReduce, Algorithm::Ring, p, op, DataType::F32);
-                    assert!(kernel.is_some(), "{p} {op}");
+                    for &t in DataType::ALL {
+                        let kernel = lookup(Collective::AllReduce, Algorithm::Ring, p, op, t);
+                        let left_out = left_out(Collective::AllReduce, Algorithm::Ring, t);
+                        assert_eq!(kernel.is_none(), left_out.is_some(), "{p} {op} {t}");
+                    }
                 }
             }
             let mut names: Vec<_> = all().map(|k| k.name).collect();

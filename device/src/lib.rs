@@ -10,7 +10,7 @@
 //! kernels      one table: (collective, algorithm, protocol, op, type) -> PTX entry and CPU function
 //! collectives  ring all-reduce, as five verbs that read like the algorithm
 //! prims        the verbs (send, recv_reduce_send, ...) over a Protocol: Simple, LL, LL128
-//! copy reduce  the n-source, m-destination reduce-copy loop; operators over element types
+//! copy reduce  the n-source, m-destination reduce-copy loop; operators over element types (element, fp8)
 //! abi          repr(C) vocabulary shared with host and proxy
 //! gpu          the machine as one lane sees it: nvptx.rs or cpu.rs
 //! ```
@@ -32,6 +32,7 @@ pub mod abi;
 pub mod collectives;
 pub mod copy;
 pub mod element;
+pub mod fp8;
 pub mod gpu;
 pub mod kernels;
 pub mod prims;

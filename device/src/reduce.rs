@@ -1,17 +1,47 @@
 //! Reductions: an operator, and what happens to a value before the first and after the last use of it.
 //!
 //! * `Sum`, `Prod`, `Min`, `Max` combine, nothing else.
-//! * `Avg` of floats scales each rank's own value by 1/ranks before it is combined, so that a sum of
-//!   large halves does not overflow; the product is rounded once to the element's type.
+//! * `PreMulSum` multiplies each rank's own value by a factor before it is combined. The factor of a float is wider than
+//!   a small type ([`Unit::Factor`]), and the product is rounded once to the element's type.
+//! * `Avg` of floats is `PreMulSum` by 1/ranks, so that a sum of large halves does not overflow.
 //! * `Avg` of integers divides the (wrapping) sum by the number of ranks, towards zero, where the last
 //!   combination is made.
 //!
-//! 16-bit floats are combined in their own precision at each step: the result of one step is the exact
-//! sum, product, ... of two halves, rounded once (on the CPU through f32, which gives the same bits).
+//! # Precision
+//!
+//! A *step* combines what a rank receives with what it has. Where that is two values, the result is the exact sum,
+//! product, ... of the two, rounded once to the element's type, to nearest, ties to even. Where it is more, floats of
+//! 8 and 16 bits are combined in f32, in the order own value, then edge by edge, and rounded once at the end of the
+//! step; f32 and double round each time. What travels between ranks is always of the element's type.
+//!
+//! Be `u` half the distance from 1 to the next number (2^-4 of f8e4m3, 2^-3 of f8e5m2, 2^-11 of half, 2^-8 of bfloat16,
+//! 2^-24 of float, 2^-53 of double). If nothing overflows or underflows, sums of `k` values `x` are off by at most, in
+//! the first order of `u`:
+//!
+//! | | bound | since a value goes through |
+//! |---|---|---|
+//! | ring, chain | `(k - 1) u sum |x|` | a rounding in each of the other ranks |
+//! | tree of depth `d`, small floats | `d u sum |x|` (and `2 d` of 2^-24) | a rounding in each rank above it |
+//! | tree of depth `d`, float and double | `2 d u sum |x|` | two in each rank above it |
+//! | one step over all | `u sum |x|`, or `(k - 1) u sum |x|` of float and double | one rounding, or all of them |
+//!
+//! `PreMulSum` and averages have one `u sum |x|` more for their products, and averages one more for 1/ranks. Products have
+//! the same bounds with `|prod|` for `sum |x|`. Smallest and largest are exact. What underflows adds half of the
+//! smallest number for each rounding.
+//!
+//! # What is not a number, and the two zeros
+//!
+//! * `Sum`, `Prod`, `PreMulSum`, `Avg`: IEEE 754. A NaN makes the result a NaN, and so do infinities of both signs in a
+//!   sum and infinity times zero. -0 + -0 is -0; other sums of zero are +0.
+//! * `Min`, `Max`: of a NaN and a number, the number; a NaN only if all ranks have one. -0 is smaller than +0.
+//! * 8-bit floats: what is combined becomes finite. What is too large, or infinity, becomes the largest number, at each
+//!   rounding; so a sum of both signs that leaves the range on the way depends on the order of the ranks.
+//! * That a result is a NaN is all that is promised of it: which one differs between machines. Of 8-bit
+//!   floats it is 0x7f. A rank alone in its group keeps its values as they are, unless they are multiplied.
 
 use core::marker::PhantomData;
 
-use crate::abi::ReduceOp;
+use crate::abi::{ReduceOp, Work};
 use crate::element::{Arith, Array, BinOp, Element, Unit};
 use crate::gpu;
 
@@ -21,12 +51,38 @@ pub trait Reduction: Copy + 'static {
     const ID: ReduceOp;
     /// How two values are combined.
     type Op: BinOp;
-    /// Whether the number of ranks enters.
-    const SCALED: bool = false;
+    /// What [`Work::scalar`] is to it.
+    const SCALAR: Scalar = Scalar::Unused;
+    /// Whether it is whatever the call says, and the rest of this trait says nothing.
+    const ANY: bool = false;
+}
+
+/// Any reduction: the call's. Where kernels work on whole buffers a look at the operator costs nothing, and one kernel
+/// instead of one for each operator is compiled.
+#[cfg(not(target_arch = "nvptx64"))]
+#[derive(Clone, Copy, Debug)]
+pub struct Any;
+
+#[cfg(not(target_arch = "nvptx64"))]
+impl Reduction for Any {
+    const ID: ReduceOp = ReduceOp::Sum;
+    type Op = Sum;
+    const ANY: bool = true;
+}
+
+/// What a reduction does with its scalar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scalar {
+    /// Nothing.
+    Unused,
+    /// Multiplies each rank's own value by it.
+    Factor,
+    /// Takes the mean: floats are multiplied by it, sums of integers divided.
+    Mean,
 }
 
 macro_rules! reductions {
-    ($($(#[$m:meta])* $name:ident => $method:ident;)*) => { $(
+    ($($(#[$m:meta])* $name:ident => $method:ident, $scalar:ident;)*) => { $(
         $(#[$m])*
         #[derive(Clone, Copy, Debug)]
         pub struct $name;
@@ -37,69 +93,236 @@ macro_rules! reductions {
         impl Reduction for $name {
             const ID: ReduceOp = ReduceOp::$name;
             type Op = $name;
+            const SCALAR: Scalar = Scalar::$scalar;
         }
     )* };
 }
 reductions! {
     /// Sum.
-    Sum => add;
+    Sum => add, Unused;
     /// Product.
-    Prod => mul;
+    Prod => mul, Unused;
     /// Smallest.
-    Min => min;
+    Min => min, Unused;
     /// Largest.
-    Max => max;
+    Max => max, Unused;
 }
 
-/// Average.
-#[derive(Clone, Copy, Debug)]
-pub struct Avg;
-
-impl Reduction for Avg {
-    const ID: ReduceOp = ReduceOp::Avg;
-    type Op = Sum;
-    const SCALED: bool = true;
+macro_rules! scaled_sums {
+    ($($(#[$m:meta])* $name:ident, $scalar:ident;)*) => { $(
+        $(#[$m])*
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name;
+        impl Reduction for $name {
+            const ID: ReduceOp = ReduceOp::$name;
+            type Op = Sum;
+            const SCALAR: Scalar = Scalar::$scalar;
+        }
+    )* };
+}
+scaled_sums! {
+    /// Average.
+    Avg, Mean;
+    /// Pre-multiplied sum.
+    PreMulSum, Factor;
 }
 
 /// A reduction over an element type, with its scalar.
 #[derive(Clone, Copy, Debug)]
 pub struct Reducer<T: Element, R> {
+    /// Means something where [`Reducer::PRE`] is.
+    factor: <T::Unit as Unit>::Factor,
+    /// Means something where [`Reducer::POST`] is.
     divisor: <T::Unit as Unit>::Divisor,
+    /// The call's, for [`Any`].
+    op: ReduceOp,
     marker: PhantomData<(T, R)>,
 }
 
-impl<T: Element, R: Reduction> Reducer<T, R> {
-    /// Whether [`Reducer::pre`] does anything.
-    pub const PRE: bool = R::SCALED && T::FLOAT;
-    /// Whether [`Reducer::post`] does anything.
-    pub const POST: bool = R::SCALED && !T::FLOAT;
+/// Calls `$go!` with the operator of a reducer, as a type.
+macro_rules! by_op {
+    ($self:ident, $go:ident) => {
+        if R::ANY {
+            match $self.op {
+                ReduceOp::Prod => $go!(Prod),
+                ReduceOp::Min => $go!(Min),
+                ReduceOp::Max => $go!(Max),
+                ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum => $go!(Sum),
+            }
+        } else {
+            $go!(R::Op)
+        }
+    };
+}
 
-    /// `scalar` is the number of ranks, at least 1.
+impl<T: Element, R: Reduction> Reducer<T, R> {
+    /// Whether [`Reducer::pre`] does anything, unless [`Reduction::ANY`].
+    const PRE: bool =
+        matches!(R::SCALAR, Scalar::Factor) || matches!(R::SCALAR, Scalar::Mean) && T::FLOAT;
+    /// Whether [`Reducer::post`] does anything, unless [`Reduction::ANY`].
+    const POST: bool = matches!(R::SCALAR, Scalar::Mean) && !T::FLOAT;
+    /// Whether more than two values are combined in another type: [`Reducer::widen`], [`Reducer::gather`] for each
+    /// more, [`Reducer::narrow`].
+    pub const WIDE: bool = T::Unit::WIDENS;
+
+    /// The reducer of a call.
+    ///
+    /// # Safety
+    /// `work` is valid. Where its scalar is an address, an element is there, in memory that the device reads and
+    /// nobody writes meanwhile.
     #[inline(always)]
     #[must_use]
-    pub fn new(scalar: u64) -> Self {
-        Reducer { divisor: T::Unit::divisor(scalar), marker: PhantomData }
+    pub unsafe fn of(work: *const Work) -> Self {
+        // SAFETY: the caller's.
+        let scalar = unsafe {
+            let scalar = (*work).scalar;
+            if (Self::PRE || R::ANY) && (*work).scalar_by_address != 0 {
+                gpu::ld_data(scalar as *const T).to_unit().scalar()
+            } else {
+                scalar
+            }
+        };
+        Reducer {
+            factor: T::Unit::factor(scalar),
+            divisor: T::Unit::divisor(scalar),
+            // SAFETY: the caller's.
+            op: if R::ANY { unsafe { (*work).signature.op() } } else { R::ID },
+            marker: PhantomData,
+        }
+    }
+
+    /// Whether [`Reducer::pre`] does anything.
+    #[inline(always)]
+    #[must_use]
+    pub fn multiplies(&self) -> bool {
+        if R::ANY {
+            matches!(self.op, ReduceOp::PreMulSum) || matches!(self.op, ReduceOp::Avg) && T::FLOAT
+        } else {
+            Self::PRE
+        }
+    }
+
+    /// Whether [`Reducer::post`] does anything.
+    #[inline(always)]
+    #[must_use]
+    pub fn divides(&self) -> bool {
+        if R::ANY { matches!(self.op, ReduceOp::Avg) && !T::FLOAT } else { Self::POST }
+    }
+
+    /// `to[i] = a[i] op b[i]`.
+    ///
+    /// # Safety
+    /// As [`gpu::mem_zip`].
+    #[inline(always)]
+    pub unsafe fn zip_buffers(&self, to: *mut T, a: *const T, b: *const T, n: usize) {
+        macro_rules! go {
+            ($O:ty) => {
+                // SAFETY: the caller's.
+                unsafe { gpu::mem_zip::<T, $O>(to, a, b, n) }
+            };
+        }
+        by_op!(self, go)
+    }
+
+    /// Combines several buffers in the wider type.
+    ///
+    /// # Safety
+    /// As [`gpu::mem_gather`].
+    #[inline(always)]
+    pub unsafe fn gather_buffers(&self, to: *mut T, sources: &[*const T], n: usize) {
+        macro_rules! go {
+            ($O:ty) => {
+                // SAFETY: the caller's.
+                unsafe { gpu::mem_gather::<T, $O>(to, sources, n) }
+            };
+        }
+        by_op!(self, go)
     }
 
     /// Combines two values.
     #[inline(always)]
     #[must_use]
     pub fn combine<A: Array<Item = T::Unit>>(&self, a: A, b: A) -> A {
-        a.zip::<R::Op>(b)
+        macro_rules! go {
+            ($O:ty) => {
+                a.zip::<$O>(b)
+            };
+        }
+        by_op!(self, go)
     }
 
     /// Applied once to each rank's own value.
     #[inline(always)]
     #[must_use]
     pub fn pre<A: Array<Item = T::Unit>>(&self, a: A) -> A {
-        if Self::PRE { a.over(self.divisor) } else { a }
+        if self.multiplies() {
+            a.map(
+                #[inline(always)]
+                |unit| unit.times(self.factor),
+            )
+        } else {
+            a
+        }
     }
 
     /// Applied once to the final value.
     #[inline(always)]
     #[must_use]
     pub fn post<A: Array<Item = T::Unit>>(&self, a: A) -> A {
-        if Self::POST { a.over(self.divisor) } else { a }
+        if self.divides() {
+            a.map(
+                #[inline(always)]
+                |unit| unit.over(self.divisor),
+            )
+        } else {
+            a
+        }
+    }
+
+    /// The first of more than two values, to be combined in the wider type.
+    #[inline(always)]
+    #[must_use]
+    pub fn widen<A: Array<Item = T::Unit>>(&self, a: A) -> A::Wide {
+        a.widen()
+    }
+
+    /// Combines one value more.
+    #[inline(always)]
+    #[must_use]
+    pub fn gather<A: Array<Item = T::Unit>>(&self, wide: A::Wide, a: A) -> A::Wide {
+        macro_rules! go {
+            ($O:ty) => {
+                A::gather::<$O>(wide, a)
+            };
+        }
+        by_op!(self, go)
+    }
+
+    /// The result, rounded once.
+    #[inline(always)]
+    #[must_use]
+    pub fn narrow<A: Array<Item = T::Unit>>(&self, wide: A::Wide) -> A {
+        A::narrow(wide)
+    }
+
+    /// Combines 8 bytes with as many of each of `others` in one step: [`Reducer::combine_word`] where it is one, in
+    /// the wider type and rounded once where it is more.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[must_use]
+    pub fn combine_all(&self, first: u64, others: &[u64]) -> u64 {
+        if Self::WIDE && others.len() > 1 {
+            let mut wide = word::<T>(first).widen();
+            for other in others {
+                wide = self.gather(wide, word::<T>(*other));
+            }
+            word_bits::<T>(T::Word::narrow(wide))
+        } else {
+            let mut value = first;
+            for other in others {
+                value = self.combine_word(value, *other);
+            }
+            value
+        }
     }
 
     /// [`Reducer::combine`] of 8 bytes.
@@ -113,19 +336,20 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
     #[inline(always)]
     #[must_use]
     pub fn pre_word(&self, a: u64) -> u64 {
-        if Self::PRE { self.over_word(a) } else { a }
+        if self.multiplies() { self.map_word(a) } else { a }
     }
 
     /// [`Reducer::post`] of 8 bytes.
     #[inline(always)]
     #[must_use]
     pub fn post_word(&self, a: u64) -> u64 {
-        if Self::POST { self.over_word(a) } else { a }
+        if self.divides() { self.map_word(a) } else { a }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn over_word(&self, a: u64) -> u64 {
-        word_bits::<T>(word::<T>(a).over(self.divisor))
+    /// Never both: a reduction has one of the two.
+    fn map_word(&self, a: u64) -> u64 {
+        word_bits::<T>(self.post(self.pre(word::<T>(a))))
     }
 
     /// [`Reducer::combine`] of words, over the shortest: one call for a line where calls are cheap.
@@ -141,46 +365,64 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
     /// [`Reducer::pre`] of words.
     #[inline(always)]
     pub fn pre_words(&self, words: &mut [u64]) {
-        if Self::PRE {
-            self.over_words(words);
+        if self.multiplies() {
+            self.map_words(words);
         }
     }
 
     /// [`Reducer::post`] of words.
     #[inline(always)]
     pub fn post_words(&self, words: &mut [u64]) {
-        if Self::POST {
-            self.over_words(words);
+        if self.divides() {
+            self.map_words(words);
         }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-    fn over_words(&self, words: &mut [u64]) {
+    fn map_words(&self, words: &mut [u64]) {
         words.iter_mut().for_each(
             #[inline(always)]
-            |w| *w = word_bits::<T>(word::<T>(*w).over(self.divisor)),
+            |w| *w = self.map_word(*w),
         );
     }
 
     /// [`Reducer::pre`] of a whole buffer.
     ///
     /// # Safety
-    /// As [`gpu::mem_over`].
+    /// As [`gpu::mem_map`].
     #[inline(always)]
     pub unsafe fn pre_buffer(&self, to: *mut T, from: *const T, n: usize) {
+        let factor = self.factor;
         // SAFETY: the caller's.
-        unsafe { gpu::mem_over(to, from, self.divisor, n) }
+        unsafe {
+            gpu::mem_map(
+                to,
+                from,
+                n,
+                #[inline(always)]
+                |unit: T::Unit| unit.times(factor),
+            );
+        }
     }
 
     /// [`Reducer::post`] of a whole buffer.
     ///
     /// # Safety
-    /// As [`gpu::mem_over`].
+    /// As [`gpu::mem_map`].
     #[inline(always)]
     pub unsafe fn post_buffer(&self, to: *mut T, from: *const T, n: usize) {
+        let divisor = self.divisor;
         // SAFETY: the caller's.
-        unsafe { gpu::mem_over(to, from, self.divisor, n) }
+        unsafe {
+            gpu::mem_map(
+                to,
+                from,
+                n,
+                #[inline(always)]
+                |unit: T::Unit| unit.over(divisor),
+            );
+        }
     }
 }
 

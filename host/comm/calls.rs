@@ -314,7 +314,7 @@ impl Communicator {
     /// # Errors
     /// [`Error::Aborted`] when the communicator has failed before.
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
-        let call = self.moving(Collective::Barrier, 1, DataType::U8, None);
+        let call = self.moving(Collective::Barrier, 1, DataType::F32, None);
         let (input, output) = (self.0.barrier, self.0.barrier);
         let request = Request {
             call,

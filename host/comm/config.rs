@@ -5,7 +5,7 @@ use std::time::Duration;
 use ferroccl_device::abi::{Algorithm, LL128_LINE, MAX_CHANNELS, ProtocolId};
 
 use crate::channel::ConnLayout;
-use crate::config::Config;
+use crate::config::{Config, Selection};
 use crate::{Error, Result};
 
 /// How a communicator is set up. All ranks of a group need the same. [`CommConfig::default`] is right for
@@ -18,6 +18,10 @@ pub struct CommConfig {
     pub protocol: Option<ProtocolId>,
     /// The algorithm of every call that it can do, instead of the one chosen by size.
     pub algorithm: Option<Algorithm>,
+    /// Whether values are combined in the order of the ranks, whatever the size of a call, so that a result has the same
+    /// bits from run to run and on every device (`FERROCCL_DETERMINISTIC`). Large all-reduces take about as long, small
+    /// ones longer: see [`Chain`](ferroccl_device::collectives::Chain).
+    pub deterministic: Option<bool>,
     /// Ranks of a node: so many in a row count as one, instead of those of one host. Trees and the hierarchical
     /// all-reduce go by nodes.
     pub ranks_per_node: Option<u32>,
@@ -64,6 +68,7 @@ impl CommConfig {
         CommConfig {
             protocol: self.protocol,
             algorithm: self.algorithm,
+            deterministic: self.deterministic,
             ranks_per_node: self.ranks_per_node.or(env.ranks_per_node),
             channels: self.channels,
             max_channels: self
@@ -82,8 +87,8 @@ impl CommConfig {
     }
 
     /// The protocols that calls may run.
-    pub(super) fn protocols(&self, env: &Config) -> Vec<ProtocolId> {
-        self.protocol.map_or_else(|| env.proto.iter().collect(), |protocol| vec![protocol])
+    pub(super) fn protocols(&self, env: &Config) -> Selection<ProtocolId> {
+        self.protocol.map_or(env.proto, Selection::only)
     }
 
     /// Slots and their sizes.

@@ -99,8 +99,7 @@ impl Inner {
             op: ReduceOp::Sum,
             root: Some(if message.sending { self.rank } else { message.peer }),
         };
-        let way = enqueue::choose(&call, &self.shape)
-            .map_err(|e| Error::argument("buffer", e.to_string()))?;
+        let way = enqueue::choose(&call, &self.shape)?;
         let signature = call.signature(0, Algorithm::Ring, way.protocol, way.channels);
         let parts = enqueue::split(message.bytes, way.channels, 128);
         let parts = (0..way.channels).zip(parts).filter(|(i, part)| *i == 0 || part.count > 0);

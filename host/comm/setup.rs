@@ -22,9 +22,9 @@ use super::{CommConfig, Communicator, Inner, machine};
 use crate::bootstrap::{Bootstrap, BootstrapError, UniqueId};
 use crate::buffer::Device;
 use crate::channel::{ConnLayout, EdgeEnd, Edges, Set};
-use crate::config::Config;
+use crate::config::{Config, Selection, Setting as _};
 use crate::enqueue::Shape;
-use crate::graph::tuning::{self, Devices, Settings, Situation, Tuner};
+use crate::graph::tuning::{Algorithm, Devices, Settings, Situation, Tuner};
 use crate::log;
 use crate::runtime::Keep;
 use crate::transport::{self, Allowed, Inbox, PeerInfo, Transport};
@@ -34,7 +34,7 @@ use crate::{Error, Result};
 struct Member<'a> {
     device: &'a Device,
     config: &'a CommConfig,
-    protocols: [bool; 3],
+    settings: Asked,
     rank: u32,
     nranks: u32,
     layout: ConnLayout,
@@ -71,16 +71,15 @@ impl Communicator {
             return Err(Error::argument("nranks", "a group has at least one rank"));
         }
         let env = Config::from_env()?;
-        check_algorithms(&env)?;
         let config = &config.or(&env);
         let layout = config.layout()?;
         let (channels, all_channels) = config.channels(device.runtime().parallelism())?;
-        let protocols = protocols(config, &env);
+        let settings = settings(config, &env);
         machine::look(&env)?;
         let member = |rank| Member {
             device,
             config,
-            protocols,
+            settings,
             rank,
             nranks,
             layout,
@@ -151,7 +150,6 @@ impl Communicator {
             ));
         }
         let env = Config::from_env()?;
-        check_algorithms(&env)?;
         let config = &config.or(&env);
         if rank == 0 {
             machine::look(&env)?;
@@ -168,7 +166,7 @@ impl Communicator {
             layout: config.layout()?,
             channels: natural,
             all_channels,
-            protocols: protocols(config, &env),
+            settings: settings(config, &env),
         };
         let terms: Vec<Terms> = exchange(&bootstrap, &mine)?;
         let channels = agree(rank, &mine, &terms)?;
@@ -176,7 +174,7 @@ impl Communicator {
         let member = Member {
             device,
             config,
-            protocols: mine.protocols,
+            settings: mine.settings,
             rank,
             nranks,
             layout: mine.layout,
@@ -209,7 +207,27 @@ struct Terms {
     layout: ConnLayout,
     channels: u32,
     all_channels: bool,
-    protocols: [bool; 3],
+    settings: Asked,
+}
+
+/// What the user asks of the choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Asked {
+    protocols: Selection<ProtocolId>,
+    algorithms: Selection<Algorithm>,
+    deterministic: bool,
+    algorithm: Option<u8>,
+    ranks_per_node: Option<u32>,
+}
+
+fn settings(config: &CommConfig, env: &Config) -> Asked {
+    Asked {
+        protocols: config.protocols(env),
+        algorithms: env.algo,
+        deterministic: config.deterministic.unwrap_or(env.deterministic),
+        algorithm: config.algorithm.map(|algorithm| algorithm as u8),
+        ranks_per_node: config.ranks_per_node,
+    }
 }
 
 /// The channels of a group: as many as every rank has. All else must be equal.
@@ -233,12 +251,16 @@ fn agree(rank: u32, mine: &Terms, terms: &[Terms]) -> Result<u32> {
             let what = "slot bytes for LL, LL128 and Simple (NCCL_LL_BUFFSIZE, NCCL_LL128_BUFFSIZE, NCCL_BUFFSIZE)";
             return differs(what, show(mine), show(theirs));
         }
-        if theirs.protocols != mine.protocols {
-            return differs(
-                "NCCL_PROTO",
-                format!("{:?}", mine.protocols),
-                format!("{:?}", theirs.protocols),
-            );
+        for (what, show) in [
+            ("NCCL_PROTO", (|t| t.settings.protocols.show()) as fn(&Terms) -> String),
+            ("NCCL_ALGO", |t| t.settings.algorithms.show()),
+            ("FERROCCL_DETERMINISTIC", |t| t.settings.deterministic.show()),
+            ("the algorithm", |t| format!("{:?}", t.settings.algorithm)),
+            ("FERROCCL_RANKS_PER_NODE", |t| format!("{:?}", t.settings.ranks_per_node)),
+        ] {
+            if show(mine) != show(theirs) {
+                return differs(what, show(mine), show(theirs));
+            }
         }
         if theirs.all_channels != mine.all_channels
             || (mine.all_channels && theirs.channels != mine.channels)
@@ -351,16 +373,11 @@ impl Member<'_> {
     }
 
     /// How calls are done. Of what all ranks have agreed on only: they must choose alike.
-    fn tuner(&self) -> Tuner {
-        let situation = Situation::new(1, self.nranks, Devices::Cpu { ring: None });
-        let allowed = ProtocolId::ALL.iter().filter(|p| self.protocols[**p as usize]);
-        let settings =
-            Settings { protocols: Some(allowed.copied().collect()), ..Settings::default() };
-        Tuner::new(
-            &situation.with_channels(self.channels),
-            tuning::Collective::AllReduce,
-            &settings,
-        )
+    fn tuner(&self, nodes: u32) -> Tuner {
+        let situation = Situation::new(nodes, self.nranks, Devices::Cpu { ring: None });
+        let Asked { protocols, algorithms, deterministic, .. } = self.settings;
+        let settings = Settings { protocols, algorithms, deterministic, ..Settings::default() };
+        Tuner::new(&situation.with_channels(self.channels), &settings)
     }
 
     /// The communicator over its edges with all peers.
@@ -386,7 +403,7 @@ impl Member<'_> {
             timeout_ns: self.config.timeout_ns(),
             scratch: (scratch.address(), SCRATCH_BYTES as u64),
         };
-        let tuner = self.tuner();
+        let tuner = self.tuner(nodes.count() as u32);
         let control = Control::new(frame, views.into(), &nodes.rings(self.nranks));
         let registered = self.register(&edges, &control)?;
         info!(target: log::INIT, rank = self.rank, nranks = self.nranks, channels = self.channels,
@@ -397,6 +414,7 @@ impl Member<'_> {
             device: self.device.clone(),
             shape: Shape {
                 ranks: self.nranks,
+                nodes: nodes.count() as u32,
                 channels: self.channels,
                 tuner,
                 all_channels: self.all_channels,
@@ -449,26 +467,6 @@ struct OwnInbox {
 
 fn allowed(config: &CommConfig) -> Allowed {
     Allowed { p2p: config.p2p.unwrap_or(true), shm: config.shm.unwrap_or(true) }
-}
-
-/// Whether `NCCL_ALGO` leaves an algorithm that has kernels.
-fn check_algorithms(env: &Config) -> Result<()> {
-    if env.algo.allows(tuning::Algorithm::Ring) {
-        return Ok(());
-    }
-    Err(Error::InvalidSetting {
-        name: "NCCL_ALGO".to_owned(),
-        value: env.algo.iter().map(|a| a.to_string()).collect::<Vec<_>>().join(","),
-        reason: "only Ring has kernels so far".to_owned(),
-    })
-}
-
-fn protocols(config: &CommConfig, env: &Config) -> [bool; 3] {
-    let mut allowed = [false; 3];
-    for protocol in config.protocols(env) {
-        allowed[protocol as usize] = true;
-    }
-    allowed
 }
 
 /// What this process tells its peers.

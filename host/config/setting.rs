@@ -6,8 +6,6 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::bootstrap::{AddressFamily, CommId, InterfaceFilter};
-use crate::device::abi::{ProtocolId, UnknownName};
-use crate::graph::tuning::Algorithm;
 use crate::log::{LogLevel, Subsystems};
 use crate::topology::PathKind;
 
@@ -203,74 +201,4 @@ impl Setting for Limit {
     fn show(&self) -> String {
         self.0.unwrap_or_default().show()
     }
-}
-
-/// A closed set that [`Selection`] selects from.
-pub trait Choice: Copy + PartialEq + Display + FromStr<Err = UnknownName> + 'static {
-    /// Every value.
-    const ALL: &'static [Self];
-}
-
-impl Choice for ProtocolId {
-    const ALL: &'static [Self] = ProtocolId::ALL;
-}
-
-impl Choice for Algorithm {
-    const ALL: &'static [Self] = Algorithm::ALL;
-}
-
-/// Some values of a closed set, at least one; written as a list, or as `^` and the list of the others.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Selection<T>(Vec<T>);
-
-impl<T: Choice> Selection<T> {
-    /// Every value.
-    #[must_use]
-    pub fn all() -> Self {
-        Selection(T::ALL.to_vec())
-    }
-
-    /// Whether `value` is selected.
-    #[must_use]
-    pub fn allows(&self, value: T) -> bool {
-        self.0.contains(&value)
-    }
-
-    /// The selected values, in the order of the set.
-    pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
-        self.0.iter().copied()
-    }
-}
-
-impl<T: Choice> Setting for Selection<T> {
-    /// Names that a list may also have, for values that exist elsewhere and not here.
-    type Legal = [&'static str];
-
-    fn read(text: &str, elsewhere: &Self::Legal) -> Result<Self, String> {
-        let (all_but, list) = text.strip_prefix('^').map_or((false, text), |list| (true, list));
-        let mut named = Vec::new();
-        for name in list.split(',').map(str::trim) {
-            match name.parse::<T>() {
-                Ok(value) => named.push(value),
-                Err(_) if elsewhere.iter().any(|e| e.eq_ignore_ascii_case(name)) => {}
-                Err(unknown) => return Err(format!("\"{name}\": {unknown}")),
-            }
-        }
-        let left: Vec<T> =
-            T::ALL.iter().copied().filter(|v| named.contains(v) != all_but).collect();
-        if left.is_empty() { Err("nothing is left to choose".to_owned()) } else { Ok(Self(left)) }
-    }
-
-    fn describe(_: &Self::Legal) -> String {
-        format!("^ or nothing, then a list of {}", join(T::ALL))
-    }
-
-    fn show(&self) -> String {
-        join(&self.0)
-    }
-}
-
-/// `a,b,c`.
-fn join<T: Display>(items: &[T]) -> String {
-    items.iter().map(T::to_string).collect::<Vec<_>>().join(",")
 }

@@ -16,6 +16,8 @@ use crate::graph::tuning::Tuner;
 pub struct Shape {
     /// Ranks.
     pub ranks: u32,
+    /// Nodes that they are on.
+    pub nodes: u32,
     /// Channels there are, 1 to [`MAX_CHANNELS`].
     pub channels: u32,
     /// How a call of so many bytes is done.
@@ -61,38 +63,54 @@ pub struct Plan {
 }
 
 /// A call that cannot be done.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlanError {
-    /// No kernel does it in the way that is asked for.
-    #[error("no kernel does {collective}({data_type}, {op}) by {algorithm} with {protocol}",
-            collective = .0.collective, data_type = .0.data_type, op = .0.op,
-            algorithm = .1.algorithm, protocol = .1.protocol)]
-    NoKernel(Call, Way),
-    /// Nothing that may be chosen does it.
-    #[error("no algorithm and protocol that may be chosen (NCCL_ALGO, NCCL_PROTO) do {collective}({data_type}, {op})",
-            collective = .0.collective, data_type = .0.data_type, op = .0.op)]
-    NoWay(Call),
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanError {
+    /// The call.
+    pub call: Call,
+    /// How it was to be done; `None` when nothing was left to choose from.
+    pub way: Option<Way>,
+    /// The cargo feature that it needs and this build was made without, if that is why.
+    pub left_out: Option<&'static str>,
+}
+
+impl PlanError {
+    fn new(call: &Call, way: Option<Way>) -> Self {
+        let algorithm = way.map_or(Algorithm::Ring, |way| way.algorithm);
+        let left_out = left_out(call.collective, algorithm, call.data_type);
+        PlanError { call: *call, way, left_out }
+    }
+}
+
+impl std::error::Error for PlanError {}
+
+impl std::fmt::Display for PlanError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Call { collective, data_type, op, .. } = self.call;
+        write!(f, "no kernel does {collective}(type {data_type}, op {op})")?;
+        if let Some(Way { algorithm, protocol, .. }) = self.way {
+            write!(f, " by {algorithm} with {protocol}")?;
+        }
+        match self.left_out {
+            Some(feature) => write!(f, ": this build is without the cargo feature `{feature}`"),
+            None if self.way.is_none() => {
+                f.write_str(" in a way that NCCL_ALGO, NCCL_PROTO and FERROCCL_DETERMINISTIC allow")
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 impl From<PlanError> for Error {
-    /// Where a cargo feature would help, it is named.
     fn from(e: PlanError) -> Self {
-        let (call, algorithm) = match e {
-            PlanError::NoKernel(call, way) => (call, way.algorithm),
-            PlanError::NoWay(call) => (call, Algorithm::Ring),
-        };
-        match left_out(call.collective, algorithm, call.data_type) {
-            Some(feature) => Error::Unavailable {
-                what: format!("{}({}, {})", call.collective, call.data_type, call.op),
-                reason: format!("this build is without the cargo feature `{feature}`"),
-            },
+        match e.left_out {
+            Some(_) => Error::Unavailable { what: "kernel".to_owned(), reason: e.to_string() },
             None => Error::argument("op", e.to_string()),
         }
     }
 }
 
 impl Plan {
-    /// The kernel's argument; `input`, `output` and `comm` are addresses.
+    /// The kernel's argument, without a scalar; `input`, `output` and `comm` are addresses.
     #[must_use]
     pub fn work(&self, comm: u64, input: u64, output: u64, scalar: (u64, bool)) -> Work {
         Work {
@@ -133,20 +151,34 @@ pub fn split(count: usize, channels: u32, grain: usize) -> [ChannelWork; MAX_CHA
 /// How a call is done: as the tuner says, of what the table of kernels has.
 ///
 /// # Errors
-/// [`PlanError::NoWay`] when nothing is left that may be chosen.
+/// [`PlanError`] when nothing is left that may be chosen.
 pub fn choose(call: &Call, shape: &Shape) -> Result<Way, PlanError> {
     let bytes = call.largest_bytes(shape.ranks);
-    let has = |algorithm, protocol| {
-        algorithm == Algorithm::Hierarchical
-            || lookup(call.collective, algorithm, protocol, call.op, call.data_type).is_some()
+    let has = |algorithm, protocol| match algorithm {
+        // Made of others.
+        Algorithm::Hierarchical => shape.nodes > 1,
+        _ => lookup(call.collective, algorithm, protocol, call.op, call.data_type).is_some(),
     };
-    let protocol = shape.tuner.protocol(bytes);
-    let forced = shape.algorithm.filter(|a| does(call.collective, *a) && has(*a, protocol));
-    let algorithm = forced.unwrap_or(Algorithm::Ring);
+    let best = |open: &dyn Fn(Algorithm, ProtocolId) -> bool| {
+        shape.tuner.way(call.collective, bytes, |a, p| open(a, p) && has(a, p))
+    };
+    let (algorithm, protocol) = match shape.algorithm {
+        // One rank copies, whatever the settings are.
+        _ if shape.ranks == 1 => Some((Algorithm::Ring, ProtocolId::Simple)),
+        Some(wanted) if does(call.collective, wanted) => best(&|a, _| a == wanted)
+            .or_else(|| {
+                // Nothing is known of it here, and it is wanted all the same.
+                let (_, protocol) = best(&|_, _| true)?;
+                has(wanted, protocol).then_some((wanted, protocol))
+            })
+            .or_else(|| best(&|_, _| true)),
+        _ => best(&|_, _| true),
+    }
+    .ok_or_else(|| PlanError::new(call, None))?;
     let channels = if shape.all_channels {
         shape.channels
     } else {
-        shape.tuner.channels(bytes, protocol, shape.channels)
+        shape.tuner.channels(call.collective, bytes, algorithm, protocol, shape.channels)
     };
     Ok(Way { algorithm, protocol, channels })
 }
@@ -177,11 +209,11 @@ pub fn send_recv_kernel() -> Option<Kernel> {
 /// Plans a call that one kernel does.
 ///
 /// # Errors
-/// [`PlanError::NoKernel`] when none does it in this way.
+/// [`PlanError`] when none does it in this way.
 pub fn plan(call: &Call, way: Way, seq: u64) -> Result<Plan, PlanError> {
     let Way { algorithm, protocol, channels } = way;
     let kernel = lookup(call.collective, algorithm, protocol, call.op, call.data_type)
-        .ok_or(PlanError::NoKernel(*call, way))?;
+        .ok_or_else(|| PlanError::new(call, Some(way)))?;
     let moves = matches!(call.collective, Collective::AllGather | Collective::Broadcast);
     let (count, size) = if moves { (call.bytes(), 1) } else { (call.count, call.data_type.size()) };
     let tree = algorithm == Algorithm::Tree;
@@ -216,13 +248,15 @@ mod tests {
     #[test]
     fn protocols_follow_size_and_permission() {
         let chosen = |bytes: usize, allowed: &[ProtocolId]| {
-            let settings = Settings { protocols: Some(allowed.to_vec()), ..Settings::default() };
+            let protocols = allowed.iter().copied().collect();
+            let settings = Settings { protocols, ..Settings::default() };
             let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
-            let tuner = Tuner::new(&cores, Collective::AllReduce, &settings);
+            let tuner = Tuner::new(&cores, &settings);
             let shape = Shape {
                 ranks: 4,
+                nodes: 1,
                 channels: 2,
-                tuner: tuner.clone(),
+                tuner,
                 all_channels: false,
                 algorithm: Some(Algorithm::Ring),
             };
@@ -233,19 +267,17 @@ mod tests {
                 op: ReduceOp::Sum,
                 root: None,
             };
-            let way = choose(&call, &shape).expect("a way");
-            assert_eq!(way.protocol, tuner.protocol(bytes as u64));
-            (way.protocol, way.channels)
+            choose(&call, &shape).ok().map(|way| (way.protocol, way.channels))
         };
         let all = ProtocolId::ALL;
         let (ll, ll128, simple) = (ProtocolId::Ll, ProtocolId::Ll128, ProtocolId::Simple);
-        assert_eq!(chosen(8, all), (ll, 1));
-        assert_eq!(chosen(512, all), (simple, 1));
-        assert_eq!(chosen(1 << 30, all), (simple, 2));
-        assert_eq!(chosen(8, &[ll128]), (ll128, 1));
-        assert_eq!(chosen(1 << 30, &[ll128, simple]), (simple, 2));
-        assert_eq!(chosen(8, &[simple]), (simple, 1));
-        assert_eq!(chosen(1 << 30, &[ll]), (ll, 2));
-        assert_eq!(chosen(8, &[]), (simple, 1));
+        assert_eq!(chosen(8, all), Some((ll, 1)));
+        assert_eq!(chosen(512, all), Some((simple, 1)));
+        assert_eq!(chosen(1 << 30, all), Some((simple, 2)));
+        assert_eq!(chosen(8, &[ll128]), Some((ll128, 1)));
+        assert_eq!(chosen(1 << 30, &[ll128, simple]), Some((simple, 2)));
+        assert_eq!(chosen(8, &[simple]), Some((simple, 1)));
+        assert_eq!(chosen(1 << 30, &[ll]), Some((ll, 2)));
+        assert_eq!(chosen(8, &[]), None);
     }
 }

@@ -3,7 +3,7 @@
 //! Rank 0's result is checked against the reference, every other rank's must be the same bits, and elements
 //! around the buffers must be untouched.
 
-use ferroccl::{CommConfig, Communicator, Device, ProtocolId, ReduceOp, Stream};
+use ferroccl::{CommConfig, Communicator, Device, Operator, ProtocolId, ReduceOp, Stream};
 
 use super::{Case, Random};
 
@@ -55,6 +55,19 @@ pub(crate) fn all_cases<T: Case>(group: &Group, random: &mut Random) {
     }
 }
 
+/// What a rank calls with; of pre-multiplied sums every other rank has its scalar in device memory.
+pub(crate) fn operator<T: Case>(device: &Device, op: ReduceOp, rank: usize) -> Operator<T> {
+    match op {
+        ReduceOp::PreMulSum if rank % 2 == 1 => {
+            // Between others, so that a wrong address gives a wrong factor.
+            let others = [T::factor(rank + 1), T::factor(rank), T::factor(rank + 2)];
+            Operator::pre_mul_sum_at(&device.upload(&others).unwrap().slice(1..))
+        }
+        ReduceOp::PreMulSum => Operator::pre_mul_sum(T::factor(rank)),
+        builtin => builtin.into(),
+    }
+}
+
 /// One case.
 pub(crate) fn case<T: Case>(
     group: &Group,
@@ -90,9 +103,13 @@ pub(crate) fn case<T: Case>(
         buffers.push((whole, send, recv));
     }
     // Only now: where everything runs in one schedule, all that is to meet must be there before it does.
-    for ((rank, stream), (_, send, recv)) in group.ranks.iter().zip(&group.streams).zip(&buffers) {
-        rank.all_reduce(send, recv, op, stream).unwrap();
+    let ops: Vec<_> =
+        (0..buffers.len()).map(|rank| operator::<T>(&group.device, op, rank)).collect();
+    for (r, (_, send, recv)) in buffers.iter().enumerate() {
+        group.ranks[r].all_reduce(send, recv, ops[r].clone(), &group.streams[r]).unwrap();
     }
+    // Calls keep what they need.
+    drop(ops);
     let mut first: Option<Vec<T>> = None;
     for (r, ((whole, send, _), stream)) in buffers.iter().zip(&group.streams).enumerate() {
         let got = whole.to_vec(stream).unwrap_or_else(|e| panic!("{}: rank {r}: {e}", at()));

@@ -88,6 +88,10 @@ names! {
         F32 = "float",
         /// IEEE 754 binary64.
         F64 = "double",
+        /// A float of 8 bits, 3 of them mantissa: up to 448, no infinity.
+        F8E4M3 = "f8e4m3",
+        /// A float of 8 bits, 2 of them mantissa: binary16's upper half.
+        F8E5M2 = "f8e5m2",
     }
 }
 
@@ -96,19 +100,30 @@ impl DataType {
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
-            DataType::I8 | DataType::U8 => 1,
+            DataType::I8 | DataType::U8 | DataType::F8E4M3 | DataType::F8E5M2 => 1,
             DataType::F16 | DataType::Bf16 => 2,
             DataType::I32 | DataType::U32 | DataType::F32 => 4,
             DataType::I64 | DataType::U64 | DataType::F64 => 8,
         }
     }
-}
 
-impl DataType {
     /// Whether its elements are floating-point numbers.
     #[must_use]
     pub const fn is_float(self) -> bool {
-        matches!(self, DataType::F16 | DataType::Bf16 | DataType::F32 | DataType::F64)
+        match self {
+            DataType::I8
+            | DataType::U8
+            | DataType::I32
+            | DataType::U32
+            | DataType::I64
+            | DataType::U64 => false,
+            DataType::F16
+            | DataType::Bf16
+            | DataType::F32
+            | DataType::F64
+            | DataType::F8E4M3
+            | DataType::F8E5M2 => true,
+        }
     }
 }
 
@@ -119,13 +134,16 @@ names! {
         Sum = "sum",
         /// Product; integers wrap.
         Prod = "prod",
-        /// Smallest; of a NaN and a number, the number.
+        /// Smallest; of a NaN and a number, the number; -0 is smaller than +0.
         Min = "min",
-        /// Largest; of a NaN and a number, the number.
+        /// Largest; of a NaN and a number, the number; +0 is larger than -0.
         Max = "max",
-        /// Average: a float is scaled by 1/ranks before it is summed, an integer's (wrapping) sum is
+        /// Average: a float is multiplied by 1/ranks before it is summed, an integer's (wrapping) sum is
         /// divided by ranks, truncating towards zero.
         Avg = "avg",
+        /// Pre-multiplied sum: each rank multiplies its own values by a scalar before they are summed; integers
+        /// wrap. The scalar comes with the call.
+        PreMulSum = "mulsum",
     }
 }
 
@@ -133,7 +151,7 @@ impl ReduceOp {
     /// Whether each rank's own value is scaled before it is combined, where elements are floats.
     #[must_use]
     pub const fn scales(self) -> bool {
-        matches!(self, ReduceOp::Avg)
+        matches!(self, ReduceOp::Avg | ReduceOp::PreMulSum)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a kernel is told: the communicator it belongs to, and the call.
 
-use super::abi;
+use super::{ReduceOp, abi};
 
 /// The most channels a communicator has (NCCL's `MAXCHANNELS` is 64 since 2.19, 32 before).
 pub const MAX_CHANNELS: usize = 32;
@@ -24,6 +24,19 @@ abi! {
 }
 
 impl Signature {
+    /// The reduction of the call; what is none reads as a sum.
+    #[must_use]
+    pub const fn op(&self) -> ReduceOp {
+        match (self.call >> 16) as u8 {
+            op if op == ReduceOp::Prod as u8 => ReduceOp::Prod,
+            op if op == ReduceOp::Min as u8 => ReduceOp::Min,
+            op if op == ReduceOp::Max as u8 => ReduceOp::Max,
+            op if op == ReduceOp::Avg as u8 => ReduceOp::Avg,
+            op if op == ReduceOp::PreMulSum as u8 => ReduceOp::PreMulSum,
+            _ => ReduceOp::Sum,
+        }
+    }
+
     /// The signature as words: what a [`Fault`](super::Fault) carries.
     #[must_use]
     pub const fn words(&self) -> [u64; 4] {
@@ -166,13 +179,15 @@ abi! {
         pub input: u64,
         /// Address of the output; may equal `input`.
         pub output: u64,
-        /// The reduction's scalar: the number of ranks for an average.
+        /// The reduction's scalar. Averages of integers: the number of ranks. Pre-multiplied sums and averages of
+        /// floats: the bits of the factor, zero-extended, which is an f32 for floats of up to 32 bits and else of
+        /// the elements' type.
         pub scalar: u64,
         /// Elements of the buffer that one rank gives or gets: of one block, where a buffer has a block for each rank.
         pub count: u64,
         /// The root, for collectives that have one.
         pub root: u32,
-        /// Not 0 when `scalar` is the address of the scalar, in device memory.
+        /// Not 0 when `scalar` is the address of the factor, as one element of the call's type in device memory.
         pub scalar_by_address: u32,
         /// Address of what only some kernels need: their own documentation says what it is.
         pub extra: u64,

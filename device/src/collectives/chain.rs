@@ -29,7 +29,7 @@ use crate::abi::Work;
 use crate::collectives::{KernelCode, Place, alone, input, output, stride};
 use crate::element::Element;
 use crate::prims::{self, Context, Prims, Protocol, verbs};
-use crate::reduce::{Reducer, Reduction};
+use crate::reduce::Reduction;
 
 /// The kernel: block = channel. [`Work::extra`] is a [`Chain::ALL_REDUCE`] and so on.
 #[derive(Clone, Copy, Debug)]
@@ -122,14 +122,14 @@ unsafe fn both_ways<T: Element, R: Reduction, P: Protocol>(
                 let own = own.wrapping_add(from);
                 if q == 0 {
                     prims.op_at::<verbs::Send>(own, ptr::null_mut(), 0, n);
-                } else if q < k - 1 || !(to_all || wanted == k - 1 || Reducer::<T, R>::POST) {
+                } else if q < k - 1 || !(to_all || wanted == k - 1 || prims.reducer.divides()) {
                     prims.op_at::<verbs::RecvReduceSend>(own, ptr::null_mut(), 0, n);
                 } else if to_all {
                     prims.op_at::<verbs::RecvReduceCopySend>(own, to.wrapping_add(at), 0, n);
                 } else if wanted == k - 1 {
                     // Ours: it goes no further.
                     prims.op_at::<verbs::RecvReduceCopy>(own, to.wrapping_add(at), 0, n);
-                } else if Reducer::<T, R>::POST {
+                } else if prims.reducer.divides() {
                     prims.op_at::<verbs::RecvReduceSendFinal>(own, ptr::null_mut(), 0, n);
                 }
             }

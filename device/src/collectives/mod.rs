@@ -216,7 +216,7 @@ unsafe fn local<T: Element, R: Reduction, const PARTIAL: bool, const LAST: bool>
             sources,
             destinations: [to; MAX_ENDS],
             there: [1; 2],
-            reducer: Reducer::new((*cx.work()).scalar),
+            reducer: Reducer::of(cx.work()),
             lanes: Lanes { index: cx.tid(), count: cx.lanes() },
         };
         let shape = const {

@@ -16,7 +16,7 @@ use super::{LINE_WORDS, Verdict, Waiting};
 
 mod vector;
 
-pub use vector::{mem_copy, mem_over, mem_zip, whole_buffers};
+pub use vector::{mem_copy, mem_gather, mem_map, mem_zip, whole_buffers};
 
 /// Lanes of a warp.
 pub const WARP: u32 = 1;
@@ -32,12 +32,37 @@ pub const UNALIGNED_PACKS: bool = true;
 /// nanoseconds), a look a few cache hits and a clock read.
 pub const SPINS_PER_CHECK: u32 = 16;
 
-/// The 16-bit units of arithmetic of this machine.
-pub use crate::element::{Bf16 as Bf16Unit, F16 as F16Unit};
+/// The units of arithmetic of this machine for small floats.
+pub use crate::element::{
+    Bf16 as Bf16Unit, F8E4M3 as F8E4M3Unit, F8E5M2 as F8E5M2Unit, F16 as F16Unit,
+};
 /// The unit of arithmetic of signed bytes.
 pub type I8Unit = i8;
 /// The unit of arithmetic of unsigned bytes.
 pub type U8Unit = u8;
+
+/// Smallest and largest as PTX has them. Without branches, so that loops of them become vector code.
+macro_rules! extrema {
+    ($($t:ident: $min:ident, $max:ident;)*) => { $(
+        /// Smaller; of a NaN and a number, the number; -0 is smaller than +0.
+        #[inline(always)]
+        #[must_use]
+        pub fn $min(a: $t, b: $t) -> $t {
+            let smaller = if a < b || b.is_nan() { a } else { b };
+            // Of equal numbers only the zeros differ, in the sign.
+            if a == b { $t::from_bits(a.to_bits() | b.to_bits()) } else { smaller }
+        }
+
+        /// Larger; of a NaN and a number, the number; +0 is larger than -0.
+        #[inline(always)]
+        #[must_use]
+        pub fn $max(a: $t, b: $t) -> $t {
+            let larger = if a > b || b.is_nan() { a } else { b };
+            if a == b { $t::from_bits(a.to_bits() & b.to_bits()) } else { larger }
+        }
+    )* };
+}
+extrema! { f32: min_f32, max_f32; f64: min_f64, max_f64; }
 
 /// How a store is ordered against the block's other stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@
 //! | [`PACK_BYTES`] | 16: the widest global access | 16 |
 //! | barriers, votes | hardware | the identity |
 //! | [`pause`] | nothing: the hardware interleaves warps | a switch to another block |
-//! | bulk data | [`ld_data`], [`st_data`], pack by pack | [`mem_copy`], [`mem_zip`]: the best vector units found at run time |
+//! | bulk data | [`ld_data`], [`st_data`], pack by pack | [`mem_copy`], [`mem_zip`], ...: the best vector units found at run time |
 //!
 //! Code never assumes 32 lanes. Both faces give the same bytes in memory.
 
@@ -44,10 +44,13 @@ pub use face::{
 };
 
 // Data, of users and of slots: value by value, and, where the machine has it, by whole buffers.
-pub use face::{ld_data, mem_copy, mem_over, mem_zip, st_data, whole_buffers};
+pub use face::{ld_data, mem_copy, mem_gather, mem_map, mem_zip, st_data, whole_buffers};
 
 // What small elements are computed in.
-pub use face::{Bf16Unit, F16Unit, I8Unit, U8Unit};
+pub use face::{Bf16Unit, F8E4M3Unit, F8E5M2Unit, F16Unit, I8Unit, U8Unit};
+
+// Smallest and largest of floats: of a NaN and a number the number, and -0 is smaller than +0.
+pub use face::{max_f32, max_f64, min_f32, min_f64};
 
 use crate::abi::{FaultKind, WaitKind};
 

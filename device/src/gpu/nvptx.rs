@@ -1,6 +1,6 @@
 //! The NVIDIA face: a lane is a thread of a thread block, its machine is the GPU.
 //!
-//! Every machine instruction that the project asks for by name is in this file and in [`units`]. Two rules keep it right:
+//! Every machine instruction that the project asks for by name is in this file, in [`units`] and in [`units_fp8`]. Two rules keep it right:
 //!
 //! * What makes lanes meet (barriers, votes) is an LLVM intrinsic, never `asm!`. Such an operation must
 //!   not be moved into or copied between divergent branches, and only an intrinsic is marked so
@@ -19,11 +19,13 @@
 use core::arch::asm;
 
 use super::{LINE_WORDS, Verdict, Waiting};
-use crate::element::{BinOp, Element, Unit};
+use crate::element::{BinOp, Element};
 
 mod units;
+mod units_fp8;
 
-pub use units::{Bf16Unit, Bytes, F16Unit, I8Unit, U8Unit};
+pub use units::{Bf16Unit, Bytes, F16Unit, I8Unit, U8Unit, max_f32, max_f64, min_f32, min_f64};
+pub use units_fp8::{F8E4M3Unit, F8E5M2Unit};
 
 /// Lanes of a warp.
 pub const WARP: u32 = 32;
@@ -418,10 +420,17 @@ pub unsafe fn mem_zip<T: Element, O: BinOp>(_: *mut T, _: *const T, _: *const T,
 /// # Safety
 /// None.
 #[inline(always)]
-pub unsafe fn mem_over<T: Element>(
+pub unsafe fn mem_gather<T: Element, O: BinOp>(_: *mut T, _: &[*const T], _: usize) {}
+
+/// Never called: [`whole_buffers`] is false.
+///
+/// # Safety
+/// None.
+#[inline(always)]
+pub unsafe fn mem_map<T: Element>(
     _: *mut T,
     _: *const T,
-    _: <T::Unit as Unit>::Divisor,
     _: usize,
+    _: impl Fn(T::Unit) -> T::Unit,
 ) {
 }

@@ -4,7 +4,7 @@
 //! functions, and the library's `build.rs`, which includes this file, the modules of PTX that there are to make.
 //! A row may say which cargo features it is for, as `#[cfg(feature = "...")]`, one or several, of which it needs all.
 //!
-//! A list's name is given to `families!`'s rows in place of the list itself: `reductions`, `sums`, `bytes` or `transfers`.
+//! A list's name is given to `families!`'s rows in place of the list itself: `bytes`, `transfers`, `sums` or `reductions`.
 
 /// Calls `$row!` with every family of kernels: its name, the collective and algorithm, the type that runs it, and
 /// the list of its reductions.
@@ -50,12 +50,12 @@ macro_rules! sums {
             #[cfg(feature = "integers")]
             "uint64" U64 u64: "sum" Sum;
             #[cfg(feature = "half")]
-            "half" F16 F16: "sum" Sum, "avg" Avg;
+            "half" F16 F16: "sum" Sum, "mulsum" PreMulSum;
             #[cfg(feature = "half")]
-            "bfloat16" Bf16 Bf16: "sum" Sum, "avg" Avg;
-            "float" F32 f32: "sum" Sum, "avg" Avg;
+            "bfloat16" Bf16 Bf16: "sum" Sum, "mulsum" PreMulSum;
+            "float" F32 f32: "sum" Sum, "mulsum" PreMulSum;
             #[cfg(feature = "double")]
-            "double" F64 f64: "sum" Sum, "avg" Avg;
+            "double" F64 f64: "sum" Sum, "mulsum" PreMulSum;
         }
     };
 }
@@ -79,24 +79,28 @@ macro_rules! reductions {
     ($row:ident $($more:tt)*) => {
         $row! { $($more)*
             #[cfg(feature = "integers")]
-            "uint8" U8 u8: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
+            "uint8" U8 u8: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
             #[cfg(feature = "integers")]
             "int8" I8 i8: "min" Min, "max" Max, "avg" Avg;
             #[cfg(feature = "integers")]
-            "uint32" U32 u32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
+            "uint32" U32 u32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
             #[cfg(feature = "integers")]
             "int32" I32 i32: "min" Min, "max" Max, "avg" Avg;
             #[cfg(feature = "integers")]
-            "uint64" U64 u64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
+            "uint64" U64 u64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
             #[cfg(feature = "integers")]
             "int64" I64 i64: "min" Min, "max" Max, "avg" Avg;
             #[cfg(feature = "half")]
-            "half" F16 F16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
+            "half" F16 F16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
             #[cfg(feature = "half")]
-            "bfloat16" Bf16 Bf16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
-            "float" F32 f32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
+            "bfloat16" Bf16 Bf16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "float" F32 f32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
             #[cfg(feature = "double")]
-            "double" F64 f64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg;
+            "double" F64 f64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            #[cfg(feature = "fp8")]
+            "f8e4m3" F8E4M3 F8E4M3: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            #[cfg(feature = "fp8")]
+            "f8e5m2" F8E5M2 F8E5M2: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
         }
     };
 }

@@ -163,7 +163,7 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
                     |conn| Edge::open(conn, P::ID, NS > 1),
                 ),
                 present: [count(recv), count(send)],
-                reducer: Reducer::new((*work).scalar),
+                reducer: Reducer::of(work),
                 input: ((*work).input as *const T).wrapping_add(start),
                 output: ((*work).output as *mut T).wrapping_add(start),
                 one_slice: false,

@@ -1,8 +1,8 @@
 //! The choice: the fastest way of those that may be chosen, and as many channels and threads as the call is worth.
 
 use super::{
-    Algorithm, Collective, Cost, Devices, Prediction, Settings, Situation, cpu, model, predict,
-    rules, tables,
+    Algorithm, Collective, Cost, Devices, Prediction, Settings, Situation, cpu, is_faster, model,
+    predict, rules, tables,
 };
 use crate::device::abi::ProtocolId;
 
@@ -45,10 +45,20 @@ pub struct NoChoice {
 }
 
 fn reasons(alternatives: &[Alternative]) -> String {
-    let one = |a: &Alternative| {
-        format!("{} with {}: {}", a.prediction.algorithm, a.prediction.protocol, a.lost)
+    // Of an algorithm whose protocols all have one reason, once.
+    let one = |all: &[Alternative]| match all {
+        [first, rest @ ..] if rest.iter().all(|a| a.lost == first.lost) => {
+            vec![format!("{}: {}", first.prediction.algorithm, first.lost)]
+        }
+        all => {
+            let each = |a: &Alternative| {
+                format!("{} with {}: {}", a.prediction.algorithm, a.prediction.protocol, a.lost)
+            };
+            all.iter().map(each).collect()
+        }
     };
-    alternatives.iter().map(one).collect::<Vec<_>>().join("; ")
+    let same = |a: &Alternative, b: &Alternative| a.prediction.algorithm == b.prediction.algorithm;
+    alternatives.chunk_by(same).flat_map(one).collect::<Vec<_>>().join("; ")
 }
 
 /// Every way to do a call, in NCCL's order: of two equals the first is taken.
@@ -58,14 +68,14 @@ fn ways() -> impl Iterator<Item = (Algorithm, ProtocolId)> {
 }
 
 /// The ways that may be chosen, whatever the size.
-fn allowed(
+pub(super) fn allowed(
     s: &Situation<'_>,
     collective: Collective,
     settings: &Settings,
 ) -> Vec<(Algorithm, ProtocolId)> {
     let open = |(a, p): &(Algorithm, ProtocolId)| {
         rules::impossible(s, collective, *a, *p).is_none()
-            && rules::forbidden(s, *a, *p, settings).is_none()
+            && rules::forbidden(s, collective, *a, *p, settings).is_none()
     };
     ways().filter(open).collect()
 }
@@ -82,7 +92,7 @@ fn fastest(
         let cost = model::cost(s, collective, a, p, bytes, settings)?;
         Some((cost.time_us, (a, p)))
     });
-    timed.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, way)| way)
+    timed.reduce(|best, new| if is_faster(new.0, best.0) { new } else { best }).map(|(_, way)| way)
 }
 
 /// Chooses how a call of `bytes` (see [`predict`]) is done.
@@ -94,8 +104,8 @@ fn fastest(
 /// let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
 /// let choice = choose(&cores, Collective::AllReduce, 1 << 20, &Settings::default())?;
 /// assert_eq!((choice.algorithm, choice.protocol), (Algorithm::Ring, ProtocolId::Simple));
-/// let ll = choice.alternatives.iter().find(|a| a.prediction.protocol == ProtocolId::Ll);
-/// assert!(ll.is_some_and(|ll| ll.lost.contains("times slower") || ll.lost.contains("rings")));
+/// let ring = |a: &&Alternative| a.prediction.algorithm == Algorithm::Ring;
+/// assert!(choice.alternatives.iter().find(ring).is_some_and(|a| a.lost.contains("times slower")));
 /// # Ok::<(), NoChoice>(())
 /// ```
 ///
@@ -262,6 +272,20 @@ fn chunk(
     }
 }
 
+/// The sizes between which all times are linear in the bytes: each is the first of a range, ascending, from `from` on.
+pub(super) fn bends(s: &Situation<'_>, settings: &Settings, from: u64, to: u64) -> Vec<u64> {
+    let channels = settings.channels(s.channels());
+    let mut starts = match s.devices() {
+        Devices::Cpu { .. } => cpu::bends(s, channels),
+        Devices::Gpus(_) => model::bends(s, channels),
+    };
+    starts.retain(|start| (from + 1..=to).contains(start));
+    starts.push(from);
+    starts.sort_unstable();
+    starts.dedup();
+    starts
+}
+
 /// Where the choice changes: the sizes from `from` to `to` at which another way becomes the fastest, each with that
 /// way; the first is `from`. Empty when nothing may be chosen.
 ///
@@ -277,15 +301,7 @@ pub fn switches(
 ) -> Vec<(u64, Algorithm, ProtocolId)> {
     let ways = allowed(s, collective, settings);
     let at = |bytes: u64| fastest(s, collective, bytes, settings, &ways);
-    let channels = settings.channels(s.channels());
-    let mut starts = match s.devices() {
-        Devices::Cpu { .. } => cpu::bends(s, channels),
-        Devices::Gpus(_) => model::bends(s, channels),
-    };
-    starts.retain(|start| (from + 1..=to).contains(start));
-    starts.push(from);
-    starts.sort_unstable();
-    starts.dedup();
+    let starts = bends(s, settings, from, to);
     let ends = starts.iter().skip(1).map(|next| next - 1).chain([to]);
     let mut found: Vec<(u64, Algorithm, ProtocolId)> = Vec::new();
     for (&start, end) in starts.iter().zip(ends) {

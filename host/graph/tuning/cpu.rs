@@ -4,20 +4,30 @@
 //! counts is the work of all ranks together:
 //!
 //! ```text
-//! time = call + n s (step + f filled) + n s (bytes / n / k) byte     n ranks, s steps each; k channels, each on a
-//!                                                                    core of its own; f of the steps have data
+//! time = call + steps (step + f filled) + moved (bytes / k) byte     steps of all ranks, f of them with data;
+//!                                                                    moved: how often each byte of the call is;
+//!                                                                    k channels, each on a core of its own
+//!
+//! ring:  n ranks with 2 (n - 1) steps each for an all-reduce, each of an n-th of the bytes
+//! tree, chain:  2 (n - 1) steps for all ranks together, each of all bytes: a byte is moved as often as by a ring
 //! ```
+//!
+//! [`Work`] has these two numbers of every way.
 //!
 //! [`COSTS`] are fitted to `benches/records/2026-11-21-foundation.md`, section "other settings": the times of LL,
 //! LL128 and Simple for 8 B to 256 KiB with 4 and with 16 ranks, all-reduce, operations in a row, one thread; each
 //! protocol's four figures are the least squares of the relative error, but for LL128's step, which is LL's. They meet each of its 36 times within
 //! 12 %, but for two, of 64 B with 16 ranks, which the record's other section has a third lower: 19 %. Which
-//! protocol is the fastest comes out as measured: LL to 64 B with 4 ranks and to 512 B with 16, then Simple, LL128
-//! never. The other collectives have the same steps, and have not been measured.
+//! protocol of a ring is the fastest comes out as measured: LL to 64 B with 4 ranks and to 512 B with 16, then Simple,
+//! LL128 never.
+//!
+//! Only the ring's all-reduce has been measured. All else is the same figures times its own number of steps and of
+//! bytes moved; an algorithm that is not the ring counts a tenth more ([`UNMEASURED`]). The model sees no difference
+//! between a step that waits for the rank before and one that finds its data there.
 
 use super::rules::LEAST_BW;
 use super::tables::{Hardware, STEP};
-use super::{Algorithm, Collective, Cost, Situation};
+use super::{Algorithm, Collective, Cost, Situation, UNMEASURED, ring_steps, rounds};
 use crate::device::abi::ProtocolId;
 use crate::graph::ChannelGraph;
 use crate::topology::speed;
@@ -66,40 +76,151 @@ fn cached(s: &Situation<'_>) -> u64 {
 }
 
 /// The sizes at which a time is not linear in the bytes; see `switches`.
-pub(super) fn bends(s: &Situation<'_>, channels: u32) -> Vec<u64> {
-    let channels = 1..=u64::from(channels);
-    let grains = channels.clone().map(|k| k * GRAIN * u64::from(s.ranks()));
-    channels.map(|k| k * BYTES_A_CHANNEL).chain(grains).chain([cached(s) + 1]).collect()
+pub(super) fn bends(s: &Situation<'_>, most: u32) -> Vec<u64> {
+    let all = 1..=u64::from(most.max(1));
+    let grains = all.clone().flat_map(|k| {
+        let whole = k * GRAIN;
+        [whole, whole * u64::from(s.ranks())].into_iter().filter(move |bytes| {
+            // Only where a call has that many channels.
+            u64::from(channels(*bytes, most)) == k
+        })
+    });
+    all.clone().map(|k| k * BYTES_A_CHANNEL).chain(grains).chain([cached(s) + 1]).collect()
 }
 
-/// The time of a ring on `channels` channels. `net` is the ring's way over the network, for several hosts.
+/// What all ranks together do for a call.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    /// Steps.
+    steps: f64,
+    /// How often a byte of the call is moved.
+    moved: f64,
+    /// Parts that a call is cut into, each for steps of its own.
+    parts: f64,
+    /// How often what is moved comes from memory, where it does not fit the cache.
+    from_memory: f64,
+    /// Steps that cross the network, one after the other, with several hosts.
+    crossings: f64,
+    /// Bytes that a host's ports send, for each byte of the call.
+    sent: f64,
+}
+
+impl Work {
+    fn new(s: &Situation<'_>, collective: Collective, algorithm: Algorithm) -> Work {
+        let n = f64::from(s.ranks());
+        let hosts = f64::from(s.nodes());
+        let steps = ring_steps(collective, n);
+        let ring = Work {
+            steps: n * steps,
+            moved: steps,
+            parts: n,
+            from_memory: 1.0,
+            crossings: ring_steps(collective, hosts),
+            sent: steps / n,
+        };
+        // `times` around, or up and down: from rank to rank, each step with all bytes.
+        let along = |times: f64, crossings: f64| Work {
+            steps: times * (n - 1.0),
+            moved: times * (n - 1.0),
+            parts: 1.0,
+            from_memory: 1.0,
+            crossings,
+            sent: times,
+        };
+        let levels = f64::from(s.nodes().ilog2());
+        let passes_down = matches!(collective, Collective::Broadcast | Collective::Reduce);
+        match algorithm {
+            Algorithm::Ring if passes_down => along(1.0, hosts - 1.0),
+            // A pair of ranks.
+            Algorithm::Ring if collective == Collective::SendRecv => {
+                Work { steps: 1.0, moved: 1.0, parts: 1.0, ..ring }
+            }
+            Algorithm::Ring => ring,
+            Algorithm::Tree if passes_down => along(1.0, levels),
+            Algorithm::Tree => along(2.0, 2.0 * levels),
+            // To the last rank, and on to the root or the blocks' owners: half of the way on the average.
+            Algorithm::Chain if collective != Collective::AllReduce => {
+                along(1.5, 2.0 * (hosts - 1.0))
+            }
+            Algorithm::Chain => along(2.0, 2.0 * (hosts - 1.0)),
+            // The leader turns what it has around: a step more.
+            Algorithm::Hierarchical => {
+                let leaders = ring_steps(collective, hosts);
+                let inside = 2.0 * (n - hosts) + 1.0;
+                Work {
+                    steps: inside + hosts * leaders,
+                    moved: inside + leaders,
+                    parts: 1.0,
+                    from_memory: 1.0,
+                    crossings: leaders,
+                    sent: leaders / hosts,
+                }
+            }
+            Algorithm::OneShot => {
+                Work { steps: n * (n - 1.0), moved: n * (n - 1.0), parts: 1.0, ..ring }
+            }
+            // Blocks are read again when a later round sends them on: from memory, where a ring has them in its slots.
+            Algorithm::Bruck => Work {
+                steps: n * rounds(s.ranks()),
+                from_memory: 2.0,
+                crossings: rounds(s.nodes()),
+                sent: (n - 1.0) / hosts,
+                ..ring
+            },
+            // To the network, and back.
+            Algorithm::CollnetDirect | Algorithm::CollnetChain => Work {
+                steps: 2.0 * n,
+                moved: 2.0 * n,
+                parts: 1.0,
+                from_memory: 1.0,
+                crossings: 0.0,
+                sent: n / hosts,
+            },
+        }
+    }
+}
+
+/// What a step over the network takes: NCCL's figures, not measured.
+fn crossing(algorithm: Algorithm, protocol: ProtocolId) -> f64 {
+    let row = match algorithm {
+        Algorithm::Tree | Algorithm::CollnetDirect | Algorithm::CollnetChain => algorithm,
+        _ => Algorithm::Ring,
+    };
+    STEP[Hardware::Net as usize][row as usize][protocol as usize]
+}
+
+/// The time of a way on `channels` channels. `net` is the ring's way over the network, for several hosts.
 pub(super) fn cost(
     s: &Situation<'_>,
     net: Option<&ChannelGraph>,
     channels: u32,
-    collective: Collective,
-    protocol: ProtocolId,
+    (collective, algorithm, protocol): (Collective, Algorithm, ProtocolId),
     bytes: u64,
 ) -> Cost {
     let costs = &COSTS[protocol as usize];
     let (nodes, ranks) = (f64::from(s.nodes()), f64::from(s.ranks()));
-    let from_memory = bytes > cached(s);
+    let in_memory = bytes > cached(s);
     let (bytes, at_once) = (bytes as f64, f64::from(channels.max(1)));
-    let steps = super::ring_steps(collective, ranks) * (ranks / nodes).ceil();
-    let filled = (bytes / (GRAIN as f64 * at_once * ranks)).min(1.0);
-    let mut latency = costs.call + steps * (costs.step + filled * costs.filled);
+    let work = Work::new(s, collective, algorithm);
+    // Of all ranks' work a host has that of its own.
+    let share = (ranks / nodes).ceil() / ranks;
+    let more = if algorithm == Algorithm::Ring { 1.0 } else { UNMEASURED };
+    let filled = (bytes / (GRAIN as f64 * at_once * work.parts)).min(1.0);
+    let mut latency = costs.call + more * work.steps * share * (costs.step + filled * costs.filled);
 
-    let each = costs.byte / at_once + if from_memory { MEMORY_BYTE } else { 0.0 };
+    let each = costs.byte / at_once + if in_memory { work.from_memory * MEMORY_BYTE } else { 0.0 };
     // Microseconds a byte of the call.
-    let mut a_byte = steps / ranks * each;
+    let mut a_byte = more * work.moved * share * each;
     if s.nodes() > 1 {
         // Not measured: the steps cost what NCCL's cost on a network, and the bytes what its ports do.
-        let crossings = super::ring_steps(collective, nodes);
-        latency +=
-            crossings * STEP[Hardware::Net as usize][Algorithm::Ring as usize][protocol as usize];
+        latency += work.crossings * crossing(algorithm, protocol);
         let known = net.map(|net| net.bw_inter * net.channels.len() as f64);
         let bw = known.filter(|bw| bw.is_finite() && *bw >= LEAST_BW).unwrap_or(speed::net(0.0));
-        a_byte = f64::max(a_byte, super::ring_steps(collective, ranks) / ranks / bw * 1e-3);
+        a_byte = f64::max(a_byte, work.sent / bw * 1e-3);
+    }
+    if matches!(algorithm, Algorithm::CollnetDirect | Algorithm::CollnetChain) {
+        // The network's own time, whether it is between hosts or, in a test, between threads.
+        latency += crossing(algorithm, protocol);
     }
     let bandwidth = if a_byte > 0.0 { 1e-3 / a_byte } else { speed::LOC };
     Cost { time_us: latency + bytes * a_byte, latency_us: latency, bandwidth }

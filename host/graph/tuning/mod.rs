@@ -4,7 +4,7 @@
 //! Situation (hosts, ranks, graphs, devices) ─┐
 //! Collective, bytes ─────────────────────────┼─► predict: latency + bytes / bandwidth, of each alternative
 //! Settings (NCCL_ALGO, NCCL_PROTO, ...) ─────┘      └─► choose: the fastest of those that are allowed
-//!                                                         └─► Tuner: the same as thresholds, for every call
+//!                                                         └─► Tuner: the same as straight lines, for every call
 //! ```
 //!
 //! For GPUs the model and its figures are NCCL's ([`tables`], [`model`]): a latency per step, and the bandwidth that
@@ -23,6 +23,7 @@ mod tuner;
 
 pub use choose::{Alternative, Choice, NoChoice, choose, switches};
 pub use model::predict;
+pub use rules::{algorithms, in_rank_order};
 pub use settings::Settings;
 pub use tuner::Tuner;
 
@@ -41,6 +42,8 @@ pub struct Situation<'a> {
     nodes: u32,
     ranks: u32,
     channels: u32,
+    /// Whether CPU devices have a network that reduces; GPUs have it as a graph.
+    collnet: bool,
     devices: Devices<'a>,
 }
 
@@ -95,6 +98,7 @@ impl<'a> Situation<'a> {
             nodes,
             ranks: ranks.max(nodes),
             channels: channels.clamp(1, MAX_CHANNELS),
+            collnet: false,
             devices,
         }
     }
@@ -103,6 +107,13 @@ impl<'a> Situation<'a> {
     #[must_use]
     pub fn with_channels(mut self, channels: u32) -> Self {
         self.channels = channels.clamp(1, MAX_CHANNELS);
+        self
+    }
+
+    /// The same with a network that reduces, for CPU devices; of GPUs their graph says whether there is one.
+    #[must_use]
+    pub fn with_collnet(mut self, there_is: bool) -> Self {
+        self.collnet = there_is;
         self
     }
 
@@ -168,7 +179,7 @@ pub struct Prediction {
     pub why_not: Option<String>,
 }
 
-/// Steps of a ring of `ranks`.
+/// Steps of a ring of `ranks`, one after the other.
 fn ring_steps(collective: Collective, ranks: f64) -> f64 {
     match collective {
         Collective::AllReduce | Collective::Barrier => 2.0 * (ranks - 1.0),
@@ -176,4 +187,19 @@ fn ring_steps(collective: Collective, ranks: f64) -> f64 {
         Collective::Broadcast | Collective::Reduce => ranks,
         Collective::SendRecv => 1.0,
     }
+}
+
+/// Rounds of [`Algorithm::Bruck`] over `ranks`: the binary digits of the last one.
+fn rounds(ranks: u32) -> f64 {
+    f64::from(u32::BITS - ranks.saturating_sub(1).leading_zeros())
+}
+
+/// How much more a way counts as that has been measured on no machine: a tenth. Where two ways take the same work,
+/// the one that has been measured is taken.
+const UNMEASURED: f64 = 1.1;
+
+/// Whether `new` is faster than `old`, and not just by how the numbers were rounded: of two equals the first in
+/// NCCL's order is taken.
+fn is_faster(new: f64, old: f64) -> bool {
+    new < old * (1.0 - 1e-9)
 }

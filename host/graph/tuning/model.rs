@@ -35,7 +35,9 @@ const MOST_LATENCY: f64 = 1e6;
 pub(super) fn bandwidth_of_channel(graph: &ChannelGraph, nodes: u32, algorithm: Algorithm) -> f64 {
     let crossing = match algorithm {
         _ if nodes <= 1 => f64::INFINITY,
-        Algorithm::Ring => graph.bw_inter,
+        Algorithm::Ring | Algorithm::Hierarchical | Algorithm::Bruck | Algorithm::Chain => {
+            graph.bw_inter
+        }
         Algorithm::Tree if nodes > 2 => graph.bw_inter,
         _ => 2.0 * graph.bw_inter,
     };
@@ -53,8 +55,8 @@ pub(super) fn bandwidth_of_channel(graph: &ChannelGraph, nodes: u32, algorithm: 
 /// let (all, settings) = (Collective::AllReduce, Settings::default());
 /// let ll = predict(&cores, all, Algorithm::Ring, ProtocolId::Ll, 8, &settings);
 /// assert!(ll.why_not.is_none() && ll.cost.is_some_and(|cost| cost.time_us < 4.0));
-/// let tree = predict(&cores, all, Algorithm::Tree, ProtocolId::Ll, 8, &settings);
-/// assert_eq!(tree.why_not.as_deref(), Some("CPU devices run nothing but rings"));
+/// let bruck = predict(&cores, all, Algorithm::Bruck, ProtocolId::Ll, 8, &settings);
+/// assert_eq!(bruck.why_not.as_deref(), Some("no Bruck does all_reduce"));
 /// ```
 #[must_use]
 pub fn predict(
@@ -68,7 +70,8 @@ pub fn predict(
     let impossible = rules::impossible(s, collective, algorithm, protocol);
     let cost =
         impossible.is_none().then(|| cost(s, collective, algorithm, protocol, bytes, settings));
-    let why_not = impossible.or_else(|| rules::forbidden(s, algorithm, protocol, settings));
+    let why_not =
+        impossible.or_else(|| rules::forbidden(s, collective, algorithm, protocol, settings));
     Prediction { algorithm, protocol, cost: cost.flatten(), why_not }
 }
 
@@ -81,6 +84,10 @@ pub(super) fn cost(
     bytes: u64,
     settings: &Settings,
 ) -> Option<Cost> {
+    let collective = match collective {
+        Collective::Barrier => Collective::AllReduce,
+        other => other,
+    };
     if s.ranks() == 1 {
         // NCCL: nothing. The copy is within one memory.
         let time_us = bytes as f64 / speed::LOC * 1e-3;
@@ -89,18 +96,13 @@ pub(super) fn cost(
     match s.devices() {
         Devices::Cpu { ring } => {
             let channels = cpu::channels(bytes, settings.channels(s.channels()));
-            Some(cpu::cost(s, *ring, channels, collective, protocol, bytes))
+            Some(cpu::cost(s, *ring, channels, (collective, algorithm, protocol), bytes))
         }
         Devices::Gpus(gpus) => {
             let graph = gpus.graph(algorithm)?;
             let mut latency = latency(s, gpus, graph, collective, algorithm, protocol);
-            let ratio = match algorithm {
-                Algorithm::Ring => {
-                    f64::from(s.ranks()) / super::ring_steps(collective, s.ranks().into())
-                }
-                _ => TREE_RATIO,
-            };
-            let mut bandwidth = bus_bandwidth(s, gpus, graph, algorithm, protocol) * ratio;
+            let mut bandwidth = bus_bandwidth(s, gpus, graph, algorithm, protocol)
+                * ratio(s, graph, collective, algorithm);
             // Powers of two from 64 bytes on.
             let step = (bytes >> 6).checked_ilog2().map(|step| step as usize);
             if algorithm == Algorithm::Tree
@@ -120,6 +122,41 @@ pub(super) fn cost(
             }
             let time_us = latency + bytes as f64 / bandwidth * 1e-3;
             Some(Cost { time_us, latency_us: latency, bandwidth })
+        }
+    }
+}
+
+/// `algbw` of a way by what its channels carry together.
+///
+/// Ours, and not measured: NCCL has no such algorithms, or (PAT, of Bruck's kind) others.
+fn ratio(
+    s: &Situation<'_>,
+    graph: &ChannelGraph,
+    collective: Collective,
+    algorithm: Algorithm,
+) -> f64 {
+    let (ranks, nodes) = (f64::from(s.ranks()), f64::from(s.nodes()));
+    let locals = f64::from(s.local_ranks());
+    match algorithm {
+        // A pair of ranks has what the channels carry from one to the next.
+        Algorithm::Ring if collective == Collective::SendRecv => 1.0,
+        Algorithm::Ring => ranks / super::ring_steps(collective, ranks),
+        // Down alone, or up, loads one way of each link, as much as with both.
+        Algorithm::Tree | Algorithm::CollnetDirect | Algorithm::CollnetChain => TREE_RATIO,
+        // Around, and around again: each link carries every byte twice at most.
+        Algorithm::Chain => 0.5,
+        // Every other rank gets all bytes from each.
+        Algorithm::OneShot => 1.0 / (ranks - 1.0),
+        // As with NCCL for PAT, of one rank a node. With more, all of them send to other nodes what a ring sends once.
+        Algorithm::Bruck if s.nodes() > 1 => tables::PAT / locals,
+        Algorithm::Bruck => tables::PAT,
+        // Its parts come one after the other: the chain's two ways within a node, and the leaders' ring, which has a
+        // leader's share of the node's ports.
+        Algorithm::Hierarchical => {
+            let inside = graph.bw_intra.min(speed::LOC);
+            let across = bandwidth_of_channel(graph, s.nodes(), algorithm);
+            let leaders = super::ring_steps(collective, nodes) / nodes * locals;
+            1.0 / (2.0 * (across / inside).min(1.0) + leaders)
         }
     }
 }
@@ -149,9 +186,17 @@ fn bus_bandwidth(
         _ => tables::LL_MAX_OTHERS,
     };
     let ll_max = tables::LL_MAX[ll_row][column];
+    let like_ring = matches!(
+        algorithm,
+        Algorithm::Ring
+            | Algorithm::Hierarchical
+            | Algorithm::OneShot
+            | Algorithm::Bruck
+            | Algorithm::Chain
+    );
     match (algorithm, protocol) {
-        (Algorithm::Ring, ProtocolId::Ll) => (all * tables::RING_LL).min(ll_max),
-        (Algorithm::Ring, ProtocolId::Ll128) => {
+        (_, ProtocolId::Ll) if like_ring => (all * tables::RING_LL).min(ll_max),
+        (_, ProtocolId::Ll128) if like_ring => {
             (all * tables::RING_LL128).min(channels * tables::RING_LL128_MAX[row][column])
         }
         (Algorithm::Tree, protocol) => {
@@ -184,15 +229,25 @@ fn latency(
     protocol: ProtocolId,
 ) -> f64 {
     let (nodes, locals) = (s.nodes(), f64::from(s.local_ranks()));
-    let (a, p) = (algorithm as usize, protocol as usize);
+    let p = protocol as usize;
     let inside = if graph.kind_intra == PathKind::Nvl { Hardware::NvLink } else { Hardware::Pci };
     let step = |hardware: Hardware, a: Algorithm| {
         // A tree's steps with Simple are no dearer than a ring's over the PCI of a Power machine.
         let like_ring = gpus.cpu.0 == Arch::Power
             && hardware == Hardware::Pci
             && (a, protocol) == (Algorithm::Tree, ProtocolId::Simple);
-        let a = if like_ring { Algorithm::Ring } else { a };
-        tables::STEP[hardware as usize][a as usize][p]
+        let row = match a {
+            _ if like_ring => Algorithm::Ring,
+            // NCCL's PAT knows only Simple.
+            Algorithm::Bruck if protocol == ProtocolId::Simple => {
+                return tables::PAT_STEP[hardware as usize];
+            }
+            Algorithm::Bruck | Algorithm::Hierarchical | Algorithm::OneShot | Algorithm::Chain => {
+                Algorithm::Ring
+            }
+            listed => listed,
+        };
+        tables::STEP[hardware as usize][row as usize][p]
     };
     let intra = step(inside, algorithm);
     // With one rank a node nothing hides what the network takes: a tree's figures tell.
@@ -228,13 +283,35 @@ fn latency(
                 (steps - crossings) * intra.max(overhead * times) + crossings * inter
             }
         }
-        // Up the chain and the tree of nodes, and down.
-        Algorithm::Tree => 2.0 * ((locals - 1.0) * intra + f64::from(nodes.ilog2()) * inter),
+        // Up the chain and the tree of nodes, and down. NCCL's trees do both; half of the way is half of that.
+        Algorithm::Tree => {
+            let ways = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
+            ways * ((locals - 1.0) * intra + f64::from(nodes.ilog2()) * inter)
+        }
+        Algorithm::Chain => {
+            let crossings = 2.0 * f64::from(nodes - 1);
+            2.0 * (f64::from(s.ranks()) - 1.0 - f64::from(nodes - 1)) * intra + crossings * inter
+        }
+        Algorithm::Hierarchical => {
+            2.0 * (locals - 1.0) * intra + super::ring_steps(collective, nodes.into()) * inter
+        }
+        Algorithm::OneShot => intra,
+        Algorithm::Bruck => {
+            let within = super::rounds(s.local_ranks());
+            within * intra + (super::rounds(s.ranks()) - within) * inter
+        }
         Algorithm::CollnetDirect => {
             let peers = locals - 1.0;
             2.0 * (peers.min(1.0) * intra + peers * tables::COLLNET_DIRECT_PEER) + inter
         }
-        _ => 2.0 * (locals - 1.0) * intra + inter,
+        Algorithm::CollnetChain => 2.0 * (locals - 1.0) * intra + inter,
     };
-    tables::BASE[a][p] + steps
+    let base = match algorithm {
+        Algorithm::Bruck if protocol == ProtocolId::Simple => tables::PAT_BASE,
+        Algorithm::Bruck | Algorithm::Hierarchical | Algorithm::OneShot | Algorithm::Chain => {
+            tables::BASE[Algorithm::Ring as usize][p]
+        }
+        listed => tables::BASE[listed as usize][p],
+    };
+    base + steps
 }

@@ -16,13 +16,57 @@ impl Gpus<'_> {
     /// The graph that an algorithm runs on.
     pub(super) fn graph(&self, algorithm: Algorithm) -> Option<&ChannelGraph> {
         match algorithm {
-            Algorithm::Ring => Some(self.ring),
+            // Those that no search is made for go over the ring's links.
+            Algorithm::Ring
+            | Algorithm::Hierarchical
+            | Algorithm::OneShot
+            | Algorithm::Bruck
+            | Algorithm::Chain => Some(self.ring),
             Algorithm::Tree => self.tree,
             Algorithm::CollnetDirect | Algorithm::CollnetChain => self.collnet,
-            Algorithm::Hierarchical | Algorithm::OneShot | Algorithm::Bruck | Algorithm::Chain => {
-                None
-            }
         }
+    }
+}
+
+/// The algorithms of a collective, whatever the machine.
+#[must_use]
+pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
+    use Algorithm::{Bruck, Chain, CollnetChain, CollnetDirect, Hierarchical, OneShot, Ring, Tree};
+    match collective {
+        Collective::AllReduce | Collective::Barrier => {
+            &[Tree, Ring, CollnetDirect, CollnetChain, Hierarchical, OneShot, Chain]
+        }
+        Collective::AllGather => &[Ring, Bruck],
+        Collective::ReduceScatter => &[Ring, Bruck, Chain],
+        Collective::Broadcast => &[Tree, Ring],
+        Collective::Reduce => &[Tree, Ring, Chain],
+        Collective::SendRecv => &[Ring],
+    }
+}
+
+/// Whether an algorithm combines the ranks' values in their order, from rank 0 on: what the deterministic mode takes,
+/// as its result does not depend on the size or the number of channels. What only moves bytes, or only waits, has no
+/// order.
+///
+/// For sums of integers, and for what else is exact in any order, a caller need not ask.
+///
+/// ```
+/// use ferroccl::graph::tuning::{Algorithm, Collective, in_rank_order};
+///
+/// assert!(in_rank_order(Collective::AllReduce, Algorithm::Chain));
+/// assert!(!in_rank_order(Collective::AllReduce, Algorithm::Ring)); // each part begins at another rank
+/// assert!(in_rank_order(Collective::AllGather, Algorithm::Ring));
+/// ```
+#[must_use]
+pub fn in_rank_order(collective: Collective, algorithm: Algorithm) -> bool {
+    match collective {
+        Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce => {
+            matches!(algorithm, Algorithm::Chain | Algorithm::OneShot)
+        }
+        Collective::AllGather
+        | Collective::Broadcast
+        | Collective::SendRecv
+        | Collective::Barrier => true,
     }
 }
 
@@ -37,10 +81,7 @@ pub(super) fn impossible(
     if s.ranks() == 1 && (algorithm, protocol) != (Algorithm::Ring, ProtocolId::Simple) {
         return Some("a single rank only copies".to_owned());
     }
-    if algorithm > Algorithm::CollnetChain {
-        return Some("not modelled".to_owned());
-    }
-    if algorithm != Algorithm::Ring && collective != Collective::AllReduce {
+    if !algorithms(collective).contains(&algorithm) {
         return Some(match (algorithm, collective) {
             (Algorithm::CollnetDirect, Collective::AllGather | Collective::ReduceScatter) => {
                 "needs a network that gathers and scatters, which is not modelled".to_owned()
@@ -48,21 +89,30 @@ pub(super) fn impossible(
             _ => format!("no {algorithm} does {collective}"),
         });
     }
-    let Devices::Gpus(gpus) = s.devices() else {
-        return (algorithm != Algorithm::Ring)
-            .then(|| "CPU devices run nothing but rings".to_owned());
-    };
     if collnet && protocol != ProtocolId::Simple {
         return Some(format!("a network that reduces knows no {protocol}"));
     }
+    if algorithm == Algorithm::OneShot && s.nodes() > 1 {
+        return Some("ranks do not reach the memory of other hosts' ranks".to_owned());
+    }
+    let none = || Some("there is no network that reduces".to_owned());
+    let Devices::Gpus(gpus) = s.devices() else {
+        let here = match algorithm {
+            Algorithm::CollnetDirect => s.collnet,
+            Algorithm::CollnetChain => false,
+            _ => true,
+        };
+        return if here { None } else { none() };
+    };
     if collnet && s.nodes() == 1 {
         return Some("a single node: there is no network between the ranks".to_owned());
     }
     let Some(graph) = gpus.graph(algorithm) else {
-        return Some(match collnet {
-            true => "there is no network that reduces".to_owned(),
-            false => format!("no {} was found", algorithm.name().to_lowercase()),
-        });
+        return if collnet {
+            none()
+        } else {
+            Some(format!("no {} was found", algorithm.name().to_lowercase()))
+        };
     };
     if algorithm == Algorithm::CollnetDirect && !gpus.nvswitch {
         return Some("needs GPUs that are joined by switches".to_owned());
@@ -80,18 +130,26 @@ pub(super) fn impossible(
 /// Why such a way may not be chosen, though there is one; `None` when it may.
 pub(super) fn forbidden(
     s: &Situation<'_>,
+    collective: Collective,
     algorithm: Algorithm,
     protocol: ProtocolId,
     settings: &Settings,
 ) -> Option<String> {
-    if !settings.allows(algorithm) {
+    if s.ranks() == 1 {
+        // There is nothing to choose.
+        return None;
+    }
+    if !settings.allows(collective, algorithm) {
         return Some("not allowed by NCCL_ALGO".to_owned());
     }
-    if !settings.allows_protocol(protocol) {
+    if !settings.allows_protocol(collective, protocol) {
         return Some("not allowed by NCCL_PROTO".to_owned());
     }
+    if !settings.allows_order(collective, algorithm) {
+        return Some("not in the order of the ranks, as FERROCCL_DETERMINISTIC asks".to_owned());
+    }
     if protocol == ProtocolId::Ll128
-        && settings.protocols.is_none()
+        && !settings.protocols.names(collective)
         && let Err(why) = ll128_is_safe(s, algorithm)
     {
         return Some(format!("LL128 is not safe: {why}"));

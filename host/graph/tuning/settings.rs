@@ -1,27 +1,30 @@
 //! What the user has to say about the choice.
 
-use super::{Algorithm, MAX_CHANNELS};
-use crate::config::Config;
+use super::{Algorithm, Collective, MAX_CHANNELS, in_rank_order};
+use crate::config::{Config, Selection};
 use crate::device::abi::ProtocolId;
 
 /// What may be chosen. [`Settings::default`] leaves everything to the model.
 ///
 /// ```
 /// use ferroccl::config::Config;
-/// use ferroccl::graph::tuning::{Algorithm, Settings};
+/// use ferroccl::graph::tuning::{Algorithm, Collective, Settings};
 ///
 /// let config = Config::from_lookup(|name| (name == "NCCL_ALGO").then(|| "^Ring".to_owned()))?;
 /// let settings = Settings::from_config(&config);
-/// assert!(settings.allows(Algorithm::Tree) && !settings.allows(Algorithm::Ring));
+/// assert!(settings.allows(Collective::AllReduce, Algorithm::Tree));
+/// assert!(!settings.allows(Collective::AllReduce, Algorithm::Ring));
 /// # Ok::<(), ferroccl::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// `NCCL_ALGO`: the algorithms that may be chosen; `None` is all.
-    pub algorithms: Option<Vec<Algorithm>>,
-    /// `NCCL_PROTO`: the protocols that may be chosen; `None` is all, LL128 where it is safe. A list that has LL128
-    /// has it whether it is safe or not, as with NCCL.
-    pub protocols: Option<Vec<ProtocolId>>,
+    /// `NCCL_ALGO`: the algorithms that may be chosen.
+    pub algorithms: Selection<Algorithm>,
+    /// `NCCL_PROTO`: the protocols that may be chosen. Where there is no list, LL128 is where it is safe. A list that
+    /// has LL128 has it whether it is safe or not, as with NCCL.
+    pub protocols: Selection<ProtocolId>,
+    /// `FERROCCL_DETERMINISTIC`: whether values must be combined in the order of the ranks (see [`in_rank_order`]).
+    pub deterministic: bool,
     /// `NCCL_NTHREADS`: threads of a block that runs LL or Simple.
     pub threads: Option<u32>,
     /// `NCCL_LL128_NTHREADS`: threads of a block that runs LL128.
@@ -40,8 +43,9 @@ impl Settings {
     pub fn from_config(config: &Config) -> Self {
         let bytes = [config.ll_buffsize, config.ll128_buffsize, config.buffsize];
         Settings {
-            algorithms: config.is_set("NCCL_ALGO").then(|| config.algo.iter().collect()),
-            protocols: config.is_set("NCCL_PROTO").then(|| config.proto.iter().collect()),
+            algorithms: config.algo,
+            protocols: config.proto,
+            deterministic: config.deterministic,
             threads: config.nthreads,
             ll128_threads: config.ll128_nthreads,
             buffers: bytes.map(|size| size.map(|size| size.0 as u64)),
@@ -50,16 +54,23 @@ impl Settings {
         }
     }
 
-    /// Whether an algorithm may be chosen.
+    /// Whether an algorithm may be chosen, as far as the user is concerned. There is one way to send and receive:
+    /// no list is about it.
     #[must_use]
-    pub fn allows(&self, algorithm: Algorithm) -> bool {
-        self.algorithms.as_ref().is_none_or(|allowed| allowed.contains(&algorithm))
+    pub fn allows(&self, collective: Collective, algorithm: Algorithm) -> bool {
+        collective == Collective::SendRecv || self.algorithms.allows(collective, algorithm)
     }
 
     /// Whether a protocol may be chosen, as far as the user is concerned.
     #[must_use]
-    pub fn allows_protocol(&self, protocol: ProtocolId) -> bool {
-        self.protocols.as_ref().is_none_or(|allowed| allowed.contains(&protocol))
+    pub fn allows_protocol(&self, collective: Collective, protocol: ProtocolId) -> bool {
+        self.protocols.allows(collective, protocol)
+    }
+
+    /// Whether an algorithm combines values in an order that will do.
+    #[must_use]
+    pub fn allows_order(&self, collective: Collective, algorithm: Algorithm) -> bool {
+        !self.deterministic || in_rank_order(collective, algorithm)
     }
 
     /// Channels that there are, of those that were found.

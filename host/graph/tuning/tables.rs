@@ -31,6 +31,14 @@ pub(super) const STEP: [[[f64; 3]; 4]; 3] = [
     [[5.0, 8.5, 14.0], [2.7, 4.0, 14.0], [0.0, 0.0, 31.0], [0.0, 0.0, 30.0]],
 ];
 
+/// What a call of PAT costs before its first step, with Simple, its only protocol; and a step by [`Hardware`]. PAT is
+/// NCCL's algorithm of few rounds, the nearest to ours.
+pub(super) const PAT_BASE: f64 = 8.0;
+/// See [`PAT_BASE`].
+pub(super) const PAT_STEP: [f64; 3] = [4.0, 4.0, 14.0];
+/// PAT's share of what its channels have.
+pub(super) const PAT: f64 = 0.75;
+
 /// A row of the tables by generation of GPU.
 #[must_use]
 pub(super) fn generation(sm: u32) -> usize {

@@ -1,4 +1,4 @@
-//! Whole buffers at a time, with the best vector units that this processor has, and 16-bit floats.
+//! Whole buffers at a time, with the best vector units that this processor has, and small floats.
 //!
 //! The loops are ordinary Rust over slices; [`vectorized`] has the compiler make each of them for several
 //! levels of the processor, and picks one at run time. Each loop stands once per type and operator, out of
@@ -8,8 +8,8 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use half::slice::HalfFloatSliceExt;
 
-use super::{Bf16Unit, F16Unit, adversary};
-use crate::element::{Arith, BinOp, Element, Unit};
+use super::{Bf16Unit, F8E4M3Unit, F8E5M2Unit, F16Unit, adversary, max_f32, min_f32};
+use crate::element::{Arith, BinOp, Element, Unit, no_division};
 
 /// Whether bulk data moves by [`mem_copy`] and its like, which work on whole buffers with the machine's
 /// vector units. Under an adversary it moves pack by pack, each access for itself.
@@ -63,24 +63,69 @@ pub unsafe fn mem_zip<T: Element, O: BinOp>(
     }
 }
 
-/// `destination[i] = source[i] over divisor` ([`Unit::over`]).
+/// `destination[i] = sources[0][i] op sources[1][i] op ...`, in [`Unit::Wide`], rounded once.
+///
+/// # Safety
+/// As [`mem_zip`], for every source.
+#[inline(never)]
+pub unsafe fn mem_gather<T: Element, O: BinOp>(
+    destination: *mut T,
+    sources: &[*const T],
+    n: usize,
+) {
+    let Some((&first, more)) = sources.split_first() else { return };
+    let mut units = [T::of_bits(0).to_unit(); WIDE];
+    let mut sum = units.map(Unit::widen);
+    let mut next = sum;
+    for at in (0..n).step_by(WIDE) {
+        let len = WIDE.min(n - at);
+        let (units, sum, next) = (&mut units[..len], &mut sum[..len], &mut next[..len]);
+        // SAFETY: the caller's; here a unit is an element, and `units` is nobody else's. All sources are read
+        // before the destination, which may be one of them, is written.
+        unsafe {
+            core::ptr::copy_nonoverlapping(first.add(at).cast(), units.as_mut_ptr(), len);
+            vectorized(
+                #[inline(always)]
+                || T::Unit::widen_into(sum, units),
+            );
+            for source in more {
+                core::ptr::copy_nonoverlapping(source.add(at).cast(), units.as_mut_ptr(), len);
+                vectorized(
+                    #[inline(always)]
+                    || {
+                        T::Unit::widen_into(next, units);
+                        sum.iter_mut().zip(&*next).for_each(|(sum, x)| *sum = O::apply(*sum, *x));
+                    },
+                );
+            }
+            vectorized(
+                #[inline(always)]
+                || T::Unit::narrow_into(units, sum),
+            );
+            core::ptr::copy_nonoverlapping(units.as_ptr(), destination.add(at).cast(), len);
+        }
+    }
+}
+
+/// `destination[i] = f(source[i])`.
 ///
 /// # Safety
 /// As [`mem_copy`], and aligned to an element.
 #[inline(never)]
-pub unsafe fn mem_over<T: Element>(
+pub unsafe fn mem_map<T: Element>(
     destination: *mut T,
     source: *const T,
-    divisor: <T::Unit as Unit>::Divisor,
     n: usize,
+    f: impl Fn(T::Unit) -> T::Unit,
 ) {
+    const { assert!(size_of::<T>() == size_of::<T::Unit>()) };
     // SAFETY: the caller's; here a unit is an element.
     unsafe {
         mem_copy(destination, source, n);
         let to = core::slice::from_raw_parts_mut(destination.cast::<T::Unit>(), n);
         vectorized(
             #[inline(always)]
-            || to.iter_mut().for_each(|x| *x = x.over(divisor)),
+            || to.iter_mut().for_each(|x| *x = f(*x)),
         );
     }
 }
@@ -139,42 +184,83 @@ fn x86_level() -> usize {
     level
 }
 
-/// 16-bit floats are computed in f32 and rounded once: the same bits as hardware that adds halves, since
-/// 24 bits of significand are more than 2 x 11 + 2 (Figueroa, "When is double rounding innocuous?").
-macro_rules! half_unit {
-    ($($t:ident via $h:ident;)*) => { $(
-        impl $t {
-            #[inline(always)]
-            fn wide(self) -> f32 { half::$h::from_bits(self.0).to_f32() }
-            #[inline(always)]
-            fn narrow(value: f32) -> Self { $t(half::$h::from_f32(value).to_bits()) }
-        }
+/// [`Unit`] of what is computed in f32 and rounded once.
+///
+/// 16 and 8 bits give the same bits as hardware that adds and multiplies them, since f32's 24 bits of significand are more
+/// than 2 x 11 + 2 (Figueroa, "When is double rounding innocuous?").
+macro_rules! in_f32 {
+    ($t:ident) => {
         impl Arith for $t {
             #[inline(always)]
-            fn add(self, other: Self) -> Self { Self::narrow(self.wide() + other.wide()) }
+            fn add(self, other: Self) -> Self {
+                Self::narrow(self.widen() + other.widen())
+            }
             #[inline(always)]
-            fn mul(self, other: Self) -> Self { Self::narrow(self.wide() * other.wide()) }
+            fn mul(self, other: Self) -> Self {
+                Self::narrow(self.widen() * other.widen())
+            }
             #[inline(always)]
-            fn min(self, other: Self) -> Self { Self::narrow(self.wide().min(other.wide())) }
+            fn min(self, other: Self) -> Self {
+                Self::narrow(min_f32(self.widen(), other.widen()))
+            }
             #[inline(always)]
-            fn max(self, other: Self) -> Self { Self::narrow(self.wide().max(other.wide())) }
+            fn max(self, other: Self) -> Self {
+                Self::narrow(max_f32(self.widen(), other.widen()))
+            }
         }
+    };
+}
+
+/// [`Unit`]'s conversions and factor.
+macro_rules! wide_unit {
+    ($to_f32:expr, $of_f32:expr) => {
+        type Wide = f32;
+        const WIDENS: bool = true;
+        #[inline(always)]
+        fn widen(self) -> f32 {
+            $to_f32(self)
+        }
+        #[inline(always)]
+        fn narrow(wide: f32) -> Self {
+            $of_f32(wide)
+        }
+        type Factor = f32;
+        #[inline(always)]
+        fn factor(scalar: u64) -> f32 {
+            f32::factor(scalar)
+        }
+        #[inline(always)]
+        fn scalar(self) -> u64 {
+            self.widen().scalar()
+        }
+        #[inline(always)]
+        fn times(self, factor: f32) -> Self {
+            Self::narrow(self.widen() * factor)
+        }
+        no_division!();
+    };
+}
+
+/// 16-bit floats: `half` converts slices with the processor's instructions.
+macro_rules! half_unit {
+    ($($t:ident via $h:ident;)*) => { $(
+        in_f32!($t);
+
         impl Unit for $t {
-            type Divisor = f32;
-            #[inline(always)]
-            fn divisor(n: u64) -> f32 { f32::divisor(n) }
-            #[inline(always)]
-            fn over(self, factor: f32) -> Self { Self::narrow(self.wide() * factor) }
+            wide_unit!(
+                |half: $t| half::$h::from_bits(half.0).to_f32(),
+                |wide| $t(half::$h::from_f32(wide).to_bits())
+            );
 
             #[inline(always)]
             fn zip_into<O: BinOp>(to: &mut [Self], a: &[Self], b: &[Self]) {
                 for ((to, a), b) in to.chunks_mut(WIDE).zip(a.chunks(WIDE)).zip(b.chunks(WIDE)) {
                     let (mut x, mut y) = ([0.0f32; WIDE], [0.0f32; WIDE]);
                     let (x, y) = (&mut x[..a.len()], &mut y[..b.len()]);
-                    bytemuck::cast_slice::<_, half::$h>(a).convert_to_f32_slice(x);
-                    bytemuck::cast_slice::<_, half::$h>(b).convert_to_f32_slice(y);
+                    Self::widen_into(x, a);
+                    Self::widen_into(y, b);
                     x.iter_mut().zip(&*y).for_each(|(x, y)| *x = O::apply(*x, *y));
-                    bytemuck::cast_slice_mut::<_, half::$h>(to).convert_from_f32_slice(x);
+                    Self::narrow_into(to, x);
                 }
             }
 
@@ -187,12 +273,35 @@ macro_rules! half_unit {
                     Self::zip_into::<O>(to, a, b);
                 }
             }
+
+            /// The two are equally long.
+            #[inline(always)]
+            fn widen_into(to: &mut [f32], from: &[Self]) {
+                bytemuck::cast_slice::<_, half::$h>(from).convert_to_f32_slice(to);
+            }
+
+            /// The two are equally long.
+            #[inline(always)]
+            fn narrow_into(to: &mut [Self], from: &[f32]) {
+                bytemuck::cast_slice_mut::<_, half::$h>(to).convert_from_f32_slice(from);
+            }
         }
     )* };
 }
 
-/// Halves that are widened at a time: `half` converts slices with the processor's instructions, and a
-/// few hundred stay in the L1 cache.
+/// Small floats that are widened at a time: a few hundred stay in the L1 cache.
 const WIDE: usize = 256;
 
 half_unit! { F16Unit via f16; Bf16Unit via bf16; }
+
+/// 8-bit floats: their conversions are vector code as they stand.
+macro_rules! float8_unit {
+    ($($t:ident;)*) => { $(
+        in_f32!($t);
+
+        impl Unit for $t {
+            wide_unit!(f32::from, $t::from);
+        }
+    )* };
+}
+float8_unit! { F8E4M3Unit; F8E5M2Unit; }

@@ -2,7 +2,42 @@
 
 use core::arch::asm;
 
-use crate::element::{Arith, Bf16, F16, Unit};
+use crate::element::{Arith, Bf16, F16, Unit, as_it_is, no_division};
+
+/// Smallest and largest of two numbers: of a NaN and a number the number, and -0 is smaller than +0.
+macro_rules! extrema {
+    ($($t:ident $class:ident: $min:ident $min_text:literal, $max:ident $max_text:literal;)*) => { $(
+        /// Smaller (9.7.3.11).
+        #[inline(always)]
+        #[must_use]
+        pub fn $min(a: $t, b: $t) -> $t {
+            let d;
+            // SAFETY: arithmetic on registers.
+            unsafe {
+                asm!($min_text, out($class) d, in($class) a, in($class) b,
+                    options(pure, nomem, nostack, preserves_flags));
+            }
+            d
+        }
+
+        /// Larger (9.7.3.12).
+        #[inline(always)]
+        #[must_use]
+        pub fn $max(a: $t, b: $t) -> $t {
+            let d;
+            // SAFETY: arithmetic on registers.
+            unsafe {
+                asm!($max_text, out($class) d, in($class) a, in($class) b,
+                    options(pure, nomem, nostack, preserves_flags));
+            }
+            d
+        }
+    )* };
+}
+extrema! {
+    f32 reg32: min_f32 "min.f32 {}, {}, {};", max_f32 "max.f32 {}, {}, {};";
+    f64 reg64: min_f64 "min.f64 {}, {}, {};", max_f64 "max.f64 {}, {}, {};";
+}
 
 /// Two binary16 in a register, the first in the low half.
 #[repr(transparent)]
@@ -44,15 +79,15 @@ macro_rules! unit {
         }
 
         impl Unit for $unit {
-            type Divisor = f32;
+            type Wide = [f32; 2];
+            const WIDENS: bool = true;
             #[inline(always)]
-            fn divisor(n: u64) -> f32 {
-                f32::divisor(n)
+            fn widen(self) -> [f32; 2] {
+                let wide = |$bits: u32| -> f32 { $wide };
+                [wide(self.0 & 0xffff), wide(self.0 >> 16)]
             }
             #[inline(always)]
-            fn over(self, scale: f32) -> Self {
-                let wide = |$bits: u32| -> f32 { $wide };
-                let (low, high) = (wide(self.0 & 0xffff) * scale, wide(self.0 >> 16) * scale);
+            fn narrow([low, high]: [f32; 2]) -> Self {
                 let d;
                 // SAFETY: arithmetic on registers. 9.7.9.21, `cvt`: the first source becomes the upper half.
                 unsafe {
@@ -61,11 +96,41 @@ macro_rules! unit {
                 }
                 Self(d)
             }
+            type Factor = f32;
+            #[inline(always)]
+            fn factor(scalar: u64) -> f32 {
+                f32::factor(scalar)
+            }
+            #[inline(always)]
+            fn scalar(self) -> u64 {
+                self.widen()[0].scalar()
+            }
+            #[inline(always)]
+            fn times(self, factor: f32) -> Self {
+                let [low, high] = self.widen();
+                Self::narrow([low * factor, high * factor])
+            }
+            no_division!();
         }
     };
 }
 unit!(F16Unit, F16, "cvt.rn.f16x2.f32 {}, {}, {};", |bits| f16::from_bits(bits as u16) as f32);
 unit!(Bf16Unit, Bf16, "cvt.rn.bf16x2.f32 {}, {}, {};", |bits| f32::from_bits(bits << 16));
+
+#[cfg(native_fp8)]
+impl F16Unit {
+    /// Both, the first in the low half.
+    #[inline(always)]
+    pub(super) fn to_bits(self) -> u32 {
+        self.0
+    }
+
+    /// As [`F16Unit::to_bits`].
+    #[inline(always)]
+    pub(super) fn of_bits(bits: u32) -> Self {
+        F16Unit(bits)
+    }
+}
 
 // Rounding is written out (`.rn`): without it the assembler may fuse a product and a sum into one rounding.
 impl Arith for F16Unit {
@@ -210,10 +275,25 @@ impl<const SIGNED: bool> Arith for Bytes<SIGNED> {
 }
 
 impl<const SIGNED: bool> Unit for Bytes<SIGNED> {
+    as_it_is!();
+    /// In all four bytes.
+    type Factor = Self;
+    #[inline(always)]
+    fn factor(scalar: u64) -> Self {
+        Bytes((scalar as u32 & 0xff) * 0x0101_0101)
+    }
+    #[inline(always)]
+    fn scalar(self) -> u64 {
+        u64::from(self.0 & 0xff)
+    }
+    #[inline(always)]
+    fn times(self, factor: Self) -> Self {
+        self.mul(factor)
+    }
     type Divisor = f32;
     #[inline(always)]
     fn divisor(n: u64) -> f32 {
-        f32::divisor(n)
+        1.0 / n as f32
     }
     /// In f32: the quotients of neighbouring bytes are 1/n apart and the errors below 2^-14/n, so that half a
     /// byte more makes sure that a whole quotient is not missed from below.

@@ -27,18 +27,21 @@ use crate::perf::values::one_of;
 use crate::source::{ASSUME_HELP, Source};
 
 const AFTER_HELP: &str = "\
-The environment counts as it does for the library: NCCL_ALGO, NCCL_PROTO, NCCL_MIN_NCHANNELS, \
+The environment counts as it does for the library: NCCL_ALGO, NCCL_PROTO, FERROCCL_DETERMINISTIC, NCCL_MIN_NCHANNELS, \
 NCCL_MAX_NCHANNELS, NCCL_NTHREADS, NCCL_LL128_NTHREADS, NCCL_BUFFSIZE, NCCL_P2P_LEVEL, \
 NCCL_NET_GDR_LEVEL, NCCL_CROSS_NIC, ... (ferroccl env lists them).
 
 SIZE is a number of bytes, or of K, M, G, T (powers of 1024). Times are predictions in microseconds: for \
-GPUs by NCCL's model and figures, for CPU devices by measured ones. Bandwidths are in 10^9 bytes per second: \
+GPUs by NCCL's model and figures, for CPU devices by measured ones (what is an estimate there is said in \
+host/graph/tuning). SIZE is that of the largest buffer: of an all_gather and a reduce_scatter, all ranks' \
+together. A barrier is an all_reduce of one byte. Bandwidths are in 10^9 bytes per second: \
 algbw is size over time, busbw what every link must have carried.
 
 Examples:
   ferroccl explain all_reduce --bytes 1M                      one size, every alternative
   ferroccl explain all_reduce -b 8 -e 1G -f 4                 a table, and where the choice changes
   ferroccl explain all_reduce --bytes 1M --file X.xml --nodes 16
+  NCCL_ALGO='ring;allreduce:tree' ferroccl explain all_reduce -b 8 -e 1G
   NCCL_ALGO=Ring ferroccl explain all_gather --bytes 8,1K,1M --json -
   ferroccl explain all_reduce --bytes 8,1M --file X.xml --plot scale.svg
 
@@ -165,6 +168,11 @@ fn write_file(path: &std::path::Path, text: &str) -> Result<(), Failure> {
 impl ExplainArgs {
     /// The sizes asked for, at least one.
     fn sizes(&self) -> Result<Vec<u64>, String> {
+        if self.collective == Collective::Barrier {
+            let asked =
+                !self.bytes.is_empty() || self.min_bytes.is_some() || self.max_bytes.is_some();
+            return if asked { Err("a barrier has no size".to_owned()) } else { Ok(vec![1]) };
+        }
         if !self.bytes.is_empty() {
             return Ok(self.bytes.iter().map(|bytes| bytes.0).collect());
         }

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use ferroccl::graph::ChannelGraph;
-use ferroccl::graph::tuning::{Choice, Collective, Cost, Devices, Situation, choose, switches};
+use ferroccl::graph::tuning::{
+    Choice, Collective, Cost, Devices, Situation, algorithms, choose, switches,
+};
 use serde::Serialize;
 
 use super::{Failure, Machine};
@@ -68,6 +70,8 @@ struct Times {
 struct Other {
     algorithm: &'static str,
     protocol: &'static str,
+    /// Whether there is such an algorithm for the collective at all; the text shows only those.
+    exists: bool,
     /// Whether it may be chosen.
     allowed: bool,
     /// Nothing where it cannot be done.
@@ -165,6 +169,7 @@ impl Size {
             .map(|a| Other {
                 algorithm: a.prediction.algorithm.name(),
                 protocol: a.prediction.protocol.name(),
+                exists: algorithms(collective).contains(&a.prediction.algorithm),
                 allowed: a.prediction.why_not.is_none(),
                 times: a.prediction.cost.as_ref().map(times),
                 lost: a.lost.clone(),
@@ -257,6 +262,7 @@ impl Size {
         line(f, algorithm, protocol, Some(&self.times), "chosen")?;
         self.alternatives
             .iter()
+            .filter(|o| o.exists)
             .try_for_each(|o| line(f, o.algorithm, o.protocol, o.times.as_ref(), &o.lost))
     }
 }

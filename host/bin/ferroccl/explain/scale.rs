@@ -3,6 +3,7 @@
 use std::fmt;
 
 use ferroccl::ProtocolId;
+use ferroccl::config::Selection;
 use ferroccl::graph::tuning::{Algorithm, Collective, Settings, Situation, predict};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -105,7 +106,7 @@ impl Scale {
         sizes: &[u64],
         most: Option<u32>,
     ) -> Result<Scale, Failure> {
-        let settings = Settings { algorithms: None, ..machine.settings.clone() };
+        let settings = Settings { algorithms: Selection::all(), ..machine.settings.clone() };
         let (one, more) = (machine.graphs(1)?, machine.graphs(2)?);
         let at = |nodes: u32, bytes: u64| {
             let s = machine.situation(if nodes == 1 { &one } else { &more }, nodes);

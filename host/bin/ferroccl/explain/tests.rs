@@ -11,7 +11,11 @@ use super::scale::Scale;
 use super::*;
 
 fn args(line: &str) -> ExplainArgs {
-    let words = ["ferroccl", "explain", "all_reduce"].into_iter().chain(line.split_whitespace());
+    of("all_reduce", line)
+}
+
+fn of(collective: &str, line: &str) -> ExplainArgs {
+    let words = ["ferroccl", "explain", collective].into_iter().chain(line.split_whitespace());
     match crate::Cli::try_parse_from(words).unwrap().command {
         crate::Command::Explain(args) => *args,
         other => panic!("{other:?}"),
@@ -62,7 +66,11 @@ fn machine(line: &str, variables: &[(&str, &str)]) -> Result<Machine, String> {
 }
 
 fn report(line: &str, variables: &[(&str, &str)]) -> Report {
-    let (args, machine) = (args(line), machine(line, variables).unwrap());
+    report_of("all_reduce", line, variables)
+}
+
+fn report_of(collective: &str, line: &str, variables: &[(&str, &str)]) -> Report {
+    let (args, machine) = (of(collective, line), machine(line, variables).unwrap());
     let nodes = args.nodes.unwrap_or(1);
     let graphs = machine.graphs(nodes).unwrap();
     let s = machine.situation(&graphs, nodes);
@@ -84,14 +92,16 @@ fn one_size_shows_every_way_and_why_it_lost() {
     assert!(line("Tree", "LL").ends_with("chosen"), "{text}");
     assert!(line("Ring", "Simple").ends_with("times slower"), "{text}");
     assert!(line("CollnetChain", "Simple").ends_with("there is no network that reduces"), "{text}");
-    assert_eq!(text.lines().filter(|l| !l.starts_with('#')).count(), 12, "{text}");
+    assert!(line("OneShot", "LL").ends_with("other hosts' ranks"), "{text}");
+    assert!(!text.contains("Bruck"), "no Bruck does all_reduce: {text}");
+    assert_eq!(text.lines().filter(|l| !l.starts_with('#')).count(), 21, "{text}");
     // What may be chosen comes first, ordered by time.
     let times: Vec<f64> = text
         .lines()
         .filter(|l| l.ends_with("slower") || l.ends_with("chosen"))
         .map(|l| l.split_whitespace().nth(2).unwrap().parse().unwrap())
         .collect();
-    assert!(times.len() == 6 && times.is_sorted(), "{text}");
+    assert!(times.len() == 12 && times.is_sorted(), "{text}");
     let order: Vec<bool> =
         text.lines().filter(|l| !l.starts_with('#')).map(|l| l.contains(" - ")).collect();
     assert!(order.is_sorted(), "what cannot be done comes last: {text}");
@@ -106,6 +116,31 @@ fn settings_are_heard_and_named() {
         text.contains("not allowed by NCCL_ALGO") && text.contains("not allowed by NCCL_PROTO"),
         "{text}"
     );
+}
+
+/// Every collective is explained, each by its own algorithms.
+#[test]
+fn every_collective_is_explained() {
+    for (collective, small, ways) in [
+        ("all_reduce", "OneShot LL", 21),
+        ("all_gather", "Bruck LL", 6),
+        ("reduce_scatter", "Bruck LL", 9),
+        ("broadcast", "Ring LL", 6),
+        ("reduce", "Ring LL", 9),
+        ("sendrecv", "Ring LL", 3),
+    ] {
+        let text = report_of(collective, "--bytes 64", &[]).to_string();
+        let rows: Vec<&str> = text.lines().filter(|l| !l.starts_with('#')).collect();
+        assert_eq!(rows.len(), ways, "{text}");
+        assert!(rows[0].split_whitespace().take(2).eq(small.split(' ')), "{text}");
+        let table = report_of(collective, "", &[]).to_string();
+        assert_eq!(table.lines().filter(|l| !l.starts_with('#')).count(), 10, "{table}");
+    }
+    let barrier = report_of("barrier", "", &[]).to_string();
+    assert!(barrier.contains("# 1: OneShot with LL, "), "{barrier}");
+    assert_eq!(of("barrier", "--bytes 8").sizes(), Err("a barrier has no size".to_owned()));
+    let tree = report_of("broadcast", "--bytes 64", &[("NCCL_ALGO", "ring;broadcast:tree")]);
+    assert!(tree.to_string().contains("# 64: Tree with LL, "), "{tree}");
 }
 
 #[test]
@@ -137,7 +172,9 @@ fn json_has_all_of_it() {
     let sizes = json["sizes"].as_array().unwrap();
     assert_eq!(sizes.len(), 2);
     let others = sizes[0]["alternatives"].as_array().unwrap();
-    assert_eq!(others.len(), 11);
+    assert_eq!(others.len(), 23);
+    let bruck = others.iter().find(|o| o["algorithm"] == "Bruck").unwrap();
+    assert_eq!(bruck["exists"], false);
     assert!(others.iter().all(|o| !o["lost"].as_str().unwrap().is_empty()));
     let ring = others.iter().find(|o| o["algorithm"] == "Ring" && o["protocol"] == "LL").unwrap();
     assert!(ring["time_us"].as_f64() > sizes[0]["time_us"].as_f64(), "{json}");

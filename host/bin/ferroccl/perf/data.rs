@@ -8,17 +8,18 @@
 //! | | integers | floats |
 //! |---|---|---|
 //! | sum | any bits, wrapping | whole numbers whose sum needs no more digits than the type has; of many ranks some add 0 |
+//! | mulsum | as sum, every rank with an odd factor of its own | as sum, with factors of 2, -1 and 1 |
 //! | prod | odd, wrapping (nothing is lost) | powers of two: few ranks scale, the others flip signs |
 //! | min, max | any bits | whole numbers |
 //! | avg | as sum, divided towards zero | as sum; exact when the ranks are a power of two |
 //!
 //! What is not exact has a stated bound, from the standard model of rounding: every operation is off by
-//! at most `u` = 2^-digits, relatively, so n additions of values v are off by n u sum|v|.
+//! at most `u` = 2^-digits, relatively, so n additions of values v are off by ((1 + u)^n - 1) sum|v|.
 //!
 //! Values repeat after [`PERIOD`] elements: a prime, so that no chunk of a collective is a multiple of it,
 //! and so short that data are made once and copied ever after.
 
-use ferroccl::{Element, ReduceOp};
+use ferroccl::{Element, F8E4M3, F8E5M2, ReduceOp};
 
 /// Elements after which the data repeat: the largest prime below 2^16.
 pub(crate) const PERIOD: usize = 65_521;
@@ -45,6 +46,8 @@ pub(crate) struct Case {
 pub(crate) trait TestElement: Element {
     /// What `rank` puts in at `index`.
     fn input(case: Case, rank: u32, index: usize) -> Self;
+    /// The scalar that `rank` gives to a pre-multiplied sum.
+    fn factor(rank: u32) -> Self;
     /// What comes out at `index`, and how far off it may be.
     fn expected(case: Case, index: usize) -> (Self, f64);
     /// How far `self` is from `other`; 0 only when they are the same.
@@ -59,9 +62,17 @@ macro_rules! integers {
                 if case.op == ReduceOp::Prod { bits | 1 } else { bits }
             }
 
+            fn factor(rank: u32) -> Self {
+                (2 * u64::from(rank) + 3) as Self
+            }
+
             fn expected(case: Case, index: usize) -> (Self, f64) {
                 let inputs = (0..case.ranks).map(|rank| Self::input(case, rank, index));
                 let value = match case.op {
+                    ReduceOp::PreMulSum => inputs
+                        .zip(0..)
+                        .map(|(v, rank)| v.wrapping_mul(Self::factor(rank)))
+                        .fold(0, Self::wrapping_add),
                     ReduceOp::Sum => inputs.fold(0, Self::wrapping_add),
                     ReduceOp::Prod => inputs.fold(1, Self::wrapping_mul),
                     ReduceOp::Min => inputs.fold(Self::MAX, Self::min),
@@ -85,8 +96,22 @@ integers!(i8 u8 i32 u32 i64 u64);
 /// Ranks that put in more than a sign, in products of floats: 2^8 is far from every type's limits.
 const SCALING_RANKS: u32 = 8;
 
-/// Ranks that put in more than 0, in sums of floats: bfloat16 has 8 digits, of which each rank gets 4.
-const ADDING_RANKS: u32 = 16;
+/// Ranks that put in more than 0, in sums of floats of so many digits: bfloat16 has 8, of which each of 16 ranks gets 4.
+/// Where few digits make for large errors, so few that those stay smaller than the values.
+fn adding_ranks(digits: u32, op: ReduceOp) -> u32 {
+    match op {
+        ReduceOp::Avg if digits <= SMALL => 2,
+        _ => 1 << (digits - 1).min(4),
+    }
+}
+
+/// Digits of the floats of 8 bits, at most.
+const SMALL: u32 = F8E4M3::MANTISSA_DIGITS;
+
+/// The factor of a rank in a pre-multiplied sum of floats.
+fn float_factor(rank: u32) -> f64 {
+    [2.0, -1.0, 1.0][rank as usize % 3]
+}
 
 /// Whether `rank` is one of the `some` that count at `index`; which they are turns with the index, so that
 /// each of them does somewhere.
@@ -107,10 +132,15 @@ fn float_input(digits: u32, case: Case, rank: u32, index: usize) -> f64 {
                 _ => sign,
             }
         }
-        ReduceOp::Sum | ReduceOp::Avg if counts(ADDING_RANKS, ranks, rank, index) => {
-            whole(bits, (1 << digits) / i64::from(ranks.min(ADDING_RANKS)))
+        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum => {
+            let adding = adding_ranks(digits, op);
+            if !counts(adding, ranks, rank, index) {
+                return 0.0;
+            }
+            // No factor is larger than 2.
+            let factor = if op == ReduceOp::PreMulSum { 2 } else { 1 };
+            whole(bits, (1 << digits) / i64::from(ranks.min(adding)) / factor)
         }
-        ReduceOp::Sum | ReduceOp::Avg => 0.0,
         ReduceOp::Min | ReduceOp::Max => whole(bits, 1 << digits),
     }
 }
@@ -121,8 +151,8 @@ fn whole(bits: u64, limit: i64) -> f64 {
     ((bits % span) as i64 - limit) as f64
 }
 
-/// The answer of [`float_input`]s, and how far off it may be.
-fn float_expected(digits: u32, case: Case, index: usize) -> (f64, f64) {
+/// The answer of [`float_input`]s, and how far off it may be in a type whose smallest number is `smallest`.
+fn float_expected(digits: u32, smallest: f64, case: Case, index: usize) -> (f64, f64) {
     let Case { op, ranks } = case;
     let inputs = (0..ranks).map(|rank| float_input(digits, case, rank, index));
     match op {
@@ -131,12 +161,16 @@ fn float_expected(digits: u32, case: Case, index: usize) -> (f64, f64) {
         ReduceOp::Avg => {
             let n = f64::from(ranks);
             let (sum, abs) = inputs.fold((0.0, 0.0), |(sum, abs), v| (sum + v, abs + v.abs()));
-            // A term is rounded as 1/n and as a product, then come additions of what is not 0; the
-            // answer itself is rounded twice here, as a quotient and to the type.
-            let roundings = f64::from(ranks.min(ADDING_RANKS)) + 4.0;
-            let bound = roundings * (-f64::from(digits)).exp2() * abs / n;
-            (sum / n, if ranks.is_power_of_two() { 0.0 } else { bound })
+            // A term is rounded as a product, then come additions of what is not 0; the answer itself is rounded here
+            // as a quotient and to the type. 1/n is rounded, too, but for small types in a wider one.
+            let more = if digits <= SMALL { 1 } else { 4 };
+            let roundings = ranks.min(adding_ranks(digits, op)) + more;
+            let growth = (f64::from(roundings) * (-f64::from(digits)).exp2().ln_1p()).exp_m1();
+            let bound = growth * abs / n * 1.001 + f64::from(roundings) * smallest;
+            let exact = ranks.is_power_of_two() && 1.0 / n >= smallest;
+            (sum / n, if exact { 0.0 } else { bound })
         }
+        ReduceOp::PreMulSum => (inputs.zip(0..).map(|(v, rank)| v * float_factor(rank)).sum(), 0.0),
         ReduceOp::Prod => (inputs.product(), 0.0),
         ReduceOp::Min => (inputs.fold(f64::INFINITY, f64::min), 0.0),
         ReduceOp::Max => (inputs.fold(f64::NEG_INFINITY, f64::max), 0.0),
@@ -144,14 +178,18 @@ fn float_expected(digits: u32, case: Case, index: usize) -> (f64, f64) {
 }
 
 macro_rules! floats {
-    ($($t:ty, $digits:expr, $of:expr, $to:expr;)*) => { $(
+    ($($t:ty, $digits:expr, $smallest:expr, $of:expr, $to:expr;)*) => { $(
         impl TestElement for $t {
             fn input(case: Case, rank: u32, index: usize) -> Self {
                 $of(float_input($digits, case, rank, index))
             }
 
+            fn factor(rank: u32) -> Self {
+                $of(float_factor(rank))
+            }
+
             fn expected(case: Case, index: usize) -> (Self, f64) {
-                let (value, bound) = float_expected($digits, case, index);
+                let (value, bound) = float_expected($digits, $smallest, case, index);
                 ($of(value), bound)
             }
 
@@ -163,10 +201,12 @@ macro_rules! floats {
     )* };
 }
 floats! {
-    half::f16, half::f16::MANTISSA_DIGITS, half::f16::from_f64, half::f16::to_f64;
-    half::bf16, half::bf16::MANTISSA_DIGITS, half::bf16::from_f64, half::bf16::to_f64;
-    f32, f32::MANTISSA_DIGITS, |v: f64| v as f32, f64::from;
-    f64, f64::MANTISSA_DIGITS, |v: f64| v, |v: f64| v;
+    half::f16, half::f16::MANTISSA_DIGITS, (-24f64).exp2(), half::f16::from_f64, half::f16::to_f64;
+    half::bf16, half::bf16::MANTISSA_DIGITS, (-133f64).exp2(), half::bf16::from_f64, half::bf16::to_f64;
+    f32, f32::MANTISSA_DIGITS, (-149f64).exp2(), |v: f64| v as f32, f64::from;
+    f64, f64::MANTISSA_DIGITS, (-1074f64).exp2(), |v: f64| v, |v: f64| v;
+    F8E4M3, F8E4M3::MANTISSA_DIGITS, (-9f64).exp2(), |v: f64| F8E4M3::from(v as f32), |v: F8E4M3| f32::from(v).into();
+    F8E5M2, F8E5M2::MANTISSA_DIGITS, (-16f64).exp2(), |v: f64| F8E5M2::from(v as f32), |v: F8E5M2| f32::from(v).into();
 }
 
 /// One period of what `rank` puts in.
@@ -265,6 +305,14 @@ macro_rules! with_element_type {
                 type $T = f64;
                 $body
             }
+            ferroccl::DataType::F8E4M3 => {
+                type $T = ferroccl::F8E4M3;
+                $body
+            }
+            ferroccl::DataType::F8E5M2 => {
+                type $T = ferroccl::F8E5M2;
+                $body
+            }
         }
     };
 }
@@ -308,6 +356,17 @@ mod tests {
             fn divide(self, _: u32) -> Self { self }
         }
     )* } }
+    macro_rules! machine_small_floats { ($($t:ty)*) => { $(
+        impl Machine for $t {
+            fn add(self, other: Self) -> Self { (f32::from(self) + f32::from(other)).into() }
+            fn mul(self, other: Self) -> Self { (f32::from(self) * f32::from(other)).into() }
+            fn smaller(self, other: Self) -> Self { if other < self { other } else { self } }
+            fn larger(self, other: Self) -> Self { if other > self { other } else { self } }
+            fn scale(self, n: u32) -> Self { (f32::from(self) * (1.0 / n as f32)).into() }
+            fn divide(self, _: u32) -> Self { self }
+        }
+    )* } }
+    machine_small_floats!(F8E4M3 F8E5M2);
     machine_floats! { half::f16, half::f16::from_f64; half::bf16, half::bf16::from_f64;
     f32, |v: f64| v as f32; f64, |v: f64| v; }
 
@@ -315,11 +374,16 @@ mod tests {
     fn reduce<T: Machine>(case: Case, first: u32, index: usize, ranks: &[u32]) -> T {
         let n = ranks.len();
         let value = |k: usize| {
-            let v = T::input(case, ranks[(first as usize + k) % n], index);
-            if case.op == ReduceOp::Avg { v.scale(case.ranks) } else { v }
+            let rank = ranks[(first as usize + k) % n];
+            let v = T::input(case, rank, index);
+            match case.op {
+                ReduceOp::Avg => v.scale(case.ranks),
+                ReduceOp::PreMulSum => v.mul(T::factor(rank)),
+                _ => v,
+            }
         };
         let total = (1..n).fold(value(0), |sum, k| match case.op {
-            ReduceOp::Sum | ReduceOp::Avg => sum.add(value(k)),
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum => sum.add(value(k)),
             ReduceOp::Prod => sum.mul(value(k)),
             ReduceOp::Min => sum.smaller(value(k)),
             ReduceOp::Max => sum.larger(value(k)),
@@ -342,21 +406,21 @@ mod tests {
                 let good = ring::<T>(case, &everyone);
                 assert_eq!(reference.wrong(&good), 0, "{name}");
                 let inexact = op == ReduceOp::Avg && !ranks.is_power_of_two();
-                let float = T::TYPE >= DataType::F16;
+                let float = T::TYPE.is_float();
                 assert_eq!(!reference.bounds.is_empty(), float && inexact, "{name}");
 
                 if T::TYPE.size() == 1
                     && ranks == 40
-                    && !matches!(op, ReduceOp::Sum | ReduceOp::Prod)
+                    && matches!(op, ReduceOp::Min | ReduceOp::Max | ReduceOp::Avg)
                 {
-                    continue; // the answer is nearly always 0, -128 or 255: nobody could tell
+                    continue; // the answer is nearly always 0, or the smallest or largest: nobody could tell
                 }
                 // A chunk where another should be, one shifted by an element, one never written.
                 let mut swapped = good.clone();
                 swapped[..1000].rotate_left(100);
                 assert!(reference.wrong(&swapped) > 200, "{name}: a chunk in the wrong place");
                 assert!(reference.wrong(&good[1..]) > 200, "{name}: all shifted");
-                // Of 8-bit integers some are by chance what the poison is.
+                // Of 8 bits some are by chance what the poison is.
                 for rank in 0..3 {
                     let wrong = reference.wrong(&poison::<T>(rank, 500));
                     assert!(wrong > 400, "{name}: never written");

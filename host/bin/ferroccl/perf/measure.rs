@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use ferroccl::{DeviceBuffer, ReduceOp, Result, Stream};
+use ferroccl::{DeviceBuffer, Operator, ReduceOp, Result, Stream};
 
 use super::args::PerfArgs;
 use super::data::{self, Case, PERIOD, Reference, TestElement, with_element_type};
@@ -43,7 +43,7 @@ pub(crate) fn run<E: From<ferroccl::Error>>(
         with_element_type!(data_type, T => {
             let buffers = Buffers::<T>::of_each_rank(member, sweep)?;
             for &op in &args.op.0 {
-                let bench = Bench::new(member, args, emulator, op, &buffers);
+                let bench = Bench::new(member, args, emulator, op, &buffers)?;
                 for count in sweep.counts(size_of::<T>()) {
                     let line = bench.line(count)?;
                     if member.leads() {
@@ -87,6 +87,8 @@ struct Bench<'a, T> {
     emulator: Option<&'a Emulator>,
     case: Case,
     buffers: &'a [Buffers<T>],
+    /// Each rank's operator: of pre-multiplied sums every other one has its scalar in device memory.
+    operators: Vec<Operator<T>>,
     /// A period of each rank's input.
     inputs: Vec<Vec<T>>,
     reference: Reference<T>,
@@ -99,10 +101,13 @@ impl<'a, T: TestElement> Bench<'a, T> {
         emulator: Option<&'a Emulator>,
         op: ReduceOp,
         buffers: &'a [Buffers<T>],
-    ) -> Self {
+    ) -> Result<Self> {
         let case = Case { op, ranks: member.layout().world_size() };
+        let operators = member.ranks.iter().map(|r| operator(member, op, r.comm.rank()));
+        let operators = operators.collect::<Result<_>>()?;
         let inputs = member.ranks.iter().map(|r| data::inputs(case, r.comm.rank())).collect();
-        Bench { member, args, emulator, case, buffers, inputs, reference: Reference::new(case) }
+        let reference = Reference::new(case);
+        Ok(Bench { member, args, emulator, case, buffers, operators, inputs, reference })
     }
 
     /// Measures one size, out of place and in place.
@@ -171,10 +176,12 @@ impl<'a, T: TestElement> Bench<'a, T> {
 
     /// Enqueues one call on each rank.
     fn call(&self, place: Place, count: usize) -> Result<()> {
-        for (Rank { comm, stream }, buffers) in self.member.ranks.iter().zip(self.buffers) {
+        for ((Rank { comm, stream }, buffers), op) in
+            self.member.ranks.iter().zip(self.buffers).zip(&self.operators)
+        {
             let (input, output) = (buffers.input(place, count), buffers.output(count));
             match self.args.collective {
-                Operation::AllReduce => comm.all_reduce(&input, &output, self.case.op, stream)?,
+                Operation::AllReduce => comm.all_reduce(&input, &output, op.clone(), stream)?,
             }
         }
         Ok(())
@@ -224,6 +231,17 @@ impl<'a, T: TestElement> Bench<'a, T> {
         }
         Ok(wrong)
     }
+}
+
+/// What a rank calls with.
+fn operator<T: TestElement>(member: &Member, op: ReduceOp, rank: u32) -> Result<Operator<T>> {
+    Ok(match op {
+        ReduceOp::PreMulSum if rank % 2 == 1 => {
+            Operator::pre_mul_sum_at(&member.device.upload(&[T::factor(rank)])?)
+        }
+        ReduceOp::PreMulSum => Operator::pre_mul_sum(T::factor(rank)),
+        builtin => builtin.into(),
+    })
 }
 
 /// Enqueues `pattern`, as often as it takes, into all of `buffer`.

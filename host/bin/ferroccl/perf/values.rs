@@ -147,6 +147,8 @@ impl Named for DataType {
             DataType::Bf16 => &["bf16"],
             DataType::F32 => &["f32", "float32"],
             DataType::F64 => &["f64", "float64"],
+            DataType::F8E4M3 => &["fp8_e4m3", "e4m3"],
+            DataType::F8E5M2 => &["fp8_e5m2", "e5m2"],
         }
     }
 }

@@ -1,0 +1,194 @@
+//! The algorithms beside ring and tree: what the model says of each, checked by hand, and what settings leave.
+
+use ferroccl::ProtocolId::{Ll, Simple};
+use ferroccl::config::Selection;
+use ferroccl::graph::tuning::Algorithm::{
+    Bruck, Chain, CollnetDirect, Hierarchical, OneShot, Ring, Tree,
+};
+use ferroccl::graph::tuning::Collective::{
+    AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter, SendRecv,
+};
+use ferroccl::graph::tuning::*;
+
+use super::{Machine, is, settings};
+
+fn time(s: &Situation<'_>, way: (Collective, Algorithm, ferroccl::ProtocolId), bytes: u64) -> f64 {
+    let prediction = predict(s, way.0, way.1, way.2, bytes, &Settings::default());
+    prediction.cost.unwrap_or_else(|| panic!("{prediction:?}")).time_us
+}
+
+/// 8 GPUs with joint channels of 240; see `dgx_a100_one_node`.
+#[test]
+fn one_node_of_gpus() {
+    let machine = Machine::dgx_a100(1);
+    let s = machine.situation();
+    // Three rounds: 8 + 3 x 4; three quarters of 240.
+    is(time(&s, (AllGather, Bruck, Simple), 1 << 20), 20.0 + 1_048_576.0 / 180_000.0);
+    // With LL a ring's figures: 6.6 + 3 x 0.6; three quarters of 87.7.
+    is(time(&s, (ReduceScatter, Bruck, Ll), 1 << 10), 8.4 + 1024.0 / 65_775.0);
+    // One step, seven copies.
+    is(time(&s, (AllReduce, OneShot, Ll), 1 << 10), 7.2 + 1024.0 / (87_700.0 / 7.0));
+    // 14 steps, every byte twice over each link.
+    is(time(&s, (AllReduce, Chain, Simple), 1 << 20), 56.0 + 1_048_576.0 / 120_000.0);
+    // Half of the way of an all-reduce's tree: 8.4 + 7 x 4. 110.4, and 0.6 of it is left at 32 KiB.
+    is(time(&s, (Broadcast, Tree, Simple), 32 << 10), 36.4 + 32_768.0 / (110_400.0 * 0.6));
+    is(time(&s, (Reduce, Tree, Ll), 8), 6.8 + 4.2 + 8.0 / 29_052.63);
+    // A pair of ranks: 8.4 + 3.4, and all of 240.
+    is(time(&s, (SendRecv, Ring, Simple), 1 << 20), 11.8 + 1_048_576.0 / 240_000.0);
+    assert_eq!(
+        time(&s, (Barrier, Tree, Ll), 1).to_bits(),
+        time(&s, (AllReduce, Tree, Ll), 1).to_bits()
+    );
+    // On one node the leader's ring is empty: two chains.
+    is(time(&s, (AllReduce, Hierarchical, Simple), 1 << 20), 56.0 + 1_048_576.0 / 120_000.0);
+}
+
+/// 16 nodes of 8; 192 cross the network.
+#[test]
+fn sixteen_nodes_of_gpus() {
+    let machine = Machine::dgx_a100(16);
+    let s = machine.situation();
+    // Three rounds within a node, four between; of the ports' bandwidth 0.75 / 8.
+    is(time(&s, (AllGather, Bruck, Simple), 1 << 20), 8.0 + 12.0 + 56.0 + 1_048_576.0 / 18_000.0);
+    // 8.4 + 2 x 7 x 3.4 + 30 x 14. Inside 2 / 192; between 30/16 of the bytes through an eighth of 192.
+    let bytes = 2.0 / 192.0 + 30.0 / 16.0 / 24.0;
+    let hierarchical = time(&s, (AllReduce, Hierarchical, Simple), 1 << 20);
+    is(hierarchical, 8.4 + 47.6 + 420.0 + 1_048.576 * bytes);
+    // 254 steps, 30 of them between nodes.
+    is(
+        time(&s, (AllReduce, Chain, Simple), 1 << 20),
+        8.4 + 224.0 * 3.4 + 420.0 + 1_048_576.0 / 96_000.0,
+    );
+    let far = predict(&s, AllReduce, OneShot, Ll, 8, &Settings::default());
+    assert_eq!(far.why_not.as_deref(), Some("ranks do not reach the memory of other hosts' ranks"));
+}
+
+/// Steps of all ranks together, from the module's text: LL's cost 0.0343 each, a tenth more where it is not the ring.
+#[test]
+fn cores_count_the_steps_of_all_ranks() {
+    let s = Situation::new(1, 16, Devices::Cpu { ring: None }).with_collnet(true);
+    let steps = |collective, algorithm| {
+        let taken = time(&s, (collective, algorithm, Ll), 0) - 1.56;
+        taken / 0.0343 / if algorithm == Ring { 1.0 } else { 1.1 }
+    };
+    for (collective, algorithm, expected) in [
+        (AllReduce, Ring, 480.0),
+        (AllReduce, Tree, 30.0),
+        (AllReduce, Chain, 30.0),
+        (AllReduce, OneShot, 240.0),
+        (AllReduce, Hierarchical, 31.0),
+        (AllGather, Ring, 240.0),
+        (AllGather, Bruck, 64.0),
+        (ReduceScatter, Ring, 240.0),
+        (ReduceScatter, Bruck, 64.0),
+        (ReduceScatter, Chain, 22.5),
+        (Broadcast, Ring, 15.0),
+        (Broadcast, Tree, 15.0),
+        (Reduce, Ring, 15.0),
+        (Reduce, Chain, 22.5),
+        (SendRecv, Ring, 1.0),
+    ] {
+        is(steps(collective, algorithm), expected);
+    }
+    // The network's own time: NCCL's figure.
+    assert!(time(&s, (AllReduce, CollnetDirect, Simple), 0) > 31.0);
+    let none = Situation::new(1, 16, Devices::Cpu { ring: None });
+    let missing = predict(&none, AllReduce, CollnetDirect, Simple, 0, &Settings::default());
+    assert_eq!(missing.why_not.as_deref(), Some("there is no network that reduces"));
+}
+
+/// Rounds of the last rank's binary digits, for every number of ranks.
+#[test]
+fn rounds_are_binary_digits() {
+    for (ranks, rounds) in [(2, 1.0), (3, 2.0), (4, 2.0), (5, 3.0), (16, 4.0), (17, 5.0)] {
+        let s = Situation::new(1, ranks, Devices::Cpu { ring: None });
+        let taken = time(&s, (AllGather, Bruck, Ll), 0) - 1.56;
+        is(taken / 0.0343 / 1.1 / f64::from(ranks), rounds);
+    }
+}
+
+#[test]
+fn the_deterministic_mode_takes_what_is_in_rank_order() {
+    let machine = Machine::dgx_a100(1);
+    let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
+    let mode = settings(&[("FERROCCL_DETERMINISTIC", "1")]);
+    for s in [machine.situation(), cores] {
+        for collective in [AllReduce, ReduceScatter, Reduce] {
+            let ways = switches(&s, collective, &mode, 0, 1 << 40);
+            assert!(!ways.is_empty());
+            for way in ways {
+                assert!(matches!(way.1, Chain | OneShot), "{collective}: {way:?}");
+            }
+        }
+        for collective in [AllGather, Broadcast, SendRecv, Barrier] {
+            let free = switches(&s, collective, &Settings::default(), 0, 1 << 40);
+            assert_eq!(switches(&s, collective, &mode, 0, 1 << 40), free);
+        }
+        let ring = predict(&s, AllReduce, Ring, Simple, 8, &mode);
+        let why = ring.why_not.unwrap();
+        assert!(ring.cost.is_some() && why.contains("FERROCCL_DETERMINISTIC"), "{why}");
+        // Both of the user's wishes count.
+        let ring = settings(&[("FERROCCL_DETERMINISTIC", "1"), ("NCCL_ALGO", "ring")]);
+        assert!(choose(&s, AllReduce, 8, &ring).is_err());
+        assert!(choose(&s, AllGather, 8, &ring).is_ok());
+        assert_eq!(Tuner::new(&s, &ring).way(AllReduce, 8, |_, _| true), None);
+    }
+}
+
+#[test]
+fn lists_are_of_one_collective_each() {
+    let s = Situation::new(1, 16, Devices::Cpu { ring: None });
+    let lists = settings(&[
+        ("NCCL_ALGO", "ring;allreduce:chain;all_gather:pat"),
+        ("NCCL_PROTO", "simple;AllReduce:LL128"),
+    ]);
+    let tuner = Tuner::new(&s, &lists);
+    let ways = |c| tuner.ways(c).collect::<Vec<_>>();
+    assert_eq!(ways(AllReduce), [(Chain, ferroccl::ProtocolId::Ll128)]);
+    assert_eq!(ways(Barrier), [(Chain, ferroccl::ProtocolId::Ll128)]);
+    assert_eq!(ways(AllGather), [(Bruck, Simple)]);
+    assert_eq!(ways(ReduceScatter), [(Ring, Simple)]);
+    // What leaves nothing is said when it is called.
+    let tree = Settings { algorithms: Selection::only(Tree), ..Settings::default() };
+    let tuner = Tuner::new(&s, &tree);
+    assert!(ways(SendRecv) == [(Ring, Simple)] && tuner.ways(AllGather).next().is_none());
+    assert!(tuner.ways(AllReduce).all(|way| way.0 == Tree));
+    assert_eq!(tuner.way(AllGather, 8, |_, _| true), None);
+    // One rank only copies, whatever is asked.
+    let one = Situation::new(1, 1, Devices::Cpu { ring: None });
+    for &collective in Collective::ALL {
+        let way = Tuner::new(&one, &tree).way(collective, 8, |_, _| true);
+        assert_eq!(way, Some((Ring, Simple)));
+    }
+}
+
+/// On GPUs LL128 must be trusted, or asked for by a list that is about the collective.
+#[test]
+fn a_list_for_another_collective_does_not_ask_for_ll128() {
+    let mut machine = Machine::dgx_a100(1);
+    machine.sm = 60;
+    let s = machine.situation();
+    let ll128 = |collective, list| {
+        let list = settings(&[("NCCL_PROTO", list)]);
+        predict(&s, collective, Ring, ferroccl::ProtocolId::Ll128, 8, &list).why_not
+    };
+    assert_eq!(ll128(AllReduce, "allreduce:ll128"), None);
+    assert!(ll128(AllGather, "allreduce:ll128").is_some_and(|why| why.contains("sm_60")));
+    assert_eq!(ll128(AllGather, "ll128;allreduce:simple"), None);
+    assert!(ll128(AllReduce, "ll128;allreduce:simple").is_some());
+}
+
+/// For kernels of one's own: the ring, whatever the settings are.
+#[test]
+fn only_one_protocol() {
+    let s = Situation::new(1, 4, Devices::Cpu { ring: None });
+    let list = settings(&[("NCCL_ALGO", "chain"), ("NCCL_PROTO", "LL")]);
+    let tuner = Tuner::new(&s, &list);
+    let only = tuner.only(Simple);
+    for bytes in [0, 8, 1 << 20, u64::MAX] {
+        assert_eq!(only.way(AllReduce, bytes, |_, _| true), Some((Ring, Simple)));
+        assert_eq!(only.way(AllReduce, bytes, |_, p| p == Ll), None);
+        let of = |tuner: &Tuner| tuner.channels(AllReduce, bytes, Ring, Simple, 7);
+        assert_eq!(of(&only), of(&tuner));
+    }
+}
