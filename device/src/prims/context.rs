@@ -371,7 +371,8 @@ impl Context {
 #[inline(always)]
 pub(super) unsafe fn copy_fault(to: *mut Fault, from: &Fault) {
     let from = (&raw const *from).cast::<u64>();
-    for i in 0..size_of::<Fault>() / 8 {
+    // A loop it stays: there are many copies of it, and none is ever in a hurry.
+    for i in 0..gpu::fresh(size_of::<Fault>() / 8) {
         // SAFETY: the caller's; a fault is words without padding.
         unsafe { gpu::st_relaxed(to.cast::<u64>().add(i), *from.add(i)) }
     }
