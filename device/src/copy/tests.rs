@@ -141,8 +141,20 @@ fn words<T: Element, R: Reduction>(reducer: &Reducer<T, R>, op: ReduceOp, inputs
     };
     for at in (0..inputs[0].len() / per_word * per_word).step_by(per_word) {
         let words: Vec<u64> = inputs.iter().map(|v| word(&v[at..at + per_word])).collect();
-        let combined = reducer.combine_all(reducer.pre_word(words[0]), &words[1..]);
-        let got = reducer.post_word(combined);
+        let mut combined = [reducer.pre_word(words[0])];
+        if Reducer::<T, R>::WIDE && words.len() > 2 {
+            let mut wide = [reducer.widen_word(0)];
+            reducer.widen_words(&mut wide, &combined);
+            for more in &words[1..] {
+                reducer.gather_words(&mut wide, &[*more]);
+            }
+            reducer.narrow_words(&mut combined, &wide);
+        } else {
+            for more in &words[1..] {
+                reducer.combine_words(&mut combined, &[*more]);
+            }
+        }
+        let got = reducer.post_word(combined[0]);
         for i in 0..per_word {
             let values: Vec<T> = inputs.iter().map(|v| v[at + i]).collect();
             assert_eq!(
