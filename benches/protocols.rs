@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use ferroccl::runtime::ptx::{DEFAULT_THREADS, Options, PtxRuntime};
-use ferroccl::{CommConfig, Communicator, Device, ProtocolId, ReduceOp, ptx};
+use ferroccl::{Algorithm, CommConfig, Communicator, Device, ProtocolId, ReduceOp, ptx};
 
 const BYTES: [usize; 6] = [8, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 
@@ -60,6 +60,7 @@ fn row(ranks: u32, threads: u32, bytes: usize, protocol: ProtocolId) -> Result<(
     let runtime = Arc::new(PtxRuntime::lockstep(Options::plain()).with_threads(threads)?);
     let device = Device::new(Arc::clone(&runtime) as _);
     let mut config = CommConfig::default();
+    config.algorithm = Some(Algorithm::Ring);
     config.protocol = Some(protocol);
     let members = Communicator::init_all_with(&device, ranks, &config)?;
     let data = vec![1.0f32; bytes / size_of::<f32>()];

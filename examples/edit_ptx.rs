@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use ferroccl::runtime::ptx::{DEFAULT_ARCH, PtxRuntime, source};
-use ferroccl::{CommConfig, Communicator, Device, ProtocolId, ReduceOp, Result};
+use ferroccl::{Algorithm, CommConfig, Communicator, Device, ProtocolId, ReduceOp, Result};
 
 fn main() -> Result<()> {
     let kernel = "all_reduce_ring_simple_sum_float";
@@ -25,6 +25,7 @@ fn main() -> Result<()> {
     let device = Device::new(Arc::new(runtime));
     let mut config = CommConfig::default();
     config.protocol = Some(ProtocolId::Simple);
+    config.algorithm = Some(Algorithm::Ring);
     let ranks = Communicator::init_all_with(&device, 2, &config)?;
 
     // In one schedule all that is to meet is launched before anything is waited for.

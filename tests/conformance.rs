@@ -1,14 +1,14 @@
 //! One suite for every protocol, type, operator, rank count and shape of buffer.
 //!
 //! Each case runs the public API on the CPU runtime, under two set-ups: the default one, and a hostile one
-//! (2 slots of the smallest size, 3 channels). What is checked is in `common::all_reduce`;
+//! (2 slots of the smallest size, 3 channels). What is checked is in `common::reductions`;
 //! `ptx_conformance.rs` runs a part of the suite in the PTX emulator.
 
 mod common;
 
-use common::Random;
-use common::all_reduce::{all_cases, group};
-use ferroccl::{Device, F8E4M3, F8E5M2, ProtocolId};
+use common::reductions::{Reduction, all_cases, group, group_by, reduce};
+use common::{Case, Random};
+use ferroccl::{Algorithm, Device, F8E4M3, F8E5M2, ProtocolId, ReduceOp};
 
 static COUNTS: [usize; 10] = [0, 1, 2, 3, 15, 16, 17, 1023, 4096, 100_003];
 
@@ -47,4 +47,60 @@ suites! {
     simple_1: Simple 1; simple_2: Simple 2; simple_3: Simple 3; simple_4: Simple 4; simple_5: Simple 5; simple_8: Simple 8;
     ll_1: Ll 1; ll_2: Ll 2; ll_3: Ll 3; ll_4: Ll 4; ll_5: Ll 5; ll_8: Ll 8;
     ll128_1: Ll128 1; ll128_2: Ll128 2; ll128_3: Ll128 3; ll128_4: Ll128 4; ll128_5: Ll128 5; ll128_8: Ll128 8;
+}
+
+/// What reduces, and by what.
+const WAYS: [(Reduction, Algorithm); 10] = [
+    (Reduction::AllReduce, Algorithm::Tree),
+    (Reduction::AllReduce, Algorithm::OneShot),
+    (Reduction::AllReduce, Algorithm::Chain),
+    (Reduction::AllReduce, Algorithm::Hierarchical),
+    (Reduction::ReduceScatter, Algorithm::Ring),
+    (Reduction::ReduceScatter, Algorithm::Bruck),
+    (Reduction::ReduceScatter, Algorithm::Chain),
+    (Reduction::Reduce, Algorithm::Ring),
+    (Reduction::Reduce, Algorithm::Tree),
+    (Reduction::Reduce, Algorithm::Chain),
+];
+
+fn by_every_way<T: Case>(protocol: ProtocolId, nranks: u32) {
+    let random = &mut Random(u64::from(nranks) * 8 + protocol as u64);
+    for (what, algorithm) in WAYS {
+        for hostile in [false, true] {
+            let way = (algorithm, protocol);
+            let group = group_by(&Device::cpu(), way, nranks, hostile, &[1, 19, 2051]);
+            for &op in ReduceOp::ALL {
+                for &count in group.counts {
+                    let blocks = if what == Reduction::ReduceScatter { nranks as usize } else { 1 };
+                    let inputs: Vec<Vec<T>> = (0..nranks)
+                        .map(|_| (0..count * blocks).map(|_| T::draw(random, op)).collect())
+                        .collect();
+                    let (in_place, misaligned) = (random.chance(50), random.chance(50));
+                    println!("{algorithm} {protocol} hostile {hostile}");
+                    reduce(&group, what, op, &inputs, in_place, misaligned);
+                }
+            }
+        }
+    }
+}
+
+/// Every operator and type by every algorithm that reduces, in every protocol.
+#[test]
+fn every_way() {
+    for &protocol in ProtocolId::ALL {
+        for nranks in [2, 5] {
+            by_every_way::<i8>(protocol, nranks);
+            by_every_way::<u8>(protocol, nranks);
+            by_every_way::<i32>(protocol, nranks);
+            by_every_way::<u32>(protocol, nranks);
+            by_every_way::<i64>(protocol, nranks);
+            by_every_way::<u64>(protocol, nranks);
+            by_every_way::<half::f16>(protocol, nranks);
+            by_every_way::<half::bf16>(protocol, nranks);
+            by_every_way::<f32>(protocol, nranks);
+            by_every_way::<f64>(protocol, nranks);
+            by_every_way::<F8E4M3>(protocol, nranks);
+            by_every_way::<F8E5M2>(protocol, nranks);
+        }
+    }
 }

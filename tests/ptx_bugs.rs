@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use common::Random;
 use ferroccl::runtime::ptx::{DEFAULT_ARCH, FaultKind, Options, PtxRuntime, Unit, checks, source};
-use ferroccl::{CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp, ptx};
+use ferroccl::{Algorithm, CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp, ptx};
 
 /// Three times as many as the bug that hides best needs.
 const SEEDS: u64 = 32;
@@ -35,6 +35,7 @@ fn run(protocol: ProtocolId, text: &str, unit: Unit, seed: u64) -> Result<(), Wr
     let device = Device::new(Arc::new(runtime));
     let mut config = CommConfig::default();
     config.protocol = Some(protocol);
+    config.algorithm = Some(Algorithm::Ring);
     config.slots = Some(2);
     config.buffer_bytes = [Some(4096); 3];
     config.channels = Some(1);

@@ -6,16 +6,20 @@
 
 mod common;
 mod skip;
+mod team;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::all_reduce::{Group, all_cases, case, group};
-use common::{Case, Random};
+use common::reductions::{Group, Reduction, all_cases, group, group_by, reduce};
+use common::{Case, Random, random};
 use ferroccl::device::kernels;
 use ferroccl::runtime::ptx::{Options, PtxRuntime, Unit, checks};
-use ferroccl::{CommConfig, Communicator, Device, F8E4M3, F8E5M2, ProtocolId, ReduceOp, ptx};
+use ferroccl::{
+    Algorithm, CommConfig, Communicator, Device, F8E4M3, F8E5M2, ProtocolId, ReduceOp, ptx,
+};
 use half::{bf16, f16};
+use team::team_on;
 
 /// Whether there is something to run.
 fn ready() -> bool {
@@ -55,17 +59,51 @@ fn all_kernels() -> BTreeSet<&'static str> {
     kernels::all().map(|kernel| kernel.name).collect()
 }
 
-fn every_op<T: Case>(group: &Group, random: &mut Random, in_place: bool, misaligned: bool) {
+/// What reduces, and by what: together every kernel that does.
+const WAYS: [(Reduction, Algorithm); 6] = [
+    (Reduction::AllReduce, Algorithm::Ring),
+    (Reduction::AllReduce, Algorithm::Tree),
+    (Reduction::AllReduce, Algorithm::OneShot),
+    (Reduction::ReduceScatter, Algorithm::Ring),
+    (Reduction::ReduceScatter, Algorithm::Bruck),
+    (Reduction::Reduce, Algorithm::Ring),
+];
+
+fn every_op<T: Case>(
+    group: &Group,
+    what: Reduction,
+    random: &mut Random,
+    in_place: bool,
+    misaligned: bool,
+) {
     for &op in ReduceOp::ALL {
         for &count in group.counts {
-            let inputs: Vec<Vec<T>> = group
-                .ranks
-                .iter()
-                .map(|_| (0..count).map(|_| T::draw(random, op)).collect())
+            let n = group.ranks.len();
+            let blocks = if what == Reduction::ReduceScatter { n } else { 1 };
+            let inputs: Vec<Vec<T>> = (0..n)
+                .map(|_| (0..count * blocks).map(|_| T::draw(random, op)).collect())
                 .collect();
-            case(group, op, &inputs, in_place, misaligned);
+            reduce(group, what, op, &inputs, in_place, misaligned);
         }
     }
+}
+
+/// Algorithms that only move data, and messages.
+fn moves(device: &Device, config: &CommConfig, seed: u64, counts: &[usize]) {
+    for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Bruck] {
+        let mut config = config.clone();
+        config.algorithm = Some(algorithm);
+        let name = format!("{algorithm}, {:?}, seed {seed}", config.protocol);
+        let team = team_on(device.clone(), &config, 3, &name);
+        team.collectives(seed, counts);
+        team.messages(seed, counts);
+    }
+}
+
+fn usual(protocol: ProtocolId) -> CommConfig {
+    let mut config = CommConfig::default();
+    config.protocol = Some(protocol);
+    config
 }
 
 #[test]
@@ -77,10 +115,12 @@ fn every_kernel_on_plain_memory() {
     let device = Device::new(runtime.clone());
     let random = &mut Random(1);
     for &protocol in ProtocolId::ALL {
-        for hostile in [false, true] {
-            let group = group(&device, protocol, 3, hostile, &[0, 1, 17, 1023]);
-            every_type!(every_op(&group, random, hostile, !hostile));
+        for (i, (what, algorithm)) in WAYS.into_iter().enumerate() {
+            let (hostile, way) = (i % 2 == 0, (algorithm, protocol));
+            let group = group_by(&device, way, 3, hostile, &[0, 17, 523]);
+            every_type!(every_op(&group, what, random, hostile, !hostile));
         }
+        moves(&device, &usual(protocol), 5, &[0, 7, 1000]);
     }
     assert_eq!(kernels_run(&runtime), all_kernels());
 }
@@ -92,19 +132,17 @@ fn seeded<T: Case>(
     random: &mut Random,
     ran: &mut BTreeSet<&'static str>,
 ) {
-    for &op in ReduceOp::ALL {
+    for (what, algorithm) in WAYS {
         let (seed, nranks) = (random.next(), 2 + random.below(2));
-        let misaligned = random.below(2) == 0;
-        println!("{} {op} {protocol}: seed {seed}, {nranks} ranks", T::TYPE);
+        println!("{} {algorithm} {protocol}: seed {seed}, {nranks} ranks", T::TYPE);
         let options = Options { checks: Some(checks(unit)), ..Options::seeded(seed) };
         let runtime = PtxRuntime::lockstep(options).with_threads(64).unwrap();
         let runtime = Arc::new(runtime);
-        let group = group(&Device::new(runtime.clone()), protocol, nranks as u32, true, &[203]);
-        let inputs: Vec<Vec<T>> =
-            (0..nranks).map(|_| (0..203).map(|_| T::draw(random, op)).collect()).collect();
-        // Twice: slots, signatures and offers are used again.
-        case(&group, op, &inputs, false, misaligned);
-        case(&group, op, &inputs, true, !misaligned);
+        let device = Device::new(runtime.clone());
+        let group = group_by(&device, (algorithm, protocol), nranks as u32, true, &[103]);
+        let misaligned = random.below(2) == 0;
+        // Operators in a row: slots, signatures and offers are used again.
+        every_op::<T>(&group, what, random, misaligned, misaligned);
         ran.extend(kernels_run(&runtime));
     }
 }
@@ -121,6 +159,15 @@ fn every_kernel_under_every_check() {
         (ProtocolId::Ll128, Unit::Line),
     ] {
         every_type!(seeded(protocol, unit, random, &mut ran));
+        let seed = random.next();
+        let options = Options { checks: Some(checks(unit)), ..Options::seeded(seed) };
+        let runtime = Arc::new(PtxRuntime::lockstep(options).with_threads(64).unwrap());
+        let mut config = usual(protocol);
+        config.slots = Some(2);
+        config.buffer_bytes = [Some(1024); 3];
+        config.channels = Some(2);
+        moves(&Device::new(runtime.clone()), &config, seed, &[0, 3, 150]);
+        ran.extend(kernels_run(&runtime));
     }
     assert_eq!(ran, all_kernels());
 }
@@ -149,6 +196,13 @@ fn calls_in_a_row(protocol: ProtocolId, unit: Unit, seed: u64) -> Result<(), Str
     let device = Device::new(Arc::new(runtime));
     let mut config = CommConfig::default();
     config.protocol = Some(protocol);
+    config.algorithm = Some(random.pick(&[
+        Algorithm::Ring,
+        Algorithm::Ring,
+        Algorithm::Tree,
+        Algorithm::OneShot,
+        Algorithm::Chain,
+    ]));
     config.slots = Some(2);
     // Slots that take both warps of a block more than one round.
     config.buffer_bytes = [Some([1024, 4096][random.below(2)]); 3];
@@ -230,6 +284,6 @@ fn a_large_call_on_threads() {
     let device = Device::new(Arc::new(PtxRuntime::on_threads(2).with_threads(512).unwrap()));
     for &protocol in ProtocolId::ALL {
         let group = group(&device, protocol, 8, false, &[100_003]);
-        every_op::<f64>(&group, &mut Random(5), true, false);
+        every_op::<f64>(&group, Reduction::AllReduce, &mut Random(5), true, false);
     }
 }

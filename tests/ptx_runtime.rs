@@ -12,7 +12,9 @@ use ferroccl::device::abi::Work;
 use ferroccl::device::kernels::Kernel;
 use ferroccl::runtime::ptx::{FaultKind, Options, PtxRuntime};
 use ferroccl::runtime::{Launch, Runtime, StreamOps};
-use ferroccl::{CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp, UniqueId, ptx};
+use ferroccl::{
+    Algorithm, CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp, UniqueId, ptx,
+};
 
 /// Longer than any of this takes on a busy machine: only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
@@ -298,6 +300,7 @@ fn a_fault_is_the_end_of_its_communicators() {
         let device = Device::new(Arc::new(runtime));
         let mut config = CommConfig::default();
         config.protocol = Some(ProtocolId::Ll);
+        config.algorithm = Some(Algorithm::Ring);
         let ranks = Communicator::init_all_with(&device, 2, &config).unwrap();
         let streams = [device.stream().unwrap(), device.stream().unwrap()];
         let buffer = device.alloc::<f32>(4).unwrap();

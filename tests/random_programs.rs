@@ -130,8 +130,12 @@ impl World {
             let (from, to): (Vec<usize>, Vec<usize>) = members
                 .iter()
                 .map(|agent| {
-                    let from = free[*agent].remove(random.below(free[*agent].len()));
-                    (from, free[*agent].remove(random.below(free[*agent].len())))
+                    let mut take = || {
+                        let free = &mut free[*agent];
+                        let at = random.below(free.len());
+                        free.swap_remove(at)
+                    };
+                    (take(), take())
                 })
                 .unzip();
             let input = |world: &World, i: usize| world.agents[members[i]].model[from[i]].clone();

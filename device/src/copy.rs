@@ -212,6 +212,10 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
 
     /// Pieces `from..to`, `U` of them in flight per lane; with `U > 1` a multiple of `U x WARP` of them.
     #[inline(always)]
+    #[allow(
+        clippy::needless_range_loop,
+        reason = "a loop over indices is unrolled, one over iterators is not"
+    )]
     unsafe fn pieces<P: Piece<T>, const U: usize>(&self, shape: Shape, from: usize, to: usize) {
         let warp = WARP as usize;
         let (warp_index, lane) = (self.lanes.index / warp, self.lanes.index % warp);
@@ -231,22 +235,22 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
                 };
                 if shape.sources > 2 && Reducer::<T, R>::WIDE {
                     // All loads first: what is wide takes two or four times the registers, so pack by pack.
+                    // Indices are constants once the loops are unrolled: an array that is indexed by a variable is not
+                    // held in registers.
                     let mut all = [value; MAX_ENDS];
-                    for s in 1..shape.sources {
-                        if shape.optional && s >= self.there[0] {
-                            break;
+                    for s in 1..MAX_ENDS {
+                        if s < shape.sources && (!shape.optional || s < self.there[0]) {
+                            all[s] = load_all::<P, T, U>(self.sources[s], at);
                         }
-                        all[s] = load_all::<P, T, U>(self.sources[s], at);
                     }
                     value = each(
                         #[inline(always)]
                         |u| {
                             let mut wide = self.reducer.widen(all[0][u]);
-                            for (s, next) in all.iter().enumerate().take(shape.sources).skip(1) {
-                                if shape.optional && s >= self.there[0] {
-                                    break;
+                            for s in 1..MAX_ENDS {
+                                if s < shape.sources && (!shape.optional || s < self.there[0]) {
+                                    wide = self.reducer.gather(wide, all[s][u]);
                                 }
-                                wide = self.reducer.gather(wide, next[u]);
                             }
                             self.reducer.narrow(wide)
                         },

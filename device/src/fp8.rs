@@ -261,6 +261,17 @@ mod tests {
     }
 
     #[test]
+    fn e5m2_is_the_upper_half_of_binary16() {
+        for byte in 0..=u8::MAX {
+            let half = half::f16::from_bits(u16::from(byte) << 8).to_f32();
+            let got = f32::from(F8E5M2(byte));
+            assert!(got.to_bits() == half.to_bits() || got.is_nan() && half.is_nan(), "{byte:#x}");
+        }
+        assert_eq!(f32::from(F8E4M3(0x7e)), 448.0);
+        assert!(F8E4M3(0x7f).is_nan() && F8E4M3(0xff).is_nan());
+    }
+
+    #[test]
     fn all_halves() {
         for bits in 0..=u16::MAX {
             let value = half::f16::from_bits(bits).to_f32();

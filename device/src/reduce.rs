@@ -20,10 +20,9 @@
 //!
 //! | | bound | since a value goes through |
 //! |---|---|---|
-//! | ring, chain | `(k - 1) u sum |x|` | a rounding in each of the other ranks |
+//! | ring, chain, Bruck, one-shot | `(k - 1) u sum |x|` | a rounding for each of the other ranks, at most |
 //! | tree of depth `d`, small floats | `d u sum |x|` (and `2 d` of 2^-24) | a rounding in each rank above it |
 //! | tree of depth `d`, float and double | `2 d u sum |x|` | two in each rank above it |
-//! | one step over all | `u sum |x|`, or `(k - 1) u sum |x|` of float and double | one rounding, or all of them |
 //!
 //! `PreMulSum` and averages have one `u sum |x|` more for their products, and averages one more for 1/ranks. Products have
 //! the same bounds with `|prod|` for `sum |x|`. Smallest and largest are exact. What underflows adds half of the
@@ -127,6 +126,9 @@ scaled_sums! {
     PreMulSum, Factor;
 }
 
+/// 8 bytes of elements in the wider type.
+pub type WideWord<T> = <<T as Element>::Word as Array>::Wide;
+
 /// A reduction over an element type, with its scalar.
 #[derive(Clone, Copy, Debug)]
 pub struct Reducer<T: Element, R> {
@@ -221,7 +223,7 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
                 unsafe { gpu::mem_zip::<T, $O>(to, a, b, n) }
             };
         }
-        by_op!(self, go)
+        by_op!(self, go);
     }
 
     /// Combines several buffers in the wider type.
@@ -236,7 +238,7 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
                 unsafe { gpu::mem_gather::<T, $O>(to, sources, n) }
             };
         }
-        by_op!(self, go)
+        by_op!(self, go);
     }
 
     /// Combines two values.
@@ -305,26 +307,6 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
         A::narrow(wide)
     }
 
-    /// Combines 8 bytes with as many of each of `others` in one step: [`Reducer::combine_word`] where it is one, in
-    /// the wider type and rounded once where it is more.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    #[must_use]
-    pub fn combine_all(&self, first: u64, others: &[u64]) -> u64 {
-        if Self::WIDE && others.len() > 1 {
-            let mut wide = word::<T>(first).widen();
-            for other in others {
-                wide = self.gather(wide, word::<T>(*other));
-            }
-            word_bits::<T>(T::Word::narrow(wide))
-        } else {
-            let mut value = first;
-            for other in others {
-                value = self.combine_word(value, *other);
-            }
-            value
-        }
-    }
-
     /// [`Reducer::combine`] of 8 bytes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[must_use]
@@ -359,6 +341,43 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
         a.iter_mut().zip(b).for_each(
             #[inline(always)]
             |(a, b)| *a = word_bits::<T>(self.combine(word::<T>(*a), word::<T>(*b))),
+        );
+    }
+
+    /// [`Reducer::widen`] of 8 bytes.
+    #[inline(always)]
+    #[must_use]
+    pub fn widen_word(&self, a: u64) -> WideWord<T> {
+        word::<T>(a).widen()
+    }
+
+    /// [`Reducer::widen`] of words, over the shortest.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+    pub fn widen_words(&self, wide: &mut [WideWord<T>], words: &[u64]) {
+        wide.iter_mut().zip(words).for_each(
+            #[inline(always)]
+            |(wide, w)| *wide = word::<T>(*w).widen(),
+        );
+    }
+
+    /// [`Reducer::gather`] of words, over the shortest.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+    pub fn gather_words(&self, wide: &mut [WideWord<T>], words: &[u64]) {
+        wide.iter_mut().zip(words).for_each(
+            #[inline(always)]
+            |(wide, w)| *wide = self.gather(*wide, word::<T>(*w)),
+        );
+    }
+
+    /// [`Reducer::narrow`] into words, over the shortest.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+    pub fn narrow_words(&self, words: &mut [u64], wide: &[WideWord<T>]) {
+        words.iter_mut().zip(wide).for_each(
+            #[inline(always)]
+            |(w, wide)| *w = word_bits::<T>(T::Word::narrow(*wide)),
         );
     }
 

@@ -1,9 +1,9 @@
 //! What the tests share: seeded data, references in higher precision, and the bounds that go with them.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-pub(crate) mod all_reduce;
 #[path = "../random/mod.rs"]
-mod random;
+pub(crate) mod random;
+pub(crate) mod reductions;
 
 use ferroccl::{Element, F8E4M3, F8E5M2, ReduceOp};
 use half::{bf16, f16};

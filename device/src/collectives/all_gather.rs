@@ -35,7 +35,7 @@ impl KernelCode for AllGatherRing {
             let own = output::<T>(&cx).wrapping_add(place.block(0) * stride(&cx));
             let in_place = core::ptr::eq(input(&cx), own);
             let (recv, send) = prims::ring(&cx);
-            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, recv, send);
+            let mut prims = Prims::<T, R, P, 1, 1>::open_ring(cx, recv, send, true);
 
             let max = prims.chunk();
             let mut done = 0;

@@ -41,7 +41,7 @@ impl KernelCode for AllReduceRing {
             }
             let r = (*cx.links()).index;
             let (recv, send) = prims::ring(&cx);
-            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, recv, send);
+            let mut prims = Prims::<T, R, P, 1, 1>::open_ring(cx, recv, send, true);
 
             let chunks = RingChunks::new(count, k as usize, prims.chunk(), pack::<T>());
             let mut round = chunks.round(0);

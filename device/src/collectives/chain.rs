@@ -83,7 +83,7 @@ impl KernelCode for Chain {
             let begin = if mode == Chain::REDUCE { (root + 1) % k } else { 0 };
             let q = (place.index + k - begin) % k;
             let (recv, send) = prims::ring(&cx);
-            let mut prims = Prims::<T, R, P, 1, 1>::open_slots(cx, recv, send);
+            let mut prims = Prims::<T, R, P, 1, 1>::open_ring(cx, recv, send, false);
             prims.hold_chunks(2);
             let (count, max) = (cx.count() as usize, prims.chunk());
             let each = count.div_ceil(max);

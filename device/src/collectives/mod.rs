@@ -194,24 +194,59 @@ unsafe fn stride(cx: &Context) -> usize {
     unsafe { (*cx.work()).count as usize }
 }
 
-/// A step within the rank: `to = own`, or with `partial`, `to = own op partial`. `last`: it is the final value.
+/// A step within the rank: `to = own`, scaled if that is what the reduction does. `LAST`: it is the final value.
 ///
 /// # Safety
-/// All lanes call it. The buffers hold `n` elements, and nobody else touches them; `to` may be one of the others. A
-/// barrier lies before and behind it.
+/// All lanes call it. The buffers hold `n` elements, and nobody else touches them; `to` may be `own`. A barrier lies
+/// before and behind it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-unsafe fn local<T: Element, R: Reduction, const PARTIAL: bool, const LAST: bool>(
+unsafe fn local<T: Element, R: Reduction, const LAST: bool>(
     cx: &Context,
     own: *const T,
+    to: *mut T,
+    n: usize,
+) {
+    // SAFETY: the caller's.
+    unsafe { within::<T, R, 1, true, LAST>(cx, [own; MAX_ENDS], to, n) }
+}
+
+/// A step within the rank: `to = partial op other`, neither of which is scaled.
+///
+/// # Safety
+/// As [`local`]; `to` may be `partial`, and does not overlap `other`.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+unsafe fn local_combine<T: Element, R: Reduction, const LAST: bool>(
+    cx: &Context,
     partial: *const T,
+    other: *const T,
+    to: *mut T,
+    n: usize,
+) {
+    let mut sources = [partial; MAX_ENDS];
+    sources[1] = other;
+    // SAFETY: the caller's.
+    unsafe { within::<T, R, 2, false, LAST>(cx, sources, to, n) }
+}
+
+/// # Safety
+/// As [`local`].
+#[inline(always)]
+unsafe fn within<
+    T: Element,
+    R: Reduction,
+    const SOURCES: usize,
+    const OWN: bool,
+    const LAST: bool,
+>(
+    cx: &Context,
+    sources: [*const T; MAX_ENDS],
     to: *mut T,
     n: usize,
 ) {
     // SAFETY: the caller's.
     unsafe {
-        let mut sources = [own; MAX_ENDS];
-        sources[1] = partial;
         let copy = ReduceCopy::<T, R> {
             sources,
             destinations: [to; MAX_ENDS],
@@ -220,13 +255,7 @@ unsafe fn local<T: Element, R: Reduction, const PARTIAL: bool, const LAST: bool>
             lanes: Lanes { index: cx.tid(), count: cx.lanes() },
         };
         let shape = const {
-            Shape {
-                sources: if PARTIAL { 2 } else { 1 },
-                destinations: 1,
-                optional: false,
-                own: true,
-                last: LAST,
-            }
+            Shape { sources: SOURCES, destinations: 1, optional: false, own: OWN, last: LAST }
         };
         copy.run(shape, n);
     }
@@ -245,6 +274,6 @@ unsafe fn alone<T: Element, R: Reduction>(cx: &Context) {
         let start = part.offset as usize;
         let own = input::<T>(cx).wrapping_add(start);
         let to = output::<T>(cx).wrapping_add(start);
-        local::<T, R, false, true>(cx, own, own, to, part.count as usize);
+        local::<T, R, true>(cx, own, to, part.count as usize);
     }
 }

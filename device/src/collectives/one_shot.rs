@@ -12,13 +12,13 @@
 use core::ptr;
 
 use crate::abi::Work;
-use crate::collectives::{KernelCode, alone, input, local, output, roll_call};
+use crate::collectives::{KernelCode, alone, input, local, local_combine, output, roll_call};
 use crate::element::Element;
 use crate::gpu;
 use crate::prims::{Context, Prims, Protocol, verbs};
 use crate::reduce::Reduction;
 
-/// The kernel: block = channel. Needs scratch for a chunk.
+/// The kernel: block = channel. Needs scratch for two chunks, or makes them smaller.
 #[derive(Clone, Copy, Debug)]
 pub struct AllReduceOneShot;
 
@@ -36,7 +36,8 @@ impl KernelCode for AllReduceOneShot {
             let (part, r) = (cx.part(), (*cx.comm()).rank);
             let (start, count) = (part.offset as usize, part.count as usize);
             let scratch = (*cx.links()).scratch as *mut T;
-            let room = (*cx.links()).scratch_bytes as usize / size_of::<T>();
+            // Two halves: what has been combined, and the own value.
+            let room = (*cx.links()).scratch_bytes as usize / size_of::<T>() / 2;
             let (own, to) = (input::<T>(&cx), output::<T>(&cx));
             let mut done = 0;
             // Once also when there is nothing to send: the calls are compared.
@@ -66,11 +67,17 @@ impl KernelCode for AllReduceOneShot {
                     if peer == r {
                         gpu::sync_threads();
                         if peer == 0 {
-                            local::<T, R, false, false>(&cx, own, own, scratch, n);
-                        } else if last {
-                            local::<T, R, true, true>(&cx, own, scratch, to, n);
+                            local::<T, R, false>(&cx, own, scratch, n);
                         } else {
-                            local::<T, R, true, false>(&cx, own, scratch, scratch, n);
+                            // Scaled first, and apart: in place the result goes where it is.
+                            let scaled = scratch.wrapping_add(room);
+                            local::<T, R, false>(&cx, own, scaled, n);
+                            gpu::sync_threads();
+                            if last {
+                                local_combine::<T, R, true>(&cx, scratch, scaled, to, n);
+                            } else {
+                                local_combine::<T, R, false>(&cx, scratch, scaled, scratch, n);
+                            }
                         }
                         gpu::sync_threads();
                         continue;

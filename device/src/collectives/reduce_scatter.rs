@@ -33,7 +33,7 @@ impl KernelCode for ReduceScatterRing {
             }
             let count = cx.count() as usize;
             let (recv, send) = prims::ring(&cx);
-            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, recv, send);
+            let mut prims = Prims::<T, R, P, 1, 1>::open_ring(cx, recv, send, false);
 
             let max = prims.chunk();
             let mut done = 0;

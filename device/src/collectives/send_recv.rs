@@ -132,7 +132,7 @@ unsafe fn advance<T: Element, R: Reduction, P: Protocol>(
     unsafe {
         if (*transfer).kind == TransferKind::Copy as u32 {
             let (from, to) = ((*transfer).from as *const T, (*transfer).address as *mut T);
-            local::<T, R, false, false>(cx, from, from, to, (*transfer).bytes as usize);
+            local::<T, R, false>(cx, from, to, (*transfer).bytes as usize);
             gpu::sync_threads();
             set_state(cx, transfer, TransferState::Done);
             return true;

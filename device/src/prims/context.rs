@@ -277,18 +277,52 @@ impl Context {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
     pub fn neighbour_failed(&self) -> bool {
-        // SAFETY: the communicator's channels and the headers of their edges live as long as it does.
+        let [previous, next] = self.left_by_neighbours();
+        // SAFETY: the headers of the edges live as long as the communicator. A rank alone has none.
+        unsafe {
+            !previous.is_null()
+                && (gpu::ld_acquire(&raw const (*previous).set) == Poison::SET
+                    || gpu::ld_acquire(&raw const (*next).set) == Poison::SET)
+        }
+    }
+
+    /// Where the ring's neighbours leave their faults for us.
+    #[inline(always)]
+    fn left_by_neighbours(&self) -> [*const Poison; 2] {
+        // SAFETY: the communicator's channels and connections live as long as it does; of the headers only addresses
+        // are computed.
         unsafe {
             let first = (*self.comm()).channels as *const Channel;
             let peers = (*first).peers as *const Peer;
             let previous =
                 (*peers.wrapping_add((*first).prev as usize)).recv.edge as *const EdgeHeader;
             let next = (*peers.wrapping_add((*first).next as usize)).send.edge as *const EdgeHeader;
-            // A rank alone has no edges.
-            !previous.is_null()
-                && (gpu::ld_acquire(&raw const (*previous).from_sender.set) == Poison::SET
-                    || gpu::ld_acquire(&raw const (*next).from_receiver.set) == Poison::SET)
+            if previous.is_null() {
+                return [core::ptr::null(); 2];
+            }
+            [&raw const (*previous).from_sender, &raw const (*next).from_receiver]
         }
+    }
+
+    /// Takes over what stopped us, if that was a neighbour of the ring, unless there is a fault already: no call that has
+    /// stopped is without one.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+    pub(crate) fn adopt_fault(&mut self) {
+        for at in self.left_by_neighbours() {
+            // SAFETY: as in `neighbour_failed`; a set word means a written fault, which stays as it is.
+            unsafe {
+                if !at.is_null() && gpu::ld_acquire(&raw const (*at).set) == Poison::SET {
+                    self.fail(|to| copy_fault(to, &(*at).fault));
+                }
+            }
+        }
+        let aborted = self.aborted_fault();
+        // SAFETY: a zeroed cell.
+        self.fail(|to| unsafe {
+            (*to).kind = aborted.kind;
+            (*to).rank = aborted.rank;
+        });
     }
 
     /// The communicator's first fault, once it is recorded.
@@ -337,7 +371,8 @@ impl Context {
 #[inline(always)]
 pub(super) unsafe fn copy_fault(to: *mut Fault, from: &Fault) {
     let from = (&raw const *from).cast::<u64>();
-    for i in 0..size_of::<Fault>() / 8 {
+    // A loop it stays: there are many copies of it, and none is ever in a hurry.
+    for i in 0..gpu::fresh(size_of::<Fault>() / 8) {
         // SAFETY: the caller's; a fault is words without padding.
         unsafe { gpu::st_relaxed(to.cast::<u64>().add(i), *from.add(i)) }
     }

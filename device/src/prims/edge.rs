@@ -174,6 +174,13 @@ impl Edge {
         unsafe { &raw mut (*self.header).calls }
     }
 
+    /// The calls of the edge, whatever the connection.
+    #[inline(always)]
+    fn roll(&self) -> *mut SignatureRing {
+        // SAFETY: the header is valid; only an address is computed.
+        unsafe { &raw mut (*self.edge()).roll }
+    }
+
     /// The receiver's: says where the data of a call goes that begins with the current step.
     ///
     /// # Safety
@@ -263,43 +270,47 @@ unsafe fn leave(at: *mut Poison, fault: &Fault) {
     }
 }
 
-/// Tells the receivers which call we are in, and compares with what our senders say.
+/// Tells the receivers which call we are in, and compares with what our senders say. `roll`: in the place that
+/// [`roll_call`] uses, as the edges are those of the ring.
 ///
 /// # Safety
 /// One lane calls it, when the edges are opened.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-pub(crate) unsafe fn exchange_signatures(cx: &mut Context, recv: &[Edge], send: &[Edge]) {
+pub(crate) unsafe fn exchange_signatures(
+    cx: &mut Context,
+    recv: &[Edge],
+    send: &[Edge],
+    roll: bool,
+) {
     // SAFETY: `open`'s contract.
     unsafe {
         let ours = (*cx.work()).signature;
         for edge in send {
-            if !tell(cx, edge, edge.calls(), &ours) {
+            let ring = if roll { edge.roll() } else { edge.calls() };
+            if !tell(cx, edge, ring, &ours) {
                 return;
             }
         }
         for edge in recv {
-            if !hear(cx, edge, edge.calls(), &ours) {
+            let ring = if roll { edge.roll() } else { edge.calls() };
+            if !hear(cx, edge, ring, &ours) {
                 return;
             }
         }
     }
 }
 
-/// [`exchange_signatures`] with the neighbours in the ring, apart from the connections: for calls that use others.
-/// Ranks that are in different calls may wait on different connections, and only here do they learn of it.
+/// [`exchange_signatures`] with the neighbours in the ring, apart from the connections. All collectives do so in one
+/// place: ranks that are in different calls may wait on different connections, and only here do they learn of it.
 ///
 /// # Safety
 /// One lane of one block of the call calls it.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+#[inline(always)]
 pub(crate) unsafe fn roll_call(cx: &mut Context, recv: &Edge, send: &Edge) {
     // SAFETY: the caller's.
     unsafe {
-        let ours = (*cx.work()).signature;
-        if tell(cx, send, &raw mut (*send.edge()).roll, &ours) {
-            hear(cx, recv, &raw mut (*recv.edge()).roll, &ours);
-        }
+        exchange_signatures(cx, core::slice::from_ref(recv), core::slice::from_ref(send), true);
     }
 }
 

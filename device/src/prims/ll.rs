@@ -18,7 +18,7 @@ use crate::element::Element;
 use crate::gpu::{self, UNALIGNED_PACKS};
 use crate::prims::verbs::Verb;
 use crate::prims::{Context, Edge, Prims, Protocol, Rules, Slice, Sound};
-use crate::reduce::Reduction;
+use crate::reduce::{Reducer, Reduction};
 
 /// The LL protocol, under the given rules.
 #[derive(Clone, Copy, Debug)]
@@ -145,7 +145,22 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                     };
                     value = if V::OWN { self.reducer.pre_word(own) } else { own };
                 }
-                if V::RECV {
+                if V::RECV && NR > 1 && Reducer::<T, R>::WIDE {
+                    let mut wide = [self.reducer.widen_word(value)];
+                    for i in 0..NR {
+                        if i >= self.receiving() {
+                            break;
+                        }
+                        let received =
+                            read_line(&mut self.cx, &self.recv[i], line, L::CHECK_BOTH_FLAGS);
+                        if !V::INPUT && i == 0 {
+                            self.reducer.widen_words(&mut wide, &[received]);
+                        } else {
+                            self.reducer.gather_words(&mut wide, &[received]);
+                        }
+                    }
+                    self.reducer.narrow_words(core::slice::from_mut(&mut value), &wide);
+                } else if V::RECV {
                     for i in 0..NR {
                         if NR > 1 && i >= self.receiving() {
                             break;

@@ -23,7 +23,7 @@ use crate::gpu::{self, LANES_PER_LINE, LINE_UNITS, LINE_WORDS, UNALIGNED_PACKS, 
 use crate::prims::ll::{finish, load_elements, store_elements, wait_for_credit};
 use crate::prims::verbs::Verb;
 use crate::prims::{Context, Edge, Prims, Protocol, Rules, Slice, Sound};
-use crate::reduce::Reduction;
+use crate::reduce::{Reducer, Reduction};
 
 /// The LL128 protocol, under the given rules.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +104,22 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                         self.reducer.pre_words(value.as_flattened_mut());
                     }
                 }
-                if V::RECV {
+                if V::RECV && NR > 1 && Reducer::<T, R>::WIDE {
+                    let mut wide = [self.reducer.widen_word(0); 2 * LINE_WORDS];
+                    self.reducer.widen_words(&mut wide, value.as_flattened());
+                    for i in 0..NR {
+                        if i >= self.receiving() {
+                            break;
+                        }
+                        let received = read_pair(&mut self.cx, &self.recv[i], pair, mine);
+                        if !V::INPUT && i == 0 {
+                            self.reducer.widen_words(&mut wide, received.as_flattened());
+                        } else {
+                            self.reducer.gather_words(&mut wide, received.as_flattened());
+                        }
+                    }
+                    self.reducer.narrow_words(value.as_flattened_mut(), &wide);
+                } else if V::RECV {
                     for i in 0..NR {
                         if NR > 1 && i >= self.receiving() {
                             break;

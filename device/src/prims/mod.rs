@@ -120,7 +120,28 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
         // SAFETY: the caller's.
         unsafe {
             let mut prims = Self::attach(cx, recv, send);
-            prims.meet(P::DIRECT);
+            prims.meet(P::DIRECT, false);
+            prims
+        }
+    }
+
+    /// As [`Prims::open`] (`direct`) or [`Prims::open_slots`], for the edges of the ring: the neighbours of a call compare
+    /// their calls here or in a roll call, in the same place.
+    ///
+    /// # Safety
+    /// As there.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+    pub unsafe fn open_ring(
+        cx: Context,
+        recv: [*mut Conn; NR],
+        send: [*mut Conn; NS],
+        direct: bool,
+    ) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut prims = Self::attach(cx, recv, send);
+            prims.meet(direct && P::DIRECT, cx.channel() == 0);
             prims
         }
     }
@@ -135,7 +156,7 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
         // SAFETY: the caller's.
         unsafe {
             let mut prims = Self::attach(cx, recv, send);
-            prims.meet(false);
+            prims.meet(false, false);
             prims
         }
     }
@@ -199,13 +220,13 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
     /// # Safety
     /// As [`Prims::open`].
     #[inline(always)]
-    unsafe fn meet(&mut self, direct: bool) {
+    unsafe fn meet(&mut self, direct: bool, roll: bool) {
         // SAFETY: the caller's.
         unsafe {
             let offers = direct && self.cx.count() > 0;
             if self.cx.tid() == 0 {
                 let (nr, ns) = (self.receiving(), self.sending());
-                edge::exchange_signatures(&mut self.cx, &self.recv[..nr], &self.send[..ns]);
+                edge::exchange_signatures(&mut self.cx, &self.recv[..nr], &self.send[..ns], roll);
                 if offers {
                     let output = self.output as u64;
                     edge::exchange_offers(&mut self.cx, output, &self.recv[..nr], &self.send[..ns]);
@@ -310,6 +331,8 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
                         self.cx.fail(|at| context::copy_fault(at, fault));
                     }
                 }
+                // The wait may have been for another edge than the neighbour's that has failed.
+                self.cx.adopt_fault();
                 // Told from one place or the other, not through a pointer to either: that one would have to
                 // point to the stack.
                 match self.cx.fault() {

@@ -1,9 +1,11 @@
-//! Checked all-reduces: one case, and all cases of a group of ranks.
+//! Checked reductions: one case, and all cases of a group of ranks.
 //!
-//! Rank 0's result is checked against the reference, every other rank's must be the same bits, and elements
-//! around the buffers must be untouched.
+//! A result is checked against the reference; where all ranks get it they must have the same bits; and elements around
+//! the buffers must be untouched.
 
-use ferroccl::{CommConfig, Communicator, Device, Operator, ProtocolId, ReduceOp, Stream};
+use ferroccl::{
+    Algorithm, CommConfig, Communicator, Device, Operator, ProtocolId, ReduceOp, Stream,
+};
 
 use super::{Case, Random};
 
@@ -17,6 +19,29 @@ pub(crate) struct Group {
     pub(crate) counts: &'static [usize],
 }
 
+/// What reduces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reduction {
+    AllReduce,
+    ReduceScatter,
+    /// To the last rank.
+    Reduce,
+}
+
+/// A group whose calls are done by one algorithm.
+pub(crate) fn group_by(
+    device: &Device,
+    (algorithm, protocol): (Algorithm, ProtocolId),
+    nranks: u32,
+    hostile: bool,
+    counts: &'static [usize],
+) -> Group {
+    let mut config = config(protocol, hostile);
+    config.algorithm = Some(algorithm);
+    config.ranks_per_node = (algorithm == Algorithm::Hierarchical).then_some(2);
+    of_config(device, nranks, &config, counts)
+}
+
 /// A group in the default set-up, or a hostile one: 2 slots of the smallest size, 3 channels.
 pub(crate) fn group(
     device: &Device,
@@ -25,6 +50,10 @@ pub(crate) fn group(
     hostile: bool,
     counts: &'static [usize],
 ) -> Group {
+    of_config(device, nranks, &config(protocol, hostile), counts)
+}
+
+fn config(protocol: ProtocolId, hostile: bool) -> CommConfig {
     let mut config = CommConfig::default();
     config.protocol = Some(protocol);
     if hostile {
@@ -32,7 +61,11 @@ pub(crate) fn group(
         config.buffer_bytes = [Some(512); 3];
         config.channels = Some(3);
     }
-    let ranks = Communicator::init_all_with(device, nranks, &config).unwrap();
+    config
+}
+
+fn of_config(device: &Device, nranks: u32, config: &CommConfig, counts: &'static [usize]) -> Group {
+    let ranks = Communicator::init_all_with(device, nranks, config).unwrap();
     let streams = ranks.iter().map(|_| device.stream().unwrap()).collect();
     Group { ranks, streams, device: device.clone(), counts }
 }
@@ -68,7 +101,7 @@ pub(crate) fn operator<T: Case>(device: &Device, op: ReduceOp, rank: usize) -> O
     }
 }
 
-/// One case.
+/// One case of an all-reduce.
 pub(crate) fn case<T: Case>(
     group: &Group,
     op: ReduceOp,
@@ -76,50 +109,77 @@ pub(crate) fn case<T: Case>(
     in_place: bool,
     misaligned: bool,
 ) {
-    let count = inputs[0].len();
+    reduce(group, Reduction::AllReduce, op, inputs, in_place, misaligned);
+}
+
+/// One case. Of a reduce-scatter the inputs have a block for each rank.
+pub(crate) fn reduce<T: Case>(
+    group: &Group,
+    what: Reduction,
+    op: ReduceOp,
+    inputs: &[Vec<T>],
+    in_place: bool,
+    misaligned: bool,
+) {
+    let (count, n) = (inputs[0].len(), inputs.len());
     let at = || {
         format!(
-            "type {} op {op} ranks {} count {count} in_place {in_place} misaligned {misaligned}",
-            T::TYPE,
-            inputs.len()
+            "{what:?} type {} op {op} ranks {n} count {count} in_place {in_place} misaligned {misaligned}",
+            T::TYPE
         )
+    };
+    // The elements of the input that a rank gets the reduction of.
+    let gets = |rank: usize| match what {
+        Reduction::AllReduce => 0..count,
+        Reduction::ReduceScatter => rank * (count / n)..(rank + 1) * (count / n),
+        Reduction::Reduce if rank == n - 1 => 0..count,
+        Reduction::Reduce => 0..0,
     };
     // The start of an allocation is aligned; one guard element before the data moves it off.
     let before = if misaligned { GUARD } else { 64 };
     let poison: Vec<T> =
         (0..count + before + GUARD).map(|i| T::draw(&mut Random(i as u64), op)).collect();
     let mut buffers = Vec::new();
-    for (stream, input) in group.streams.iter().zip(inputs) {
+    for (rank, (stream, input)) in group.streams.iter().zip(inputs).enumerate() {
         let whole = group.device.upload(&poison).unwrap();
-        let recv = whole.slice(before..before + count);
         let send = if in_place {
-            recv.copy_from(input, stream).unwrap();
-            recv.clone()
+            whole.slice(before..before + count)
         } else {
-            let send = group.device.upload(&poison).unwrap().slice(before..before + count);
-            send.copy_from(input, stream).unwrap();
-            send
+            group.device.upload(&poison).unwrap().slice(before..before + count)
+        };
+        send.copy_from(input, stream).unwrap();
+        let recv = match (what, in_place) {
+            (Reduction::ReduceScatter, true) => send.slice(gets(rank)),
+            (Reduction::ReduceScatter, false) => whole.slice(before..before + count / n),
+            _ => whole.slice(before..before + count),
         };
         buffers.push((whole, send, recv));
     }
     // Only now: where everything runs in one schedule, all that is to meet must be there before it does.
-    let ops: Vec<_> =
-        (0..buffers.len()).map(|rank| operator::<T>(&group.device, op, rank)).collect();
+    let ops: Vec<_> = (0..n).map(|rank| operator::<T>(&group.device, op, rank)).collect();
     for (r, (_, send, recv)) in buffers.iter().enumerate() {
-        group.ranks[r].all_reduce(send, recv, ops[r].clone(), &group.streams[r]).unwrap();
+        let (rank, stream, op) = (&group.ranks[r], &group.streams[r], ops[r].clone());
+        match what {
+            Reduction::AllReduce => rank.all_reduce(send, recv, op, stream),
+            Reduction::ReduceScatter => rank.reduce_scatter(send, recv, op, stream),
+            Reduction::Reduce => rank.reduce(send, recv, op, n as u32 - 1, stream),
+        }
+        .unwrap();
     }
     // Calls keep what they need.
     drop(ops);
     let mut first: Option<Vec<T>> = None;
     for (r, ((whole, send, _), stream)) in buffers.iter().zip(&group.streams).enumerate() {
         let got = whole.to_vec(stream).unwrap_or_else(|e| panic!("{}: rank {r}: {e}", at()));
-        let (head, tail) = (&got[..before], &got[before + count..]);
-        assert!(
-            head == &poison[..before] && tail == &poison[before + count..],
-            "{}: rank {r} wrote outside",
-            at()
-        );
-        let got = &got[before..before + count];
+        let gets = gets(r);
+        let start = before + if in_place { gets.start } else { 0 };
+        // Everything but the result is as it was.
+        let mut want = poison.clone();
+        if in_place {
+            want[before..before + count].copy_from_slice(&inputs[r]);
+        }
+        want[start..start + gets.len()].copy_from_slice(&got[start..start + gets.len()]);
+        assert!(got == want, "{}: rank {r} wrote outside", at());
         if !in_place {
             assert!(
                 send.to_vec(stream).unwrap() == inputs[r],
@@ -127,11 +187,12 @@ pub(crate) fn case<T: Case>(
                 at()
             );
         }
-        if let Some(first) = &first {
+        let got = &got[start..start + gets.len()];
+        if let (Some(first), Reduction::AllReduce) = (&first, what) {
             assert!(first == got, "{}: rank {r} differs from rank 0", at());
             continue;
         }
-        for (i, &got) in got.iter().enumerate() {
+        for (i, &got) in gets.zip(got) {
             let values: Vec<T> = inputs.iter().map(|input| input[i]).collect();
             assert!(T::correct(&values, op, got), "{}: element {i}: {values:?} gave {got:?}", at());
         }
