@@ -157,6 +157,10 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
+/// Where something must get to: a rank's output from a byte on, so many bytes; from each of these ranks' inputs, from a
+/// byte on.
+type Target = (usize, usize, usize, Vec<(usize, usize)>);
+
 /// The copies: those to one place together, in pieces.
 fn copies(what: What, device: &Device, ranks: u32) -> Done<Vec<Vec<Pair>>> {
     let n = ranks as usize;
@@ -166,8 +170,7 @@ fn copies(what: What, device: &Device, ranks: u32) -> Done<Vec<Vec<Pair>>> {
         (0..n).map(buffer).collect::<Done<Vec<_>>>()?,
         (0..n).map(buffer).collect::<Done<Vec<_>>>()?,
     );
-    // To (rank, first byte), so many bytes, from each of these.
-    let mut to: Vec<(usize, usize, usize, Vec<(usize, usize)>)> = Vec::new();
+    let mut to: Vec<Target> = Vec::new();
     for rank in 0..n {
         let blocks = 0..n;
         match what {
@@ -191,17 +194,18 @@ fn copies(what: What, device: &Device, ranks: u32) -> Done<Vec<Vec<Pair>>> {
             What::Reduce | What::Gather => {}
         }
     }
-    let pieces = to.iter().flat_map(|(rank, at, len, from)| {
-        (0..*len).step_by(PIECE).map(|start| {
-            let end = (start + PIECE).min(*len);
-            let target = outputs[*rank].slice(at + start..at + end);
+    let mut pieces = Vec::new();
+    for (rank, at, len, from) in to {
+        for start in (0..len).step_by(PIECE) {
+            let end = (start + PIECE).min(len);
+            let target = outputs[rank].slice(at + start..at + end);
             let copy = |(rank, at): &(usize, usize)| {
                 (inputs[*rank].slice(at + start..at + end), target.clone())
             };
-            from.iter().map(copy).collect()
-        })
-    });
-    Ok(pieces.collect())
+            pieces.push(from.iter().map(copy).collect());
+        }
+    }
+    Ok(pieces)
 }
 
 /// What came out of the rounds.

@@ -21,9 +21,12 @@
 //! protocol of a ring is the fastest comes out as measured: LL to 64 B with 4 ranks and to 512 B with 16, then Simple,
 //! LL128 never.
 //!
-//! Only the ring's all-reduce has been measured. All else is the same figures times its own number of steps and of
-//! bytes moved; an algorithm that is not the ring counts a tenth more ([`UNMEASURED`]). The model sees no difference
-//! between a step that waits for the rank before and one that finds its data there.
+//! Only the ring's all-reduce has been fitted. All else is the same figures times its own number of steps and of
+//! bytes moved; an algorithm that is not the ring counts a tenth more ([`UNMEASURED`]). Three figures of theirs are
+//! ratios of `ferroccl perf` in a debug build on a busy machine, 4 and 16 ranks, the least of 12 runs ([`OPENED`],
+//! [`SPREAD`], [`BLOCK`]): good for which is the faster, not for how long it takes. What came out is what they were made
+//! to give: for small all-reduces the chain before the tree, the ring and last one-shot; for all-gathers the ring before
+//! Bruck's rounds up to 16 ranks at least.
 
 use super::rules::LEAST_BW;
 use super::tables::{Hardware, STEP};
@@ -63,6 +66,15 @@ const GRAIN: u64 = 16;
 /// at 256 KiB, where they halve the time.
 pub(super) const BYTES_A_CHANNEL: u64 = 32 << 10;
 
+/// How much more a step takes over a connection that is opened for it: of Bruck's rounds and of one-shot, whose peers
+/// change from step to step.
+const OPENED: f64 = 5.0;
+/// How much more of their bytes these two move: through slots, where a ring writes into the next rank's buffer; one-shot
+/// once more through scratch memory.
+const SPREAD: [f64; 2] = [2.0, 4.0];
+/// What a block of a rank takes beyond the first, in microseconds: trees have one for each way.
+const BLOCK: f64 = 0.25;
+
 /// How many of `channels` a call of `bytes` is worth.
 #[must_use]
 pub(super) fn channels(bytes: u64, channels: u32) -> u32 {
@@ -95,6 +107,8 @@ struct Work {
     steps: f64,
     /// How often a byte of the call is moved.
     moved: f64,
+    /// Blocks beyond one a rank and channel.
+    blocks: f64,
     /// Parts that a call is cut into, each for steps of its own.
     parts: f64,
     /// How often what is moved comes from memory, where it does not fit the cache.
@@ -113,6 +127,7 @@ impl Work {
         let ring = Work {
             steps: n * steps,
             moved: steps,
+            blocks: 0.0,
             parts: n,
             from_memory: 1.0,
             crossings: ring_steps(collective, hosts),
@@ -122,6 +137,7 @@ impl Work {
         let along = |times: f64, crossings: f64| Work {
             steps: times * (n - 1.0),
             moved: times * (n - 1.0),
+            blocks: 0.0,
             parts: 1.0,
             from_memory: 1.0,
             crossings,
@@ -136,12 +152,16 @@ impl Work {
                 Work { steps: 1.0, moved: 1.0, parts: 1.0, ..ring }
             }
             Algorithm::Ring => ring,
-            Algorithm::Tree if passes_down => along(1.0, levels),
-            Algorithm::Tree => along(2.0, 2.0 * levels),
-            // To the last rank, and on to the root or the blocks' owners: half of the way on the average.
-            Algorithm::Chain if collective != Collective::AllReduce => {
-                along(1.5, 2.0 * (hosts - 1.0))
+            Algorithm::Tree if collective == Collective::Broadcast => along(1.0, levels),
+            Algorithm::Tree if passes_down => Work { blocks: n, ..along(1.0, levels) },
+            Algorithm::Tree => Work { blocks: n, ..along(2.0, 2.0 * levels) },
+            // To the last rank, and on to the root or the blocks' owners: half of the way on the average. Blocks go
+            // each by itself.
+            Algorithm::Chain if collective == Collective::ReduceScatter => {
+                let whole = along(1.5, 2.0 * (hosts - 1.0));
+                Work { steps: n * 2.0 * (n - 1.0), parts: n, ..whole }
             }
+            Algorithm::Chain if collective == Collective::Reduce => along(1.5, 2.0 * (hosts - 1.0)),
             Algorithm::Chain => along(2.0, 2.0 * (hosts - 1.0)),
             // The leader turns what it has around: a step more.
             Algorithm::Hierarchical => {
@@ -150,6 +170,7 @@ impl Work {
                 Work {
                     steps: inside + hosts * leaders,
                     moved: inside + leaders,
+                    blocks: 0.0,
                     parts: 1.0,
                     from_memory: 1.0,
                     crossings: leaders,
@@ -157,12 +178,14 @@ impl Work {
                 }
             }
             Algorithm::OneShot => {
-                Work { steps: n * (n - 1.0), moved: n * (n - 1.0), parts: 1.0, ..ring }
+                let edges = n * (n - 1.0);
+                Work { steps: OPENED * edges, moved: SPREAD[1] * edges, parts: 1.0, ..ring }
             }
-            // Blocks are read again when a later round sends them on: from memory, where a ring has them in its slots.
+            // Blocks are read again when a later round sends them on, where a ring has them in its slots.
             Algorithm::Bruck => Work {
-                steps: n * rounds(s.ranks()),
-                from_memory: 2.0,
+                steps: OPENED * n * rounds(s.ranks()),
+                moved: SPREAD[0] * steps,
+                from_memory: 1.0,
                 crossings: rounds(s.nodes()),
                 sent: (n - 1.0) / hosts,
                 ..ring
@@ -171,6 +194,7 @@ impl Work {
             Algorithm::CollnetDirect | Algorithm::CollnetChain => Work {
                 steps: 2.0 * n,
                 moved: 2.0 * n,
+                blocks: 0.0,
                 parts: 1.0,
                 from_memory: 1.0,
                 crossings: 0.0,
@@ -206,7 +230,8 @@ pub(super) fn cost(
     let share = (ranks / nodes).ceil() / ranks;
     let more = if algorithm == Algorithm::Ring { 1.0 } else { UNMEASURED };
     let filled = (bytes / (GRAIN as f64 * at_once * work.parts)).min(1.0);
-    let mut latency = costs.call + more * work.steps * share * (costs.step + filled * costs.filled);
+    let steps = work.steps * (costs.step + filled * costs.filled) + work.blocks * BLOCK;
+    let mut latency = costs.call + more * share * steps;
 
     let each = costs.byte / at_once + if in_memory { work.from_memory * MEMORY_BYTE } else { 0.0 };
     // Microseconds a byte of the call.
