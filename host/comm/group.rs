@@ -112,7 +112,7 @@ struct Lane {
 enum LaneWork {
     Collectives(Vec<Request>),
     Messages(Vec<Message>),
-    Transfers(Transfers),
+    Transfers(Box<Transfers>),
 }
 
 impl Lane {
@@ -162,13 +162,14 @@ fn launch(kept: Vec<Kept>) -> Result<()> {
     for lane in &mut lanes {
         drop(lane.inner.lock_order()?);
         if let LaneWork::Messages(messages) = &mut lane.work {
-            lane.work = LaneWork::Transfers(lane.inner.transfers(std::mem::take(messages))?);
+            let transfers = lane.inner.transfers(std::mem::take(messages))?;
+            lane.work = LaneWork::Transfers(Box::new(transfers));
         }
     }
     let starts = Starts::of(&lanes);
     // The streams that a lane runs in, and what is to wait for its end.
     let mut taken: Vec<Stream> = Vec::new();
-    let mut ends: Vec<(Event, Vec<Stream>)> = Vec::new();
+    let mut ends: Vec<End> = Vec::new();
     let mut result = Ok(());
     for lane in lanes {
         let beside = taken.iter().any(|stream| stream.is(&lane.streams[0]));
@@ -181,12 +182,22 @@ fn launch(kept: Vec<Kept>) -> Result<()> {
         }
     }
     // Only now, as other lanes may run in these streams.
-    for (end, streams) in &ends {
-        for stream in streams {
-            stream.ops().wait(end);
+    ends.iter().for_each(End::join);
+    result
+}
+
+/// The end of a lane, and the streams that wait for it.
+struct End {
+    event: Event,
+    waiting: Vec<Stream>,
+}
+
+impl End {
+    fn join(&self) {
+        for stream in &self.waiting {
+            stream.ops().wait(&self.event);
         }
     }
-    result
 }
 
 /// Where streams are when a group begins. What runs beside them begins there.
@@ -227,11 +238,7 @@ impl Starts {
 
 impl Lane {
     /// Launches it; gives the stream that it runs in, and what waits for its end.
-    fn launch(
-        self,
-        beside: bool,
-        starts: &Starts,
-    ) -> Result<(Stream, Option<(Event, Vec<Stream>)>)> {
+    fn launch(self, beside: bool, starts: &Starts) -> Result<(Stream, Option<End>)> {
         let Lane { inner, streams, work } = self;
         let mut order = inner.lock_order()?;
         let main = streams[0].clone();
@@ -260,7 +267,7 @@ impl Lane {
             }
             LaneWork::Transfers(transfers) => {
                 let seq = order.seq;
-                result = inner.launch_transfers(transfers, seq, &on);
+                result = inner.launch_transfers(*transfers, seq, &on);
             }
             LaneWork::Messages(_) => {}
         }
@@ -268,7 +275,7 @@ impl Lane {
         let end = (!waiting.is_empty()).then(|| {
             let event = Event::new();
             on.ops().record(&event, beside);
-            (event, waiting)
+            End { event, waiting }
         });
         if order.stream.as_ref().is_none_or(|last| !last.is(&main)) {
             order.stream = Some(main);
@@ -277,9 +284,7 @@ impl Lane {
         match (result, end) {
             (Ok(()), end) => Ok((on, end)),
             (Err(error), end) => {
-                if let Some((event, streams)) = end {
-                    streams.iter().for_each(|stream| stream.ops().wait(&event));
-                }
+                end.iter().for_each(End::join);
                 Err(error)
             }
         }
