@@ -112,6 +112,22 @@ impl EdgeEnd {
         }
     }
 
+    /// What the other end has left for us, and whether as [`Poison::SET`] or [`Poison::LEFT`].
+    pub(crate) fn left(&self) -> Option<(Fault, u64)> {
+        let header = self.region.address() as *mut EdgeHeader;
+        // SAFETY: the region lives as long as `self`; a word of these two means a written fault, which stays as it is.
+        unsafe {
+            let at: *mut Poison = if self.receiving {
+                &raw mut (*header).from_sender
+            } else {
+                &raw mut (*header).from_receiver
+            };
+            // Pairs with the releases of `poison`, here and in a kernel.
+            let set = AtomicU64::from_ptr(&raw mut (*at).set).load(Ordering::Acquire);
+            matches!(set, Poison::SET | Poison::LEFT).then(|| ((*at).fault, set))
+        }
+    }
+
     /// Leaves `fault` for the other end; the first one stays. `kind` is [`Poison::SET`] or [`Poison::LEFT`].
     pub(crate) fn poison(&self, fault: &Fault, kind: u64) {
         let header = self.region.address() as *mut EdgeHeader;

@@ -171,6 +171,7 @@ impl Inner {
         if let Some(error) = failure {
             self.broken(error);
         }
+        self.find_cause();
         self.failure().map_or(Ok(()), |failure| {
             self.tell_peers();
             Err(failure)

@@ -29,7 +29,7 @@ use tracing::{debug, info, warn};
 
 use crate::bootstrap::{Departure, Watch};
 use crate::buffer::{Device, Stream};
-use crate::channel::Edges;
+use crate::channel::{EdgeEnd, Edges};
 use crate::enqueue::Shape;
 use crate::error::KernelFault;
 use crate::log;
@@ -111,11 +111,12 @@ impl Communicator {
     /// Stops every kernel of this communicator, here and, through the ring, on all its ranks. The calls that
     /// are under way end with an error, and no more can be made.
     pub fn abort(&self) {
-        self.0.fail(&Fault {
-            kind: FaultKind::Aborted as u32,
-            rank: self.0.rank,
-            ..Fault::default()
-        });
+        let fault =
+            Fault { kind: FaultKind::Aborted as u32, rank: self.0.rank, ..Fault::default() };
+        if self.0.control.fault().is_none() {
+            let _ = self.0.cause.set(Error::Kernel(Arc::new(KernelFault(fault))));
+        }
+        self.0.fail(&fault);
     }
 
     /// The failure of this communicator, if it has failed (NCCL's `ncclCommGetAsyncError`).
@@ -143,6 +144,22 @@ impl Inner {
     fn fail(&self, fault: &Fault) {
         self.control.fail(fault);
         self.tell_peers();
+    }
+
+    /// Kernels that were stopped by a peer's fault know that of the ring's neighbours only: looks whether another has
+    /// left the cause.
+    fn find_cause(&self) {
+        let stopped = |fault: &Fault| FaultKind::from_raw(fault.kind) == FaultKind::Aborted;
+        if self.cause.get().is_some() || !self.control.fault().as_ref().is_some_and(stopped) {
+            return;
+        }
+        let ends = self.edges.iter().flat_map(|edges| [&edges.send, &edges.recv]);
+        let mut left: Vec<(Fault, u64)> = ends.filter_map(EdgeEnd::left).collect();
+        // A fault before a departure, and one that says more before one that says no more.
+        left.sort_by_key(|(fault, kind)| (*kind != Poison::SET, stopped(fault)));
+        if let Some((fault, _)) = left.first() {
+            let _ = self.cause.set(Error::Kernel(Arc::new(KernelFault(*fault))));
+        }
     }
 
     /// Tells all peers of our failure, if there is one: also those whom the failed call had nothing to do with.

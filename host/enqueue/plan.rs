@@ -165,14 +165,8 @@ pub fn choose(call: &Call, shape: &Shape) -> Result<Way, PlanError> {
     let (algorithm, protocol) = match shape.algorithm {
         // One rank copies, whatever the settings are.
         _ if shape.ranks == 1 => Some((Algorithm::Ring, ProtocolId::Simple)),
-        Some(wanted) if does(call.collective, wanted) => best(&|a, _| a == wanted)
-            .or_else(|| {
-                // Nothing is known of it here, and it is wanted all the same.
-                let (_, protocol) = best(&|_, _| true)?;
-                has(wanted, protocol).then_some((wanted, protocol))
-            })
-            .or_else(|| best(&|_, _| true)),
-        _ => best(&|_, _| true),
+        Some(wanted) => best(&|a, _| a == wanted).or_else(|| best(&|_, _| true)),
+        None => best(&|_, _| true),
     }
     .ok_or_else(|| PlanError::new(call, None))?;
     let channels = if shape.all_channels {
@@ -181,22 +175,6 @@ pub fn choose(call: &Call, shape: &Shape) -> Result<Way, PlanError> {
         shape.tuner.channels(call.collective, bytes, algorithm, protocol, shape.channels)
     };
     Ok(Way { algorithm, protocol, channels })
-}
-
-/// Whether an algorithm is for a collective.
-#[must_use]
-pub fn does(collective: Collective, algorithm: Algorithm) -> bool {
-    use Algorithm::{Bruck, Chain, CollnetDirect, Hierarchical, OneShot, Ring, Tree};
-    match collective {
-        Collective::AllReduce | Collective::Barrier => {
-            matches!(algorithm, Ring | Tree | Hierarchical | OneShot | Chain | CollnetDirect)
-        }
-        Collective::AllGather => matches!(algorithm, Ring | Bruck),
-        Collective::ReduceScatter => matches!(algorithm, Ring | Bruck | Chain),
-        Collective::Broadcast => matches!(algorithm, Ring | Tree),
-        Collective::Reduce => matches!(algorithm, Ring | Tree | Chain),
-        Collective::SendRecv => algorithm == Ring,
-    }
 }
 
 /// The kernel of sends and receives, if this build has it.

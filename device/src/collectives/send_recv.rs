@@ -77,20 +77,8 @@ impl KernelCode for SendRecv {
                     by_protocol!(transfer, Q => idle::<Q>(&mut cx, transfer, &mut watch));
                 }
             }
-            if cx.stopped {
-                for i in 0..count {
-                    let transfer = first.wrapping_add(i);
-                    let conn = (*transfer).conn as *mut Conn;
-                    if conn.is_null() {
-                        continue;
-                    }
-                    // Leaves the fault at the edge.
-                    if (*transfer).kind == TransferKind::Send as u32 {
-                        Prims::<T, R, Simple, 0, 1>::attach(cx, [], [conn]).close();
-                    } else {
-                        Prims::<T, R, Simple, 1, 0>::attach(cx, [conn], []).close();
-                    }
-                }
+            if cx.stopped && cx.tid() == 0 {
+                cx.pass_on_fault();
             }
         }
     }

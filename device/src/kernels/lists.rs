@@ -13,7 +13,7 @@ macro_rules! families {
         $row! {
             "all_reduce_ring" AllReduce Ring AllReduceRing: reductions;
             #[cfg(feature = "tree")]
-            "all_reduce_tree" AllReduce Tree AllReduceTree: reductions;
+            "all_reduce_tree" AllReduce Tree AllReduceTree: sums;
             #[cfg(feature = "one-shot")]
             "all_reduce_one_shot" AllReduce OneShot AllReduceOneShot: sums;
             #[cfg(feature = "all-gather")]
@@ -39,7 +39,7 @@ macro_rules! families {
     };
 }
 
-/// Calls `$row!` with the sums: what algorithms for few bytes are specialised for.
+/// Calls `$row!` with the sums: what algorithms for few bytes, and the large kernels of trees, are specialised for.
 macro_rules! sums {
     ($row:ident $($more:tt)*) => {
         $row! { $($more)*

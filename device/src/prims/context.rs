@@ -11,6 +11,7 @@ use crate::abi::{
 };
 use crate::gpu::{self, SPINS_PER_CHECK, Waiting};
 use crate::prims::Edge;
+use crate::prims::edge::leave;
 
 /// One lane in one block of one call.
 #[derive(Clone, Copy, Debug)]
@@ -277,52 +278,70 @@ impl Context {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
     pub fn neighbour_failed(&self) -> bool {
-        let [previous, next] = self.left_by_neighbours();
+        let [previous, next] = self.ring_edges();
         // SAFETY: the headers of the edges live as long as the communicator. A rank alone has none.
         unsafe {
             !previous.is_null()
-                && (gpu::ld_acquire(&raw const (*previous).set) == Poison::SET
-                    || gpu::ld_acquire(&raw const (*next).set) == Poison::SET)
+                && (gpu::ld_acquire(&raw const (*previous).from_sender.set) == Poison::SET
+                    || gpu::ld_acquire(&raw const (*next).from_receiver.set) == Poison::SET)
         }
     }
 
-    /// Where the ring's neighbours leave their faults for us.
+    /// The edges from the previous rank of the ring, and to the next; null for a rank alone.
     #[inline(always)]
-    fn left_by_neighbours(&self) -> [*const Poison; 2] {
-        // SAFETY: the communicator's channels and connections live as long as it does; of the headers only addresses
-        // are computed.
+    fn ring_edges(&self) -> [*mut EdgeHeader; 2] {
+        // SAFETY: the communicator's channels and connections live as long as it does.
         unsafe {
             let first = (*self.comm()).channels as *const Channel;
             let peers = (*first).peers as *const Peer;
-            let previous =
-                (*peers.wrapping_add((*first).prev as usize)).recv.edge as *const EdgeHeader;
-            let next = (*peers.wrapping_add((*first).next as usize)).send.edge as *const EdgeHeader;
-            if previous.is_null() {
-                return [core::ptr::null(); 2];
-            }
-            [&raw const (*previous).from_sender, &raw const (*next).from_receiver]
+            [
+                (*peers.wrapping_add((*first).prev as usize)).recv.edge as *mut EdgeHeader,
+                (*peers.wrapping_add((*first).next as usize)).send.edge as *mut EdgeHeader,
+            ]
         }
     }
 
-    /// Takes over what stopped us, if that was a neighbour of the ring, unless there is a fault already: no call that has
-    /// stopped is without one.
+    /// A call has stopped: takes over what stopped us, if that was a neighbour of the ring, unless there is a fault
+    /// already (no call that has stopped is without one), and leaves it for both neighbours. So a fault goes around the
+    /// ring, kernel to kernel, whatever connections a call uses; all others are told by the host.
+    ///
+    /// # Safety
+    /// One lane of a block calls it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-    pub(crate) fn adopt_fault(&mut self) {
-        for at in self.left_by_neighbours() {
-            // SAFETY: as in `neighbour_failed`; a set word means a written fault, which stays as it is.
-            unsafe {
-                if !at.is_null() && gpu::ld_acquire(&raw const (*at).set) == Poison::SET {
-                    self.fail(|to| copy_fault(to, &(*at).fault));
-                }
+    pub(crate) unsafe fn pass_on_fault(&mut self) {
+        let [previous, next] = self.ring_edges();
+        // SAFETY: the headers of the edges live as long as the communicator; each side writes its own cell.
+        unsafe {
+            if !previous.is_null() {
+                self.adopt(&raw const (*previous).from_sender);
+                self.adopt(&raw const (*next).from_receiver);
+            }
+            let rank = self.rank();
+            // A zeroed cell.
+            self.fail(|to| {
+                (*to).kind = FaultKind::Aborted as u32;
+                (*to).rank = rank;
+            });
+            // Where another block is just writing it, that one passes it on, or the host.
+            if let Some(fault) = self.fault()
+                && !previous.is_null()
+            {
+                leave(&raw mut (*previous).from_receiver, fault);
+                leave(&raw mut (*next).from_sender, fault);
             }
         }
-        let aborted = self.aborted_fault();
-        // SAFETY: a zeroed cell.
-        self.fail(|to| unsafe {
-            (*to).kind = aborted.kind;
-            (*to).rank = aborted.rank;
-        });
+    }
+
+    /// Takes over what a neighbour has left, if it has.
+    #[inline(always)]
+    fn adopt(&mut self, at: *const Poison) {
+        // SAFETY: as in `neighbour_failed`; a set word means a written fault, which stays as it is.
+        unsafe {
+            if gpu::ld_acquire(&raw const (*at).set) == Poison::SET {
+                self.fail(|to| copy_fault(to, &(*at).fault));
+            }
+        }
     }
 
     /// The communicator's first fault, once it is recorded.
@@ -335,13 +354,6 @@ impl Context {
             let cell = (*self.comm()).fault as *const crate::abi::FaultCell;
             (gpu::ld_acquire(&raw const (*cell).state) == 2).then(|| &(*cell).fault)
         }
-    }
-
-    /// A fault that says no more than that the communicator is being stopped.
-    #[inline(always)]
-    #[must_use]
-    pub fn aborted_fault(&self) -> Fault {
-        Fault { kind: FaultKind::Aborted as u32, rank: self.rank(), ..Fault::default() }
     }
 
     /// Writes a fault of this lane.

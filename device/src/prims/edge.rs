@@ -146,14 +146,6 @@ impl Edge {
         set == Poison::SET || set == Poison::LEFT
     }
 
-    /// What the other end has left for us.
-    #[inline(always)]
-    #[must_use]
-    pub fn poison(&self, receiving: bool) -> Option<&Fault> {
-        // SAFETY: as above; a set word means a written fault, which stays as it is.
-        self.poisoned(receiving).then(|| unsafe { &(*self.left_for_us(receiving)).fault })
-    }
-
     #[inline(always)]
     fn left_for_us(&self, receiving: bool) -> *const Poison {
         let header = self.edge();
@@ -217,26 +209,6 @@ impl Edge {
         unsafe { (*self.conn).edge as *mut EdgeHeader }
     }
 
-    /// Leaves `fault` for the sender of this edge.
-    ///
-    /// # Safety
-    /// We are its receiver; one lane calls it.
-    #[inline(always)]
-    pub(crate) unsafe fn poison_sender(&self, fault: &Fault) {
-        // SAFETY: the caller's.
-        unsafe { leave(&raw mut (*self.edge()).from_receiver, fault) }
-    }
-
-    /// Leaves `fault` for the receiver of this edge.
-    ///
-    /// # Safety
-    /// We are its sender; one lane calls it.
-    #[inline(always)]
-    pub(crate) unsafe fn poison_receiver(&self, fault: &Fault) {
-        // SAFETY: the caller's.
-        unsafe { leave(&raw mut (*self.edge()).from_sender, fault) }
-    }
-
     /// The sender's: the address that the receiver has offered.
     #[inline(always)]
     pub(crate) fn take_offer(&mut self) {
@@ -259,7 +231,7 @@ impl Edge {
 /// # Safety
 /// `at` is writable, by this side of the edge.
 #[inline(always)]
-unsafe fn leave(at: *mut Poison, fault: &Fault) {
+pub(super) unsafe fn leave(at: *mut Poison, fault: &Fault) {
     // SAFETY: the caller's; who takes `set` from 0 writes the fault. The release pairs with the acquire
     // in `Edge::poisoned`.
     unsafe {
@@ -277,22 +249,28 @@ unsafe fn leave(at: *mut Poison, fault: &Fault) {
 /// One lane calls it, when the edges are opened.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-pub(crate) unsafe fn exchange_signatures(
+pub(crate) unsafe fn exchange_signatures<const NR: usize, const NS: usize>(
     cx: &mut Context,
-    recv: &[Edge],
-    send: &[Edge],
+    (recv, send): (&[Edge; NR], &[Edge; NS]),
+    (nr, ns): (usize, usize),
     roll: bool,
 ) {
     // SAFETY: `open`'s contract.
     unsafe {
         let ours = (*cx.work()).signature;
-        for edge in send {
+        for (i, edge) in send.iter().enumerate() {
+            if NS > 1 && i >= ns {
+                break;
+            }
             let ring = if roll { edge.roll() } else { edge.calls() };
             if !tell(cx, edge, ring, &ours) {
                 return;
             }
         }
-        for edge in recv {
+        for (i, edge) in recv.iter().enumerate() {
+            if NR > 1 && i >= nr {
+                break;
+            }
             let ring = if roll { edge.roll() } else { edge.calls() };
             if !hear(cx, edge, ring, &ours) {
                 return;
@@ -310,7 +288,7 @@ pub(crate) unsafe fn exchange_signatures(
 pub(crate) unsafe fn roll_call(cx: &mut Context, recv: &Edge, send: &Edge) {
     // SAFETY: the caller's.
     unsafe {
-        exchange_signatures(cx, core::slice::from_ref(recv), core::slice::from_ref(send), true);
+        exchange_signatures(cx, (&[*recv], &[*send]), (1, 1), true);
     }
 }
 
@@ -444,15 +422,23 @@ unsafe fn hear(cx: &mut Context, edge: &Edge, ring: *mut SignatureRing, ours: &S
 /// One lane calls it, after [`exchange_signatures`] and only when the call has elements.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-pub(crate) unsafe fn exchange_offers(cx: &mut Context, output: u64, recv: &[Edge], send: &[Edge]) {
+pub(crate) unsafe fn exchange_offers<const NR: usize, const NS: usize>(
+    cx: &mut Context,
+    output: u64,
+    (recv, send): (&[Edge; NR], &[Edge; NS]),
+    (nr, ns): (usize, usize),
+) {
     // SAFETY: `open`'s contract.
     unsafe {
-        for edge in recv {
-            if edge.offers && !cx.stopped {
+        for (i, edge) in recv.iter().enumerate() {
+            if (NR == 1 || i < nr) && edge.offers && !cx.stopped {
                 edge.offer(output);
             }
         }
-        for edge in send {
+        for (i, edge) in send.iter().enumerate() {
+            if NS > 1 && i >= ns {
+                break;
+            }
             if edge.offers && !cx.wait(edge, WaitKind::Offer, edge.step, || edge.has_offer()) {
                 return;
             }

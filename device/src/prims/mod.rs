@@ -36,7 +36,7 @@ pub use ll128::Ll128;
 pub use rules::{Rules, Sound};
 pub use simple::Simple;
 
-use crate::abi::{Conn, Fault, ProtocolId};
+use crate::abi::{Conn, ProtocolId};
 use crate::copy::{Lanes, MAX_ENDS};
 use crate::element::Element;
 use crate::gpu;
@@ -225,11 +225,12 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
         unsafe {
             let offers = direct && self.cx.count() > 0;
             if self.cx.tid() == 0 {
-                let (nr, ns) = (self.receiving(), self.sending());
-                edge::exchange_signatures(&mut self.cx, &self.recv[..nr], &self.send[..ns], roll);
+                let there = (self.receiving(), self.sending());
+                let (recv, send) = (&self.recv, &self.send);
+                edge::exchange_signatures(&mut self.cx, (recv, send), there, roll);
                 if offers {
                     let output = self.output as u64;
-                    edge::exchange_offers(&mut self.cx, output, &self.recv[..nr], &self.send[..ns]);
+                    edge::exchange_offers(&mut self.cx, output, (recv, send), there);
                 }
             }
             self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
@@ -303,7 +304,8 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
         self.cx.stopped
     }
 
-    /// Closes the edges: the steps are kept for the next call, a failure is left for the neighbours.
+    /// Closes the edges: the steps are kept for the next call, a failure is left for the ring's neighbours. The host tells
+    /// all others.
     ///
     /// # Safety
     /// All lanes call it, after their last verb.
@@ -315,45 +317,11 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
         if self.cx.tid() != 0 {
             return;
         }
-        let (nr, ns) = (self.receiving(), self.sending());
         // SAFETY: the only lane that writes; `open`'s contract.
         unsafe {
             self.keep_steps();
             if self.cx.stopped {
-                // A neighbour's fault is ours, unless we have one; and what is ours is the neighbours'.
-                for edge in &self.recv[..nr] {
-                    if let Some(fault) = edge.poison(true) {
-                        self.cx.fail(|at| context::copy_fault(at, fault));
-                    }
-                }
-                for edge in &self.send[..ns] {
-                    if let Some(fault) = edge.poison(false) {
-                        self.cx.fail(|at| context::copy_fault(at, fault));
-                    }
-                }
-                // The wait may have been for another edge than the neighbour's that has failed.
-                self.cx.adopt_fault();
-                // Told from one place or the other, not through a pointer to either: that one would have to
-                // point to the stack.
-                match self.cx.fault() {
-                    Some(fault) => self.tell_neighbours(fault),
-                    None => self.tell_neighbours(&self.cx.aborted_fault()),
-                }
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`Prims::close`], by one lane.
-    #[inline(always)]
-    unsafe fn tell_neighbours(&self, fault: &Fault) {
-        // SAFETY: the caller's.
-        unsafe {
-            for edge in &self.recv[..self.receiving()] {
-                edge.poison_sender(fault);
-            }
-            for edge in &self.send[..self.sending()] {
-                edge.poison_receiver(fault);
+                self.cx.pass_on_fault();
             }
         }
     }
