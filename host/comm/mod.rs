@@ -155,8 +155,8 @@ impl Inner {
         }
         let ends = self.edges.iter().flat_map(|edges| [&edges.send, &edges.recv]);
         let mut left: Vec<(Fault, u64)> = ends.filter_map(EdgeEnd::left).collect();
-        // A fault before a departure, and one that says more before one that says no more.
-        left.sort_by_key(|(fault, kind)| (*kind != Poison::SET, stopped(fault)));
+        // What says more before what says no more, and a fault before a departure.
+        left.sort_by_key(|(fault, kind)| (stopped(fault), *kind != Poison::SET));
         if let Some((fault, _)) = left.first() {
             let _ = self.cause.set(Error::Kernel(Arc::new(KernelFault(*fault))));
         }
