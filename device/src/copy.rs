@@ -195,17 +195,13 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
     #[inline(always)]
     fn aligned(&self, shape: Shape) -> bool {
         let mut bits = 0;
-        for i in 0..shape.sources {
-            if shape.optional && i >= self.there[0] {
-                break;
+        for i in 0..MAX_ENDS {
+            if i < shape.sources && (!shape.optional || i < self.there[0]) {
+                bits |= self.sources[i].addr();
             }
-            bits |= self.sources[i].addr();
-        }
-        for i in 0..shape.destinations {
-            if shape.optional && i >= self.there[1] {
-                break;
+            if i < shape.destinations && (!shape.optional || i < self.there[1]) {
+                bits |= self.destinations[i].addr();
             }
-            bits |= self.destinations[i].addr();
         }
         bits % PACK_BYTES == 0
     }
@@ -256,15 +252,14 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
                         },
                     );
                 } else {
-                    for s in 1..shape.sources {
-                        if shape.optional && s >= self.there[0] {
-                            break;
+                    for s in 1..MAX_ENDS {
+                        if s < shape.sources && (!shape.optional || s < self.there[0]) {
+                            let next: [P::Value; U] = load_all::<P, T, U>(self.sources[s], at);
+                            value = each(
+                                #[inline(always)]
+                                |u| self.reducer.combine(value[u], next[u]),
+                            );
                         }
-                        let next: [P::Value; U] = load_all::<P, T, U>(self.sources[s], at);
-                        value = each(
-                            #[inline(always)]
-                            |u| self.reducer.combine(value[u], next[u]),
-                        );
                     }
                 }
                 if shape.last && self.reducer.divides() {
@@ -273,12 +268,12 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
                         |u| self.reducer.post(value[u]),
                     );
                 }
-                for d in 0..shape.destinations {
-                    if shape.optional && d >= self.there[1] {
-                        break;
-                    }
-                    for (u, value) in value.iter().enumerate() {
-                        P::store(self.destinations[d].add((at + u * warp) * P::ELEMENTS), *value);
+                for d in 0..MAX_ENDS {
+                    if d < shape.destinations && (!shape.optional || d < self.there[1]) {
+                        for (u, value) in value.iter().enumerate() {
+                            let to = self.destinations[d].add((at + u * warp) * P::ELEMENTS);
+                            P::store(to, *value);
+                        }
                     }
                 }
             }

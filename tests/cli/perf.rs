@@ -362,7 +362,9 @@ fn the_emulator_counts_the_same_every_time() {
     }
     let run = |flags: &str| {
         let args = ["perf", "all_reduce", "--runtime", "ptx", "-g", "3", "-b", "8", "-e", "32K"];
-        let table = table_of(ferroccl(args).args(["-f", "64"]).args(flags.split_whitespace()));
+        let table = table_of(
+            ferroccl(args).args(["-f", "64", "--algo", "ring"]).args(flags.split_whitespace()),
+        );
         assert_right(&table);
         table
     };

@@ -135,9 +135,10 @@ fn assembled(ptxas: &Path, rows: &Arc<Mutex<Vec<Row>>>) -> Vec<Trial> {
                         .ok_or_else(|| format!("ptxas does not name {kernel}"))?;
                     let row = Row { arch, kernel, ptx_bytes: text.len(), usage };
                     rows.lock().expect("no trial panics with it").push(row);
-                    // Trees keep the state of up to six edges, and what does not fit registers is in memory.
-                    if !text::is_tree(kernel) {
-                        usage.check(kernels::MAX_THREADS).map_err(|e| format!("{kernel}: {e}"))?;
+                    if let Err(why) = usage.check(kernels::MAX_THREADS)
+                        && !is_known_to_spill(kernel, &usage)
+                    {
+                        return Err(format!("{kernel}: {why}").into());
                     }
                 }
                 Ok(())
@@ -145,6 +146,13 @@ fn assembled(ptxas: &Path, rows: &Arc<Mutex<Vec<Row>>>) -> Vec<Trial> {
         }));
     }
     trials
+}
+
+/// The state of a tree's six edges is more than a lane has registers for; and the chain's division of 64-bit integers, by
+/// a routine of the assembler's. What they spill may only become less.
+fn is_known_to_spill(kernel: &str, usage: &Usage) -> bool {
+    let known = kernel.starts_with("all_reduce_tree_") || kernel.starts_with("reduce_chain_");
+    known && usage.spill_bytes <= 1024 && usage.registers <= 128
 }
 
 /// A module of one kernel only.

@@ -89,14 +89,7 @@ pub(crate) fn check_tree(module: &'static Module) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a kernel, or its text, is one of a tree. Theirs have arrays of edges that the compiler does not take apart:
-/// the one exception from the rule that nothing is in local memory.
-pub(crate) fn is_tree(kernel: &str) -> bool {
-    kernel.split('(').next().unwrap_or_default().contains("_tree_")
-}
-
 fn check_kernel(kind: Kind, text: &str) -> Result<(), String> {
-    let tree = is_tree(text);
     let instructions: Vec<&str> = text.lines().map(instruction).filter(|i| !i.is_empty()).collect();
     let all = |prefix: &str| instructions.iter().filter(|i| i.starts_with(prefix)).count();
 
@@ -107,8 +100,7 @@ fn check_kernel(kind: Kind, text: &str) -> Result<(), String> {
         ("st.local", "stores to local memory"),
         ("brx", "jumps through a table"),
     ] {
-        let known = tree && unwanted.contains("local");
-        if all(unwanted) > 0 && !known {
+        if all(unwanted) > 0 {
             return Err(why.into());
         }
     }

@@ -29,23 +29,26 @@ pub struct Edge {
 }
 
 impl Edge {
+    /// An edge that is missing.
+    pub(crate) const NONE: Edge = Edge {
+        conn: ptr::null_mut(),
+        header: ptr::null_mut(),
+        buffer: ptr::null_mut(),
+        slot_bytes: u32::MAX,
+        slots: u32::MAX,
+        index: 0,
+        step: 0,
+        offers: false,
+        direct: ptr::null_mut(),
+    };
+
     /// # Safety
     /// `conn` is valid and this block its only user; it may be null if it is `optional`, and the edge is then not
     /// used.
     #[inline(always)]
     pub(crate) unsafe fn open(conn: *mut Conn, protocol: ProtocolId, optional: bool) -> Self {
         if optional && conn.is_null() {
-            return Edge {
-                conn,
-                header: ptr::null_mut(),
-                buffer: ptr::null_mut(),
-                slot_bytes: u32::MAX,
-                slots: u32::MAX,
-                index: 0,
-                step: 0,
-                offers: false,
-                direct: ptr::null_mut(),
-            };
+            return Edge::NONE;
         }
         // SAFETY: the caller's.
         let c = unsafe { &*conn };
@@ -258,24 +261,20 @@ pub(crate) unsafe fn exchange_signatures<const NR: usize, const NS: usize>(
     // SAFETY: `open`'s contract.
     unsafe {
         let ours = (*cx.work()).signature;
-        for (i, edge) in send.iter().enumerate() {
-            if NS > 1 && i >= ns {
-                break;
-            }
+        each!(NS, ns, i => {
+            let edge = &send[i];
             let ring = if roll { edge.roll() } else { edge.calls() };
             if !tell(cx, edge, ring, &ours) {
                 return;
             }
-        }
-        for (i, edge) in recv.iter().enumerate() {
-            if NR > 1 && i >= nr {
-                break;
-            }
+        });
+        each!(NR, nr, i => {
+            let edge = &recv[i];
             let ring = if roll { edge.roll() } else { edge.calls() };
             if !hear(cx, edge, ring, &ours) {
                 return;
             }
-        }
+        });
     }
 }
 
@@ -430,19 +429,17 @@ pub(crate) unsafe fn exchange_offers<const NR: usize, const NS: usize>(
 ) {
     // SAFETY: `open`'s contract.
     unsafe {
-        for (i, edge) in recv.iter().enumerate() {
-            if (NR == 1 || i < nr) && edge.offers && !cx.stopped {
-                edge.offer(output);
+        each!(NR, nr, i => {
+            if recv[i].offers && !cx.stopped {
+                recv[i].offer(output);
             }
-        }
-        for (i, edge) in send.iter().enumerate() {
-            if NS > 1 && i >= ns {
-                break;
-            }
+        });
+        each!(NS, ns, i => {
+            let edge = &send[i];
             if edge.offers && !cx.wait(edge, WaitKind::Offer, edge.step, || edge.has_offer()) {
                 return;
             }
-        }
+        });
     }
 }
 

@@ -71,12 +71,9 @@ pub(super) fn wait_for_credit<V: Verb, L: Rules, T, R, P, const NR: usize, const
     let ns = prims.sending();
     let Prims { cx, send, .. } = prims;
     if V::SEND && L::WAIT_FOR_CREDIT && cx.tid() == 0 {
-        for (i, edge) in send.iter().enumerate() {
-            if NS > 1 && i >= ns {
-                break;
-            }
-            cx.wait_credit(edge);
-        }
+        each!(NS, ns, i => {
+            cx.wait_credit(&send[i]);
+        });
     }
     cx.stopped = gpu::sync_threads_or(cx.stopped);
 }
@@ -94,20 +91,16 @@ pub(super) fn finish<V: Verb, T, R, P, const NR: usize, const NS: usize>(
     let Prims { cx, recv, send, .. } = prims;
     if V::RECV {
         gpu::sync_threads();
-        for (i, edge) in recv.iter_mut().enumerate() {
-            if NR > 1 && i >= nr {
-                break;
-            }
+        each!(NR, nr, i => {
             if cx.tid() == 0 && !cx.stopped {
-                edge.give_credit();
+                recv[i].give_credit();
             }
-            edge.advance();
-        }
+            recv[i].advance();
+        });
     }
     if V::SEND {
-        for edge in send.iter_mut() {
-            edge.advance();
-        }
+        // Missing ones, too: nobody looks at them.
+        each!(NS, usize::MAX, i => send[i].advance());
     }
 }
 
@@ -147,10 +140,7 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                 }
                 if V::RECV && NR > 1 && Reducer::<T, R>::WIDE {
                     let mut wide = [self.reducer.widen_word(value)];
-                    for i in 0..NR {
-                        if i >= self.receiving() {
-                            break;
-                        }
+                    each!(NR, self.receiving(), i => {
                         let received =
                             read_line(&mut self.cx, &self.recv[i], line, L::CHECK_BOTH_FLAGS);
                         if !V::INPUT && i == 0 {
@@ -158,13 +148,10 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                         } else {
                             self.reducer.gather_words(&mut wide, &[received]);
                         }
-                    }
+                    });
                     self.reducer.narrow_words(core::slice::from_mut(&mut value), &wide);
                 } else if V::RECV {
-                    for i in 0..NR {
-                        if NR > 1 && i >= self.receiving() {
-                            break;
-                        }
+                    each!(NR, self.receiving(), i => {
                         let received =
                             read_line(&mut self.cx, &self.recv[i], line, L::CHECK_BOTH_FLAGS);
                         let first = !V::INPUT && i == 0;
@@ -173,7 +160,7 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                         } else {
                             self.reducer.combine_word(value, received)
                         };
-                    }
+                    });
                 }
                 if V::RECV && self.cx.stopped {
                     // What was read is not data: it must not be passed on under a valid flag.
@@ -183,12 +170,10 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                     value = self.reducer.post_word(value);
                 }
                 if V::SEND {
-                    for (i, edge) in self.send.iter().enumerate() {
-                        if NS > 1 && i >= self.sending() {
-                            break;
-                        }
-                        write_line(edge.slot(), line, value, edge.step);
-                    }
+                    each!(NS, self.sending(), i => {
+                    let edge = &self.send[i];
+                            write_line(edge.slot(), line, value, edge.step);
+                        });
                 }
                 if V::OUTPUT {
                     if whole {
@@ -201,12 +186,10 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
             line += self.cx.lanes();
         }
         if V::SEND {
-            for (i, edge) in self.send.iter().enumerate() {
-                if NS > 1 && i >= self.sending() {
-                    break;
-                }
+            each!(NS, self.sending(), i => {
+                let edge = &self.send[i];
                 self.clean(edge, lines);
-            }
+            });
         }
     }
 

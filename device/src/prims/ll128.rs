@@ -107,23 +107,17 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                 if V::RECV && NR > 1 && Reducer::<T, R>::WIDE {
                     let mut wide = [self.reducer.widen_word(0); 2 * LINE_WORDS];
                     self.reducer.widen_words(&mut wide, value.as_flattened());
-                    for i in 0..NR {
-                        if i >= self.receiving() {
-                            break;
-                        }
+                    each!(NR, self.receiving(), i => {
                         let received = read_pair(&mut self.cx, &self.recv[i], pair, mine);
                         if !V::INPUT && i == 0 {
                             self.reducer.widen_words(&mut wide, received.as_flattened());
                         } else {
                             self.reducer.gather_words(&mut wide, received.as_flattened());
                         }
-                    }
+                    });
                     self.reducer.narrow_words(value.as_flattened_mut(), &wide);
                 } else if V::RECV {
-                    for i in 0..NR {
-                        if NR > 1 && i >= self.receiving() {
-                            break;
-                        }
+                    each!(NR, self.receiving(), i => {
                         let received = read_pair(&mut self.cx, &self.recv[i], pair, mine);
                         if !V::INPUT && i == 0 {
                             value = received;
@@ -131,7 +125,7 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                             self.reducer
                                 .combine_words(value.as_flattened_mut(), received.as_flattened());
                         }
-                    }
+                    });
                 }
                 if V::RECV && self.cx.stopped {
                     // What was read is not data: it must not be passed on under a valid flag. All lanes of
@@ -147,12 +141,10 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                     gpu::sync_warp();
                 }
                 if V::SEND && mine {
-                    for (i, edge) in self.send.iter().enumerate() {
-                        if NS > 1 && i >= self.sending() {
-                            break;
-                        }
-                        write_pair(edge, pair, &value, L::FLAG_LAST);
-                    }
+                    each!(NS, self.sending(), i => {
+                    let edge = &self.send[i];
+                            write_pair(edge, pair, &value, L::FLAG_LAST);
+                        });
                 }
                 if V::OUTPUT && mine {
                     store_pair(output, value, left, whole);

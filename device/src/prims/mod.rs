@@ -19,6 +19,26 @@
 //!
 //! Sources: the roles and orders follow NCCL's documented behaviour and "Demystifying NCCL" (arXiv 2507.04786).
 
+/// Runs `$body` for each edge of `$n` that is `$there`, `$i` being its place: written out, as an index that is no constant
+/// has the whole array in memory, which on a GPU is local memory.
+macro_rules! each {
+    ($n:expr, $there:expr, $i:ident => $body:expr) => {
+        if $n == 1 || $n > 1 && $there > 0 {
+            let $i = 0;
+            $body
+        }
+        if $n > 1 && $there > 1 {
+            let $i = 1;
+            $body
+        }
+        if $n > 2 && $there > 2 {
+            let $i = 2;
+            $body
+        }
+        const { assert!($n <= 3) };
+    };
+}
+
 mod context;
 mod edge;
 mod ll;
@@ -174,16 +194,20 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
         unsafe {
             let work = cx.work();
             let start = cx.part().offset as usize;
+            let (mut receiving, mut sending) = ([Edge::NONE; NR], [Edge::NONE; NS]);
+            let mut present = [0; 2];
+            each!(NR, usize::MAX, i => {
+                receiving[i] = Edge::open(recv[i], P::ID, NR > 1);
+                present[0] += u32::from(!recv[i].is_null());
+            });
+            each!(NS, usize::MAX, i => {
+                sending[i] = Edge::open(send[i], P::ID, NS > 1);
+                present[1] += u32::from(!send[i].is_null());
+            });
             let mut prims = Prims {
-                recv: recv.map(
-                    #[inline(always)]
-                    |conn| Edge::open(conn, P::ID, NR > 1),
-                ),
-                send: send.map(
-                    #[inline(always)]
-                    |conn| Edge::open(conn, P::ID, NS > 1),
-                ),
-                present: [count(recv), count(send)],
+                recv: receiving,
+                send: sending,
+                present,
                 reducer: Reducer::of(work),
                 input: ((*work).input as *const T).wrapping_add(start),
                 output: ((*work).output as *mut T).wrapping_add(start),
@@ -208,12 +232,8 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
     #[inline(always)]
     fn slots(&self) -> usize {
         let mut slots = u32::MAX;
-        for edge in &self.recv {
-            slots = slots.min(edge.slots);
-        }
-        for edge in &self.send {
-            slots = slots.min(edge.slots);
-        }
+        each!(NR, self.receiving(), i => slots = slots.min(self.recv[i].slots));
+        each!(NS, self.sending(), i => slots = slots.min(self.send[i].slots));
         slots as usize
     }
 
@@ -236,16 +256,8 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
             self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
             if offers && !self.cx.stopped {
                 let output = self.output.cast();
-                for (i, edge) in self.recv.iter_mut().enumerate() {
-                    if NR == 1 || i < self.present[0] as usize {
-                        edge.take_own_offer(output);
-                    }
-                }
-                for (i, edge) in self.send.iter_mut().enumerate() {
-                    if NS == 1 || i < self.present[1] as usize {
-                        edge.take_offer();
-                    }
-                }
+                each!(NR, self.receiving(), i => self.recv[i].take_own_offer(output));
+                each!(NS, self.sending(), i => self.send[i].take_offer());
             }
         }
     }
@@ -272,12 +284,8 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
     #[inline(always)]
     pub(crate) fn slice(&self) -> usize {
         let mut slot = usize::MAX;
-        for edge in &self.recv {
-            slot = slot.min(edge.slot_bytes());
-        }
-        for edge in &self.send {
-            slot = slot.min(edge.slot_bytes());
-        }
+        each!(NR, self.receiving(), i => slot = slot.min(self.recv[i].slot_bytes()));
+        each!(NS, self.sending(), i => slot = slot.min(self.send[i].slot_bytes()));
         P::capacity(slot) / size_of::<T>()
     }
 
@@ -289,12 +297,8 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
     pub(crate) unsafe fn keep_steps(&self) {
         // SAFETY: the caller's.
         unsafe {
-            for edge in &self.recv[..self.receiving()] {
-                edge.keep_step();
-            }
-            for edge in &self.send[..self.sending()] {
-                edge.keep_step();
-            }
+            each!(NR, self.receiving(), i => self.recv[i].keep_step());
+            each!(NS, self.sending(), i => self.send[i].keep_step());
         }
     }
 
@@ -431,16 +435,6 @@ verb_methods! {
     direct_recv_copy_send(to) = DirectRecvCopySend(0, to);
     /// [`Prims::recv_reduce_copy_send`], straight into the peer's output where it can be reached.
     direct_recv_reduce_copy_send(from, to) = DirectRecvReduceCopySend(from, to);
-}
-
-/// Connections that are there; they come first.
-#[inline(always)]
-fn count<const N: usize>(conns: [*mut Conn; N]) -> u32 {
-    let mut n = 0;
-    for conn in conns {
-        n += u32::from(!conn.is_null());
-    }
-    n
 }
 
 /// Compares this call with those of the ring's neighbours, apart from the connections: for calls that use others.

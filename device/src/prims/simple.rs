@@ -55,24 +55,21 @@ impl<L: Rules> Protocol for Simple<L> {
         let (nr, ns) = (prims.receiving(), prims.sending());
         let Prims { cx, recv, send, .. } = prims;
         if V::RECV {
-            for (i, edge) in recv.iter().enumerate() {
-                if (NR == 1 || i < nr) && cx.tid() == keeper(i, cx.lanes()) {
-                    cx.wait_tail(edge);
+            each!(NR, nr, i => {
+                if cx.tid() == keeper(i, cx.lanes()) {
+                    cx.wait_tail(&recv[i]);
                 }
-            }
+            });
         }
         if V::SEND {
-            for (i, edge) in send.iter().enumerate() {
-                if NS > 1 && i >= ns {
-                    continue;
-                }
+            each!(NS, ns, i => {
                 if L::WAIT_FOR_CREDIT && cx.tid() == keeper(NR + i, cx.lanes()) {
-                    cx.wait_credit(edge);
+                    cx.wait_credit(&send[i]);
                 }
                 if !L::DATA_BEFORE_TAIL && cx.tid() == 0 {
-                    edge.publish();
+                    send[i].publish();
                 }
-            }
+            });
         }
         // Also carries the keepers' acquires to all lanes.
         cx.stopped = gpu::sync_threads_or(cx.stopped);
@@ -84,26 +81,20 @@ impl<L: Rules> Protocol for Simple<L> {
         gpu::sync_threads();
         let Prims { cx, recv, send, .. } = prims;
         if V::RECV {
-            for (i, edge) in recv.iter_mut().enumerate() {
-                if NR > 1 && i >= nr {
-                    continue;
-                }
+            each!(NR, nr, i => {
                 if cx.tid() == keeper(i, cx.lanes()) && !cx.stopped {
-                    edge.give_credit();
+                    recv[i].give_credit();
                 }
-                edge.advance();
-            }
+                recv[i].advance();
+            });
         }
         if V::SEND {
-            for (i, edge) in send.iter_mut().enumerate() {
-                if NS > 1 && i >= ns {
-                    continue;
-                }
+            each!(NS, ns, i => {
                 if L::DATA_BEFORE_TAIL && cx.tid() == keeper(NR + i, cx.lanes()) && !cx.stopped {
-                    edge.publish();
+                    send[i].publish();
                 }
-                edge.advance();
-            }
+                send[i].advance();
+            });
         }
     }
 }
@@ -140,21 +131,22 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
         let mut sources = [slice.input; MAX_ENDS];
         let mut destinations = [slice.output; MAX_ENDS];
         if V::RECV {
-            for (i, edge) in self.recv.iter().enumerate() {
-                let slot = edge.slot().cast_const().cast();
+            each!(NR, self.receiving(), i => {
+                let slot = self.recv[i].slot().cast_const().cast();
                 sources[V::INPUT as usize + i] =
                     if placed { slice.output.cast_const() } else { slot };
-            }
+            });
         }
         if V::SEND {
-            for (i, edge) in self.send.iter().enumerate() {
+            each!(NS, self.sending(), i => {
+                let edge = &self.send[i];
                 let direct = V::DIRECT_SEND && !edge.direct.is_null();
                 destinations[OUT as usize + i] = if direct {
                     edge.direct.cast::<T>().wrapping_add(slice.index)
                 } else {
                     edge.slot().cast()
                 };
-            }
+            });
         }
         let copy = ReduceCopy {
             sources,
