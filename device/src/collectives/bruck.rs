@@ -73,6 +73,8 @@ impl KernelCode for AllGatherBruck {
                 }
                 cx.stopped |= prims.stopped();
                 prims.close();
+                // The steps are kept before a lane opens the connection again.
+                gpu::sync_threads();
                 d *= 2;
             }
         }
@@ -151,6 +153,8 @@ impl KernelCode for ReduceScatterBruck {
                     }
                     cx.stopped |= prims.stopped();
                     prims.close();
+                    // The steps are kept before a lane opens the connection again.
+                    gpu::sync_threads();
                     d /= 2;
                 }
                 done += n;

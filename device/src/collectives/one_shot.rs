@@ -60,6 +60,8 @@ impl KernelCode for AllReduceOneShot {
                     );
                     cx.stopped |= prims.stopped();
                     prims.close();
+                    // The steps are kept before a lane opens the connection again.
+                    gpu::sync_threads();
                 }
                 let (own, to) = (own.wrapping_add(start + done), to.wrapping_add(start + done));
                 for peer in 0..k {
@@ -97,6 +99,8 @@ impl KernelCode for AllReduceOneShot {
                     }
                     cx.stopped |= prims.stopped();
                     prims.close();
+                    // The steps are kept before a lane opens the connection again.
+                    gpu::sync_threads();
                 }
                 done += n;
                 if done >= count {

@@ -11,6 +11,10 @@
 //! block for up sends what it has finished down at once. Channels take turns between the two trees of a double binary
 //! tree, in which hardly any rank is an inner node of both: each link then carries half of the data each way.
 //!
+//! In place, the block for down writes what the block for up has read: after it, as what comes down is made of what went
+//! up. With Simple, releases and acquires say so all the way; LL and LL128 rely on the data itself, which a machine cannot
+//! send before it has read it, and which the memory model does not count as an order.
+//!
 //! Which rank is where is the host's business: [`TreeLinks`] at `Work::extra`, one for each channel.
 //!
 //! Source: Sanders, Speck and Larsson Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
