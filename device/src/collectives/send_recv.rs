@@ -24,7 +24,7 @@ use crate::reduce::Reduction;
 pub struct SendRecv;
 
 /// Steps that a transfer makes at a time, so that the others get their turn.
-const STEPS: u32 = 8;
+const STEPS: usize = 8;
 
 /// Runs `$body` with `$Q` standing for the protocol of a transfer.
 macro_rules! by_protocol {
@@ -208,8 +208,10 @@ unsafe fn steps<
     unsafe {
         let (bytes, mut done) = ((*transfer).bytes as usize, (*transfer).done as usize);
         let slice = prims.slice();
+        // Not a constant: the loop is not to be unrolled.
+        let most = gpu::fresh(STEPS);
         let mut made = 0;
-        while made < STEPS && done < bytes && !prims.cx.stopped {
+        while made < most && done < bytes && !prims.cx.stopped {
             let now = prims.cx.tid() == 0 && ready(prims);
             if !gpu::sync_threads_or(now) {
                 break;
