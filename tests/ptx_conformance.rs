@@ -89,11 +89,8 @@ fn every_op<T: Case>(
 }
 
 /// Algorithms that only move data, and messages.
-fn moves(device: &Device, config: &CommConfig, seed: u64, counts: &[usize], trees: bool) {
+fn moves(device: &Device, config: &CommConfig, seed: u64, counts: &[usize]) {
     for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Bruck] {
-        if algorithm == Algorithm::Tree && !trees {
-            continue;
-        }
         let mut config = config.clone();
         config.algorithm = Some(algorithm);
         let name = format!("{algorithm}, {:?}, seed {seed}", config.protocol);
@@ -123,7 +120,7 @@ fn every_kernel_on_plain_memory() {
             let group = group_by(&device, way, 3, hostile, &[0, 17, 523]);
             every_type!(every_op(&group, what, random, hostile, !hostile));
         }
-        moves(&device, &usual(protocol), 5, &[0, 7, 1000], true);
+        moves(&device, &usual(protocol), 5, &[0, 7, 1000]);
     }
     assert_eq!(kernels_run(&runtime), all_kernels());
 }
@@ -144,11 +141,8 @@ fn seeded<T: Case>(
         let device = Device::new(runtime.clone());
         let group = group_by(&device, (algorithm, protocol), nranks as u32, true, &[103]);
         let misaligned = random.below(2) == 0;
-        // In place a tree's two blocks use one buffer in an order that LL's and LL128's lines give by their data alone,
-        // which is no order to the memory model: see `collectives::tree`.
-        let in_place = misaligned && algorithm != Algorithm::Tree;
         // Operators in a row: slots, signatures and offers are used again.
-        every_op::<T>(&group, what, random, in_place, misaligned);
+        every_op::<T>(&group, what, random, misaligned, misaligned);
         ran.extend(kernels_run(&runtime));
     }
 }
@@ -172,14 +166,10 @@ fn every_kernel_under_every_check() {
         config.slots = Some(2);
         config.buffer_bytes = [Some(1024); 3];
         config.channels = Some(2);
-        // Barriers and some of the calls are in place: see `seeded`.
-        let trees = protocol == ProtocolId::Simple;
-        moves(&Device::new(runtime.clone()), &config, seed, &[0, 3, 150], trees);
+        moves(&Device::new(runtime.clone()), &config, seed, &[0, 3, 150]);
         ran.extend(kernels_run(&runtime));
     }
-    let mut wanted = all_kernels();
-    wanted.retain(|name| !matches!(*name, "broadcast_tree_ll" | "broadcast_tree_ll128"));
-    assert_eq!(ran, wanted);
+    assert_eq!(ran, all_kernels());
 }
 
 fn many_seeds(protocol: ProtocolId, unit: Unit, seeds: u64) {
@@ -209,6 +199,7 @@ fn calls_in_a_row(protocol: ProtocolId, unit: Unit, seed: u64) -> Result<(), Str
     config.algorithm = Some(random.pick(&[
         Algorithm::Ring,
         Algorithm::Ring,
+        Algorithm::Tree,
         Algorithm::OneShot,
         Algorithm::Chain,
     ]));

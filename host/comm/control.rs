@@ -85,6 +85,7 @@ impl Control {
                     prev: neighbour(k - 1),
                     next: neighbour(1),
                     pad: 0,
+                    progress: 0,
                 })
                 .collect();
             let comm = Box::new(Comm {

@@ -90,7 +90,6 @@ pub(crate) fn check_tree(module: &'static Module) -> Result<(), String> {
 }
 
 fn check_kernel(kind: Kind, text: &str) -> Result<(), String> {
-    let name = text.split('(').next().unwrap_or_default();
     let instructions: Vec<&str> = text.lines().map(instruction).filter(|i| !i.is_empty()).collect();
     let all = |prefix: &str| instructions.iter().filter(|i| i.starts_with(prefix)).count();
 
@@ -101,9 +100,7 @@ fn check_kernel(kind: Kind, text: &str) -> Result<(), String> {
         ("st.local", "stores to local memory"),
         ("brx", "jumps through a table"),
     ] {
-        // What a transfer waits for is the same for all lanes, and one of five.
-        let known = unwanted == "brx" && name == "sendrecv";
-        if all(unwanted) > 0 && !known {
+        if all(unwanted) > 0 {
             return Err(why.into());
         }
     }
@@ -112,9 +109,7 @@ fn check_kernel(kind: Kind, text: &str) -> Result<(), String> {
     }
     for meeting in MEETINGS {
         for (place, times) in places(text, meeting.prefixes) {
-            // Whether a rank is the last is the same for all lanes: copied into both branches a barrier is still one.
-            let copies = usize::from(name.starts_with("all_reduce_one_shot_"));
-            let most = (meeting.times)(kind) + copies;
+            let most = (meeting.times)(kind);
             if times > most {
                 return Err(format!("has {times} of one {}, not {most}: {place}", meeting.what));
             }

@@ -55,6 +55,8 @@ pub enum WaitKind {
     SignatureCredit = 6,
     /// A sender waits for the address of its receiver's buffer.
     Offer = 7,
+    /// The block that goes down a tree waits until the one that goes up has read what it will write.
+    Progress = 8,
 }
 
 impl WaitKind {
@@ -69,6 +71,7 @@ impl WaitKind {
             5 => WaitKind::Signature,
             6 => WaitKind::SignatureCredit,
             7 => WaitKind::Offer,
+            8 => WaitKind::Progress,
             _ => WaitKind::None,
         }
     }
@@ -94,6 +97,7 @@ impl WaitKind {
             WaitKind::Signature => "the peer's call",
             WaitKind::SignatureCredit => "the peer to read an earlier call",
             WaitKind::Offer => "the address of the peer's buffer",
+            WaitKind::Progress => "its other block to read the input",
         }
     }
 }

@@ -80,6 +80,9 @@ abi! {
         pub next: u32,
         /// Zero.
         pub pad: u32,
+        /// How far the block of a tree has come that goes up, for the one that goes down: the number of the call in the
+        /// upper half, chunks that have been read in the lower.
+        pub progress: u64,
     }
 }
 
@@ -202,7 +205,7 @@ abi! {
 
 const _: () = assert!(
     size_of::<Signature>() == 32
-        && size_of::<Channel>() == 56
+        && size_of::<Channel>() == 64
         && size_of::<TreeLinks>() == 16
         && size_of::<Comm>() == 40
 );

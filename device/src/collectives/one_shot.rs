@@ -67,19 +67,15 @@ impl KernelCode for AllReduceOneShot {
                 for peer in 0..k {
                     let last = peer + 1 == k;
                     if peer == r {
+                        // Scaled first, and apart: in place the result goes where it is. The first is there alone.
+                        let scaled = if peer == 0 { scratch } else { scratch.wrapping_add(room) };
                         gpu::sync_threads();
-                        if peer == 0 {
-                            local::<T, R, false>(&cx, own, scratch, n);
-                        } else {
-                            // Scaled first, and apart: in place the result goes where it is.
-                            let scaled = scratch.wrapping_add(room);
-                            local::<T, R, false>(&cx, own, scaled, n);
-                            gpu::sync_threads();
-                            if last {
-                                local_combine::<T, R, true>(&cx, scratch, scaled, to, n);
-                            } else {
-                                local_combine::<T, R, false>(&cx, scratch, scaled, scratch, n);
-                            }
+                        local::<T, R, false>(&cx, own, scaled, n);
+                        gpu::sync_threads();
+                        if last {
+                            local_combine::<T, R, true>(&cx, scratch, scaled, to, n);
+                        } else if peer != 0 {
+                            local_combine::<T, R, false>(&cx, scratch, scaled, scratch, n);
                         }
                         gpu::sync_threads();
                         continue;

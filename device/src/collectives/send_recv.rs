@@ -262,12 +262,15 @@ unsafe fn set_state(cx: &Context, transfer: *mut Transfer, state: TransferState)
 unsafe fn can_go_on<P: Protocol>(transfer: *const Transfer, edge: &Edge) -> bool {
     // SAFETY: the caller's.
     unsafe {
-        match waits_for(transfer) {
-            WaitKind::SignatureCredit => prims::can_tell(edge.calls()),
-            WaitKind::Signature => prims::can_hear(edge.calls()),
-            WaitKind::Offer => edge.has_offer(),
-            WaitKind::Credit => edge.has_credit(),
-            _ => P::has_begun(edge),
+        let send = (*transfer).kind == TransferKind::Send as u32;
+        if (*transfer).state == TransferState::Open as u32 {
+            if send { edge.has_credit() } else { P::has_begun(edge) }
+        } else if (*transfer).state == TransferState::Announced as u32 {
+            edge.has_offer()
+        } else if send {
+            prims::can_tell(edge.calls())
+        } else {
+            prims::can_hear(edge.calls())
         }
     }
 }

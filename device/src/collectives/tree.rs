@@ -11,9 +11,9 @@
 //! block for up sends what it has finished down at once. Channels take turns between the two trees of a double binary
 //! tree, in which hardly any rank is an inner node of both: each link then carries half of the data each way.
 //!
-//! In place, the block for down writes what the block for up has read: after it, as what comes down is made of what went
-//! up. With Simple, releases and acquires say so all the way; LL and LL128 rely on the data itself, which a machine cannot
-//! send before it has read it, and which the memory model does not count as an order.
+//! In place, the block for down writes what the block for up has read. What comes down is made of what went up, but LL
+//! and LL128 say so by their data alone, which is no order to the memory model: so the block for up tells the other how
+//! far it has read ([`Channel::progress`]).
 //!
 //! Which rank is where is the host's business: [`TreeLinks`] at `Work::extra`, one for each channel.
 //!
@@ -22,9 +22,12 @@
 
 use core::ptr;
 
-use crate::abi::{Conn, NO_RANK, TreeLinks, Work};
+#[cfg(doc)]
+use crate::abi::Channel;
+use crate::abi::{Conn, NO_RANK, TreeLinks, WaitKind, Work};
 use crate::collectives::{KernelCode, alone, for_chunks, from_root, roll_call};
 use crate::element::Element;
+use crate::gpu;
 use crate::prims::{Context, Prims, Protocol};
 use crate::reduce::Reduction;
 
@@ -55,7 +58,7 @@ impl KernelCode for AllReduceTree {
                 roll_call(&mut cx, true);
                 up::<T, R, P>(cx, (*work).root != NO_RANK);
             } else if (*work).root == NO_RANK && links(&cx).up != NO_RANK {
-                down::<T, R, P>(cx);
+                down::<T, R, P, true>(cx);
             }
         }
     }
@@ -74,7 +77,7 @@ impl KernelCode for BroadcastTree {
             if links(&cx).up == NO_RANK {
                 from_root(Prims::<T, R, P, 0, ARITY>::open(cx, [], to_children(&cx)));
             } else {
-                down::<T, R, P>(cx);
+                down::<T, R, P, false>(cx);
             }
         }
     }
@@ -112,45 +115,62 @@ unsafe fn up<T: Element, R: Reduction, P: Protocol>(cx: Context, only: bool) {
         } else if links.down[0] == NO_RANK {
             let parent = &raw mut (*cx.peer(links.up)).send;
             let mut prims = Prims::<T, R, P, 0, 1>::open(cx, [], [parent]);
+            let mut read = 0;
             for_chunks(
                 count,
                 prims.chunk(),
                 #[inline(always)]
-                |at, n| prims.send(at, n),
+                |at, n| {
+                    prims.send(at, n);
+                    read += 1;
+                    tell_progress(&cx, read);
+                },
             );
             prims.close();
         } else {
             let parent = &raw mut (*cx.peer(links.up)).send;
             let mut prims = Prims::<T, R, P, ARITY, 1>::open(cx, from_children(&cx), [parent]);
+            let mut read = 0;
             for_chunks(
                 count,
                 prims.chunk(),
                 #[inline(always)]
-                |at, n| prims.recv_reduce_send(at, n),
+                |at, n| {
+                    prims.recv_reduce_send(at, n);
+                    read += 1;
+                    tell_progress(&cx, read);
+                },
             );
             prims.close();
         }
     }
 }
 
-/// The way down, of all but the root.
+/// The way down, of all but the root. `PAIRED`: another block goes up.
 ///
 /// # Safety
 /// As [`KernelCode::run`].
 #[inline(always)]
-unsafe fn down<T: Element, R: Reduction, P: Protocol>(cx: Context) {
+unsafe fn down<T: Element, R: Reduction, P: Protocol, const PAIRED: bool>(cx: Context) {
     // SAFETY: the caller's.
     unsafe {
         let links = links(&cx);
         let count = cx.count() as usize;
         let parent = &raw mut (*cx.peer(links.up)).recv;
+        let mut read = 0;
         if links.down[0] == NO_RANK {
             let mut prims = Prims::<T, R, P, 1, 0>::open(cx, [parent], []);
             for_chunks(
                 count,
                 prims.chunk(),
                 #[inline(always)]
-                |at, n| prims.direct_recv(at, n),
+                |at, n| {
+                    read += 1;
+                    if PAIRED {
+                        wait_for_progress(&mut prims, read);
+                    }
+                    prims.direct_recv(at, n);
+                },
             );
             prims.close();
         } else {
@@ -159,9 +179,79 @@ unsafe fn down<T: Element, R: Reduction, P: Protocol>(cx: Context) {
                 count,
                 prims.chunk(),
                 #[inline(always)]
-                |at, n| prims.direct_recv_copy_send(at, n),
+                |at, n| {
+                    read += 1;
+                    if PAIRED {
+                        wait_for_progress(&mut prims, read);
+                    }
+                    prims.direct_recv_copy_send(at, n);
+                },
             );
             prims.close();
+        }
+    }
+}
+
+/// Whether the two blocks of a channel use one buffer.
+///
+/// # Safety
+/// As [`KernelCode::run`].
+#[inline(always)]
+unsafe fn in_place(cx: &Context) -> bool {
+    // SAFETY: the caller's.
+    unsafe { (*cx.work()).input == (*cx.work()).output }
+}
+
+/// The word of [`Channel::progress`] for so many chunks of this call.
+///
+/// # Safety
+/// As [`KernelCode::run`].
+#[inline(always)]
+unsafe fn progress(cx: &Context, chunks: u32) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { (*cx.work()).signature.seq << 32 | u64::from(chunks) }
+}
+
+/// Tells the channel's other block that so many chunks have been read.
+///
+/// # Safety
+/// As [`KernelCode::run`]; all lanes call it.
+#[inline(always)]
+unsafe fn tell_progress(cx: &Context, chunks: u32) {
+    // SAFETY: the caller's. This block alone writes the word; the release pairs with the acquire in
+    // `wait_for_progress`, and the barrier has all lanes' reads before it.
+    unsafe {
+        if in_place(cx) {
+            gpu::sync_threads();
+            if cx.tid() == 0 {
+                let word = &raw mut (*cx.links().cast_mut()).progress;
+                gpu::st_release(word, progress(cx, chunks));
+            }
+        }
+    }
+}
+
+/// Waits until the channel's other block has read so many chunks.
+///
+/// # Safety
+/// As [`KernelCode::run`]; all lanes call it.
+#[inline(always)]
+unsafe fn wait_for_progress<T: Element, R: Reduction, P: Protocol, const NS: usize>(
+    prims: &mut Prims<T, R, P, 1, NS>,
+    chunks: u32,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let Prims { cx, recv, .. } = prims;
+        if in_place(cx) {
+            let wanted = progress(cx, chunks);
+            if cx.tid() == 0 {
+                let word = &raw const (*cx.links()).progress;
+                // Pairs with the release in `tell_progress`.
+                let there = || gpu::ld_acquire(word) >= wanted;
+                cx.wait(&recv[0], WaitKind::Progress, recv[0].step, there);
+            }
+            cx.stopped = gpu::sync_threads_or(cx.stopped);
         }
     }
 }
