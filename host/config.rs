@@ -138,6 +138,8 @@ knobs! {
         "the same for the LL128 protocol, flags included";
     "FERROCCL_SLOTS" slots: Option<u32> = None, 2..=64,
         "slots of each of these buffers: steps a sender may be ahead of its receiver; not set: the runtime's choice";
+    "NCCL_COLLNET_ENABLE" collnet_enable: bool = false, (),
+        "all-reduces may go through a network that reduces, between nodes: one in software, for the ranks of a process";
     "FERROCCL_RANKS_PER_NODE" ranks_per_node: Option<u32> = None, 1..=65536,
         "so many ranks in a row count as a node for trees and hierarchies; not set: those of a host";
     "NCCL_P2P_DISABLE" p2p_disable: bool = false, (),

@@ -48,6 +48,9 @@ pub enum Error {
     /// The machine has no channels, or they cannot be read or written.
     #[error("channels: {0}")]
     Graph(Arc<crate::graph::file::GraphError>),
+    /// A network failed.
+    #[error("network {0}")]
+    Network(Arc<ferroccl_proxy::NetError>),
     /// A peer is gone (NCCL's `ncclRemoteError`).
     #[error("rank {rank}: lost rank {peer}: {reason}")]
     PeerLost {
@@ -117,6 +120,12 @@ impl Error {
 impl From<crate::topology::TopologyError> for Error {
     fn from(error: crate::topology::TopologyError) -> Self {
         Error::Topology(Arc::new(error))
+    }
+}
+
+impl From<ferroccl_proxy::NetError> for Error {
+    fn from(error: ferroccl_proxy::NetError) -> Self {
+        Error::Network(Arc::new(error))
     }
 }
 

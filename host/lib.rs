@@ -40,4 +40,5 @@ pub use error::{Error, KernelFault, Result};
 pub use ferroccl_device as device;
 pub use ferroccl_device::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};
 pub use ferroccl_device::element::{F8E4M3, F8E5M2};
+pub use ferroccl_proxy::{NetError, collnet};
 pub use operator::Operator;

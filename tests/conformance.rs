@@ -50,11 +50,12 @@ suites! {
 }
 
 /// What reduces, and by what.
-const WAYS: [(Reduction, Algorithm); 10] = [
+const WAYS: [(Reduction, Algorithm); 11] = [
     (Reduction::AllReduce, Algorithm::Tree),
     (Reduction::AllReduce, Algorithm::OneShot),
     (Reduction::AllReduce, Algorithm::Chain),
     (Reduction::AllReduce, Algorithm::Hierarchical),
+    (Reduction::AllReduce, Algorithm::CollnetDirect),
     (Reduction::ReduceScatter, Algorithm::Ring),
     (Reduction::ReduceScatter, Algorithm::Bruck),
     (Reduction::ReduceScatter, Algorithm::Chain),

@@ -179,8 +179,8 @@ unsafe fn load_line(work: *const Work) {
     // SAFETY: the launch's cells.
     unsafe {
         loop {
-            let words = gpu::ld_line(cell(work, FLAG), 2);
-            if words[15] == 2 {
+            if gpu::ld_flag(cell(work, FLAG).add(15)) == 2 {
+                let words = gpu::ld_line(cell(work, FLAG));
                 *cell(work, SEEN) = u64::from(words[..15].iter().any(|&w| w != 1));
                 return;
             }

@@ -170,13 +170,20 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
     unsafe fn by_packs(&self, shape: Shape, n: usize) {
         let per_pack = PACK_BYTES / size_of::<T>();
         let packs = if UNALIGNED_PACKS || self.aligned(shape) { n / per_pack } else { 0 };
-        let hunk = UNROLL * WARP as usize;
+        // Four sources would not fit the registers with as much of each in flight.
+        const HALF: usize = if UNROLL > 1 { UNROLL / 2 } else { 1 };
+        let several = shape.sources > 2;
+        let hunk = if several { HALF } else { UNROLL } * WARP as usize;
         // Divisions (the average of integers) take more time than the loads, and more registers: one by one.
         let divides = shape.last && self.reducer.divides();
         let in_hunks = if divides { 0 } else { packs / hunk * hunk };
         // SAFETY: the caller's; the three loops cover [0, n) once.
         unsafe {
-            self.pieces::<Packs, UNROLL>(shape, 0, in_hunks);
+            if several {
+                self.pieces::<Packs, HALF>(shape, 0, in_hunks);
+            } else {
+                self.pieces::<Packs, UNROLL>(shape, 0, in_hunks);
+            }
             self.pieces::<Packs, 1>(shape, in_hunks, packs);
             self.pieces::<Ones, 1>(shape, packs * per_pack, n);
         }

@@ -15,7 +15,7 @@
 #[macro_use]
 mod lists;
 
-use crate::abi::Work;
+use crate::abi::{ReduceOp, Work};
 use crate::collectives::{
     AllGatherBruck, AllGatherRing, AllReduceOneShot, AllReduceRing, AllReduceTree, BroadcastRing,
     BroadcastTree, Chain, KernelCode, ReduceScatterBruck, ReduceScatterRing, SendRecv,
@@ -24,9 +24,13 @@ use crate::element::{Bf16, F8E4M3, F8E5M2, F16};
 use crate::prims::{Ll, Ll128, Simple};
 use crate::reduce::Sum;
 
-/// Threads of a block that a kernel is compiled for; launches use at most as many. NCCL's most is 640; the
-/// registers of a multiprocessor allow 512 threads of 128.
+/// Threads of a block that every kernel takes. Most take more: [`Kernel::threads`].
 pub const MAX_THREADS: u32 = 512;
+
+/// Threads of a block of a kernel, at most. What does more than to add needs some more registers.
+const fn threads<A: KernelCode>(op: ReduceOp) -> u32 {
+    if matches!(op, ReduceOp::Sum) { A::THREADS } else { MAX_THREADS }
+}
 
 /// The name of a kernel, the same on every machine.
 macro_rules! name {
@@ -41,7 +45,7 @@ macro_rules! name {
 #[cfg(target_arch = "nvptx64")]
 mod entries {
     use super::*;
-    use crate::reduce::{Avg, Max, Min, PreMulSum, Prod};
+    use crate::reduce::{Avg, Max, Min, PreMulSum, Prod, Reduction};
 
     // What a build has no use for it does not ask for: see `build.rs`.
     macro_rules! entry {
@@ -52,7 +56,7 @@ mod entries {
                 /// `work` is the call, in memory that the device reads, until all blocks have ended.
                 #[unsafe(export_name = $name)]
                 unsafe extern "ptx-kernel" fn entry(work: *const Work) {
-                    crate::gpu::launch_bounds::<MAX_THREADS>();
+                    crate::gpu::launch_bounds::<{ threads::<$A>(<$R as Reduction>::ID) }>();
                     // SAFETY: the launch's contract.
                     unsafe { <$A as KernelCode>::run::<$T, $R, $P>(work) }
                 }
@@ -89,7 +93,7 @@ pub use cpu::{Kernel, Row, all, kernel_fn, left_out, lookup, rows};
 #[cfg(not(target_arch = "nvptx64"))]
 mod cpu {
     use super::*;
-    use crate::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};
+    use crate::abi::{Algorithm, Collective, DataType, ProtocolId};
     use crate::element::Element;
     use crate::prims::Protocol;
     use crate::reduce::{Any, Reduction};
@@ -101,6 +105,8 @@ mod cpu {
         pub name: &'static str,
         /// Its CPU function; the argument is the address of the call's [`Work`].
         pub cpu: unsafe fn(*const Work),
+        /// Threads of a block at most, on a GPU.
+        pub threads: u32,
     }
 
     /// The CPU function of an algorithm, also for protocols and reductions that the table has not: an
@@ -141,35 +147,39 @@ mod cpu {
     }
     macro_rules! rows {
         ($family:literal $C:ident $G:ident $A:ident: any) => {
-            &[&[row!($C $G None, None, $family, $A, Simple, Sum, u8)]]
+            &[&[row!($C $G None, None, $family, Sum, $A, Simple, Sum, u8)]]
         };
         ($family:literal $C:ident $G:ident $A:ident:) => {
             &[&[
-                row!($C $G Some(ProtocolId::Simple), None, name!($family "simple"), $A, Simple, Sum, u8),
-                row!($C $G Some(ProtocolId::Ll), None, name!($family "ll"), $A, Ll, Sum, u8),
-                row!($C $G Some(ProtocolId::Ll128), None, name!($family "ll128"), $A, Ll128, Sum, u8),
+                row!($C $G Some(ProtocolId::Simple), None, name!($family "simple"), Sum, $A, Simple, Sum, u8),
+                row!($C $G Some(ProtocolId::Ll), None, name!($family "ll"), Sum, $A, Ll, Sum, u8),
+                row!($C $G Some(ProtocolId::Ll128), None, name!($family "ll128"), Sum, $A, Ll128, Sum, u8),
             ]]
         };
         ($family:literal $C:ident $G:ident $A:ident:
             $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
             &[ $( $(#[cfg(feature = $f)])* &[ $(
                 row!($C $G Some(ProtocolId::Simple), Some((ReduceOp::$R, DataType::$D)),
-                    name!($family "simple" $op $type), $A, Simple, Any, $T),
+                    name!($family "simple" $op $type), $R, $A, Simple, Any, $T),
                 row!($C $G Some(ProtocolId::Ll), Some((ReduceOp::$R, DataType::$D)),
-                    name!($family "ll" $op $type), $A, Ll, Any, $T),
+                    name!($family "ll" $op $type), $R, $A, Ll, Any, $T),
                 row!($C $G Some(ProtocolId::Ll128), Some((ReduceOp::$R, DataType::$D)),
-                    name!($family "ll128" $op $type), $A, Ll128, Any, $T),
+                    name!($family "ll128" $op $type), $R, $A, Ll128, Any, $T),
             )*] ),* ]
         };
     }
     macro_rules! row {
-        ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
+        ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr, $op:ident, $A:ty, $P:ty, $R:ty, $T:ty) => {
             Row {
                 collective: Collective::$C,
                 algorithm: Algorithm::$G,
                 protocol: $protocol,
                 reduction: $reduction,
-                kernel: Kernel { name: $name, cpu: <$A as KernelCode>::run::<$T, $R, $P> },
+                kernel: Kernel {
+                    name: $name,
+                    cpu: <$A as KernelCode>::run::<$T, $R, $P>,
+                    threads: threads::<$A>(ReduceOp::$op),
+                },
             }
         };
     }

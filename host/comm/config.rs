@@ -1,8 +1,11 @@
 //! How a communicator is set up.
 
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use ferroccl_device::abi::{Algorithm, LL128_LINE, MAX_CHANNELS, ProtocolId};
+
+use ferroccl_proxy::collnet::{CollNet, SoftwareCollNet};
 
 use crate::channel::ConnLayout;
 use crate::config::{Config, Selection};
@@ -25,6 +28,9 @@ pub struct CommConfig {
     /// Ranks of a node: so many in a row count as one, instead of those of one host. Trees and the hierarchical
     /// all-reduce go by nodes.
     pub ranks_per_node: Option<u32>,
+    /// A network that reduces, for all-reduces over several nodes of as many ranks each. With `None`, and
+    /// `NCCL_COLLNET_ENABLE`, it is [`SoftwareCollNet`] where all ranks are in one process.
+    pub collnet: Option<Arc<dyn CollNet>>,
     /// Channels of every call, 1 to 32, instead of the number chosen by size.
     pub channels: Option<u32>,
     /// The most channels of a call, where `channels` does not fix them.
@@ -70,6 +76,7 @@ impl CommConfig {
             algorithm: self.algorithm,
             deterministic: self.deterministic,
             ranks_per_node: self.ranks_per_node.or(env.ranks_per_node),
+            collnet: self.collnet.clone(),
             channels: self.channels,
             max_channels: self
                 .max_channels
@@ -84,6 +91,13 @@ impl CommConfig {
             shm: self.shm.or(Some(!env.shm_disable)),
             first_step: self.first_step,
         }
+    }
+
+    /// The network that reduces, if there is one for ranks of one process, or of several.
+    pub(super) fn collnet(&self, env: &Config, one_process: bool) -> Option<Arc<dyn CollNet>> {
+        static SOFTWARE: LazyLock<Arc<SoftwareCollNet>> = LazyLock::new(Arc::default);
+        let software = || Arc::clone(&*SOFTWARE) as Arc<dyn CollNet>;
+        self.collnet.clone().or_else(|| (env.collnet_enable && one_process).then(software))
     }
 
     /// The protocols that calls may run.

@@ -1,6 +1,7 @@
 //! The control block of a communicator: what its kernels read, and where they leave a failure.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use ferroccl_device::abi::{Channel, Comm, Fault, FaultCell, Peer};
 
@@ -55,6 +56,12 @@ pub(super) struct Frame {
 }
 
 impl Control {
+    /// How long a wait may last; `None` is for ever.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        let ns = self.views.first().map_or(0, |view| view.comm.timeout_ns);
+        (ns > 0).then(|| Duration::from_nanos(ns))
+    }
+
     /// The control block of a rank: its connections by set, channel and rank, and the rings it is in, of which the
     /// first is that of all ranks.
     pub(super) fn new(frame: Frame, mut peers: Box<[Peer]>, rings: &[Ring]) -> Self {

@@ -30,18 +30,18 @@ pub(super) struct Request {
 
 /// The ring that a kernel goes around.
 #[derive(Clone, Copy)]
-enum View {
+pub(super) enum View {
     World = 0,
     Node = 1,
     Leaders = 2,
 }
 
 /// One kernel of a call.
-struct Part {
-    view: View,
-    input: u64,
-    output: u64,
-    scalar: (u64, bool),
+pub(super) struct Part {
+    pub view: View,
+    pub input: u64,
+    pub output: u64,
+    pub scalar: (u64, bool),
 }
 
 impl Inner {
@@ -77,7 +77,9 @@ impl Inner {
             way = enqueue::choose(&call, &shape)?;
         }
         let seq = order.seq + 1;
-        if way.algorithm == Algorithm::Hierarchical && self.nodes.count() > 1 {
+        if let (Algorithm::CollnetDirect, Some(heads)) = (way.algorithm, &self.heads) {
+            self.collnet(seq, &request, way, heads, stream)?;
+        } else if way.algorithm == Algorithm::Hierarchical && self.nodes.count() > 1 {
             self.hierarchical(seq, &request, way, stream)?;
         } else {
             if way.algorithm == Algorithm::Hierarchical {
@@ -130,7 +132,7 @@ impl Inner {
     }
 
     /// Puts one kernel into a stream.
-    fn put(
+    pub(super) fn put(
         self: &Arc<Self>,
         plan: &Plan,
         call: &Call,
@@ -152,6 +154,7 @@ impl Inner {
         let launch = Launch {
             kernel: plan.kernel,
             blocks: plan.blocks,
+            threads: plan.way.threads.min(plan.kernel.threads),
             work: Box::new(work),
             keep: Vec::new(),
             bytes: call.bytes() as u64,

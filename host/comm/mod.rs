@@ -4,6 +4,7 @@
 //! calls      what a user calls: checks its arguments, makes a Request
 //! group      several requests that start together
 //! launch     a Request -> enqueue::Plan -> kernels on a stream
+//! collnet    the same with a network that reduces between kernels
 //! p2p        sends and receives -> transfers of one kernel
 //! setup      how ranks come together: edges with all peers, and what kernels see of them (control, nodes)
 //! ```
@@ -13,6 +14,7 @@
 //! and launched; the calls of one communicator run in the order they were made, whatever the stream.
 
 mod calls;
+mod collnet;
 mod config;
 mod control;
 mod group;
@@ -57,6 +59,8 @@ struct Inner {
     shape: Shape,
     nodes: Nodes,
     trees: Trees,
+    /// What joins the nodes' ranks by a network that reduces.
+    heads: Option<collnet::Heads>,
     /// What lets kernels reach the memory of `edges` and `control`: before them, to be dropped first.
     _registered: Vec<Keep>,
     _scratch: Arc<dyn Memory>,
@@ -160,6 +164,13 @@ impl Inner {
         if let Some((fault, _)) = left.first() {
             let _ = self.cause.set(Error::Kernel(Arc::new(KernelFault(*fault))));
         }
+    }
+
+    /// A fault that a peer has left, if there is one.
+    fn left(&self) -> Option<Error> {
+        let ends = self.edges.iter().flat_map(|edges| [&edges.send, &edges.recv]);
+        let mut left = ends.filter_map(EdgeEnd::left).filter(|(_, kind)| *kind == Poison::SET);
+        left.next().map(|(fault, _)| Error::Kernel(Arc::new(KernelFault(fault))))
     }
 
     /// Tells all peers of our failure, if there is one: also those whom the failed call had nothing to do with.

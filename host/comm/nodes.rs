@@ -48,6 +48,33 @@ impl Nodes {
         self.members.len()
     }
 
+    /// Whether all nodes have as many ranks.
+    pub(super) fn alike(&self) -> bool {
+        self.members.iter().all(|ranks| ranks.len() == self.members[0].len())
+    }
+
+    /// This rank's node.
+    pub(super) fn node(&self) -> u32 {
+        self.mine as u32
+    }
+
+    /// Ranks of this rank's node.
+    pub(super) fn locals(&self) -> u32 {
+        self.members[self.mine].len() as u32
+    }
+
+    /// This rank's place in its node.
+    pub(super) fn local(&self) -> u32 {
+        let ranks = &self.members[self.mine];
+        ranks.iter().position(|rank| *rank == self.rank).unwrap_or(0) as u32
+    }
+
+    /// The ranks that have this rank's place in their nodes, where all nodes are alike.
+    pub(super) fn heads(&self) -> Vec<u32> {
+        let local = self.local() as usize;
+        self.members.iter().filter_map(|ranks| ranks.get(local)).copied().collect()
+    }
+
     /// Whether this rank is its node's first.
     pub(super) fn is_leader(&self) -> bool {
         self.members[self.mine].first() == Some(&self.rank)

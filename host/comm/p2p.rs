@@ -181,6 +181,7 @@ impl Inner {
         let launch = Launch {
             kernel,
             blocks,
+            threads: kernel.threads,
             work: Box::new(work),
             keep: Vec::new(),
             bytes,

@@ -12,10 +12,12 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use ferroccl_device::abi::{Peer, ProtocolId};
+use ferroccl_proxy::collnet::CollNet;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
+use super::collnet::{Heads, Ready};
 use super::control::{Control, Frame};
 use super::nodes::{Nodes, Trees};
 use super::{CommConfig, Communicator, Inner, machine};
@@ -23,7 +25,7 @@ use crate::bootstrap::{Bootstrap, BootstrapError, UniqueId};
 use crate::buffer::Device;
 use crate::channel::{ConnLayout, EdgeEnd, Edges, Set};
 use crate::config::{Config, Selection, Setting as _};
-use crate::enqueue::Shape;
+use crate::enqueue::{NetworkOps, Shape};
 use crate::graph::tuning::{Algorithm, Devices, Settings, Situation, Tuner};
 use crate::log;
 use crate::runtime::Keep;
@@ -87,19 +89,25 @@ impl Communicator {
             all_channels,
         };
         if nranks == 1 {
-            return Ok(vec![member(0).join(vec![None], &[process_info(0, device, &env)?])?]);
+            return Ok(vec![member(0).join(
+                vec![None],
+                &[process_info(0, device, &env)?],
+                None,
+            )?]);
         }
         let process = process_info(0, device, &env)?;
         let peers = vec![process; nranks as usize];
         let inboxes: Vec<OwnInbox> =
             (0..nranks).map(|rank| member(rank).open_inbox(&peers)).collect::<Result<_>>()?;
         let handles: Vec<Handles> = inboxes.iter().map(|inbox| inbox.handles.clone()).collect();
+        let heads = all_heads(&peers, nranks, config, config.collnet(&env, true).as_ref())?;
         (0..nranks)
             .zip(&inboxes)
-            .map(|(rank, inbox)| {
+            .zip(heads)
+            .map(|((rank, inbox), heads)| {
                 let member = member(rank);
                 let edges = member.edges(inbox, &peers, &handles)?;
-                member.join(edges, &peers)
+                member.join(edges, &peers, heads)
             })
             .collect()
     }
@@ -167,6 +175,7 @@ impl Communicator {
             channels: natural,
             all_channels,
             settings: settings(config, &env),
+            collnet: config.collnet.is_some() || env.collnet_enable,
         };
         let terms: Vec<Terms> = exchange(&bootstrap, &mine)?;
         let channels = agree(rank, &mine, &terms)?;
@@ -182,10 +191,20 @@ impl Communicator {
             all_channels,
         };
         if nranks == 1 {
-            return member.join(vec![None], &peers);
+            return member.join(vec![None], &peers, None);
         }
         let edges = member.connect(&bootstrap, &peers)?;
-        let communicator = member.join(edges, &peers)?;
+        let one_process = peers.iter().all(|peer| peer.process == peers[0].process);
+        let net = config.collnet(&env, one_process);
+        let nodes = Nodes::new(rank, &peers, config.ranks_per_node);
+        let heads = match Ready::new(net.as_ref(), &nodes)? {
+            Some(ready) => {
+                let handles: Vec<Vec<u8>> = exchange(&bootstrap, &ready.handle())?;
+                Some(ready.connect(&nodes, &handles)?)
+            }
+            None => None,
+        };
+        let communicator = member.join(edges, &peers, heads)?;
         // The counters of every edge are in place: kernels may start.
         bootstrap.barrier()?;
         let inner = Arc::downgrade(&communicator.0);
@@ -208,6 +227,7 @@ struct Terms {
     channels: u32,
     all_channels: bool,
     settings: Asked,
+    collnet: bool,
 }
 
 /// What the user asks of the choice.
@@ -262,6 +282,10 @@ fn agree(rank: u32, mine: &Terms, terms: &[Terms]) -> Result<u32> {
                 return differs(what, show(mine), show(theirs));
             }
         }
+        if theirs.collnet != mine.collnet {
+            let what = "whether there may be a network that reduces (NCCL_COLLNET_ENABLE)";
+            return differs(what, mine.collnet.to_string(), theirs.collnet.to_string());
+        }
         if theirs.all_channels != mine.all_channels
             || (mine.all_channels && theirs.channels != mine.channels)
         {
@@ -269,6 +293,35 @@ fn agree(rank: u32, mine: &Terms, terms: &[Terms]) -> Result<u32> {
         }
     }
     Ok(terms.iter().map(|t| t.channels).min().unwrap_or(1))
+}
+
+/// The ways of all ranks of a process to a network that reduces. Connecting may wait for the others: each in a thread.
+fn all_heads(
+    peers: &[PeerInfo],
+    nranks: u32,
+    config: &CommConfig,
+    net: Option<&Arc<dyn CollNet>>,
+) -> Result<Vec<Option<Heads>>> {
+    let nodes = (0..nranks).map(|rank| Nodes::new(rank, peers, config.ranks_per_node));
+    let ready: Vec<(Nodes, Option<Ready>)> = nodes
+        .map(|nodes| Ok((Ready::new(net, &nodes)?, nodes)).map(|(ready, nodes)| (nodes, ready)))
+        .collect::<Result<_>>()?;
+    let handle = |(_, ready): &(Nodes, Option<Ready>)| ready.as_ref().map_or(vec![], Ready::handle);
+    let handles: Vec<Vec<u8>> = ready.iter().map(handle).collect();
+    let handles = &handles;
+    std::thread::scope(|threads| {
+        let connect = |(nodes, ready): (Nodes, Option<Ready>)| {
+            ready.map(|ready| threads.spawn(move || ready.connect(&nodes, handles)))
+        };
+        let all: Vec<_> = ready.into_iter().map(connect).collect();
+        all.into_iter()
+            .map(|thread| {
+                let panicked =
+                    |_| Err(Error::system("connecting", std::io::ErrorKind::Other.into()));
+                thread.map(|thread| thread.join().unwrap_or_else(panicked)).transpose()
+            })
+            .collect()
+    })
 }
 
 /// Tells all ranks `mine`; element `i` is rank `i`'s.
@@ -373,15 +426,21 @@ impl Member<'_> {
     }
 
     /// How calls are done. Of what all ranks have agreed on only: they must choose alike.
-    fn tuner(&self, nodes: u32) -> Tuner {
+    fn tuner(&self, nodes: u32, collnet: bool) -> Tuner {
         let situation = Situation::new(nodes, self.nranks, Devices::Cpu { ring: None });
         let Asked { protocols, algorithms, deterministic, .. } = self.settings;
         let settings = Settings { protocols, algorithms, deterministic, ..Settings::default() };
-        Tuner::new(&situation.with_channels(self.channels), &settings)
+        let situation = situation.with_channels(self.channels).with_collnet(collnet);
+        Tuner::new(&situation, &settings)
     }
 
     /// The communicator over its edges with all peers.
-    fn join(self, edges: Vec<Option<Edges>>, peers: &[PeerInfo]) -> Result<Communicator> {
+    fn join(
+        self,
+        edges: Vec<Option<Edges>>,
+        peers: &[PeerInfo],
+        heads: Option<Heads>,
+    ) -> Result<Communicator> {
         let first = self.config.first_step;
         let channels = self.channels as usize;
         let mut views = Vec::with_capacity(2 * channels * edges.len());
@@ -403,7 +462,7 @@ impl Member<'_> {
             timeout_ns: self.config.timeout_ns(),
             scratch: (scratch.address(), SCRATCH_BYTES as u64),
         };
-        let tuner = self.tuner(nodes.count() as u32);
+        let tuner = self.tuner(nodes.count() as u32, heads.is_some());
         let control = Control::new(frame, views.into(), &nodes.rings(self.nranks));
         let registered = self.register(&edges, &control)?;
         info!(target: log::INIT, rank = self.rank, nranks = self.nranks, channels = self.channels,
@@ -419,7 +478,9 @@ impl Member<'_> {
                 tuner,
                 all_channels: self.all_channels,
                 algorithm: self.config.algorithm,
+                network: heads.as_ref().map_or_else(NetworkOps::default, Heads::ops),
             },
+            heads,
             trees: Trees::new(self.rank, self.channels, &nodes),
             nodes,
             barrier: scratch.address() + (channels * SCRATCH_BYTES) as u64,

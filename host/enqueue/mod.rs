@@ -4,5 +4,5 @@
 mod plan;
 mod signature;
 
-pub use plan::{Plan, PlanError, Shape, Way, choose, plan, send_recv_kernel, split};
+pub use plan::{NetworkOps, Plan, PlanError, Shape, Way, choose, plan, send_recv_kernel, split};
 pub use signature::{Call, describe};

@@ -26,6 +26,45 @@ pub struct Shape {
     pub all_channels: bool,
     /// The algorithm of every call that it can do, instead of the tuner's.
     pub algorithm: Option<Algorithm>,
+    /// What a network does on the way between nodes.
+    pub network: NetworkOps,
+}
+
+/// The types and operators that a network reduces; by default none.
+///
+/// ```
+/// use ferroccl::enqueue::NetworkOps;
+/// use ferroccl::{DataType, ReduceOp};
+///
+/// let sums = NetworkOps::new(|_, op| op == ReduceOp::Sum);
+/// assert!(sums.has(DataType::F16, ReduceOp::Sum) && !sums.has(DataType::F16, ReduceOp::Max));
+/// assert!(!NetworkOps::default().has(DataType::F16, ReduceOp::Sum));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NetworkOps {
+    /// A bit for each operator, by type.
+    ops: [u8; 16],
+}
+
+impl NetworkOps {
+    /// Those that `has` is true of.
+    #[must_use]
+    pub fn new(has: impl Fn(DataType, ReduceOp) -> bool) -> Self {
+        const { assert!(DataType::ALL.len() <= 16 && ReduceOp::ALL.len() <= 8) };
+        let mut all = NetworkOps::default();
+        for &data_type in DataType::ALL {
+            for &op in ReduceOp::ALL.iter().filter(|op| has(data_type, **op)) {
+                all.ops[data_type as usize] |= 1 << op as u8;
+            }
+        }
+        all
+    }
+
+    /// Whether it is among them.
+    #[must_use]
+    pub fn has(&self, data_type: DataType, op: ReduceOp) -> bool {
+        self.ops.get(data_type as usize).is_some_and(|ops| ops & (1 << op as u8) != 0)
+    }
 }
 
 /// How a call is done.
@@ -37,6 +76,8 @@ pub struct Way {
     pub protocol: ProtocolId,
     /// Channels.
     pub channels: u32,
+    /// Threads of a block, on a GPU.
+    pub threads: u32,
 }
 
 /// A kernel's part in a call, ready to be launched.
@@ -157,6 +198,7 @@ pub fn choose(call: &Call, shape: &Shape) -> Result<Way, PlanError> {
     let has = |algorithm, protocol| match algorithm {
         // Made of others.
         Algorithm::Hierarchical => shape.nodes > 1,
+        Algorithm::CollnetDirect => shape.network.has(call.data_type, call.op),
         _ => lookup(call.collective, algorithm, protocol, call.op, call.data_type).is_some(),
     };
     let best = |open: &dyn Fn(Algorithm, ProtocolId) -> bool| {
@@ -174,7 +216,8 @@ pub fn choose(call: &Call, shape: &Shape) -> Result<Way, PlanError> {
     } else {
         shape.tuner.channels(call.collective, bytes, algorithm, protocol, shape.channels)
     };
-    Ok(Way { algorithm, protocol, channels })
+    let threads = shape.tuner.threads(bytes, algorithm, protocol, channels);
+    Ok(Way { algorithm, protocol, channels, threads })
 }
 
 /// The kernel of sends and receives, if this build has it.
@@ -189,7 +232,7 @@ pub fn send_recv_kernel() -> Option<Kernel> {
 /// # Errors
 /// [`PlanError`] when none does it in this way.
 pub fn plan(call: &Call, way: Way, seq: u64) -> Result<Plan, PlanError> {
-    let Way { algorithm, protocol, channels } = way;
+    let Way { algorithm, protocol, channels, .. } = way;
     let kernel = lookup(call.collective, algorithm, protocol, call.op, call.data_type)
         .ok_or_else(|| PlanError::new(call, Some(way)))?;
     let moves = matches!(call.collective, Collective::AllGather | Collective::Broadcast);
@@ -237,6 +280,7 @@ mod tests {
                 tuner,
                 all_channels: false,
                 algorithm: Some(Algorithm::Ring),
+                network: NetworkOps::default(),
             };
             let call = Call {
                 collective: Collective::AllReduce,

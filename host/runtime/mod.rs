@@ -20,10 +20,11 @@ mod turns;
 
 use std::any::Any;
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use ferroccl_device::abi::Work;
 use ferroccl_device::kernels::Kernel;
+use ferroccl_proxy::{Operation, Proxy};
 
 pub use event::Event;
 
@@ -71,6 +72,22 @@ pub trait Runtime: Debug + Send + Sync {
     /// Told by a communicator how many processes of its ranks share this host, so that their workers
     /// together do not outnumber the cores.
     fn share_host(&self, local_processes: usize);
+
+    /// Has an operation of the host go on beside the kernels: by the process's proxy thread, or, where one schedule has
+    /// everything, in that.
+    ///
+    /// # Errors
+    /// When there is no thread for it; the operation is dropped then.
+    fn operate(&self, operation: Box<dyn Operation>) -> Result<()> {
+        on_proxy_thread(operation)
+    }
+}
+
+/// Has an operation go on by the process's proxy thread.
+fn on_proxy_thread(operation: Box<dyn Operation>) -> Result<()> {
+    /// One for all communicators: it hardly ever has anything to do.
+    static PROXY: LazyLock<Proxy> = LazyLock::new(|| Proxy::new("ferroccl-proxy"));
+    PROXY.append(operation).map_err(|e| Error::system("starting the proxy thread", e))
 }
 
 /// An allocation of device memory; freed when the last handle is dropped.
@@ -101,6 +118,9 @@ pub struct Launch {
     pub kernel: Kernel,
     /// Blocks: block `i` runs channel `i`.
     pub blocks: u32,
+    /// Threads of a block where a thread is a lane of a GPU. The CPU's blocks are one lane, and the emulator's have as
+    /// many as it was told.
+    pub threads: u32,
     /// The kernel's argument; the runtime keeps it where the kernel can read it until it has ended.
     pub work: Box<Work>,
     /// What the kernel uses.

@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
+use ferroccl_proxy::{Operation, Progress};
+
 use super::op::{self, Op, copy_in, copy_out, run_host};
 use super::sync::lock;
 use super::{Event, Launch, Memory, StreamOps, memory};
@@ -69,7 +71,14 @@ pub(super) struct World<T: Turns> {
     schedule: Mutex<T::Schedule>,
     /// That thread, so that it is not run from within.
     runner: Mutex<Option<ThreadId>>,
+    /// What a proxy thread would do.
+    operations: Mutex<Vec<Box<dyn Operation>>>,
 }
+
+/// Turns of kernels between two of the operations.
+const TURNS: u32 = 16;
+/// Rounds in which operations do nothing, and nothing else runs, until they are given up.
+const IDLE_ROUNDS: u32 = 1000;
 
 struct Stream<R> {
     waiting: VecDeque<Op<R>>,
@@ -86,6 +95,7 @@ impl<T: Turns> World<T> {
             fresh: AtomicBool::new(false),
             schedule: Mutex::new(schedule),
             runner: Mutex::default(),
+            operations: Mutex::default(),
         })
     }
 
@@ -110,13 +120,28 @@ impl<T: Turns> World<T> {
         *lock(&self.runner) = Some(thread::current().id());
         self.turns.begin(&mut schedule);
         let mut ended = Vec::new();
+        let (mut turn, mut idle) = (0, 0);
         loop {
             if self.fresh.swap(false, Ordering::SeqCst) {
                 self.start_all(&mut schedule, &mut ended);
+                idle = 0;
             } else if self.turns.is_idle(&schedule) {
-                break;
+                match self.operate() {
+                    None => break,
+                    Some(true) => idle = 0,
+                    Some(false) => idle += 1,
+                }
+                if idle == IDLE_ROUNDS {
+                    // Nobody is there for whom they could wait: who waits for them is told by their drop.
+                    drop(std::mem::take(&mut *lock(&self.operations)));
+                }
             } else {
                 self.turns.step(&mut schedule, &mut ended);
+                turn += 1;
+                if turn == TURNS {
+                    turn = 0;
+                    self.operate();
+                }
             }
             for launched in ended.drain(..) {
                 let (result, id) = launched.result();
@@ -125,6 +150,30 @@ impl<T: Turns> World<T> {
         }
         *lock(&self.runner) = None;
         Ok(())
+    }
+
+    /// Takes an operation that goes on whenever the schedule runs.
+    pub(super) fn append(&self, operation: Box<dyn Operation>) {
+        lock(&self.operations).push(operation);
+    }
+
+    /// Moves the operations on; whether anything moved, `None` if there are none.
+    fn operate(&self) -> Option<bool> {
+        // Not locked meanwhile: an operation may append another.
+        let mut operations = std::mem::take(&mut *lock(&self.operations));
+        if operations.is_empty() {
+            return None;
+        }
+        let mut moved = false;
+        operations.retain_mut(|operation| {
+            let progress = operation.progress();
+            moved |= progress != Progress::Idle;
+            progress != Progress::Done
+        });
+        let mut all = lock(&self.operations);
+        operations.append(&mut all);
+        *all = operations;
+        Some(moved)
     }
 
     /// Starts what the streams have next.

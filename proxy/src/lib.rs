@@ -1,1 +1,16 @@
-//! The proxy thread and its networks: they come with communicators that span hosts.
+//! The proxy thread and its networks: what moves data that no kernel can.
+//!
+//! ```text
+//! thread    Proxy: one thread that moves operations on, round-robin, and sleeps when there are none
+//! collnet   CollNet: a network that reduces; in software for tests
+//! error     what goes wrong on a network
+//! ```
+//!
+//! Nothing here knows of communicators: an operation is whatever [`Operation::progress`] does.
+
+pub mod collnet;
+mod error;
+mod thread;
+
+pub use error::NetError;
+pub use thread::{Operation, Progress, Proxy};

@@ -3,6 +3,9 @@
 //! A result is checked against the reference; where all ranks get it they must have the same bits; and elements around
 //! the buffers must be untouched.
 
+use std::sync::Arc;
+
+use ferroccl::collnet::SoftwareCollNet;
 use ferroccl::{
     Algorithm, CommConfig, Communicator, Device, Operator, ProtocolId, ReduceOp, Stream,
 };
@@ -38,7 +41,14 @@ pub(crate) fn group_by(
 ) -> Group {
     let mut config = config(protocol, hostile);
     config.algorithm = Some(algorithm);
-    config.ranks_per_node = (algorithm == Algorithm::Hierarchical).then_some(2);
+    config.ranks_per_node = match algorithm {
+        Algorithm::Hierarchical => Some(2),
+        Algorithm::CollnetDirect => Some(1),
+        _ => None,
+    };
+    if algorithm == Algorithm::CollnetDirect {
+        config.collnet = Some(Arc::new(SoftwareCollNet::new()));
+    }
     of_config(device, nranks, &config, counts)
 }
 

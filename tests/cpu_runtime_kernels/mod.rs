@@ -56,8 +56,9 @@ pub(crate) fn launch(
     let mut work = Box::new(Work::zeroed());
     (work.input, work.output) = (input, output);
     let launch = Launch {
-        kernel: Kernel { name: "test", cpu },
+        kernel: Kernel { name: "test", cpu, threads: 1 },
         blocks,
+        threads: 1,
         work,
         keep: Vec::new(),
         bytes: 0,

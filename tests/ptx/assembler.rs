@@ -59,21 +59,32 @@ impl Usage {
 pub(crate) fn run(ptxas: &Path, text: &str, arch: u32) -> Result<HashMap<String, Usage>, String> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (input, output) = (dir.join(format!("{number}.ptx")), dir.join(format!("{number}.cubin")));
+    let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{number}.cubin"));
+    let usages = run_to(ptxas, text, arch, &output);
+    let _ = std::fs::remove_file(&output); // only litter in target/tmp
+    usages
+}
+
+/// [`run`] that leaves the machine code.
+pub(crate) fn run_to(
+    ptxas: &Path,
+    text: &str,
+    arch: u32,
+    output: &Path,
+) -> Result<HashMap<String, Usage>, String> {
+    let input = output.with_extension("ptx");
     let error = |what: &str, e: std::io::Error| format!("{what}: {e}");
     std::fs::write(&input, text).map_err(|e| error("writing the module", e))?;
     let out = Command::new(ptxas)
         .args(["-v", &format!("-arch=sm_{arch}")])
         .arg(&input)
         .arg("-o")
-        .arg(&output)
+        .arg(output)
         .output()
         .map_err(|e| error(&ptxas.display().to_string(), e))?;
     let log = String::from_utf8_lossy(&out.stderr) + String::from_utf8_lossy(&out.stdout);
-    let cubin = std::fs::read(&output).unwrap_or_default();
+    let cubin = std::fs::read(output).unwrap_or_default();
     let _ = std::fs::remove_file(&input); // only litter in target/tmp
-    let _ = std::fs::remove_file(&output);
     if !out.status.success() {
         return Err(log.lines().take(20).collect::<Vec<_>>().join("\n"));
     }

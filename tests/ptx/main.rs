@@ -11,6 +11,7 @@
 
 mod assembler;
 mod lines;
+mod machine_code;
 mod smoke;
 mod text;
 
@@ -44,6 +45,7 @@ fn main() {
     let rows = Arc::new(Mutex::new(Vec::new()));
     let mut trials = text::self_tests();
     trials.push(lines::self_test());
+    trials.push(Trial::test("a round is found", || Ok(machine_code::self_test()?)));
     match ptx::unavailable() {
         Some(why) => trials.push(absent("ptx", "no PTX", why, strict)),
         None => {
@@ -60,6 +62,7 @@ fn main() {
                 None => trials.push(absent("assembled", "no ptxas", assembler::HOW_TO_GET, strict)),
                 Some(ptxas) => {
                     trials.push(assembler::self_test(ptxas.clone()));
+                    trials.extend(machine_code::trials(&ptxas));
                     trials.extend(assembled(&ptxas, &rows));
                 }
             }
@@ -135,7 +138,8 @@ fn assembled(ptxas: &Path, rows: &Arc<Mutex<Vec<Row>>>) -> Vec<Trial> {
                         .ok_or_else(|| format!("ptxas does not name {kernel}"))?;
                     let row = Row { arch, kernel, ptx_bytes: text.len(), usage };
                     rows.lock().expect("no trial panics with it").push(row);
-                    if let Err(why) = usage.check(kernels::MAX_THREADS)
+                    let threads = kernels::all().find(|k| k.name == kernel).map(|k| k.threads);
+                    if let Err(why) = usage.check(threads.unwrap_or(kernels::MAX_THREADS))
                         && !is_known_to_spill(kernel, &usage)
                     {
                         return Err(format!("{kernel}: {why}").into());
@@ -148,11 +152,10 @@ fn assembled(ptxas: &Path, rows: &Arc<Mutex<Vec<Row>>>) -> Vec<Trial> {
     trials
 }
 
-/// The state of a tree's six edges is more than a lane has registers for; and the chain's division of 64-bit integers, by
-/// a routine of the assembler's. What they spill may only become less.
+/// The state of the six edges of a tree's root is more than a lane has registers for. What they spill may only become
+/// less.
 fn is_known_to_spill(kernel: &str, usage: &Usage) -> bool {
-    let known = kernel.starts_with("all_reduce_tree_") || kernel.starts_with("reduce_chain_");
-    known && usage.spill_bytes <= 1024 && usage.registers <= 128
+    kernel.starts_with("all_reduce_tree_") && usage.spill_bytes <= 192 && usage.registers <= 128
 }
 
 /// A module of one kernel only.

@@ -24,6 +24,11 @@ impl Kind {
         let edges = if row.algorithm == Algorithm::Tree { 3 } else { 1 };
         Some(Kind { protocol: row.protocol, edges })
     }
+
+    /// Protocols that the kernel's source stands in it for.
+    fn protocols(self) -> usize {
+        self.protocol.map_or(ProtocolId::ALL.len(), |_| 1)
+    }
 }
 
 /// What makes lanes meet, and how often it may stand in a kernel for one place in the source (a line, and the
@@ -36,8 +41,12 @@ struct Meeting {
 }
 
 const MEETINGS: &[Meeting] = &[
-    Meeting { what: "barrier of a warp", prefixes: &["bar.warp."], times: |_| 1 },
-    Meeting { what: "barrier", prefixes: &["bar.sync", "bar.red", "barrier."], times: |_| 1 },
+    Meeting { what: "barrier of a warp", prefixes: &["bar.warp."], times: Kind::protocols },
+    Meeting {
+        what: "barrier",
+        prefixes: &["bar.sync", "bar.red", "barrier."],
+        times: Kind::protocols,
+    },
     Meeting { what: "vote", prefixes: &["vote."], times: |kind| kind.edges },
 ];
 

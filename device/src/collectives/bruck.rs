@@ -82,6 +82,9 @@ impl KernelCode for AllGatherBruck {
 }
 
 impl KernelCode for ReduceScatterBruck {
+    /// More of its state is in registers than 96 hold.
+    const THREADS: u32 = 512;
+
     #[inline(always)]
     unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
         // SAFETY: the caller's.

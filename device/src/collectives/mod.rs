@@ -45,6 +45,10 @@ use crate::reduce::{Reducer, Reduction};
 /// An algorithm of a collective: a kernel for every protocol, and where it reduces for every reduction and type. What
 /// only moves data is made for bytes, and for a reduction that it does not use.
 pub trait KernelCode {
+    /// Threads of a block at most, and [`MAX_THREADS`](crate::kernels::MAX_THREADS) at least. NCCL's most, 640, leaves 96
+    /// registers for each; the assembler takes what it is given.
+    const THREADS: u32 = 640;
+
     /// The kernel. All blocks of a rank run it.
     ///
     /// # Safety

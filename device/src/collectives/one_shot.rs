@@ -23,6 +23,9 @@ use crate::reduce::Reduction;
 pub struct AllReduceOneShot;
 
 impl KernelCode for AllReduceOneShot {
+    /// More of its state is in registers than 96 hold.
+    const THREADS: u32 = 512;
+
     #[inline(always)]
     unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
         // SAFETY: the caller's.
@@ -66,15 +69,17 @@ impl KernelCode for AllReduceOneShot {
                 let (own, to) = (own.wrapping_add(start + done), to.wrapping_add(start + done));
                 for peer in 0..k {
                     let last = peer + 1 == k;
+                    // Not the loop's variable: the first round is not to be taken out of the loop.
+                    let first = gpu::fresh(peer as usize) == 0;
                     if peer == r {
                         // Scaled first, and apart: in place the result goes where it is. The first is there alone.
-                        let scaled = if peer == 0 { scratch } else { scratch.wrapping_add(room) };
+                        let scaled = if first { scratch } else { scratch.wrapping_add(room) };
                         gpu::sync_threads();
                         local::<T, R, false>(&cx, own, scaled, n);
                         gpu::sync_threads();
                         if last {
                             local_combine::<T, R, true>(&cx, scratch, scaled, to, n);
-                        } else if peer != 0 {
+                        } else if !first {
                             local_combine::<T, R, false>(&cx, scratch, scaled, scratch, n);
                         }
                         gpu::sync_threads();
@@ -86,7 +91,7 @@ impl KernelCode for AllReduceOneShot {
                     } else {
                         Prims::<T, R, P, 1, 0>::attach(cx, [conn], [])
                     };
-                    if peer == 0 {
+                    if first {
                         prims.op_at::<verbs::Recv>(ptr::null(), scratch, 0, n);
                     } else if last {
                         prims.op_at::<verbs::RecvAddFinal>(scratch, to, 0, n);

@@ -61,7 +61,13 @@ impl KernelCode for SendRecv {
                         continue;
                     }
                     left += 1;
-                    if can_begin(transfer) {
+                    if !can_begin(transfer) {
+                        continue;
+                    }
+                    if (*transfer).kind == TransferKind::Copy as u32 {
+                        copy::<T, R>(&cx, transfer);
+                        moved = true;
+                    } else {
                         moved |= by_protocol!(transfer, Q => advance::<T, R, Q>(&mut cx, transfer));
                     }
                 }
@@ -107,6 +113,21 @@ unsafe fn can_begin(transfer: *const Transfer) -> bool {
     }
 }
 
+/// A message of a rank to itself.
+///
+/// # Safety
+/// As [`advance`].
+#[inline(always)]
+unsafe fn copy<T: Element, R: Reduction>(cx: &Context, transfer: *mut Transfer) {
+    // SAFETY: the caller's.
+    unsafe {
+        let (from, to) = ((*transfer).from as *const T, (*transfer).address as *mut T);
+        local::<T, R, false>(cx, from, to, (*transfer).bytes as usize);
+        gpu::sync_threads();
+        set_state(cx, transfer, TransferState::Done);
+    }
+}
+
 /// Goes on with a transfer as far as that is possible at once, or far enough; whether anything moved.
 ///
 /// # Safety
@@ -118,13 +139,6 @@ unsafe fn advance<T: Element, R: Reduction, P: Protocol>(
 ) -> bool {
     // SAFETY: the caller's.
     unsafe {
-        if (*transfer).kind == TransferKind::Copy as u32 {
-            let (from, to) = ((*transfer).from as *const T, (*transfer).address as *mut T);
-            local::<T, R, false>(cx, from, to, (*transfer).bytes as usize);
-            gpu::sync_threads();
-            set_state(cx, transfer, TransferState::Done);
-            return true;
-        }
         let edge = Edge::open((*transfer).conn as *mut Conn, P::ID, false);
         if (*transfer).state != TransferState::Open as u32 {
             return greet::<P>(cx, transfer, edge);

@@ -43,6 +43,9 @@ pub struct AllReduceTree;
 pub struct BroadcastTree;
 
 impl KernelCode for AllReduceTree {
+    /// The root has six edges: with 96 registers it would spill.
+    const THREADS: u32 = 512;
+
     #[inline(always)]
     unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
         // SAFETY: the caller's.

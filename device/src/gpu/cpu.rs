@@ -363,25 +363,30 @@ pub unsafe fn st_halves(p: *mut u64, halves: [u64; 2]) {
     }
 }
 
-/// Loads this lane's part of an LL128 line. The flag is read first and pairs with the release in
-/// [`st_line`]: only when it is `flag` do the other words mean anything.
+/// Loads this lane's part of an LL128 line, whose flag was right: see [`ld_flag`].
 ///
 /// # Safety
-/// `p` points to this lane's part of a line in a slot of a connection.
+/// `p` points to this lane's part of a line in a slot of a connection; while its flag is set the sender does not touch
+/// it (it waits for credit).
 #[inline(always)]
-pub unsafe fn ld_line(p: *const u64, flag: u64) -> [u64; LINE_WORDS] {
+pub unsafe fn ld_line(p: *const u64) -> [u64; LINE_WORDS] {
     let mut words = [0; LINE_WORDS];
-    // SAFETY: the caller's; while the flag is set the sender does not touch the line (it waits for credit).
-    unsafe {
-        words[LINE_WORDS - 1] = ld_acquire(p.add(LINE_WORDS - 1));
-        if words[LINE_WORDS - 1] == flag {
-            if let Some(a) = adversary() {
-                a.before_load(p.cast(), 8 * (LINE_WORDS - 1));
-            }
-            core::ptr::copy_nonoverlapping(p, words.as_mut_ptr(), LINE_WORDS - 1);
-        }
+    if let Some(a) = adversary() {
+        a.before_load(p.cast(), 8 * (LINE_WORDS - 1));
     }
+    // SAFETY: the caller's.
+    unsafe { core::ptr::copy_nonoverlapping(p, words.as_mut_ptr(), LINE_WORDS - 1) };
     words
+}
+
+/// Loads the flag of an LL128 line. Pairs with the release in [`st_line`].
+///
+/// # Safety
+/// `p` points to the last word of a line in a slot of a connection.
+#[inline(always)]
+pub unsafe fn ld_flag(p: *const u64) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { ld_acquire(p) }
 }
 
 /// Stores this lane's part of an LL128 line, the flag (its last word) after the data. With
@@ -392,7 +397,7 @@ pub unsafe fn ld_line(p: *const u64, flag: u64) -> [u64; LINE_WORDS] {
 #[inline(always)]
 pub unsafe fn st_line(p: *mut u64, words: [u64; LINE_WORDS], flag_last: bool) {
     const LAST: usize = LINE_WORDS - 1;
-    // SAFETY: the caller's; the receiver reads the data only after the flag (pairs with `ld_line`).
+    // SAFETY: the caller's; the receiver reads the data only after the flag (pairs with `ld_flag`).
     unsafe {
         if !flag_last {
             st(p.add(LAST), words[LAST], Order::Relaxed);

@@ -40,7 +40,8 @@ pub use face::{globaltimer, pause};
 
 // Memory that other agents see; orderings are system-wide.
 pub use face::{
-    cas_acq_rel, fence, ld_acquire, ld_halves, ld_line, st_halves, st_line, st_relaxed, st_release,
+    cas_acq_rel, fence, ld_acquire, ld_flag, ld_halves, ld_line, st_halves, st_line, st_relaxed,
+    st_release,
 };
 
 // Data, of users and of slots: value by value, and, where the machine has it, by whole buffers.

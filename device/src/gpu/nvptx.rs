@@ -63,9 +63,6 @@ unsafe extern "unadjusted" {
     /// `vote.sync.all.pred` (9.7.13.6).
     #[link_name = "llvm.nvvm.vote.all.sync"]
     fn vote_all(mask: i32, predicate: bool) -> bool;
-    /// `%laneid` (10.2).
-    #[link_name = "llvm.nvvm.read.ptx.sreg.laneid"]
-    safe fn laneid() -> i32;
     /// `%globaltimer` (10.27): nanoseconds; its resolution is up to a microsecond.
     #[link_name = "llvm.nvvm.read.ptx.sreg.globaltimer"]
     safe fn sreg_globaltimer() -> i64;
@@ -135,7 +132,12 @@ pub fn block_idx_x() -> u32 {
 #[inline(always)]
 #[must_use]
 pub fn lane_id() -> u32 {
-    laneid() as u32
+    let value;
+    // SAFETY: reads a special register (10.2).
+    unsafe {
+        asm!("mov.u32 {}, %laneid;", out(reg32) value, options(nomem, nostack, preserves_flags))
+    }
+    value
 }
 
 /// Barrier over the block: every lane calls it, in the same place. It orders the block's memory accesses.
@@ -298,14 +300,29 @@ pub unsafe fn st_halves(p: *mut u64, halves: [u64; 2]) {
     unsafe { st_volatile_v2(p, halves) }
 }
 
-/// Loads this lane's part of an LL128 line, flag and data in one access.
+/// Loads this lane's part of an LL128 line, whose flag was right: see [`ld_flag`].
 ///
 /// # Safety
 /// `p` points to this lane's part of a line in a slot of a connection.
 #[inline(always)]
-pub unsafe fn ld_line(p: *const u64, _flag: u64) -> [u64; LINE_WORDS] {
+pub unsafe fn ld_line(p: *const u64) -> [u64; LINE_WORDS] {
     // SAFETY: the caller's.
     unsafe { ld_volatile_v2(p) }
+}
+
+/// Loads the flag of an LL128 line: once it is right, so is the rest for who loads it afterwards.
+///
+/// # Safety
+/// `p` points to the last word of a line in a slot of a connection.
+#[inline(always)]
+pub unsafe fn ld_flag(p: *const u64) -> u64 {
+    let flag;
+    // SAFETY: the caller's. 9.7.9.8, `ld`: volatile is relaxed at system scope and never cached.
+    unsafe {
+        asm!("ld.volatile.global.u64 {}, [{}];", out(reg64) flag, in(reg64) p,
+            options(nostack, preserves_flags, readonly));
+    }
+    flag
 }
 
 /// Stores this lane's part of an LL128 line. The line arrives at once: there is no last word.

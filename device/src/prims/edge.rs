@@ -10,20 +10,16 @@ use crate::gpu::{self, Waiting};
 use crate::prims::Context;
 use crate::prims::context::copy_fault;
 
-/// One end of a connection.
+/// One end of a connection. What stays as it is in a call is in the [`Conn`] and asked for there: several edges of it
+/// all would fill the registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Edge {
     conn: *mut Conn,
-    header: *mut ConnHeader,
-    buffer: *mut u8,
-    slot_bytes: u32,
-    /// Slots.
-    pub slots: u32,
+    protocol: ProtocolId,
     /// `step % slots`, kept so that nothing divides.
     index: u32,
     /// The next step.
     pub step: u64,
-    offers: bool,
     /// Where direct data goes: the receiver's output. Null when it passes through slots.
     pub direct: *mut u8,
 }
@@ -32,13 +28,9 @@ impl Edge {
     /// An edge that is missing.
     pub(crate) const NONE: Edge = Edge {
         conn: ptr::null_mut(),
-        header: ptr::null_mut(),
-        buffer: ptr::null_mut(),
-        slot_bytes: u32::MAX,
-        slots: u32::MAX,
+        protocol: ProtocolId::Simple,
         index: 0,
         step: 0,
-        offers: false,
         direct: ptr::null_mut(),
     };
 
@@ -47,29 +39,36 @@ impl Edge {
     /// used.
     #[inline(always)]
     pub(crate) unsafe fn open(conn: *mut Conn, protocol: ProtocolId, optional: bool) -> Self {
-        if optional && conn.is_null() {
-            return Edge::NONE;
+        let mut edge = Edge { conn, protocol, index: 0, step: 0, direct: ptr::null_mut() };
+        if !optional || !conn.is_null() {
+            // SAFETY: the caller's.
+            let c = unsafe { &*conn };
+            edge.index = (c.step % u64::from(c.slots)) as u32;
+            edge.step = c.step;
         }
-        // SAFETY: the caller's.
-        let c = unsafe { &*conn };
-        Edge {
-            conn,
-            header: c.header as *mut ConnHeader,
-            buffer: c.buffers[protocol as usize] as *mut u8,
-            slot_bytes: c.slot_bytes[protocol as usize],
-            slots: c.slots,
-            index: (c.step % u64::from(c.slots)) as u32,
-            step: c.step,
-            offers: c.direct != 0,
-            direct: ptr::null_mut(),
-        }
+        edge
+    }
+
+    #[inline(always)]
+    fn header(&self) -> *mut ConnHeader {
+        // SAFETY: the view of the connection is valid as long as the call.
+        unsafe { (*self.conn).header as *mut ConnHeader }
+    }
+
+    /// Slots.
+    #[inline(always)]
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (*self.conn).slots }
     }
 
     /// Bytes of a slot.
     #[inline(always)]
     #[must_use]
     pub fn slot_bytes(&self) -> usize {
-        self.slot_bytes as usize
+        // SAFETY: as above.
+        unsafe { (*self.conn).slot_bytes[self.protocol as usize] as usize }
     }
 
     /// The rank at the other end: asked for when something goes wrong, so not kept in a register.
@@ -84,14 +83,16 @@ impl Edge {
     #[inline(always)]
     #[must_use]
     pub fn slot(&self) -> *mut u8 {
-        self.buffer.wrapping_add(self.index as usize * self.slot_bytes())
+        // SAFETY: the view of the connection is valid as long as the call.
+        let buffer = unsafe { (*self.conn).buffers[self.protocol as usize] } as *mut u8;
+        buffer.wrapping_add(self.index as usize * self.slot_bytes())
     }
 
     /// On to the next step.
     #[inline(always)]
     pub fn advance(&mut self) {
         self.step += 1;
-        self.index = if self.index + 1 == self.slots { 0 } else { self.index + 1 };
+        self.index = if self.index + 1 == self.slots() { 0 } else { self.index + 1 };
     }
 
     /// Whether the receiver has consumed what is in the slot of the current step. The acquire pairs with
@@ -101,8 +102,7 @@ impl Edge {
     pub fn has_credit(&self) -> bool {
         // SAFETY: the header outlives the kernel.
         unsafe {
-            gpu::ld_acquire(&raw const (*self.header).head) + gpu::fresh(self.slots as usize) as u64
-                > self.step
+            gpu::ld_acquire(&raw const (*self.header()).head) + u64::from(self.slots()) > self.step
         }
     }
 
@@ -110,7 +110,7 @@ impl Edge {
     #[inline(always)]
     pub fn give_credit(&self) {
         // SAFETY: as above; only the receiver writes the head.
-        unsafe { gpu::st_release(&raw mut (*self.header).head, self.step + 1) }
+        unsafe { gpu::st_release(&raw mut (*self.header()).head, self.step + 1) }
     }
 
     /// Whether the sender has published the current step (Simple). The acquire pairs with the release in
@@ -119,14 +119,14 @@ impl Edge {
     #[must_use]
     pub fn has_tail(&self) -> bool {
         // SAFETY: as above.
-        unsafe { gpu::ld_acquire(&raw const (*self.header).tail) > self.step }
+        unsafe { gpu::ld_acquire(&raw const (*self.header()).tail) > self.step }
     }
 
     /// The sender's (Simple): the current step is in its slot. Pairs with the acquire in [`Edge::has_tail`].
     #[inline(always)]
     pub fn publish(&self) {
         // SAFETY: as above; only the sender writes the tail.
-        unsafe { gpu::st_release(&raw mut (*self.header).tail, self.step + 1) }
+        unsafe { gpu::st_release(&raw mut (*self.header()).tail, self.step + 1) }
     }
 
     /// Keeps the step for the next call.
@@ -166,7 +166,7 @@ impl Edge {
     #[inline(always)]
     pub(crate) fn calls(&self) -> *mut SignatureRing {
         // SAFETY: the header is valid; only an address is computed.
-        unsafe { &raw mut (*self.header).calls }
+        unsafe { &raw mut (*self.header()).calls }
     }
 
     /// The calls of the edge, whatever the connection.
@@ -184,9 +184,9 @@ impl Edge {
     pub(crate) unsafe fn offer(&self, address: u64) {
         // SAFETY: only the receiver writes the offer, and the sender has read an earlier one (`exchange_offers`).
         unsafe {
-            gpu::st_relaxed(&raw mut (*self.header).offer.address, address);
+            gpu::st_relaxed(&raw mut (*self.header()).offer.address, address);
             // Pairs with the acquire in `has_offer`.
-            gpu::st_release(&raw mut (*self.header).offer.seq, self.step + 1);
+            gpu::st_release(&raw mut (*self.header()).offer.seq, self.step + 1);
         }
     }
 
@@ -195,14 +195,15 @@ impl Edge {
     #[must_use]
     pub(crate) fn has_offer(&self) -> bool {
         // SAFETY: the header outlives the kernel.
-        unsafe { gpu::ld_acquire(&raw const (*self.header).offer.seq) == self.step + 1 }
+        unsafe { gpu::ld_acquire(&raw const (*self.header()).offer.seq) == self.step + 1 }
     }
 
     /// Whether receivers make offers here.
     #[inline(always)]
     #[must_use]
     pub(crate) fn offers(&self) -> bool {
-        self.offers
+        // SAFETY: the view of the connection is valid as long as the call.
+        unsafe { (*self.conn).direct != 0 }
     }
 
     /// What all connections of the edge share: needed when something goes wrong, so not kept in a register.
@@ -215,17 +216,17 @@ impl Edge {
     /// The sender's: the address that the receiver has offered.
     #[inline(always)]
     pub(crate) fn take_offer(&mut self) {
-        if self.offers {
+        if self.offers() {
             // SAFETY: lane 0 saw the offer's seq (`exchange_offers`), and a barrier lies between.
             self.direct =
-                unsafe { gpu::ld_acquire(&raw const (*self.header).offer.address) } as *mut u8;
+                unsafe { gpu::ld_acquire(&raw const (*self.header()).offer.address) } as *mut u8;
         }
     }
 
     /// The receiver's: where its sender will write.
     #[inline(always)]
     pub(crate) fn take_own_offer(&mut self, output: *mut u8) {
-        if self.offers {
+        if self.offers() {
             self.direct = output;
         }
     }
@@ -430,13 +431,13 @@ pub(crate) unsafe fn exchange_offers<const NR: usize, const NS: usize>(
     // SAFETY: `open`'s contract.
     unsafe {
         each!(NR, nr, i => {
-            if recv[i].offers && !cx.stopped {
+            if recv[i].offers() && !cx.stopped {
                 recv[i].offer(output);
             }
         });
         each!(NS, ns, i => {
             let edge = &send[i];
-            if edge.offers && !cx.wait(edge, WaitKind::Offer, edge.step, || edge.has_offer()) {
+            if edge.offers() && !cx.wait(edge, WaitKind::Offer, edge.step, || edge.has_offer()) {
                 return;
             }
         });

@@ -15,9 +15,9 @@ use core::marker::PhantomData;
 
 use crate::abi::{LL_LINE, ProtocolId, WaitKind};
 use crate::element::Element;
-use crate::gpu::{self, UNALIGNED_PACKS};
+use crate::gpu::{self, UNALIGNED_PACKS, WARP};
 use crate::prims::verbs::Verb;
-use crate::prims::{Context, Edge, Prims, Protocol, Rules, Slice, Sound};
+use crate::prims::{Context, Edge, Prims, Protocol, Rules, Slice, Slots, Sound};
 use crate::reduce::{Reducer, Reduction};
 
 /// The LL protocol, under the given rules.
@@ -42,7 +42,7 @@ impl<L: Rules> Protocol for Ll<L> {
     fn has_begun(edge: &Edge) -> bool {
         // SAFETY: a slot has a line.
         let halves = unsafe { gpu::ld_halves(edge.slot().cast_const().cast()) };
-        halves[0] >> 32 == flag(edge.step) && halves[1] >> 32 == flag(edge.step)
+        (halves[0] >> 32) as u32 == flag(edge.step) && (halves[1] >> 32) as u32 == flag(edge.step)
     }
 
     #[inline(always)]
@@ -87,7 +87,7 @@ pub(super) fn finish<V: Verb, T, R, P, const NR: usize, const NS: usize>(
     R: Reduction,
     P: Protocol,
 {
-    let nr = prims.receiving();
+    let (nr, ns) = (prims.receiving(), prims.sending());
     let Prims { cx, recv, send, .. } = prims;
     if V::RECV {
         gpu::sync_threads();
@@ -99,15 +99,18 @@ pub(super) fn finish<V: Verb, T, R, P, const NR: usize, const NS: usize>(
         });
     }
     if V::SEND {
-        // Missing ones, too: nobody looks at them.
-        each!(NS, usize::MAX, i => send[i].advance());
+        each!(NS, ns, i => send[i].advance());
     }
 }
+
+/// Lines that a lane has in flight, one in each of as many rows of a warp.
+const ROWS: usize = 2;
 
 impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
     Prims<T, R, Ll<L>, NR, NS>
 {
-    /// Lines of a slice, one at a time per lane.
+    /// Lines of a slice. A warp takes [`ROWS`] rows of lines at a time, as long as the data of each is 8 bytes at one
+    /// address; what is left, or all where buffers are not aligned to 8 bytes, goes line by line.
     ///
     /// # Safety
     /// As [`Protocol::step`].
@@ -118,137 +121,208 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
         let whole_words = UNALIGNED_PACKS
             || ((!V::INPUT || slice.input.addr().is_multiple_of(DATA))
                 && (!V::OUTPUT || slice.output.addr().is_multiple_of(DATA)));
-        let lines = slice.n.div_ceil(per_line);
-        let mut line = self.cx.tid();
-        while line < lines {
-            let left = slice.n - line * per_line;
-            let whole = whole_words && left >= per_line;
-            let (input, output) = (
-                slice.input.wrapping_add(line * per_line),
-                slice.output.wrapping_add(line * per_line),
-            );
-            // SAFETY: the caller's; the line is inside the slots, as a slice fits one.
-            unsafe {
-                let mut value = 0;
-                if V::INPUT {
-                    let own = if whole {
-                        gpu::ld_data(input.cast::<u64>())
-                    } else {
-                        load_elements(input, left)
-                    };
-                    value = if V::OWN { self.reducer.pre_word(own) } else { own };
-                }
-                if V::RECV && NR > 1 && Reducer::<T, R>::WIDE {
-                    let mut wide = [self.reducer.widen_word(value)];
-                    each!(NR, self.receiving(), i => {
-                        let received =
-                            read_line(&mut self.cx, &self.recv[i], line, L::CHECK_BOTH_FLAGS);
-                        if !V::INPUT && i == 0 {
-                            self.reducer.widen_words(&mut wide, &[received]);
-                        } else {
-                            self.reducer.gather_words(&mut wide, &[received]);
-                        }
-                    });
-                    self.reducer.narrow_words(core::slice::from_mut(&mut value), &wide);
-                } else if V::RECV {
-                    each!(NR, self.receiving(), i => {
-                        let received =
-                            read_line(&mut self.cx, &self.recv[i], line, L::CHECK_BOTH_FLAGS);
-                        let first = !V::INPUT && i == 0;
-                        value = if first {
-                            received
-                        } else {
-                            self.reducer.combine_word(value, received)
-                        };
-                    });
-                }
-                if V::RECV && self.cx.stopped {
-                    // What was read is not data: it must not be passed on under a valid flag.
+        // Lines are counted in 32 bits, which a slot's always fit.
+        let lines = slice.n.div_ceil(per_line) as u32;
+        let whole = if whole_words { (slice.n / per_line) as u32 } else { 0 };
+        let in_rows = whole / (ROWS as u32 * WARP) * (ROWS as u32 * WARP);
+        let slots = self.step_slots::<V>();
+        let (tid, lanes) = (self.cx.tid() as u32, self.cx.lanes() as u32);
+        // SAFETY: the caller's; the lines are inside the slots, as a slice fits one. Hunks of rows are whole.
+        unsafe {
+            let mut line = tid / WARP * (ROWS as u32 * WARP) + gpu::lane_id();
+            while line < in_rows {
+                if !self.rows::<V, ROWS, true>(slice, &slots, line) {
                     return;
                 }
-                if V::FINAL {
-                    value = self.reducer.post_word(value);
+                line += lanes * ROWS as u32;
+            }
+            let mut line = in_rows + tid;
+            while line < lines {
+                if !self.rows::<V, 1, false>(slice, &slots, line) {
+                    return;
                 }
-                if V::SEND {
-                    each!(NS, self.sending(), i => {
-                    let edge = &self.send[i];
-                            write_line(edge.slot(), line, value, edge.step);
-                        });
-                }
-                if V::OUTPUT {
-                    if whole {
-                        gpu::st_data(output.cast::<u64>(), value, size_of::<T>());
+                line += lanes;
+            }
+        }
+        if V::SEND {
+            each!(NS, self.sending(), i => self.clean(&self.send[i], lines as usize));
+        }
+    }
+
+    /// `N` lines, [`WARP`] apart; `WHOLE`: the data of each is 8 bytes at one address. `false` after a stop.
+    ///
+    /// # Safety
+    /// As [`Protocol::step`]; the lines are of the slice.
+    #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "iterators would put the arrays into memory")]
+    unsafe fn rows<V: Verb, const N: usize, const WHOLE: bool>(
+        &mut self,
+        slice: Slice<T>,
+        slots: &Slots<NR, NS>,
+        line: u32,
+    ) -> bool {
+        let per_line = DATA / size_of::<T>();
+        let at = line as usize * per_line;
+        // SAFETY: the caller's.
+        unsafe {
+            let mut values = [0; N];
+            if V::INPUT {
+                for row in 0..N {
+                    let at = at + row * WARP as usize * per_line;
+                    let input = slice.input.wrapping_add(at);
+                    values[row] = if WHOLE {
+                        gpu::ld_data(input.cast::<u64>())
                     } else {
-                        store_elements(output, value, left);
+                        load_elements(input, slice.n - at)
+                    };
+                }
+                if V::OWN {
+                    for row in 0..N {
+                        values[row] = self.reducer.pre_word(values[row]);
                     }
                 }
             }
-            line += self.cx.lanes();
+            if V::RECV && NR > 1 && Reducer::<T, R>::WIDE {
+                let mut wide = [self.reducer.widen_word(0); N];
+                self.reducer.widen_words(&mut wide, &values);
+                each!(NR, self.receiving(), i => {
+                    let at = slots.recv[i].wrapping_add(line as usize * LL_LINE);
+                    let both = L::CHECK_BOTH_FLAGS;
+                    let received: [u64; N] =
+                        read_lines(&mut self.cx, &self.recv[i], at.cast(), both);
+                    if !V::INPUT && i == 0 {
+                        self.reducer.widen_words(&mut wide, &received);
+                    } else {
+                        self.reducer.gather_words(&mut wide, &received);
+                    }
+                });
+                self.reducer.narrow_words(&mut values, &wide);
+            } else if V::RECV {
+                each!(NR, self.receiving(), i => {
+                    let at = slots.recv[i].wrapping_add(line as usize * LL_LINE);
+                    let received = read_lines::<N>(
+                        &mut self.cx,
+                        &self.recv[i],
+                        at.cast(),
+                        L::CHECK_BOTH_FLAGS,
+                    );
+                    for row in 0..N {
+                        values[row] = if !V::INPUT && i == 0 {
+                            received[row]
+                        } else {
+                            self.reducer.combine_word(values[row], received[row])
+                        };
+                    }
+                });
+            }
+            if V::RECV && self.cx.stopped {
+                // What was read is not data: it must not be passed on under a valid flag.
+                return false;
+            }
+            if V::FINAL {
+                for row in 0..N {
+                    values[row] = self.reducer.post_word(values[row]);
+                }
+            }
+            if V::SEND {
+                each!(NS, self.sending(), i => {
+                    let at = slots.send[i].wrapping_add(line as usize * LL_LINE);
+                    for row in 0..N {
+                        write_line(row_of(at.cast(), row), values[row], self.send[i].step);
+                    }
+                });
+            }
+            if V::OUTPUT {
+                for row in 0..N {
+                    let at = at + row * WARP as usize * per_line;
+                    let output = slice.output.wrapping_add(at);
+                    if WHOLE {
+                        gpu::st_data(output.cast::<u64>(), values[row], size_of::<T>());
+                    } else {
+                        store_elements(output, values[row], slice.n - at);
+                    }
+                }
+            }
         }
-        if V::SEND {
-            each!(NS, self.sending(), i => {
-                let edge = &self.send[i];
-                self.clean(edge, lines);
-            });
-        }
+        true
     }
 
     /// Once every [`CLEAN`] steps: the lines behind the slice get the step's flag too.
     #[inline(always)]
     fn clean(&self, edge: &Edge, lines: usize) {
-        if edge.step % CLEAN < u64::from(edge.slots) {
+        if edge.step % CLEAN < u64::from(edge.slots()) {
             let mut line = lines + self.cx.tid();
             while line < edge.slot_bytes() / LL_LINE {
                 // SAFETY: the line is inside the slot, which the receiver has given back.
-                unsafe { write_line(edge.slot(), line, 0, edge.step) };
+                unsafe {
+                    write_line(edge.slot().wrapping_add(line * LL_LINE).cast(), 0, edge.step);
+                };
                 line += self.cx.lanes();
             }
         }
     }
 }
 
-/// The data of a line, once both flags are right (or, against the rules, one); 0 after a stop.
+/// The line at the same place in a later row.
+#[inline(always)]
+fn row_of(line: *mut u64, row: usize) -> *mut u64 {
+    line.wrapping_add(row * WARP as usize * LL_LINE / size_of::<u64>())
+}
+
+/// The data of a line and of those at its place in later rows, once both flags of each are right (or, against the
+/// rules, one); 0 after a stop.
 ///
 /// # Safety
-/// The line is inside the slot.
+/// `at` is a line of the slot, and the others are, too.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-unsafe fn read_line(cx: &mut Context, edge: &Edge, line: usize, both: bool) -> u64 {
-    let at = edge.slot().wrapping_add(line * LL_LINE).cast::<u64>();
+#[expect(clippy::needless_range_loop, reason = "as there")]
+unsafe fn read_lines<const N: usize>(
+    cx: &mut Context,
+    edge: &Edge,
+    at: *mut u64,
+    both: bool,
+) -> [u64; N] {
     let flag = flag(edge.step);
-    let mut halves = [0; 2];
+    let mut lines = [[0; 2]; N];
     cx.wait(
         edge,
         WaitKind::LlFlag,
         edge.step,
         #[inline(always)]
         || {
-            // SAFETY: the caller's.
-            halves = unsafe { gpu::ld_halves(at) };
-            halves[0] >> 32 == flag && (halves[1] >> 32 == flag || !both)
+            for row in 0..N {
+                // SAFETY: the caller's.
+                lines[row] = unsafe { gpu::ld_halves(row_of(at, row)) };
+            }
+            // All are looked at, so that no way out lies between two loads.
+            let mut ready = true;
+            for row in 0..N {
+                let right = |half: u64| (half >> 32) as u32 == flag;
+                ready &= right(lines[row][0]) & (right(lines[row][1]) | !both);
+            }
+            ready
         },
     );
-    halves[0] & 0xffff_ffff | halves[1] << 32
+    lines.map(
+        #[inline(always)]
+        |halves| halves[0] & 0xffff_ffff | halves[1] << 32,
+    )
 }
 
 /// The flag of a step.
 #[inline(always)]
-fn flag(step: u64) -> u64 {
-    (step << 1 | 1) & 0xffff_ffff
+fn flag(step: u64) -> u32 {
+    (step << 1 | 1) as u32
 }
 
 /// # Safety
-/// The line is inside the slot, which the receiver has given back.
+/// `at` is a line of a slot that the receiver has given back.
 #[inline(always)]
-unsafe fn write_line(slot: *mut u8, line: usize, data: u64, step: u64) {
-    let flag = flag(step) << 32;
+unsafe fn write_line(at: *mut u64, data: u64, step: u64) {
+    let flag = u64::from(flag(step)) << 32;
     // SAFETY: the caller's.
-    unsafe {
-        gpu::st_halves(
-            slot.wrapping_add(line * LL_LINE).cast(),
-            [data & 0xffff_ffff | flag, data >> 32 | flag],
-        );
-    }
+    unsafe { gpu::st_halves(at, [data & 0xffff_ffff | flag, data >> 32 | flag]) }
 }
 
 /// Up to 8 bytes of elements as a word, the first in the low bits; `n` may be more than fit.

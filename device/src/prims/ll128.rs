@@ -22,7 +22,7 @@ use crate::element::Element;
 use crate::gpu::{self, LANES_PER_LINE, LINE_UNITS, LINE_WORDS, UNALIGNED_PACKS, WARP};
 use crate::prims::ll::{finish, load_elements, store_elements, wait_for_credit};
 use crate::prims::verbs::Verb;
-use crate::prims::{Context, Edge, Prims, Protocol, Rules, Slice, Sound};
+use crate::prims::{Context, Edge, Prims, Protocol, Rules, Slice, Slots, Sound};
 use crate::reduce::{Reducer, Reduction};
 
 /// The LL128 protocol, under the given rules.
@@ -45,10 +45,9 @@ impl<L: Rules> Protocol for Ll128<L> {
 
     #[inline(always)]
     fn has_begun(edge: &Edge) -> bool {
-        let last = edge.slot().wrapping_add(LL128_LINE - LL128_LINE / LANES_PER_LINE);
-        // SAFETY: a slot has a line; this is the part of it that has the flag.
-        let words = unsafe { gpu::ld_line(last.cast_const().cast(), edge.step + 1) };
-        words[LINE_WORDS - 1] == edge.step + 1
+        let last = edge.slot().wrapping_add(LL128_LINE - size_of::<u64>()).cast_const();
+        // SAFETY: a slot has a line; this is its last word.
+        unsafe { gpu::ld_flag(last.cast()) == flag(edge.step) }
     }
 
     #[inline(always)]
@@ -68,104 +67,238 @@ impl<L: Rules> Protocol for Ll128<L> {
 /// One lane's part of a pair of lines: `[line A, line B]`.
 type Pair = [[u64; LINE_WORDS]; 2];
 
+/// This lane's place in its line. Asked for once a step: were it asked for in each place, all that follows from it would
+/// fill registers from one end of a kernel to the other.
+#[derive(Clone, Copy)]
+struct Lane(usize);
+
+impl Lane {
+    #[inline(always)]
+    fn new() -> Self {
+        Lane(gpu::line_lane())
+    }
+
+    #[inline(always)]
+    fn index(self) -> usize {
+        // A constant where a line has one lane.
+        if LANES_PER_LINE == 1 { 0 } else { self.0 }
+    }
+
+    /// Where its part of a line is in the line.
+    #[inline(always)]
+    fn part(self) -> usize {
+        self.index() * (LL128_LINE / LANES_PER_LINE)
+    }
+
+    /// Its first unit of line A.
+    #[inline(always)]
+    fn unit(self) -> usize {
+        self.index() * LINE_UNITS
+    }
+
+    /// Whether it holds the flags of its lines.
+    #[inline(always)]
+    fn holds_flag(self) -> bool {
+        self.index() == LANES_PER_LINE - 1
+    }
+
+    /// How many words behind its part of line A of the first row the `i`th flag is that it looks at, of `N` rows.
+    #[inline(always)]
+    fn flag_of<const N: usize>(self, i: usize) -> isize {
+        let line = (self.index() + i) % (2 * N);
+        let words = (line / 2 * ROW as usize * 2 + line % 2 + 1) * LL128_LINE / size_of::<u64>();
+        words as isize - 1 - (self.index() * LINE_WORDS) as isize
+    }
+}
+
+/// Pairs that a warp moves together: a row.
+const ROW: u32 = WARP / LANES_PER_LINE as u32;
+/// Rows that a warp has in flight, where there is one edge to receive from: several would not fit the registers with as much
+/// of each.
+const ROWS: usize = 2;
+
 impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
     Prims<T, R, Ll128<L>, NR, NS>
 {
-    /// Pairs of lines of a slice, `WARP / LANES_PER_LINE` at a time per warp. The lanes of a warp stay
-    /// together: all of them vote on the flags, also those that have no pair left.
+    const PER_PAIR: usize = PAIR_DATA / size_of::<T>();
+
+    /// Pairs of lines of a slice. A warp takes several rows of them at a time, as long as their data is whole and aligned
+    /// to 16 bytes; what is left, or all where buffers are not aligned, goes row by row.
     ///
     /// # Safety
     /// As [`Protocol::step`].
     #[inline(always)]
     unsafe fn pairs<V: Verb>(&mut self, slice: Slice<T>) {
-        let per_pair = PAIR_DATA / size_of::<T>();
-        let per_warp = WARP as usize / LANES_PER_LINE;
         let aligned = UNALIGNED_PACKS
             || ((!V::INPUT || slice.input.addr().is_multiple_of(16))
                 && (!V::OUTPUT || slice.output.addr().is_multiple_of(16)));
-        let pairs = slice.n.div_ceil(per_pair);
-        let warps = self.cx.lanes() / WARP as usize;
-        let mut first = self.cx.tid() / WARP as usize * per_warp;
-        while first < pairs {
-            let pair = first + gpu::lane_id() as usize / LANES_PER_LINE;
-            let mine = pair < pairs;
-            let left = if mine { slice.n - pair * per_pair } else { 0 };
-            let whole = aligned && left >= per_pair;
-            let (input, output) = (
-                slice.input.wrapping_add(pair * per_pair),
-                slice.output.wrapping_add(pair * per_pair),
-            );
-            // SAFETY: the caller's; the pair is inside the slots, as a slice fits one.
-            unsafe {
-                let mut value: Pair = [[0; LINE_WORDS]; 2];
-                if V::INPUT && mine {
-                    value = load_pair(input, left, whole);
-                    if V::OWN {
-                        self.reducer.pre_words(value.as_flattened_mut());
-                    }
+        // Pairs are counted in 32 bits, which a slot's always fit.
+        let pairs = slice.n.div_ceil(Self::PER_PAIR) as u32;
+        let whole = if aligned { (slice.n / Self::PER_PAIR) as u32 } else { 0 };
+        let hunk = if NR > 1 { ROW } else { ROWS as u32 * ROW };
+        let in_hunks = if NR > 1 { 0 } else { whole / hunk * hunk };
+        let slots = self.step_slots::<V>();
+        // SAFETY: the caller's; the pairs are inside the slots, as a slice fits one.
+        unsafe {
+            if NR > 1 || self.hunks::<V, ROWS, true>(slice, &slots, 0, in_hunks) {
+                self.hunks::<V, 1, false>(slice, &slots, in_hunks, pairs);
+            }
+        }
+    }
+
+    /// The pairs from `from` up to `end`, `N` rows at a time, which with `WHOLE` there are. `false` after a stop.
+    ///
+    /// # Safety
+    /// As for [`Prims::rows`].
+    #[inline(always)]
+    unsafe fn hunks<V: Verb, const N: usize, const WHOLE: bool>(
+        &mut self,
+        slice: Slice<T>,
+        slots: &Slots<NR, NS>,
+        from: u32,
+        end: u32,
+    ) -> bool {
+        let (lane, in_row) = (Lane::new(), gpu::lane_id() / LANES_PER_LINE as u32);
+        let (warp, warps) = (self.cx.tid() as u32 / WARP, self.cx.lanes() as u32 / WARP);
+        let hunk = N as u32 * ROW;
+        let mut pair = from + warp * hunk + in_row;
+        // All lanes of the warp come along.
+        while pair - in_row < end {
+            // SAFETY: the caller's.
+            if !unsafe { self.rows::<V, N, WHOLE>(slice, slots, lane, pair, end) } {
+                return false;
+            }
+            pair += warps * hunk;
+        }
+        true
+    }
+
+    /// This lane's part of `pair` and of those at its place in later rows, `N` in all, if it is before `end`; `WHOLE`: all
+    /// are, and hold as much as they can, at addresses that are aligned. The lanes of a warp stay together: all of them vote on the flags, also those that have
+    /// no pair left. `false` after a stop, of all lanes of the warp.
+    ///
+    /// # Safety
+    /// As [`Protocol::step`]; all lanes of the warp call it, and the pairs are of the slice.
+    #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "iterators would put the arrays into memory")]
+    unsafe fn rows<V: Verb, const N: usize, const WHOLE: bool>(
+        &mut self,
+        slice: Slice<T>,
+        slots: &Slots<NR, NS>,
+        lane: Lane,
+        pair: u32,
+        end: u32,
+    ) -> bool {
+        let mine = WHOLE || pair < end;
+        let (of_pair, of_data) = (pair as usize * 2 * LL128_LINE, pair as usize * PAIR_DATA);
+        let left = if mine { slice.n - pair as usize * Self::PER_PAIR } else { 0 };
+        // What is the same in all rounds is added first: it is in registers then.
+        let here = |slot: *mut u8| slot.wrapping_add(lane.part()).wrapping_add(of_pair).cast();
+        // SAFETY: the caller's.
+        unsafe {
+            let mut rows: [Pair; N] = [[[0; LINE_WORDS]; 2]; N];
+            if V::INPUT && mine {
+                let input =
+                    slice.input.cast::<u8>().wrapping_add(16 * lane.unit()).wrapping_add(of_data);
+                for row in 0..N {
+                    let input = input.wrapping_add(row * ROW as usize * PAIR_DATA);
+                    rows[row] = load_pair::<T, WHOLE>(lane, input.cast(), left);
                 }
-                if V::RECV && NR > 1 && Reducer::<T, R>::WIDE {
-                    let mut wide = [self.reducer.widen_word(0); 2 * LINE_WORDS];
-                    self.reducer.widen_words(&mut wide, value.as_flattened());
-                    each!(NR, self.receiving(), i => {
-                        let received = read_pair(&mut self.cx, &self.recv[i], pair, mine);
-                        if !V::INPUT && i == 0 {
-                            self.reducer.widen_words(&mut wide, received.as_flattened());
-                        } else {
-                            self.reducer.gather_words(&mut wide, received.as_flattened());
-                        }
-                    });
-                    self.reducer.narrow_words(value.as_flattened_mut(), &wide);
-                } else if V::RECV {
-                    each!(NR, self.receiving(), i => {
-                        let received = read_pair(&mut self.cx, &self.recv[i], pair, mine);
-                        if !V::INPUT && i == 0 {
-                            value = received;
-                        } else {
-                            self.reducer
-                                .combine_words(value.as_flattened_mut(), received.as_flattened());
-                        }
-                    });
-                }
-                if V::RECV && self.cx.stopped {
-                    // What was read is not data: it must not be passed on under a valid flag. All lanes of
-                    // the warp have stopped (`wait_together`).
-                    return;
-                }
-                if V::FINAL {
-                    self.reducer.post_words(value.as_flattened_mut());
-                }
-                if V::SEND {
-                    // Lanes that took different branches so far store together from here on: a line is whole
-                    // only if it is one store of the warp.
-                    gpu::sync_warp();
-                }
-                if V::SEND && mine {
-                    each!(NS, self.sending(), i => {
-                    let edge = &self.send[i];
-                            write_pair(edge, pair, &value, L::FLAG_LAST);
-                        });
-                }
-                if V::OUTPUT && mine {
-                    store_pair(output, value, left, whole);
+                if V::OWN {
+                    self.reducer.pre_words(rows.as_flattened_mut().as_flattened_mut());
                 }
             }
-            first += warps * per_warp;
+            if V::RECV && NR > 1 && Reducer::<T, R>::WIDE {
+                let mut wide = [[self.reducer.widen_word(0); 2 * LINE_WORDS]; N];
+                let wide = wide.as_flattened_mut();
+                self.reducer.widen_words(wide, rows.as_flattened().as_flattened());
+                each!(NR, self.receiving(), i => {
+                    let (edge, from) = (&self.recv[i], here(slots.recv[i]));
+                    if !wait_for_rows::<N>(&mut self.cx, edge, lane, from, mine) {
+                        return false;
+                    }
+                    let received = read_rows::<N>(from, mine);
+                    let received = received.as_flattened().as_flattened();
+                    if !V::INPUT && i == 0 {
+                        self.reducer.widen_words(wide, received);
+                    } else {
+                        self.reducer.gather_words(wide, received);
+                    }
+                });
+                self.reducer.narrow_words(rows.as_flattened_mut().as_flattened_mut(), wide);
+            } else if V::RECV {
+                each!(NR, self.receiving(), i => {
+                    let (edge, from) = (&self.recv[i], here(slots.recv[i]));
+                    if !wait_for_rows::<N>(&mut self.cx, edge, lane, from, mine) {
+                        return false;
+                    }
+                    let received = read_rows::<N>(from, mine);
+                    if !V::INPUT && i == 0 {
+                        rows = received;
+                    } else {
+                        let received = received.as_flattened().as_flattened();
+                        let rows = rows.as_flattened_mut().as_flattened_mut();
+                        self.reducer.combine_words(rows, received);
+                    }
+                });
+            }
+            if V::FINAL {
+                self.reducer.post_words(rows.as_flattened_mut().as_flattened_mut());
+            }
+            if V::SEND {
+                // Lanes that took different branches so far store together from here on: a line is whole
+                // only if it is one store of the warp.
+                gpu::sync_warp();
+            }
+            if V::SEND && mine {
+                each!(NS, self.sending(), i => {
+                    let to: *mut u64 = here(slots.send[i]);
+                    for row in 0..N {
+                        let flag = flag(self.send[i].step);
+                        write_pair(lane, row_of(to, row), rows[row], flag, L::FLAG_LAST);
+                    }
+                });
+            }
+            if V::OUTPUT && mine {
+                let output =
+                    slice.output.cast::<u8>().wrapping_add(16 * lane.unit()).wrapping_add(of_data);
+                for row in 0..N {
+                    let output = output.wrapping_add(row * ROW as usize * PAIR_DATA);
+                    store_pair::<T, WHOLE>(lane, output.cast(), rows[row], left);
+                }
+            }
         }
+        true
     }
 }
 
-/// This lane's part of a pair, once the flags of all the warp's pairs are right; anything after a stop.
+/// The flag of a step.
+#[inline(always)]
+fn flag(step: u64) -> u64 {
+    step + 1
+}
+
+/// The same lane's part of the pair at the same place in a later row.
+#[inline(always)]
+fn row_of(part: *mut u64, row: usize) -> *mut u64 {
+    part.wrapping_add(row * ROW as usize * 2 * LL128_LINE / size_of::<u64>())
+}
+
+/// Waits until the flags of all the warp's pairs in `N` rows are right; `false` after a stop.
 ///
 /// # Safety
-/// All lanes of the warp call it; where `mine`, the pair is inside the slot.
+/// All lanes of the warp call it; where `mine`, `at` is this lane's part of line A of a pair, and there are so many rows.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-unsafe fn read_pair(cx: &mut Context, edge: &Edge, pair: usize, mine: bool) -> Pair {
-    let at = line_part(edge.slot(), pair).cast_const();
-    let flag = edge.step + 1;
-    let mut words: Pair = [[0; LINE_WORDS]; 2];
-    let there = cx.wait_together(
+unsafe fn wait_for_rows<const N: usize>(
+    cx: &mut Context,
+    edge: &Edge,
+    lane: Lane,
+    at: *mut u64,
+    mine: bool,
+) -> bool {
+    let flag = flag(edge.step);
+    cx.wait_together(
         edge,
         WaitKind::Ll128Flag,
         edge.step,
@@ -173,75 +306,85 @@ unsafe fn read_pair(cx: &mut Context, edge: &Edge, pair: usize, mine: bool) -> P
         || {
             let mut ready = true;
             if mine {
-                // SAFETY: the caller's.
-                words =
-                    unsafe { [gpu::ld_line(at, flag), gpu::ld_line(at.add(LL128_LINE / 8), flag)] };
-                let right = words[0][LINE_WORDS - 1] == flag && words[1][LINE_WORDS - 1] == flag;
-                ready = right || !holds_flag();
+                // Each lane of a line looks at the flag of another line of the rows, as far as there are so many.
+                const { assert!(LANES_PER_LINE == 1 || 2 * N <= LANES_PER_LINE) };
+                let each = if LANES_PER_LINE == 1 { 2 * N } else { 1 };
+                for i in 0..each {
+                    // SAFETY: the caller's.
+                    ready &= unsafe { gpu::ld_flag(at.offset(lane.flag_of::<N>(i))) } == flag;
+                }
             }
             gpu::warp_vote_all(ready)
         },
-    );
-    if LANES_PER_LINE > 1 && there && mine {
-        // The lanes of a line need not have loaded it at one time: they may come here from different
-        // branches, and only a vote makes them meet. One that was early has old data beside a later lane's
-        // right flag. Since the vote the line is there for all of them.
-        // SAFETY: the caller's.
-        words = unsafe { [gpu::ld_line(at, flag), gpu::ld_line(at.add(LL128_LINE / 8), flag)] };
+    )
+}
+
+/// This lane's part of pairs in `N` rows. It is not loaded before the vote on the flags: the lanes of a line may come there
+/// from different branches, and one that is early has old data beside a later lane's right flag.
+///
+/// # Safety
+/// As [`wait_for_rows`], which was true.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+#[expect(clippy::needless_range_loop, reason = "as there")]
+unsafe fn read_rows<const N: usize>(at: *mut u64, mine: bool) -> [Pair; N] {
+    let mut rows: [Pair; N] = [[[0; LINE_WORDS]; 2]; N];
+    if mine {
+        for row in 0..N {
+            for half in 0..2 {
+                let line = row_of(at, row).wrapping_add(half * LL128_LINE / size_of::<u64>());
+                // SAFETY: the caller's.
+                rows[row][half] = unsafe { gpu::ld_line(line) };
+            }
+        }
     }
-    words
+    rows
 }
 
 /// Stores this lane's part of a pair, with the step's flags.
 ///
 /// # Safety
-/// The pair is inside the slot, which the receiver has given back.
+/// `at` is this lane's part of line A of a pair, in a slot that the receiver has given back.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-unsafe fn write_pair(edge: &Edge, pair: usize, value: &Pair, flag_last: bool) {
-    let at = line_part(edge.slot(), pair);
-    for (half, mut words) in value.iter().copied().enumerate() {
-        if holds_flag() {
-            words[LINE_WORDS - 1] = edge.step + 1;
-        }
+#[expect(clippy::needless_range_loop, reason = "as there")]
+unsafe fn write_pair(lane: Lane, at: *mut u64, pair: Pair, flag: u64, flag_last: bool) {
+    for half in 0..2 {
+        let mut words = pair[half];
+        words[LINE_WORDS - 1] = if lane.holds_flag() { flag } else { words[LINE_WORDS - 1] };
         // SAFETY: the caller's.
         unsafe { gpu::st_line(at.add(half * LL128_LINE / 8), words, flag_last) };
     }
 }
 
-/// Whether this lane holds the flags of its lines.
+/// How far behind a unit of line A the same lane's unit of line B is. Unit 15 is not there: who has the flags takes the
+/// unit that both lines share a second time, which costs no branch.
 #[inline(always)]
-fn holds_flag() -> bool {
-    gpu::line_lane() == LANES_PER_LINE - 1
-}
-
-/// This lane's part of line A of a pair.
-#[inline(always)]
-fn line_part(slot: *mut u8, pair: usize) -> *mut u64 {
-    let lane = gpu::line_lane();
-    slot.wrapping_add(pair * 2 * LL128_LINE + lane * (LL128_LINE / LANES_PER_LINE)).cast()
+fn second_unit(shared: bool) -> usize {
+    if shared { 0 } else { LL128_LINE }
 }
 
 /// Loads this lane's share of the 240 bytes of a pair; the words of the flags hold nothing.
 ///
 /// # Safety
-/// `min(left, 240 / size)` elements are readable at `p`.
+/// `p` is this lane's first unit of line A in the data of a pair, of which `left` elements are readable, if there are so
+/// many. With `WHOLE` there are, and `p` is a multiple of 16.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-unsafe fn load_pair<T: Element>(p: *const T, left: usize, whole: bool) -> Pair {
+unsafe fn load_pair<T: Element, const WHOLE: bool>(lane: Lane, p: *const T, left: usize) -> Pair {
+    let whole = WHOLE || is_whole(p, left);
     let mut pair: Pair = [[0; LINE_WORDS]; 2];
     for k in 0..LINE_UNITS {
-        let unit = gpu::line_lane() * LINE_UNITS + k;
+        let unit = lane.unit() + k;
+        let shared = unit == UNITS - 1;
+        let at = p.wrapping_byte_add(16 * k);
         // SAFETY: the caller's: units up to 14 are inside the pair.
         unsafe {
-            let a = load_unit(p, unit, left, whole);
-            if unit == UNITS - 1 {
-                (pair[0][2 * k], pair[1][2 * k]) = (a[0], a[1]);
-            } else {
-                let b = load_unit(p, UNITS + unit, left, whole);
-                (pair[0][2 * k], pair[0][2 * k + 1]) = (a[0], a[1]);
-                (pair[1][2 * k], pair[1][2 * k + 1]) = (b[0], b[1]);
-            }
+            let a = load_unit(at, unit, left, whole);
+            let second = at.wrapping_byte_add(second_unit(shared));
+            let b = load_unit(second, unit + second_unit(shared) / 16, left, whole);
+            (pair[0][2 * k], pair[0][2 * k + 1]) = (a[0], a[1]);
+            (pair[1][2 * k], pair[1][2 * k + 1]) = (if shared { b[1] } else { b[0] }, b[1]);
         }
     }
     pair
@@ -250,32 +393,45 @@ unsafe fn load_pair<T: Element>(p: *const T, left: usize, whole: bool) -> Pair {
 /// The reverse of [`load_pair`].
 ///
 /// # Safety
-/// `min(left, 240 / size)` elements are writable at `p`.
+/// As there, for writing.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-unsafe fn store_pair<T: Element>(p: *mut T, pair: Pair, left: usize, whole: bool) {
+unsafe fn store_pair<T: Element, const WHOLE: bool>(
+    lane: Lane,
+    p: *mut T,
+    pair: Pair,
+    left: usize,
+) {
+    let whole = WHOLE || is_whole(p, left);
     for k in 0..LINE_UNITS {
-        let unit = gpu::line_lane() * LINE_UNITS + k;
+        let unit = lane.unit() + k;
+        let shared = unit == UNITS - 1;
+        let at = p.wrapping_byte_add(16 * k);
+        let a = [pair[0][2 * k], if shared { pair[1][2 * k] } else { pair[0][2 * k + 1] }];
         // SAFETY: the caller's.
         unsafe {
-            if unit == UNITS - 1 {
-                store_unit(p, unit, [pair[0][2 * k], pair[1][2 * k]], left, whole);
-            } else {
-                store_unit(p, unit, [pair[0][2 * k], pair[0][2 * k + 1]], left, whole);
-                store_unit(p, UNITS + unit, [pair[1][2 * k], pair[1][2 * k + 1]], left, whole);
+            store_unit(at, unit, a, left, whole);
+            if !shared {
+                let b = [pair[1][2 * k], pair[1][2 * k + 1]];
+                store_unit(at.wrapping_byte_add(LL128_LINE), unit + UNITS, b, left, whole);
             }
         }
     }
 }
 
-/// Unit `u` of the data at `p`: 16 bytes, or as many of them as are `left`.
+/// Whether all of a pair's data is there, in units that are aligned.
+#[inline(always)]
+fn is_whole<T>(p: *const T, left: usize) -> bool {
+    left >= PAIR_DATA / size_of::<T>() && (UNALIGNED_PACKS || p.addr().is_multiple_of(16))
+}
+
+/// The unit at `at`, number `u` of a pair: 16 bytes, or as many of them as are `left` in the pair.
 ///
 /// # Safety
 /// As [`load_pair`].
 #[inline(always)]
-unsafe fn load_unit<T: Element>(p: *const T, u: usize, left: usize, whole: bool) -> [u64; 2] {
+unsafe fn load_unit<T: Element>(at: *const T, u: usize, left: usize, whole: bool) -> [u64; 2] {
     let per_word = 8 / size_of::<T>();
-    let at = p.wrapping_add(u * 2 * per_word);
     // SAFETY: the caller's.
     unsafe {
         if whole {
@@ -294,9 +450,8 @@ unsafe fn load_unit<T: Element>(p: *const T, u: usize, left: usize, whole: bool)
 /// # Safety
 /// As [`store_pair`].
 #[inline(always)]
-unsafe fn store_unit<T: Element>(p: *mut T, u: usize, words: [u64; 2], left: usize, whole: bool) {
+unsafe fn store_unit<T: Element>(at: *mut T, u: usize, words: [u64; 2], left: usize, whole: bool) {
     let per_word = 8 / size_of::<T>();
-    let at = p.wrapping_add(u * 2 * per_word);
     // SAFETY: the caller's.
     unsafe {
         if whole {

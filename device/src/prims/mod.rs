@@ -56,6 +56,8 @@ pub use ll128::Ll128;
 pub use rules::{Rules, Sound};
 pub use simple::Simple;
 
+use core::ptr;
+
 use crate::abi::{Conn, ProtocolId};
 use crate::copy::{Lanes, MAX_ENDS};
 use crate::element::Element;
@@ -103,6 +105,13 @@ pub struct Slice<T> {
     pub index: usize,
     /// Elements.
     pub n: usize,
+}
+
+/// The slots of a step: null where an edge is missing, or the verb does not use it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slots<const NR: usize, const NS: usize> {
+    pub(crate) recv: [*mut u8; NR],
+    pub(crate) send: [*mut u8; NS],
 }
 
 /// A block's end of edges to receive from, up to `NR` of them, and to send to, up to `NS`, during one call.
@@ -232,8 +241,8 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
     #[inline(always)]
     fn slots(&self) -> usize {
         let mut slots = u32::MAX;
-        each!(NR, self.receiving(), i => slots = slots.min(self.recv[i].slots));
-        each!(NS, self.sending(), i => slots = slots.min(self.send[i].slots));
+        each!(NR, self.receiving(), i => slots = slots.min(self.recv[i].slots()));
+        each!(NS, self.sending(), i => slots = slots.min(self.send[i].slots()));
         slots as usize
     }
 
@@ -272,6 +281,19 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
     #[inline(always)]
     pub(crate) fn sending(&self) -> usize {
         if NS <= 1 { NS } else { self.present[1] as usize }
+    }
+
+    /// The slots of the current step. Asked for once a step.
+    #[inline(always)]
+    pub(crate) fn step_slots<V: Verb>(&self) -> Slots<NR, NS> {
+        let mut slots = Slots { recv: [ptr::null_mut(); NR], send: [ptr::null_mut(); NS] };
+        if V::RECV {
+            each!(NR, self.receiving(), i => slots.recv[i] = self.recv[i].slot());
+        }
+        if V::SEND {
+            each!(NS, self.sending(), i => slots.send[i] = self.send[i].slot());
+        }
+        slots
     }
 
     /// Elements of the largest chunk that all edges carry.

@@ -137,10 +137,8 @@ pub fn choose(
         return Err(NoChoice { collective, alternatives });
     };
     let most = settings.channels(s.channels());
-    let (channels, threads) = match s.devices() {
-        Devices::Cpu { .. } => (cpu::channels(bytes, most), 1),
-        Devices::Gpus(_) => parallelism(s, algorithm, protocol, bytes, most, settings),
-    };
+    let worth = Worth::new(s, algorithm, protocol, settings);
+    let (channels, threads) = worth.parallelism(bytes, most);
     let chunk_bytes = chunk(s, collective, algorithm, protocol, settings);
     Ok(Choice { algorithm, protocol, channels, threads, chunk_bytes, cost, alternatives })
 }
@@ -197,50 +195,64 @@ fn bytes_a_thread(s: &Situation<'_>, algorithm: Algorithm, protocol: ProtocolId)
     }
 }
 
-/// Bytes that a channel must have before a call takes it.
-pub(super) fn bytes_a_channel(
-    s: &Situation<'_>,
+/// What a call has to bring before it takes another channel, or another thread.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Worth {
     algorithm: Algorithm,
     protocol: ProtocolId,
-    settings: &Settings,
-) -> u64 {
-    match s.devices() {
-        Devices::Cpu { .. } => cpu::BYTES_A_CHANNEL,
-        Devices::Gpus(_) => {
-            let threads = most_threads(s, algorithm, protocol, settings);
-            u64::from(threads) * bytes_a_thread(s, algorithm, protocol)
-        }
-    }
+    /// Bytes for each channel.
+    a_channel: u64,
+    /// Bytes for each thread of each channel.
+    a_thread: u64,
+    /// Threads of a block at most; 1 on the CPU.
+    threads: u32,
 }
 
-/// Channels and threads, as NCCL lowers them for small calls (`topoGetAlgoInfo` in its enqueue.cc): first channels,
-/// then threads.
-fn parallelism(
-    s: &Situation<'_>,
-    algorithm: Algorithm,
-    protocol: ProtocolId,
-    bytes: u64,
-    most: u32,
-    settings: &Settings,
-) -> (u32, u32) {
-    let a_channel = bytes_a_channel(s, algorithm, protocol, settings).max(1);
-    let worth = u32::try_from(bytes / a_channel).unwrap_or(u32::MAX);
-    let channels = worth.clamp(1, most);
-    let mut threads = most_threads(s, algorithm, protocol, settings);
-    let a_thread = bytes_a_thread(s, algorithm, protocol);
-    while algorithm != Algorithm::CollnetDirect
-        && threads.is_multiple_of(4 * tables::WARP)
-        && bytes < u64::from(channels) * u64::from(threads) * a_thread
-    {
-        threads /= 2;
+impl Worth {
+    pub(super) fn new(
+        s: &Situation<'_>,
+        algorithm: Algorithm,
+        protocol: ProtocolId,
+        settings: &Settings,
+    ) -> Self {
+        let (threads, a_thread) = match s.devices() {
+            Devices::Cpu { .. } => (1, cpu::BYTES_A_CHANNEL),
+            Devices::Gpus(_) => (
+                most_threads(s, algorithm, protocol, settings),
+                bytes_a_thread(s, algorithm, protocol),
+            ),
+        };
+        let a_channel = (u64::from(threads) * a_thread).max(1);
+        Worth { algorithm, protocol, a_channel, a_thread, threads }
     }
-    // A tree goes up and down at once: its blocks are always full.
-    let threads = match (algorithm, protocol) {
-        (Algorithm::Tree, _) => tables::MAX_THREADS,
-        (Algorithm::Ring, ProtocolId::Simple) => threads + tables::SYNC_THREADS[0],
-        _ => threads,
-    };
-    (channels, threads.clamp(3 * tables::WARP, tables::MAX_THREADS))
+
+    /// How many of `most` channels a call takes; at least 1.
+    pub(super) fn channels(&self, bytes: u64, most: u32) -> u32 {
+        u32::try_from(bytes / self.a_channel).unwrap_or(u32::MAX).clamp(1, most.max(1))
+    }
+
+    /// Channels, and threads of a block, as NCCL lowers them for small calls (`topoGetAlgoInfo` in its enqueue.cc): first
+    /// channels, then threads.
+    pub(super) fn parallelism(&self, bytes: u64, most: u32) -> (u32, u32) {
+        let channels = self.channels(bytes, most);
+        if self.threads == 1 {
+            return (channels, 1);
+        }
+        let mut threads = self.threads;
+        while self.algorithm != Algorithm::CollnetDirect
+            && threads.is_multiple_of(4 * tables::WARP)
+            && bytes < u64::from(channels) * u64::from(threads) * self.a_thread
+        {
+            threads /= 2;
+        }
+        // A tree goes up and down at once: its blocks are always full.
+        let threads = match (self.algorithm, self.protocol) {
+            (Algorithm::Tree, _) => tables::MAX_THREADS,
+            (Algorithm::Ring, ProtocolId::Simple) => threads + tables::SYNC_THREADS[0],
+            _ => threads,
+        };
+        (channels, threads.clamp(3 * tables::WARP, tables::MAX_THREADS))
+    }
 }
 
 /// Bytes of data of a chunk: a part of the channel's buffer, less the flags.

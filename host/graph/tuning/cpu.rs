@@ -75,13 +75,6 @@ const SPREAD: [f64; 2] = [2.0, 4.0];
 /// What a block of a rank takes beyond the first, in microseconds: trees have one for each way.
 const BLOCK: f64 = 0.25;
 
-/// How many of `channels` a call of `bytes` is worth.
-#[must_use]
-pub(super) fn channels(bytes: u64, channels: u32) -> u32 {
-    let worth = u32::try_from(bytes / BYTES_A_CHANNEL).unwrap_or(u32::MAX);
-    worth.clamp(1, channels.max(1))
-}
-
 /// Bytes of the largest call that stays in cache.
 fn cached(s: &Situation<'_>) -> u64 {
     CACHE / 2 * u64::from(s.nodes()) / u64::from(s.ranks())
@@ -94,7 +87,7 @@ pub(super) fn bends(s: &Situation<'_>, most: u32) -> Vec<u64> {
         let whole = k * GRAIN;
         [whole, whole * u64::from(s.ranks())].into_iter().filter(move |bytes| {
             // Only where a call has that many channels.
-            u64::from(channels(*bytes, most)) == k
+            (*bytes / BYTES_A_CHANNEL).clamp(1, most.max(1).into()) == k
         })
     });
     all.clone().map(|k| k * BYTES_A_CHANNEL).chain(grains).chain([cached(s) + 1]).collect()

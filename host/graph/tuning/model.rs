@@ -3,6 +3,7 @@
 //! Where this library's [`ChannelGraph`] counts otherwise than NCCL's graphs, the reasoning is at
 //! [`bandwidth_of_channel`] and [`TREE_RATIO`].
 
+use super::choose::Worth;
 use super::tables::{self, Hardware, generation, scale};
 use super::{
     Algorithm, Collective, Cost, Devices, Gpus, Prediction, Settings, Situation, cpu, rules,
@@ -95,7 +96,8 @@ pub(super) fn cost(
     }
     match s.devices() {
         Devices::Cpu { ring } => {
-            let channels = cpu::channels(bytes, settings.channels(s.channels()));
+            let worth = Worth::new(s, algorithm, protocol, settings);
+            let channels = worth.channels(bytes, settings.channels(s.channels()));
             Some(cpu::cost(s, *ring, channels, (collective, algorithm, protocol), bytes))
         }
         Devices::Gpus(gpus) => {

@@ -3,7 +3,7 @@
 //! Between two bends the time of each way is a straight line over the bytes. A [`Tuner`] has these lines, so that a
 //! choice is a search for the range and a glance at each line, whatever the caller still rules out.
 
-use super::choose::{allowed, bends, bytes_a_channel};
+use super::choose::{Worth, allowed, bends};
 use super::{Algorithm, Collective, Settings, Situation, is_faster, model};
 use crate::device::abi::ProtocolId;
 
@@ -18,8 +18,8 @@ pub struct Tuner {
     starts: Box<[u64]>,
     /// By [`Collective`].
     tables: Box<[Table]>,
-    /// Bytes that a channel must have, by algorithm and protocol.
-    a_channel: Box<[[u64; 3]]>,
+    /// What a call has to bring, by algorithm and protocol.
+    worth: Box<[[Worth; 3]]>,
 }
 
 /// The ways of a collective.
@@ -112,13 +112,13 @@ impl Tuner {
         let starts = bends(s, settings, 0, LARGEST);
         let table = |collective: &Collective| Table::new(s, *collective, settings, &starts);
         let tables = Collective::ALL.iter().map(table).collect();
-        let a_channel = |algorithm: &Algorithm| {
+        let worth = |algorithm: &Algorithm| {
             // In the order of their indices.
             [ProtocolId::Ll, ProtocolId::Ll128, ProtocolId::Simple]
-                .map(|p| bytes_a_channel(s, *algorithm, p, settings).max(1))
+                .map(|p| Worth::new(s, *algorithm, p, settings))
         };
-        let a_channel = Algorithm::ALL.iter().map(a_channel).collect();
-        Tuner { starts: starts.into_boxed_slice(), tables, a_channel }
+        let worth = Algorithm::ALL.iter().map(worth).collect();
+        Tuner { starts: starts.into_boxed_slice(), tables, worth }
     }
 
     /// The same with one protocol, by rings, for all calls, whatever the settings are: for kernels that the table has
@@ -132,7 +132,7 @@ impl Tuner {
         Tuner {
             starts: Box::new([0]),
             tables: Collective::ALL.iter().map(table).collect(),
-            a_channel: self.a_channel.clone(),
+            worth: self.worth.clone(),
         }
     }
 
@@ -162,10 +162,32 @@ impl Tuner {
         protocol: ProtocolId,
         channels: u32,
     ) -> u32 {
-        let a_channel =
-            self.a_channel.get(algorithm as usize).map_or(1, |all| all[protocol as usize]);
-        let worth = u32::try_from(bytes / a_channel).unwrap_or(u32::MAX);
-        worth.clamp(1, channels.max(1))
+        self.worth
+            .get(algorithm as usize)
+            .map_or(1, |all| all[protocol as usize].channels(bytes, channels))
+    }
+
+    /// How many threads a block of a call of `bytes` has that may use `channels`; 1 on the CPU.
+    ///
+    /// ```
+    /// use ferroccl::ProtocolId;
+    /// use ferroccl::graph::tuning::*;
+    ///
+    /// let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
+    /// let tuner = Tuner::new(&cores, &Settings::default());
+    /// assert_eq!(tuner.threads(1 << 20, Algorithm::Ring, ProtocolId::Simple, 2), 1);
+    /// ```
+    #[must_use]
+    pub fn threads(
+        &self,
+        bytes: u64,
+        algorithm: Algorithm,
+        protocol: ProtocolId,
+        channels: u32,
+    ) -> u32 {
+        self.worth
+            .get(algorithm as usize)
+            .map_or(1, |all| all[protocol as usize].parallelism(bytes, channels).1)
     }
 
     /// The ways that the settings leave for a collective, in NCCL's order.

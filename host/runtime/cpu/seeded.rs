@@ -18,6 +18,8 @@ use ferroccl_device::abi::{Fault, FaultKind, WaitKind};
 use ferroccl_device::gpu::cpu::CheckedGuard;
 use ferroccl_device::gpu::{SPINS_PER_CHECK, Verdict, Waiting};
 
+use ferroccl_proxy::Operation;
+
 use super::adversary::{Adversity, Chaos, Cruel};
 use super::block::{self, BlockRun, Resumed, Why};
 use super::native::same;
@@ -129,6 +131,11 @@ impl Runtime for SeededRuntime {
     }
 
     fn share_host(&self, _local_processes: usize) {} // it has one thread anyway
+
+    fn operate(&self, operation: Box<dyn Operation>) -> Result<()> {
+        self.0.append(operation);
+        Ok(())
+    }
 }
 
 impl Turns for Coroutines {

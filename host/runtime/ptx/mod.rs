@@ -46,6 +46,8 @@ pub use ferroccl_ptx::emu::{
     Adversity, Checks, Counts, Fault, FaultKind, Options, Site, Turns, Unit,
 };
 
+use ferroccl_proxy::Operation;
+
 use self::emulated::Emulated;
 pub use self::emulated::KernelCounts;
 use self::lockstep::Warps;
@@ -258,6 +260,16 @@ impl Runtime for PtxRuntime {
     fn share_host(&self, local_processes: usize) {
         if let Mode::Threads(threads) = &self.mode {
             threads.share_host(local_processes);
+        }
+    }
+
+    fn operate(&self, operation: Box<dyn Operation>) -> Result<()> {
+        match &self.mode {
+            Mode::Threads(_) => super::on_proxy_thread(operation),
+            Mode::Lockstep(world) => {
+                world.append(operation);
+                Ok(())
+            }
         }
     }
 }
