@@ -20,16 +20,18 @@ use crate::collectives::{
     AllGatherBruck, AllGatherRing, AllReduceOneShot, AllReduceRing, AllReduceTree, BroadcastRing,
     BroadcastTree, Chain, KernelCode, ReduceScatterBruck, ReduceScatterRing, SendRecv,
 };
-use crate::element::{Bf16, F8E4M3, F8E5M2, F16};
+use crate::element::{Bf16, Element, F8E4M3, F8E5M2, F16};
 use crate::prims::{Ll, Ll128, Simple};
 use crate::reduce::Sum;
 
 /// Threads of a block that every kernel takes. Most take more: [`Kernel::threads`].
 pub const MAX_THREADS: u32 = 512;
 
-/// Threads of a block of a kernel, at most. What does more than to add needs some more registers.
-const fn threads<A: KernelCode>(op: ReduceOp) -> u32 {
-    if matches!(op, ReduceOp::Sum) { A::THREADS } else { MAX_THREADS }
+/// Threads of a block of a kernel, at most. What does more than to add needs some more registers, and so do 8-bit floats,
+/// which are added as others.
+const fn threads<A: KernelCode, T: Element>(op: ReduceOp) -> u32 {
+    let more = T::FLOAT && size_of::<T>() == 1;
+    if matches!(op, ReduceOp::Sum) && !more { A::THREADS } else { MAX_THREADS }
 }
 
 /// The name of a kernel, the same on every machine.
@@ -56,7 +58,7 @@ mod entries {
                 /// `work` is the call, in memory that the device reads, until all blocks have ended.
                 #[unsafe(export_name = $name)]
                 unsafe extern "ptx-kernel" fn entry(work: *const Work) {
-                    crate::gpu::launch_bounds::<{ threads::<$A>(<$R as Reduction>::ID) }>();
+                    crate::gpu::launch_bounds::<{ threads::<$A, $T>(<$R as Reduction>::ID) }>();
                     // SAFETY: the launch's contract.
                     unsafe { <$A as KernelCode>::run::<$T, $R, $P>(work) }
                 }
@@ -94,7 +96,6 @@ pub use cpu::{Kernel, Row, all, kernel_fn, left_out, lookup, rows};
 mod cpu {
     use super::*;
     use crate::abi::{Algorithm, Collective, DataType, ProtocolId};
-    use crate::element::Element;
     use crate::prims::Protocol;
     use crate::reduce::{Any, Reduction};
 
@@ -178,7 +179,7 @@ mod cpu {
                 kernel: Kernel {
                     name: $name,
                     cpu: <$A as KernelCode>::run::<$T, $R, $P>,
-                    threads: threads::<$A>(ReduceOp::$op),
+                    threads: threads::<$A, $T>(ReduceOp::$op),
                 },
             }
         };

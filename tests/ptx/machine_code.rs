@@ -36,7 +36,7 @@ const LIMITS: &[Limit] = &[
         what: "reduce",
         does: Does { loads: 8, stores: 4, adds: 1, ..Does::NOTHING },
         units: 4,
-        tenths: 120,
+        tenths: 128,
         batch: 8,
     },
     Limit {
@@ -60,7 +60,7 @@ const LIMITS: &[Limit] = &[
         what: "16 bytes",
         does: Does { loads: 8, halves: 1, stores: 4, adds: 1, votes: 1 },
         units: 4,
-        tenths: 210,
+        tenths: 195,
         batch: 4,
     },
 ];

@@ -90,7 +90,7 @@ impl KernelCode for Chain {
             let all = if mode == Chain::REDUCE_SCATTER { each * k as usize } else { each };
             let wanted = if mode == Chain::REDUCE { k - 1 } else { root };
             let chunks = Chunks { mode, count, max, each, all, wanted };
-            both_ways(&mut prims, &place, q, &chunks);
+            both_ways(&mut prims, q, &chunks);
             prims.close();
         }
     }
@@ -101,24 +101,21 @@ impl KernelCode for Chain {
 #[inline(always)]
 unsafe fn both_ways<T: Element, R: Reduction, P: Protocol>(
     prims: &mut Prims<T, R, P, 1, 1>,
-    place: &Place,
     q: u32,
     chunks: &Chunks,
 ) {
     // SAFETY: the caller's.
     unsafe {
-        let k = place.k;
-        let to_all = chunks.mode == Chain::ALL_REDUCE;
-        let start = prims.cx.part().offset as usize;
-        let (own, to) = (input::<T>(&prims.cx), output::<T>(&prims.cx));
-        let step = stride(&prims.cx);
-        let times = chunks.all + 2 * k as usize;
         let mut t = 0;
-        while t < times {
+        while t < chunks.all + 2 * (*prims.cx.comm()).nranks as usize {
+            // Asked for in each round: kept, they would fill registers.
+            let (place, to_all) = (Place::of(&prims.cx), chunks.mode == Chain::ALL_REDUCE);
+            let k = place.k;
             // The way in.
             let c = t.wrapping_sub(q as usize);
             if c < chunks.all {
-                let (from, at, n, wanted) = chunk(chunks, place, start, step, c);
+                let (from, at, n, wanted) = chunk(chunks, &place, &prims.cx, c);
+                let (own, to) = (input::<T>(&prims.cx), output::<T>(&prims.cx));
                 let own = own.wrapping_add(from);
                 if q == 0 {
                     prims.op_at::<verbs::Send>(own, ptr::null_mut(), 0, n);
@@ -136,8 +133,8 @@ unsafe fn both_ways<T: Element, R: Reduction, P: Protocol>(
             // The way out.
             let c = t.wrapping_sub(k as usize + q as usize);
             if c < chunks.all && q < k - 1 {
-                let (_, at, n, wanted) = chunk(chunks, place, start, step, c);
-                let to = to.wrapping_add(at);
+                let (_, at, n, wanted) = chunk(chunks, &place, &prims.cx, c);
+                let to = output::<T>(&prims.cx).wrapping_add(at);
                 if to_all && q + 2 < k {
                     prims.op_at::<verbs::RecvCopySend>(ptr::null(), to, 0, n);
                 } else if to_all || wanted == q {
@@ -159,8 +156,7 @@ unsafe fn both_ways<T: Element, R: Reduction, P: Protocol>(
 unsafe fn chunk(
     chunks: &Chunks,
     place: &Place,
-    start: usize,
-    stride: usize,
+    cx: &Context,
     c: usize,
 ) -> (usize, usize, usize, u32) {
     let (block, c) = if chunks.mode == Chain::REDUCE_SCATTER {
@@ -168,11 +164,11 @@ unsafe fn chunk(
     } else {
         (0, c)
     };
-    let at = start + c * chunks.max;
+    let at = cx.part().offset as usize + c * chunks.max;
     let n = chunks.max.min(chunks.count - c * chunks.max);
     if chunks.mode == Chain::REDUCE_SCATTER {
         // SAFETY: the caller's.
-        let owner = unsafe { place.at(block as u32) } as usize;
+        let (owner, stride) = unsafe { (place.at(block as u32) as usize, stride(cx)) };
         (owner * stride + at, at, n, block as u32)
     } else {
         (at, at, n, chunks.wanted)

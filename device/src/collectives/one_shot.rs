@@ -68,9 +68,9 @@ impl KernelCode for AllReduceOneShot {
                 }
                 let (own, to) = (own.wrapping_add(start + done), to.wrapping_add(start + done));
                 for peer in 0..k {
-                    let last = peer + 1 == k;
-                    // Not the loop's variable: the first round is not to be taken out of the loop.
+                    // Not the loop's variable: no round is to be taken out of the loop.
                     let first = gpu::fresh(peer as usize) == 0;
+                    let last = gpu::fresh(peer as usize + 1) == k as usize;
                     if peer == r {
                         // Scaled first, and apart: in place the result goes where it is. The first is there alone.
                         let scaled = if first { scratch } else { scratch.wrapping_add(room) };

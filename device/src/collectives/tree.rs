@@ -68,6 +68,9 @@ impl KernelCode for AllReduceTree {
 }
 
 impl KernelCode for BroadcastTree {
+    /// As above.
+    const THREADS: u32 = 512;
+
     #[inline(always)]
     unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
         // SAFETY: the caller's.

@@ -159,7 +159,7 @@ impl Context {
     }
 
     /// [`Context::wait`] by a whole warp: `ready` holds a vote, so that its lanes go on, or give up,
-    /// together. [`Context::stopped`] must be the same in all of them.
+    /// together. None of them has [`Context::stopped`] before.
     #[inline(always)]
     pub fn wait_together(
         &mut self,
@@ -179,7 +179,7 @@ impl Context {
         step: u64,
         mut ready: impl FnMut() -> bool,
     ) -> bool {
-        if self.stopped {
+        if !TOGETHER && self.stopped {
             return false;
         }
         if ready() {

@@ -96,10 +96,13 @@ impl Lane {
         self.index() * LINE_UNITS
     }
 
-    /// Whether it holds the flags of its lines.
+    /// The bits of the last word of its part of a line that are data: all, or none where it holds the flag.
     #[inline(always)]
-    fn holds_flag(self) -> bool {
-        self.index() == LANES_PER_LINE - 1
+    fn data_bits(self) -> u64 {
+        let holds_flag = self.index() == LANES_PER_LINE - 1;
+        // Both halves in one register.
+        let half = gpu::fresh(if holds_flag { 0 } else { usize::MAX }) as u32;
+        u64::from(half) << 32 | u64::from(half)
     }
 
     /// How many words behind its part of line A of the first row the `i`th flag is that it looks at, of `N` rows.
@@ -116,6 +119,16 @@ const ROW: u32 = WARP / LANES_PER_LINE as u32;
 /// Rows that a warp has in flight, where there is one edge to receive from: several would not fit the registers with as much
 /// of each.
 const ROWS: usize = 2;
+
+/// Where a lane's parts of pair 0 are: in the data its first unit of line A, in a slot its part of line A. Added up once for
+/// all pairs.
+struct Ours<T, const NR: usize, const NS: usize> {
+    input: *const T,
+    output: *mut T,
+    /// Elements of the slice.
+    n: usize,
+    slots: Slots<NR, NS>,
+}
 
 impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
     Prims<T, R, Ll128<L>, NR, NS>
@@ -137,13 +150,27 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
         let whole = if aligned { (slice.n / Self::PER_PAIR) as u32 } else { 0 };
         let hunk = if NR > 1 { ROW } else { ROWS as u32 * ROW };
         let in_hunks = if NR > 1 { 0 } else { whole / hunk * hunk };
-        let slots = self.step_slots::<V>();
+        let ours = self.ours::<V>(slice);
         // SAFETY: the caller's; the pairs are inside the slots, as a slice fits one.
         unsafe {
-            if NR > 1 || self.hunks::<V, ROWS, true>(slice, &slots, 0, in_hunks) {
-                self.hunks::<V, 1, false>(slice, &slots, in_hunks, pairs);
+            if NR > 1 || self.hunks::<V, ROWS, true>(&ours, 0, in_hunks) {
+                self.hunks::<V, 1, false>(&ours, in_hunks, pairs);
             }
         }
+    }
+
+    #[inline(always)]
+    fn ours<V: Verb>(&self, slice: Slice<T>) -> Ours<T, NR, NS> {
+        let (lane, mut slots) = (Lane::new(), self.step_slots::<V>());
+        if V::RECV {
+            each!(NR, self.receiving(), i => slots.recv[i] = slots.recv[i].wrapping_add(lane.part()));
+        }
+        if V::SEND {
+            each!(NS, self.sending(), i => slots.send[i] = slots.send[i].wrapping_add(lane.part()));
+        }
+        let units = 16 * lane.unit();
+        let input = slice.input.wrapping_byte_add(units);
+        Ours { input, output: slice.output.wrapping_byte_add(units), n: slice.n, slots }
     }
 
     /// The pairs from `from` up to `end`, `N` rows at a time, which with `WHOLE` there are. `false` after a stop.
@@ -153,19 +180,19 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
     #[inline(always)]
     unsafe fn hunks<V: Verb, const N: usize, const WHOLE: bool>(
         &mut self,
-        slice: Slice<T>,
-        slots: &Slots<NR, NS>,
+        ours: &Ours<T, NR, NS>,
         from: u32,
         end: u32,
     ) -> bool {
         let (lane, in_row) = (Lane::new(), gpu::lane_id() / LANES_PER_LINE as u32);
+        let data_bits = lane.data_bits();
         let (warp, warps) = (self.cx.tid() as u32 / WARP, self.cx.lanes() as u32 / WARP);
         let hunk = N as u32 * ROW;
         let mut pair = from + warp * hunk + in_row;
         // All lanes of the warp come along.
-        while pair - in_row < end {
+        while pair < end + in_row {
             // SAFETY: the caller's.
-            if !unsafe { self.rows::<V, N, WHOLE>(slice, slots, lane, pair, end) } {
+            if !unsafe { self.rows::<V, N, WHOLE>(ours, (lane, data_bits), pair, end) } {
                 return false;
             }
             pair += warps * hunk;
@@ -174,8 +201,8 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
     }
 
     /// This lane's part of `pair` and of those at its place in later rows, `N` in all, if it is before `end`; `WHOLE`: all
-    /// are, and hold as much as they can, at addresses that are aligned. The lanes of a warp stay together: all of them vote on the flags, also those that have
-    /// no pair left. `false` after a stop, of all lanes of the warp.
+    /// are, and hold as much as they can, at addresses that are aligned. The lanes of a warp stay together: all of them
+    /// vote on the flags, also those that have no pair left. `false` after a stop, of all lanes of the warp.
     ///
     /// # Safety
     /// As [`Protocol::step`]; all lanes of the warp call it, and the pairs are of the slice.
@@ -183,26 +210,23 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
     #[expect(clippy::needless_range_loop, reason = "iterators would put the arrays into memory")]
     unsafe fn rows<V: Verb, const N: usize, const WHOLE: bool>(
         &mut self,
-        slice: Slice<T>,
-        slots: &Slots<NR, NS>,
-        lane: Lane,
+        ours: &Ours<T, NR, NS>,
+        (lane, data_bits): (Lane, u64),
         pair: u32,
         end: u32,
     ) -> bool {
         let mine = WHOLE || pair < end;
         let (of_pair, of_data) = (pair as usize * 2 * LL128_LINE, pair as usize * PAIR_DATA);
-        let left = if mine { slice.n - pair as usize * Self::PER_PAIR } else { 0 };
-        // What is the same in all rounds is added first: it is in registers then.
-        let here = |slot: *mut u8| slot.wrapping_add(lane.part()).wrapping_add(of_pair).cast();
+        let left = if mine { ours.n - pair as usize * Self::PER_PAIR } else { 0 };
+        let here = |slot: *mut u8| slot.wrapping_add(of_pair).cast();
         // SAFETY: the caller's.
         unsafe {
             let mut rows: [Pair; N] = [[[0; LINE_WORDS]; 2]; N];
             if V::INPUT && mine {
-                let input =
-                    slice.input.cast::<u8>().wrapping_add(16 * lane.unit()).wrapping_add(of_data);
+                let input = ours.input.wrapping_byte_add(of_data);
                 for row in 0..N {
-                    let input = input.wrapping_add(row * ROW as usize * PAIR_DATA);
-                    rows[row] = load_pair::<T, WHOLE>(lane, input.cast(), left);
+                    let input = input.wrapping_byte_add(row * ROW as usize * PAIR_DATA);
+                    rows[row] = load_pair::<T, WHOLE>(lane, input, left);
                 }
                 if V::OWN {
                     self.reducer.pre_words(rows.as_flattened_mut().as_flattened_mut());
@@ -213,7 +237,7 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                 let wide = wide.as_flattened_mut();
                 self.reducer.widen_words(wide, rows.as_flattened().as_flattened());
                 each!(NR, self.receiving(), i => {
-                    let (edge, from) = (&self.recv[i], here(slots.recv[i]));
+                    let (edge, from) = (&self.recv[i], here(ours.slots.recv[i]));
                     if !wait_for_rows::<N>(&mut self.cx, edge, lane, from, mine) {
                         return false;
                     }
@@ -228,7 +252,7 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
                 self.reducer.narrow_words(rows.as_flattened_mut().as_flattened_mut(), wide);
             } else if V::RECV {
                 each!(NR, self.receiving(), i => {
-                    let (edge, from) = (&self.recv[i], here(slots.recv[i]));
+                    let (edge, from) = (&self.recv[i], here(ours.slots.recv[i]));
                     if !wait_for_rows::<N>(&mut self.cx, edge, lane, from, mine) {
                         return false;
                     }
@@ -252,19 +276,18 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
             }
             if V::SEND && mine {
                 each!(NS, self.sending(), i => {
-                    let to: *mut u64 = here(slots.send[i]);
+                    let to: *mut u64 = here(ours.slots.send[i]);
+                    let flag = flag(self.send[i].step);
                     for row in 0..N {
-                        let flag = flag(self.send[i].step);
-                        write_pair(lane, row_of(to, row), rows[row], flag, L::FLAG_LAST);
+                        write_pair(row_of(to, row), rows[row], data_bits, flag, L::FLAG_LAST);
                     }
                 });
             }
             if V::OUTPUT && mine {
-                let output =
-                    slice.output.cast::<u8>().wrapping_add(16 * lane.unit()).wrapping_add(of_data);
+                let output = ours.output.wrapping_byte_add(of_data);
                 for row in 0..N {
-                    let output = output.wrapping_add(row * ROW as usize * PAIR_DATA);
-                    store_pair::<T, WHOLE>(lane, output.cast(), rows[row], left);
+                    let output = output.wrapping_byte_add(row * ROW as usize * PAIR_DATA);
+                    store_pair::<T, WHOLE>(lane, output, rows[row], left);
                 }
             }
         }
@@ -341,17 +364,18 @@ unsafe fn read_rows<const N: usize>(at: *mut u64, mine: bool) -> [Pair; N] {
     rows
 }
 
-/// Stores this lane's part of a pair, with the step's flags.
+/// Stores this lane's part of a pair, with the step's flags where it has other bits than data. There is no branch in it,
+/// and none for a compiler to make: all lanes of a line store together.
 ///
 /// # Safety
 /// `at` is this lane's part of line A of a pair, in a slot that the receiver has given back.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 #[expect(clippy::needless_range_loop, reason = "as there")]
-unsafe fn write_pair(lane: Lane, at: *mut u64, pair: Pair, flag: u64, flag_last: bool) {
+unsafe fn write_pair(at: *mut u64, pair: Pair, data_bits: u64, flag: u64, flag_last: bool) {
     for half in 0..2 {
         let mut words = pair[half];
-        words[LINE_WORDS - 1] = if lane.holds_flag() { flag } else { words[LINE_WORDS - 1] };
+        words[LINE_WORDS - 1] = words[LINE_WORDS - 1] & data_bits | flag & !data_bits;
         // SAFETY: the caller's.
         unsafe { gpu::st_line(at.add(half * LL128_LINE / 8), words, flag_last) };
     }

@@ -382,8 +382,9 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
         let whole = P::SLICES == 1 || self.one_slice;
         let slice = if whole { n } else { n.div_ceil(P::SLICES * pack) * pack };
         let mut done = 0;
-        // Never unrolled: a step is hundreds of instructions.
-        for _ in 0..P::SLICES {
+        // Not a constant: a step is hundreds of instructions, and is not to be there twice.
+        let slices = if P::SLICES == 1 { 1 } else { gpu::fresh(P::SLICES) };
+        for _ in 0..slices {
             let n = slice.min(n - done);
             // SAFETY: the caller's; `wrapping_add`, as a verb without a source has no input.
             unsafe {
