@@ -140,12 +140,12 @@ fn half_a_flag(text: &str) -> String {
         let words: Vec<&str> =
             line.split([' ', '\t', ',', ';']).filter(|word| !word.is_empty()).collect();
         let compares = |at: usize, p: &str| {
-            last.len() >= at && last[last.len() - at].contains(&format!("setp.eq.b64 \t{p},"))
+            last.len() >= at && last[last.len() - at].contains(&format!("setp.eq.b32 \t{p},"))
         };
         let both = words.first() == Some(&"and.pred")
             && compares(1, words[3])
             && compares(3, words[2])
-            && last[last.len() - 2].contains("shr.u64");
+            && last[last.len() - 2].contains("mov.b64");
         if both {
             changed += &format!("\tand.pred {}, {}, {};\n", words[1], words[2], words[2]);
         } else {
@@ -159,18 +159,17 @@ fn half_a_flag(text: &str) -> String {
     changed
 }
 
-/// Without the second look at a line, once its flag was right: the two loads after the first of each verb's four
-/// votes.
-fn without_another_look(text: &str) -> String {
-    let mut changed = text.to_owned();
-    let votes = text.matches("\tvote.sync").count();
-    for vote in (0..votes).step_by(4) {
-        let (at, _) = changed.match_indices("\tvote.sync").nth(vote).expect("counted");
-        let rest = nth(&changed[at..], "ld.volatile.global.v2", 0, gone);
-        let rest = nth(&rest, "ld.volatile.global.v2", 0, gone);
-        changed = format!("{}{rest}", &changed[..at]);
-    }
-    changed
+/// Each lane goes by the flag that it has looked at, and asks no other of its warp.
+fn without_votes(text: &str) -> String {
+    let lines = text.lines().map(|line| match line.trim_start() {
+        vote if vote.starts_with("vote.sync") => {
+            let words: Vec<&str> =
+                vote.split([' ', '\t', ',', ';']).filter(|w| !w.is_empty()).collect();
+            format!("\tmov.pred {}, {};\n", words[1], words[2])
+        }
+        _ => format!("{line}\n"),
+    });
+    lines.collect()
 }
 
 #[test]
@@ -249,7 +248,7 @@ fn lanes_that_do_not_meet_are_caught() {
     is_caught(p, "one vote of half a warp", |t| {
         nth(t, "vote.sync", 0, |vote| vote.replace("-1", "0x0000ffff"))
     });
-    is_caught(p, "lines are not loaded again when they are there", without_another_look);
+    is_caught(p, "lanes load when their own flag is right", without_votes);
     is_caught(p, "lanes do not meet before they store a line", |t| {
         t.replace("\tbar.warp.sync", "\t//")
     });
