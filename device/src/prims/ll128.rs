@@ -320,7 +320,6 @@ unsafe fn wait_for_rows<const N: usize>(
     at: *mut u64,
     mine: bool,
 ) -> bool {
-    let flag = flag(edge.step);
     cx.wait_together(
         edge,
         WaitKind::Ll128Flag,
@@ -329,6 +328,8 @@ unsafe fn wait_for_rows<const N: usize>(
         || {
             let mut ready = true;
             if mine {
+                // Added up in each round: kept, it fills two registers more.
+                let flag = flag(gpu::fresh(edge.step as usize) as u64);
                 // Each lane of a line looks at the flag of another line of the rows, as far as there are so many.
                 const { assert!(LANES_PER_LINE == 1 || 2 * N <= LANES_PER_LINE) };
                 let each = if LANES_PER_LINE == 1 { 2 * N } else { 1 };
