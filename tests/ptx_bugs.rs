@@ -12,7 +12,7 @@ use ferroccl::runtime::ptx::{DEFAULT_ARCH, FaultKind, Options, PtxRuntime, Unit,
 use ferroccl::{Algorithm, CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp, ptx};
 
 /// Three times as many as the bug that hides best needs.
-const SEEDS: u64 = 32;
+const SEEDS: u64 = 200;
 
 /// How a run went wrong.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
