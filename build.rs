@@ -36,7 +36,7 @@ use std::{env, fs, io};
 use compiler::Compiler;
 use modules::Module;
 
-/// How hard `zstd` packs: the least with which every module becomes a tenth, in about 0.1 s each.
+/// How hard `zstd` packs: all modules together become a twentieth, in about 0.1 s each.
 const LEVEL: i32 = 17;
 
 fn main() -> ExitCode {

@@ -178,11 +178,15 @@ mod tests {
 
     #[test]
     fn texts_are_what_was_packed() {
+        let mut all = (0, 0);
         for module in modules() {
             let (len, packed) = module.sizes();
             assert_eq!(module.text().len(), len, "{module}");
-            assert!(packed * 10 < len, "{module}: {packed} of {len}");
+            // A module of one kernel has no others that it is like.
+            assert!(packed * 8 < len, "{module}: {packed} of {len}");
             assert!(module.entries().map(|(name, _)| name).eq(module.kernels().iter().copied()));
+            all = (all.0 + len, all.1 + packed);
         }
+        assert!(all.1 * 20 <= all.0, "{} of {}", all.1, all.0);
     }
 }
