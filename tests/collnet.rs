@@ -28,6 +28,8 @@ enum Trouble {
     Failed(u32),
     /// It never ends.
     Stuck(u32),
+    /// It panics.
+    Panics(u32),
     /// It does sums only.
     SumsOnly,
 }
@@ -126,6 +128,7 @@ impl CollNetRequest for Request {
         match self.1 {
             Trouble::Failed(call) if call == self.2 => Err(broken("test")),
             Trouble::Stuck(call) if call == self.2 => Ok(false),
+            Trouble::Panics(call) if call == self.2 => panic!("on purpose"),
             _ => self.0.test(),
         }
     }
@@ -197,22 +200,20 @@ fn what_the_network_cannot_do_goes_elsewhere() {
     assert_eq!((all(ReduceOp::Sum), net.calls()), (30, 2));
 }
 
-fn fails(trouble: Trouble, timeout: Option<Duration>) -> Vec<String> {
+fn fails(device: &Device, trouble: Trouble, timeout: Option<Duration>) -> Vec<String> {
     let net = Network::new(trouble);
     let mut config = config(&net, 2);
     config.timeout = timeout;
-    let device = Device::cpu();
-    let ranks = Communicator::init_all_with(&device, 4, &config).unwrap();
+    let ranks = Communicator::init_all_with(device, 4, &config).unwrap();
     let streams: Vec<_> = ranks.iter().map(|_| device.stream().unwrap()).collect();
     let buffer = || device.upload(&[1u32; 1000]).unwrap();
     let mut errors = Vec::new();
     for _ in 0..2 {
-        let calls = ranks.iter().zip(&streams);
+        // Before the calls: a schedule of one thread runs what there is to run.
+        let buffers: Vec<_> = ranks.iter().map(|_| buffer()).collect();
+        let calls = ranks.iter().zip(&streams).zip(&buffers);
         let launched: Vec<_> = calls
-            .map(|(rank, stream)| {
-                let buffer = buffer();
-                rank.all_reduce(&buffer, &buffer, ReduceOp::Sum, stream)
-            })
+            .map(|((rank, stream), buffer)| rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream))
             .collect();
         for (stream, launched) in streams.iter().zip(launched) {
             if let Err(e) = launched.and_then(|()| stream.synchronize()) {
@@ -237,7 +238,7 @@ fn a_network_that_fails_fails_all_ranks_with_its_reason() {
     for trouble in
         [Trouble::Refused(1), Trouble::Refused(2), Trouble::Failed(1), Trouble::Failed(2)]
     {
-        let errors = fails(trouble, None);
+        let errors = fails(&Device::cpu(), trouble, None);
         println!("{trouble:?}: {errors:#?}");
         assert_eq!(errors.len(), 4, "{trouble:?}: {errors:?}");
         assert!(errors.iter().any(|e| e.contains("the switch is on fire")), "{errors:?}");
@@ -246,11 +247,27 @@ fn a_network_that_fails_fails_all_ranks_with_its_reason() {
 
 #[test]
 fn a_network_that_is_stuck_is_given_up() {
-    let errors = fails(Trouble::Stuck(2), Some(Duration::from_millis(300)));
+    let errors = fails(&Device::cpu(), Trouble::Stuck(2), Some(Duration::from_millis(300)));
     println!("{errors:#?}");
     assert_eq!(errors.len(), 4);
     let reason = "network CollNet: iallreduce: the other nodes have not come within";
     assert!(errors.iter().any(|e| e.starts_with(reason)), "{errors:?}");
+}
+
+/// By the proxy thread, and in the schedule of a seed, where what is stuck is given up, too.
+#[test]
+fn a_network_that_panics_is_an_error_of_all_ranks() {
+    let seeded = || Device::new(Arc::new(CpuRuntime::seeded(Adversity::new(7))));
+    for (device, trouble) in [
+        (Device::cpu(), Trouble::Panics(2)),
+        (seeded(), Trouble::Panics(2)),
+        (seeded(), Trouble::Stuck(1)),
+    ] {
+        let errors = fails(&device, trouble, Some(Duration::from_secs(20)));
+        println!("{trouble:?}: {errors:#?}");
+        assert_eq!(errors.len(), 4, "{trouble:?}: {errors:?}");
+        assert!(errors.iter().any(|e| e.contains("given up before its end")), "{errors:?}");
+    }
 }
 
 /// A rank that does not come: its node's kernels and the other nodes' network wait, and all are told.

@@ -23,14 +23,52 @@ use tracing::info;
 use super::Inner;
 use super::launch::{Part, Request, View};
 use super::nodes::Nodes;
+use crate::Result;
 use crate::buffer::Stream;
 use crate::enqueue::{self, Call, NetworkOps, Way};
 use crate::log;
 use crate::runtime::{Event, Memory};
-use crate::{Error, Result};
+
+/// A rank's way to a network that reduces; `exchange` tells all ranks a handle, and returns theirs. `None` for nodes
+/// that go without.
+pub(super) fn join(
+    net: Option<&Arc<dyn CollNet>>,
+    nodes: &Nodes,
+    exchange: impl FnOnce(&Vec<u8>) -> Result<Vec<Vec<u8>>>,
+) -> Result<Option<Heads>> {
+    let Some(ready) = Ready::new(net, nodes)? else { return Ok(None) };
+    let handles = exchange(&ready.listener.handle())?;
+    ready.connect(nodes, &handles).map(Some)
+}
+
+/// [`join`] for all ranks of a process, in their order: each in a thread, as connecting may wait for the others.
+pub(super) fn join_all(
+    net: Option<&Arc<dyn CollNet>>,
+    all: Vec<Nodes>,
+) -> Result<Vec<Option<Heads>>> {
+    let ready: Vec<Option<Ready>> =
+        all.iter().map(|nodes| Ready::new(net, nodes)).collect::<Result<_>>()?;
+    let handle = |ready: &Option<Ready>| ready.as_ref().map_or(vec![], |r| r.listener.handle());
+    let handles: Vec<Vec<u8>> = ready.iter().map(handle).collect();
+    let handles = &handles;
+    std::thread::scope(|threads| {
+        let threads: Vec<_> = ready
+            .into_iter()
+            .zip(&all)
+            .map(|(ready, nodes)| {
+                ready.map(|ready| threads.spawn(move || ready.connect(nodes, handles)))
+            })
+            .collect();
+        let panicked = |_| Err(NetError::new("CollNet", "connect", "it panicked").into());
+        let end = |thread: std::thread::ScopedJoinHandle<'_, Result<Heads>>| {
+            thread.join().unwrap_or_else(panicked)
+        };
+        threads.into_iter().map(|thread| thread.map(end).transpose()).collect()
+    })
+}
 
 /// A rank that is ready to join the heads of its part.
-pub(super) struct Ready {
+struct Ready {
     net: Arc<dyn CollNet>,
     listener: Box<dyn CollNetListener>,
 }
@@ -49,19 +87,14 @@ impl fmt::Debug for Heads {
 
 impl Ready {
     /// For a communicator on several nodes that are alike; `None` for others.
-    pub(super) fn new(net: Option<&Arc<dyn CollNet>>, nodes: &Nodes) -> Result<Option<Self>> {
+    fn new(net: Option<&Arc<dyn CollNet>>, nodes: &Nodes) -> Result<Option<Self>> {
         let Some(net) = net.filter(|_| nodes.count() > 1 && nodes.alike()) else { return Ok(None) };
         let listener = net.listen()?;
         Ok(Some(Ready { net: Arc::clone(net), listener }))
     }
 
-    /// What the other heads need to know.
-    pub(super) fn handle(&self) -> Vec<u8> {
-        self.listener.handle()
-    }
-
-    /// Joins them; `handles` are those of all ranks.
-    pub(super) fn connect(self, nodes: &Nodes, handles: &[Vec<u8>]) -> Result<Heads> {
+    /// Joins the other heads; `handles` are those of all ranks.
+    fn connect(self, nodes: &Nodes, handles: &[Vec<u8>]) -> Result<Heads> {
         let heads = nodes.heads();
         let handles: Vec<Vec<u8>> =
             heads.iter().map(|rank| handles[*rank as usize].clone()).collect();
@@ -236,10 +269,15 @@ impl Operation for NetworkReduce {
 }
 
 impl Drop for NetworkReduce {
+    /// Where it is not over, it panicked or cannot go on: nobody may wait for ever.
     fn drop(&mut self) {
-        // Only where the proxy could not go on: nobody may wait for ever.
-        let (rank, cause) = (self.inner.rank, "the proxy has ended".to_owned());
-        self.end(Err(self.inner.failure().unwrap_or(Error::Aborted { rank, cause })));
+        if self.event.is_some() {
+            let error = self.inner.failure().unwrap_or_else(|| {
+                NetError::new("CollNet", "iallreduce", "given up before its end").into()
+            });
+            self.inner.broken(&error);
+            self.end(Err(error));
+        }
     }
 }
 

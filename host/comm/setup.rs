@@ -12,12 +12,11 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use ferroccl_device::abi::{Peer, ProtocolId};
-use ferroccl_proxy::collnet::CollNet;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use super::collnet::{Heads, Ready};
+use super::collnet::{self, Heads};
 use super::control::{Control, Frame};
 use super::nodes::{Nodes, Trees};
 use super::{CommConfig, Communicator, Inner, machine};
@@ -100,7 +99,8 @@ impl Communicator {
         let inboxes: Vec<OwnInbox> =
             (0..nranks).map(|rank| member(rank).open_inbox(&peers)).collect::<Result<_>>()?;
         let handles: Vec<Handles> = inboxes.iter().map(|inbox| inbox.handles.clone()).collect();
-        let heads = all_heads(&peers, nranks, config, config.collnet(&env, true).as_ref())?;
+        let all = (0..nranks).map(|rank| Nodes::new(rank, &peers, config.ranks_per_node)).collect();
+        let heads = collnet::join_all(config.collnet(&env, true).as_ref(), all)?;
         (0..nranks)
             .zip(&inboxes)
             .zip(heads)
@@ -197,13 +197,7 @@ impl Communicator {
         let one_process = peers.iter().all(|peer| peer.process == peers[0].process);
         let net = config.collnet(&env, one_process);
         let nodes = Nodes::new(rank, &peers, config.ranks_per_node);
-        let heads = match Ready::new(net.as_ref(), &nodes)? {
-            Some(ready) => {
-                let handles: Vec<Vec<u8>> = exchange(&bootstrap, &ready.handle())?;
-                Some(ready.connect(&nodes, &handles)?)
-            }
-            None => None,
-        };
+        let heads = collnet::join(net.as_ref(), &nodes, |handle| exchange(&bootstrap, handle))?;
         let communicator = member.join(edges, &peers, heads)?;
         // The counters of every edge are in place: kernels may start.
         bootstrap.barrier()?;
@@ -293,35 +287,6 @@ fn agree(rank: u32, mine: &Terms, terms: &[Terms]) -> Result<u32> {
         }
     }
     Ok(terms.iter().map(|t| t.channels).min().unwrap_or(1))
-}
-
-/// The ways of all ranks of a process to a network that reduces. Connecting may wait for the others: each in a thread.
-fn all_heads(
-    peers: &[PeerInfo],
-    nranks: u32,
-    config: &CommConfig,
-    net: Option<&Arc<dyn CollNet>>,
-) -> Result<Vec<Option<Heads>>> {
-    let nodes = (0..nranks).map(|rank| Nodes::new(rank, peers, config.ranks_per_node));
-    let ready: Vec<(Nodes, Option<Ready>)> = nodes
-        .map(|nodes| Ok((Ready::new(net, &nodes)?, nodes)).map(|(ready, nodes)| (nodes, ready)))
-        .collect::<Result<_>>()?;
-    let handle = |(_, ready): &(Nodes, Option<Ready>)| ready.as_ref().map_or(vec![], Ready::handle);
-    let handles: Vec<Vec<u8>> = ready.iter().map(handle).collect();
-    let handles = &handles;
-    std::thread::scope(|threads| {
-        let connect = |(nodes, ready): (Nodes, Option<Ready>)| {
-            ready.map(|ready| threads.spawn(move || ready.connect(&nodes, handles)))
-        };
-        let all: Vec<_> = ready.into_iter().map(connect).collect();
-        all.into_iter()
-            .map(|thread| {
-                let panicked =
-                    |_| Err(Error::system("connecting", std::io::ErrorKind::Other.into()));
-                thread.map(|thread| thread.join().unwrap_or_else(panicked)).transpose()
-            })
-            .collect()
-    })
 }
 
 /// Tells all ranks `mine`; element `i` is rank `i`'s.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
-use ferroccl_proxy::{Operation, Progress};
+use ferroccl_proxy::Operation;
 
 use super::op::{self, Op, copy_in, copy_out, run_host};
 use super::sync::lock;
@@ -164,12 +164,7 @@ impl<T: Turns> World<T> {
         if operations.is_empty() {
             return None;
         }
-        let mut moved = false;
-        operations.retain_mut(|operation| {
-            let progress = operation.progress();
-            moved |= progress != Progress::Idle;
-            progress != Progress::Done
-        });
+        let moved = ferroccl_proxy::round(&mut operations);
         let mut all = lock(&self.operations);
         operations.append(&mut all);
         *all = operations;

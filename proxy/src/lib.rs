@@ -13,4 +13,4 @@ mod error;
 mod thread;
 
 pub use error::NetError;
-pub use thread::{Operation, Progress, Proxy};
+pub use thread::{Operation, Progress, Proxy, round};

@@ -27,6 +27,21 @@ pub enum Progress {
     Done,
 }
 
+/// Moves each operation a step on and drops those that are done, or panic; whether anything moved.
+pub fn round(operations: &mut Vec<Box<dyn Operation>>) -> bool {
+    let mut moved = false;
+    operations.retain_mut(|operation| {
+        let step = AssertUnwindSafe(|| operation.progress());
+        let progress = catch_unwind(step).unwrap_or_else(|_| {
+            error!("an operation of the proxy panicked");
+            Progress::Done
+        });
+        moved |= progress != Progress::Idle;
+        progress != Progress::Done
+    });
+    moved
+}
+
 /// A thread that moves operations on, one after the other, round and round. It starts with the first operation and sleeps
 /// while there is none.
 ///
@@ -144,17 +159,7 @@ impl Shared {
             operations.append(&mut queue.new);
             drop(queue);
 
-            let mut moved = false;
-            operations.retain_mut(|operation| {
-                let progress = catch_unwind(AssertUnwindSafe(|| operation.progress()))
-                    .unwrap_or_else(|_| {
-                        error!("an operation of the proxy panicked");
-                        Progress::Done
-                    });
-                moved |= progress != Progress::Idle;
-                progress != Progress::Done
-            });
-            idle = if moved { 0 } else { idle.saturating_add(1) };
+            idle = if round(&mut operations) { 0 } else { idle.saturating_add(1) };
             if idle >= IDLE_ROUNDS {
                 let queue = self.lock();
                 let pause = if idle < LONG_IDLE { PAUSE } else { LONG_PAUSE };

@@ -162,9 +162,7 @@ impl Tuner {
         protocol: ProtocolId,
         channels: u32,
     ) -> u32 {
-        self.worth
-            .get(algorithm as usize)
-            .map_or(1, |all| all[protocol as usize].channels(bytes, channels))
+        self.worth(algorithm, protocol).map_or(1, |worth| worth.channels(bytes, channels))
     }
 
     /// How many threads a block of a call of `bytes` has that may use `channels`; 1 on the CPU.
@@ -185,9 +183,11 @@ impl Tuner {
         protocol: ProtocolId,
         channels: u32,
     ) -> u32 {
-        self.worth
-            .get(algorithm as usize)
-            .map_or(1, |all| all[protocol as usize].parallelism(bytes, channels).1)
+        self.worth(algorithm, protocol).map_or(1, |worth| worth.parallelism(bytes, channels).1)
+    }
+
+    fn worth(&self, algorithm: Algorithm, protocol: ProtocolId) -> Option<&Worth> {
+        self.worth.get(algorithm as usize).map(|all| &all[protocol as usize])
     }
 
     /// The ways that the settings leave for a collective, in NCCL's order.
