@@ -1,13 +1,14 @@
 //! Every collective at 16 MiB on CPU devices, against the copies that it cannot do without:
-//! `cargo bench --bench collectives`, about two minutes; `-- 4` for 4 ranks alone, `-- broadcast` for one collective.
+//! `cargo bench --bench collectives`, about four minutes; `-- 4` for 4 ranks alone, `-- broadcast` for one collective,
+//! `-- 64M` for another size.
 //!
 //! The ideal is the machine's: in each round, on the same buffers, every element of every rank's input is copied to
 //! every place that its value must get to. That is a copy where a collective moves data, and at least the reading where it
-//! combines them:
+//! combines them. An all-reduce is a reduce-scatter and an all-gather, as in its bus bandwidth:
 //!
 //! | | copies | bytes, of n ranks with buffers of S at most |
 //! |---|---|---|
-//! | all_reduce | each input to its rank's output | n S |
+//! | all_reduce | reduce_scatter's, then all_gather's | 2 n S |
 //! | all_gather, hypercube | each block to every output | n S |
 //! | reduce_scatter | each block of each input to the output it counts for | n S |
 //! | broadcast | the root's input to every output | n S |
@@ -16,8 +17,9 @@
 //! | alltoall | each block of each input to its output | n S |
 //! | gather, scatter | each block from, or to, the root | S |
 //!
-//! Copies are by the fastest of several loops on one or all cores (benches/compare/memory.rs); several copies to one place
-//! follow each other piece by piece, so that it stays in cache. Printed as a table for benches/records.
+//! Copies are by the C library's `memcpy`, and by the fastest of several loops (benches/compare/memory.rs), each on one or
+//! all cores, whichever is faster; several copies to one place follow each other piece by piece, so that it stays in cache.
+//! Printed as a table for benches/records: `×` is the collective's time by that of the copies.
 
 #[path = "compare/memory.rs"]
 #[allow(dead_code, reason = "the bench `compare` uses the rest")]
@@ -32,6 +34,7 @@ use memory::{Copied, Pair};
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 const BYTES: usize = 16 << 20;
+const MIB: usize = 1 << 20;
 const RANKS: [u32; 2] = [4, 16];
 const ROUNDS: usize = 5;
 /// Seconds of a measurement of a round.
@@ -99,8 +102,8 @@ struct Member {
 /// The root of those that have one.
 const ROOT: u32 = 0;
 
-fn members(device: &Device, ranks: u32) -> Done<Vec<Member>> {
-    let data = vec![1.0f32; BYTES / size_of::<f32>()];
+fn members(device: &Device, ranks: u32, bytes: usize) -> Done<Vec<Member>> {
+    let data = vec![1.0f32; bytes / size_of::<f32>()];
     let member = |comm| {
         let (send, recv) = (device.upload(&data)?, device.upload(&data)?);
         Ok(Member { comm, stream: device.stream()?, send, recv })
@@ -162,10 +165,10 @@ fn median(values: &mut [f64]) -> f64 {
 type Target = (usize, usize, usize, Vec<(usize, usize)>);
 
 /// The copies: those to one place together, in pieces.
-fn copies(what: What, device: &Device, ranks: u32) -> Done<Vec<Vec<Pair>>> {
+fn copies(what: What, device: &Device, ranks: u32, bytes: usize) -> Done<Vec<Vec<Pair>>> {
     let n = ranks as usize;
-    let block = BYTES / n;
-    let buffer = |_| device.upload(&vec![1u8; BYTES]);
+    let block = bytes / n;
+    let buffer = |_| device.upload(&vec![1u8; bytes]);
     let (inputs, outputs) = (
         (0..n).map(buffer).collect::<Done<Vec<_>>>()?,
         (0..n).map(buffer).collect::<Done<Vec<_>>>()?,
@@ -174,9 +177,11 @@ fn copies(what: What, device: &Device, ranks: u32) -> Done<Vec<Vec<Pair>>> {
     for rank in 0..n {
         let blocks = 0..n;
         match what {
-            What::AllReduce => to.push((rank, 0, BYTES, vec![(rank, 0)])),
-            What::Broadcast => to.push((rank, 0, BYTES, vec![(ROOT as usize, 0)])),
-            What::SendRecv => to.push((rank, 0, BYTES, vec![((rank + n - 1) % n, 0)])),
+            What::AllReduce => {
+                to.push((rank, rank * block, block, blocks.map(|i| (i, rank * block)).collect()));
+            }
+            What::Broadcast => to.push((rank, 0, bytes, vec![(ROOT as usize, 0)])),
+            What::SendRecv => to.push((rank, 0, bytes, vec![((rank + n - 1) % n, 0)])),
             What::AllGather => to.extend(blocks.map(|i| (rank, i * block, block, vec![(i, 0)]))),
             What::AllToAll => {
                 to.extend(blocks.map(|i| (rank, i * block, block, vec![(i, rank * block)])));
@@ -186,13 +191,17 @@ fn copies(what: What, device: &Device, ranks: u32) -> Done<Vec<Vec<Pair>>> {
             }
             What::Scatter => to.push((rank, 0, block, vec![(ROOT as usize, rank * block)])),
             What::Reduce if rank == ROOT as usize => {
-                to.push((rank, 0, BYTES, blocks.map(|i| (i, 0)).collect()));
+                to.push((rank, 0, bytes, blocks.map(|i| (i, 0)).collect()));
             }
             What::Gather if rank == ROOT as usize => {
                 to.extend(blocks.map(|i| (rank, i * block, block, vec![(i, 0)])));
             }
             What::Reduce | What::Gather => {}
         }
+    }
+    if what == What::AllReduce {
+        let blocks = |rank| (0..n).map(move |i| (rank, i * block, block, vec![(i, i * block)]));
+        to.extend((0..n).flat_map(blocks));
     }
     let mut pieces = Vec::new();
     for (rank, at, len, from) in to {
@@ -208,31 +217,49 @@ fn copies(what: What, device: &Device, ranks: u32) -> Done<Vec<Vec<Pair>>> {
     Ok(pieces)
 }
 
-/// What came out of the rounds.
+/// What came out of the rounds: medians.
 struct Row {
     time_us: f64,
-    ideal: Copied,
-    ideal_us: f64,
+    memcpy: Ratio,
+    fastest: Ratio,
+    by: Copied,
+}
+
+/// Copies, and the collective by them.
+struct Ratio {
+    us: f64,
     factor: f64,
 }
 
-fn rounds(what: What, device: &Device, ranks: u32, cores: usize) -> Outcome<Row> {
-    let members = members(device, ranks)?;
-    let copies = copies(what, device, ranks)?;
-    let (mut times, mut ideals, mut factors, mut best) = (vec![], vec![], vec![], None);
+impl Ratio {
+    fn of(copies: &mut [f64], factors: &mut [f64]) -> Self {
+        Ratio { us: median(copies), factor: median(factors) }
+    }
+}
+
+fn rounds(what: What, device: &Device, (ranks, bytes): (u32, usize), cores: usize) -> Outcome<Row> {
+    let members = members(device, ranks, bytes)?;
+    let copies = copies(what, device, ranks, bytes)?;
+    let mut times = vec![];
+    let (mut memcpy, mut fastest) = ((vec![], vec![]), (vec![], vec![]));
+    let mut by = None;
     for _ in 0..ROUNDS {
         let time = measure(what, &members)?;
-        let ideal = memory::fastest(&copies, cores, SECONDS / 2.0).ok_or("no loop copies")?;
+        let loops = memory::loops(&copies, cores, SECONDS / 2.0);
         times.push(time);
-        ideals.push(ideal.us);
-        factors.push(time / ideal.us);
-        best = Some(ideal);
+        let first = *loops.first().ok_or("no loop copies")?;
+        let best = loops.into_iter().fold(first, |a, b| if b.us < a.us { b } else { a });
+        for (copied, (us, factors)) in [(first, &mut memcpy), (best, &mut fastest)] {
+            us.push(copied.us);
+            factors.push(time / copied.us);
+        }
+        by = Some(best);
     }
     Ok(Row {
         time_us: median(&mut times),
-        ideal_us: median(&mut ideals),
-        factor: median(&mut factors),
-        ideal: best.ok_or("no round")?,
+        memcpy: Ratio::of(&mut memcpy.0, &mut memcpy.1),
+        fastest: Ratio::of(&mut fastest.0, &mut fastest.1),
+        by: by.ok_or("no round")?,
     })
 }
 
@@ -242,29 +269,40 @@ fn main() -> Outcome<()> {
         // `cargo test` builds it: that is enough.
         return Ok(());
     }
-    let wanted = |name: &str| {
-        let names: Vec<&String> = words.iter().filter(|w| w.parse::<u32>().is_err()).collect();
-        names.is_empty() || names.iter().any(|w| *w == name)
-    };
+    let size = |word: &String| word.strip_suffix('M')?.parse::<usize>().ok().map(|n| n * MIB);
+    let bytes = words.iter().find_map(size).unwrap_or(BYTES);
     let numbers: Vec<u32> = words.iter().filter_map(|w| w.parse().ok()).collect();
+    let is_name = |w: &&String| w.parse::<u32>().is_err() && size(w).is_none();
+    let names: Vec<&String> = words.iter().filter(is_name).collect();
+    if let Some(other) = names.iter().find(|w| ALL.iter().all(|(_, name)| *name != w.as_str())) {
+        return Err(format!("{other}: not a collective, a number of ranks, or a size (64M)").into());
+    }
+    let wanted = |name: &str| names.is_empty() || names.iter().any(|w| *w == name);
     let device = Device::cpu();
     let cores = std::thread::available_parallelism()?.get();
     for ranks in if numbers.is_empty() { RANKS.to_vec() } else { numbers } {
-        println!("\n### {ranks} ranks, {} MiB, out of place, f32\n", BYTES >> 20);
-        println!("| | µs | busbw GB/s | to copy MiB | copies µs | GB/s | by | × |");
-        println!("|---|---:|---:|---:|---:|---:|---|---:|");
+        println!("\n### {ranks} ranks, {} MiB, out of place, f32\n", bytes / MIB);
+        println!("| | µs | busbw GB/s | to copy MiB | memcpy µs | × | fastest µs | by | × |");
+        println!("|---|---:|---:|---:|---:|---:|---:|---|---:|");
         for (what, name) in ALL.into_iter().filter(|(_, name)| wanted(name)) {
-            let row = rounds(what, &device, ranks, cores)?;
-            let Row { time_us, ideal, ideal_us, factor } = row;
-            let all = matches!(what, What::Gather | What::Scatter);
-            let copied = if all { BYTES } else { BYTES * ranks as usize };
+            let Row { time_us, memcpy, fastest, by } =
+                rounds(what, &device, (ranks, bytes), cores)?;
+            let n = ranks as usize;
+            let buffers = match what {
+                What::Gather | What::Scatter => 1,
+                What::AllReduce => 2 * n,
+                _ => n,
+            };
             println!(
-                "| {name} | {time_us:.0} | {:.2} | {} | {ideal_us:.0} | {:.1} | {}, {} t | {factor:.2} |",
-                BYTES as f64 / time_us / 1e3 * what.bus_factor(ranks),
-                copied >> 20,
-                copied as f64 / ideal_us / 1e3,
-                ideal.body.name(),
-                ideal.threads,
+                "| {name} | {time_us:.0} | {:.2} | {} | {:.0} | {:.2} | {:.0} | {}, {} t | {:.2} |",
+                bytes as f64 / time_us / 1e3 * what.bus_factor(ranks),
+                bytes * buffers / MIB,
+                memcpy.us,
+                memcpy.factor,
+                fastest.us,
+                by.body.name(),
+                by.threads,
+                fastest.factor,
             );
         }
     }

@@ -70,19 +70,23 @@ pub(crate) fn copy(
     fastest(&pairs, cores, seconds).ok_or_else(|| "no loop copies".into())
 }
 
-/// The loop, and the number of threads, with the least median of copying `groups`: the pairs of one in a row, by one
-/// thread. Targets of different groups are apart. `None` when there is no loop.
+/// The loop, and the number of threads, with the least median of copying `groups`: see [`loops`].
 pub(crate) fn fastest(groups: &[Vec<Pair>], cores: usize, seconds: f64) -> Option<Copied> {
-    let mut best: Option<Copied> = None;
-    for body in Loop::all() {
-        for threads in if cores > 1 { vec![1, cores] } else { vec![1] } {
+    loops(groups, cores, seconds).into_iter().min_by(|a, b| a.us.total_cmp(&b.us))
+}
+
+/// Each loop, with the number of threads that gives the least median of copying `groups`: the pairs of one in a row, by
+/// one thread. Targets of different groups are apart. The C library's `memcpy` is the first.
+pub(crate) fn loops(groups: &[Vec<Pair>], cores: usize, seconds: f64) -> Vec<Copied> {
+    let threads = if cores > 1 { vec![1, cores] } else { vec![1] };
+    let with = |body: Loop| {
+        let copied = |&threads: &usize| {
             let us = median_us(groups, body, threads, seconds);
-            if best.is_none_or(|best| us < best.us) {
-                best = Some(Copied { body, threads, us });
-            }
-        }
-    }
-    best
+            Copied { body, threads, us }
+        };
+        threads.iter().map(copied).min_by(|a, b| a.us.total_cmp(&b.us))
+    };
+    Loop::all().into_iter().filter_map(with).collect()
 }
 
 /// From a buffer to another.

@@ -1,7 +1,7 @@
 //! Sends and receives: messages become transfers of one kernel.
 //!
 //! A message is cut into parts, one a channel, as many as it is worth; both ends cut alike. Parts over one connection are
-//! in order, all others are under way together. What a rank sends to itself is copied.
+//! in order, all others are under way together. What a rank sends to itself is copied, in as many parts.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -86,12 +86,27 @@ impl Inner {
                 lanes[lane].push(transfer);
             }
         }
-        lanes.extend(copies(self.rank, &own_sends, &own_recvs)?.into_iter().map(|copy| vec![copy]));
+        lanes.extend(self.copies(&own_sends, &own_recvs)?.into_iter().map(|copy| vec![copy]));
         self.table(lanes, bytes, keep)
     }
 
     /// The parts of a message, each with the address of its connection.
     fn cut(&self, message: &Message) -> Result<Vec<(u64, Transfer)>> {
+        let (protocol, signature, parts) = self.parts(message)?;
+        let kind = if message.sending { TransferKind::Send } else { TransferKind::Recv };
+        let cut = parts.map(|(channel, part)| {
+            let conn = self.control.p2p_conn(channel, message.peer, message.sending);
+            let address = message.address + part.offset;
+            (conn, transfer(kind, protocol, conn, address, part.count, signature))
+        });
+        Ok(cut.collect())
+    }
+
+    /// How a message is cut: a part for each channel that it is worth, the first one even of nothing.
+    fn parts(
+        &self,
+        message: &Message,
+    ) -> Result<(ProtocolId, Signature, impl Iterator<Item = (u32, ChannelWork)>)> {
         let call = Call {
             collective: Collective::SendRecv,
             count: message.bytes,
@@ -103,13 +118,38 @@ impl Inner {
         let signature = call.signature(0, Algorithm::Ring, way.protocol, way.channels);
         let parts = enqueue::split(message.bytes, way.channels, 128);
         let parts = (0..way.channels).zip(parts).filter(|(i, part)| *i == 0 || part.count > 0);
-        let kind = if message.sending { TransferKind::Send } else { TransferKind::Recv };
-        let cut = parts.map(|(channel, part)| {
-            let conn = self.control.p2p_conn(channel, message.peer, message.sending);
-            let address = message.address + part.offset;
-            (conn, transfer(kind, way.protocol, conn, address, part.count, signature))
-        });
-        Ok(cut.collect())
+        Ok((way.protocol, signature, parts))
+    }
+
+    /// The messages of a rank to itself, matched in order.
+    fn copies(&self, sends: &[Message], recvs: &[Message]) -> Result<Vec<Transfer>> {
+        let rank = self.rank;
+        if sends.len() != recvs.len() {
+            let reason = format!(
+                "rank {rank} sends to itself {} times and receives from itself {} times: a group needs both",
+                sends.len(),
+                recvs.len()
+            );
+            return Err(Error::argument("peer", reason));
+        }
+        let mut copies = Vec::new();
+        for (send, recv) in sends.iter().zip(recvs) {
+            if send.bytes != recv.bytes {
+                let reason = format!(
+                    "rank {rank} sends {} bytes to itself and receives {}",
+                    send.bytes, recv.bytes
+                );
+                return Err(Error::argument("buffer", reason));
+            }
+            let (protocol, signature, parts) = self.parts(send)?;
+            copies.extend(parts.map(|(_, part)| {
+                let to = recv.address + part.offset;
+                let kind = TransferKind::Copy;
+                let copy = transfer(kind, protocol, 0, to, part.count, signature);
+                Transfer { from: send.address + part.offset, ..copy }
+            }));
+        }
+        Ok(copies)
     }
 
     /// Deals lanes out to blocks.
@@ -194,33 +234,6 @@ impl Inner {
         // it is kept until the launch has ended.
         unsafe { stream.ops().launch(launch) }
     }
-}
-
-/// The messages of a rank to itself, matched in order.
-fn copies(rank: u32, sends: &[Message], recvs: &[Message]) -> Result<Vec<Transfer>> {
-    if sends.len() != recvs.len() {
-        let reason = format!(
-            "rank {rank} sends to itself {} times and receives from itself {} times: a group needs both",
-            sends.len(),
-            recvs.len()
-        );
-        return Err(Error::argument("peer", reason));
-    }
-    let copies = sends.iter().zip(recvs).map(|(send, recv)| {
-        if send.bytes != recv.bytes {
-            let reason = format!(
-                "rank {rank} sends {} bytes to itself and receives {}",
-                send.bytes, recv.bytes
-            );
-            return Err(Error::argument("buffer", reason));
-        }
-        let (size, signature) = (recv.bytes as u64, Signature::default());
-        let kind = TransferKind::Copy;
-        let mut copy = transfer(kind, ProtocolId::Simple, 0, recv.address, size, signature);
-        copy.from = send.address;
-        Ok(copy)
-    });
-    copies.collect()
 }
 
 fn transfer(
