@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! thread    Proxy: one thread that moves operations on, round-robin, and sleeps when there are none
+//! net       Net: a network that moves messages
 //! collnet   CollNet: a network that reduces; in software for tests
 //! error     what goes wrong on a network
 //! ```
@@ -10,6 +11,7 @@
 
 pub mod collnet;
 mod error;
+pub mod net;
 mod thread;
 
 pub use error::NetError;
