@@ -15,6 +15,8 @@
 //!   [`Properties::max_requests`].
 //! * What is dropped is closed, and touches no buffer any more. The other end learns of it as an error.
 
+pub mod socket;
+
 use std::fmt::Debug;
 
 use crate::NetError;

@@ -1,0 +1,274 @@
+//! The network of last resort: TCP sockets.
+//!
+//! ```text
+//!  sender                                                                receiver
+//!    control socket   ── header 0, bytes 0 ── header 1 ── header 2 ... ──►   in order; short messages whole
+//!    data socket 0    ── bytes 1, first part ── bytes 2, second part ────►   long ones in pieces,
+//!    data socket 1    ── bytes 1, second part ── bytes 2, third part ────►   over all sockets in turn
+//! ```
+//!
+//! A connection is a control socket and 1 to 64 data sockets; how many, the listener's handle says. Each socket begins with
+//! a greeting in which both ends prove that they know the group's secret ([`auth`]). On the control socket each message has
+//! a header: its number, size and tag. Messages of at most 16 KiB go right behind it, in the same system call. The bytes of
+//! others are cut into pieces that both ends know from the size alone ([`lanes`]). The receiver answers nothing; what it
+//! has no buffer for stays in the sockets.
+//!
+//! Nothing is copied on the way between the caller's buffer and the sockets, but for short messages at the receiver, of
+//! which one system call brings many.
+//!
+//! **Invariant:** pieces are given to the lanes in the order of the messages, at both ends, and each lane moves them in that
+//! order. So what comes on a lane is what the receiver takes it for.
+//!
+//! What is wrong ends the connection: a message longer than its buffer, one out of order, a peer that is gone. The sockets
+//! are closed, by which the other end learns of it; messages that are here by then may still be fetched, until the caller
+//! has been told.
+//!
+//! ```text
+//! wire        what is sent, as bytes           line     what both ends of a connection have
+//! auth        proofs                           lanes    the data sockets
+//! greeting    the way to trust, in steps       send     the sending end
+//! listener    sockets become connections       recv     the receiving end
+//! connecting  the same from the other side     memory   what is registered
+//! stream      sockets that never wait          layout   how many threads and sockets
+//! ```
+//!
+//! Facts and limits are those of NCCL's `net_socket.cc` and `misc/socket.cc`; the wire is our own.
+
+mod auth;
+mod connecting;
+mod greeting;
+mod lanes;
+mod layout;
+mod line;
+mod listener;
+mod memory;
+mod recv;
+mod send;
+mod stream;
+mod wire;
+
+use std::fmt;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use tracing::{debug, info};
+
+use self::layout::{Layout, MAX_SOCKETS};
+use self::wire::Handle;
+use super::{Connecting, Listener, MAX_REQUESTS, Net, Properties};
+use crate::NetError;
+
+const NAME: &str = "Socket";
+
+/// The speed of an interface that does not say: NCCL's (`net_socket.cc`), in megabits a second.
+const UNKNOWN_SPEED: u32 = 10_000;
+
+fn error(operation: &'static str, reason: impl Into<String>) -> NetError {
+    NetError::new(NAME, operation, reason)
+}
+
+/// A network interface, a device of the socket network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SocketInterface {
+    /// As in `/sys/class/net`.
+    pub name: String,
+    /// The address that others reach it at.
+    pub address: IpAddr,
+    /// The interface's number, for an IPv6 address that is good on its link only; else 0.
+    pub scope_id: u32,
+}
+
+/// What a socket network is made of.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SocketConfig {
+    /// Its devices.
+    pub interfaces: Vec<SocketInterface>,
+    /// Threads of a connection's end that move its data, 0 to 16 (`NCCL_SOCKET_NTHREADS`). With 0, the thread that calls
+    /// moves it. `None`: what NCCL takes, 0; on cards of Amazon 2, of Google 4.
+    pub threads: Option<usize>,
+    /// Data sockets of each thread, 1 to 64 (`NCCL_NSOCKS_PERTHREAD`), 64 in all of a connection; with 0 threads, of the
+    /// caller's. `None`: what NCCL takes, 1; on cards of Amazon 8. Of two ends that differ, the listener's counts.
+    pub sockets_per_thread: Option<usize>,
+    /// What all ranks of a group know, and nobody else.
+    pub secret: [u8; 32],
+    /// How long it may take to make a connection.
+    pub connect_timeout: Duration,
+}
+
+impl fmt::Debug for SocketConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A secret does not belong in a log.
+        f.debug_struct("SocketConfig")
+            .field("interfaces", &self.interfaces)
+            .field("threads", &self.threads)
+            .field("sockets_per_thread", &self.sockets_per_thread)
+            .field("connect_timeout", &self.connect_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The socket network: see the [module](self).
+///
+/// ```
+/// use std::net::Ipv4Addr;
+/// use std::time::Duration;
+///
+/// use ferroccl_proxy::net::socket::{SocketConfig, SocketInterface, SocketNet};
+/// use ferroccl_proxy::net::{MemoryKind, Net as _, RecvBuffer};
+///
+/// let net = SocketNet::new(SocketConfig {
+///     interfaces: vec![SocketInterface {
+///         name: "lo".to_owned(),
+///         address: Ipv4Addr::LOCALHOST.into(),
+///         scope_id: 0,
+///     }],
+///     threads: None,
+///     sockets_per_thread: None,
+///     secret: [7; 32],
+///     connect_timeout: Duration::from_secs(10),
+/// })?;
+/// let mut listener = net.listen(0)?;
+/// let mut connecting = net.connect(0, listener.handle())?;
+/// let (mut send, mut recv) = (None, None);
+/// while send.is_none() || recv.is_none() {
+///     send = if send.is_none() { connecting.poll()? } else { send };
+///     recv = if recv.is_none() { listener.accept()? } else { recv };
+/// }
+/// let (mut send, mut recv) = (send.unwrap(), recv.unwrap());
+///
+/// let (mut from, mut to) = (*b"ferro", [0u8; 8]);
+/// // SAFETY: both buffers outlive the connection, and nobody touches them until the message is there.
+/// let (ours, theirs) = unsafe {
+///     let memory = send.register(from.as_mut_ptr(), 5, MemoryKind::Host)?;
+///     let ours = send.isend(from.as_ptr(), 5, 0, memory)?.expect("nothing is under way");
+///     let memory = recv.register(to.as_mut_ptr(), 8, MemoryKind::Host)?;
+///     let buffer = RecvBuffer { address: to.as_mut_ptr(), bytes: 8, tag: 0, memory };
+///     (ours, recv.irecv(&[buffer])?.expect("nothing is under way"))
+/// };
+/// let mut size = [0];
+/// while !recv.test(theirs, &mut size)? {}
+/// while !send.test(ours)? {}
+/// assert_eq!((size, &to), ([5], b"ferro\0\0\0"));
+/// # Ok::<(), ferroccl_proxy::NetError>(())
+/// ```
+#[derive(Debug)]
+pub struct SocketNet {
+    config: SocketConfig,
+    /// Of each interface.
+    layouts: Vec<Layout>,
+}
+
+impl SocketNet {
+    /// A network over these interfaces.
+    ///
+    /// # Errors
+    /// When there is no interface, or a number is beyond its limits; the error names its variable.
+    pub fn new(config: SocketConfig) -> Result<SocketNet, NetError> {
+        if config.interfaces.is_empty() {
+            return Err(error("init", "no interface to use (NCCL_SOCKET_IFNAME)"));
+        }
+        let layout = |interface: &SocketInterface| {
+            Layout::new(&interface.name, config.threads, config.sockets_per_thread)
+        };
+        let layouts = config.interfaces.iter().map(layout).collect::<Result<Vec<_>, _>>()?;
+        for (device, (interface, layout)) in config.interfaces.iter().zip(&layouts).enumerate() {
+            let SocketInterface { name, address, .. } = interface;
+            let Layout { threads, sockets } = layout;
+            info!(
+                "NET/Socket : Using [{device}]{name}:{address}, {threads} threads, {sockets} sockets"
+            );
+        }
+        Ok(SocketNet { config, layouts })
+    }
+
+    fn device(
+        &self,
+        operation: &'static str,
+        device: usize,
+    ) -> Result<(&SocketInterface, Layout), NetError> {
+        let interface = self.config.interfaces.get(device);
+        interface.zip(self.layouts.get(device).copied()).ok_or_else(|| {
+            error(operation, format!("device {device} of {}", self.config.interfaces.len()))
+        })
+    }
+}
+
+impl Net for SocketNet {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn devices(&self) -> usize {
+        self.config.interfaces.len()
+    }
+
+    fn properties(&self, device: usize) -> Result<Properties, NetError> {
+        let (interface, _) = self.device("properties", device)?;
+        let sys = Path::new("/sys/class/net").join(&interface.name);
+        let path = fs::canonicalize(sys.join("device")).ok();
+        // Interfaces without a cable say -1, and some say nothing.
+        let speed = fs::read_to_string(sys.join("speed")).ok();
+        let speed = speed.and_then(|text| text.trim().parse().ok()).filter(|&speed| speed > 0);
+        Ok(Properties {
+            name: interface.name.clone(),
+            pci_path: path.map(|path| path.to_string_lossy().into_owned()),
+            guid: 0,
+            speed: speed.unwrap_or(UNKNOWN_SPEED),
+            port: 0,
+            max_requests: MAX_REQUESTS,
+            max_receives: 1,
+            cuda: false,
+            dma_buf: false,
+        })
+    }
+
+    fn listen(&self, device: usize) -> Result<Box<dyn Listener>, NetError> {
+        let (interface, layout) = self.device("listen", device)?;
+        let address = stream::with_scope(interface.address, 0, interface.scope_id);
+        let listener = listener::Listener::new(
+            address,
+            &self.config.secret,
+            (layout.sockets, layout.threads),
+            self.config.connect_timeout,
+        );
+        let listener = listener
+            .map_err(|e| error("listen", format!("on {} at {address}: {e}", interface.name)))?;
+        Ok(Box::new(listener))
+    }
+
+    fn connect(&self, device: usize, handle: &[u8]) -> Result<Box<dyn Connecting>, NetError> {
+        let (interface, layout) = self.device("connect", device)?;
+        let mut handle =
+            Handle::decode(handle).map_err(|e| error("connect", format!("a handle that {e}")))?;
+        if !(1..=MAX_SOCKETS as u32).contains(&handle.sockets) {
+            let reason =
+                format!("a handle that has {} sockets: 1 to {MAX_SOCKETS}", handle.sockets);
+            return Err(error("connect", reason));
+        }
+        if handle.sockets as usize != layout.sockets {
+            debug!("NET/Socket: takes {} sockets, not {}", handle.sockets, layout.sockets);
+        }
+        // Which of our interfaces leads to a link, the other end does not know.
+        if let (SocketAddr::V6(to), 1..) = (&mut handle.address, interface.scope_id)
+            && to.ip().is_unicast_link_local()
+        {
+            to.set_scope_id(interface.scope_id);
+        }
+        let to = handle.address;
+        let from = stream::with_scope(interface.address, 0, interface.scope_id);
+        // From the device that was asked for, if it is one that leads there.
+        let leads =
+            from.is_ipv4() == to.is_ipv4() && from.ip().is_loopback() == to.ip().is_loopback();
+        let connecting = connecting::Connecting::new(
+            &handle,
+            leads.then_some(from),
+            &self.config.secret,
+            layout.threads,
+            self.config.connect_timeout,
+        );
+        let connecting = connecting.map_err(|e| error("connect", format!("to {to}: {e}")))?;
+        Ok(Box::new(connecting))
+    }
+}

@@ -1,0 +1,159 @@
+//! The sending end.
+//!
+//! A message's part on the control socket is its header, and its bytes if they are few. Those parts are written in the
+//! order of the messages; the other messages' bytes go over the [lanes](super::lanes) meanwhile.
+
+use std::slice;
+
+use super::line::{INLINE, Line};
+use super::stream;
+use super::wire::{HEADER, Header};
+use crate::NetError;
+use crate::net::{MAX_REQUESTS, MemoryHandle, MemoryKind, Request, SendComm};
+
+/// A message that is under way, or done and not fetched.
+#[derive(Debug)]
+struct Message {
+    at: *const u8,
+    bytes: usize,
+    header: [u8; HEADER],
+}
+
+#[derive(Debug)]
+pub(super) struct Sender {
+    line: Line,
+    messages: [Option<Message>; MAX_REQUESTS],
+    /// The message whose part on the control socket is being written; those before it are there.
+    writing: u64,
+    /// Bytes of that part that are written.
+    written: usize,
+}
+
+// SAFETY: whoever sends a message lets its bytes be, from whatever thread, until it is done or the connection dropped.
+unsafe impl Send for Sender {}
+
+impl Sender {
+    pub(super) fn new(line: Line) -> Sender {
+        Sender { line, messages: [const { None }; MAX_REQUESTS], writing: 0, written: 0 }
+    }
+
+    /// Does what can be done at once.
+    fn progress(&mut self) {
+        if self.line.is_broken() {
+            return;
+        }
+        let moved = self.write_control().unwrap_or_else(|error| {
+            self.line.fail_io(&error);
+            true
+        });
+        let moved = self.line.lanes.pump() || moved;
+        if let Some(fault) = self.line.lanes.board().fault() {
+            let fault = fault.to_owned();
+            self.line.fail(fault);
+        } else if !moved {
+            self.look();
+        }
+    }
+
+    fn write_control(&mut self) -> std::io::Result<bool> {
+        let mut moved = false;
+        while self.writing < self.line.next {
+            let Some(message) = &self.messages[Line::slot(self.writing)] else { break };
+            let inline = if message.bytes <= INLINE { message.bytes } else { 0 };
+            let header = message.header.get(self.written..).unwrap_or_default();
+            let offset = self.written.saturating_sub(HEADER);
+            // SAFETY: a part of the message, which `isend`'s caller lets us read.
+            let data =
+                unsafe { slice::from_raw_parts(message.at.wrapping_add(offset), inline - offset) };
+            let sent = match data {
+                [] => stream::send(&self.line.control, header)?,
+                data => stream::send_both(&self.line.control, header, data)?,
+            };
+            let Some(sent) = sent else { break };
+            moved = true;
+            self.written += sent;
+            if self.written == HEADER + inline {
+                (self.writing, self.written) = (self.writing + 1, 0);
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Notices that the receiver is gone, which says nothing on the control socket as long as it is there.
+    fn look(&mut self) {
+        let mut byte = 0;
+        // SAFETY: a byte of ours.
+        match unsafe { stream::recv(&self.line.control, &mut byte, 1) } {
+            Ok(None) => {}
+            Ok(Some(_)) => {
+                self.line.fail(format!("it said {byte:#04x}, where receivers are silent"));
+            }
+            Err(error) => self.line.fail_io(&error),
+        }
+    }
+}
+
+impl SendComm for Sender {
+    unsafe fn register(
+        &mut self,
+        address: *mut u8,
+        bytes: usize,
+        kind: MemoryKind,
+    ) -> Result<MemoryHandle, NetError> {
+        self.line.memory.register(address, bytes, kind)
+    }
+
+    fn deregister(&mut self, memory: MemoryHandle) -> Result<(), NetError> {
+        self.line.memory.deregister(memory)
+    }
+
+    unsafe fn isend(
+        &mut self,
+        address: *const u8,
+        bytes: usize,
+        tag: u32,
+        memory: MemoryHandle,
+    ) -> Result<Option<Request>, NetError> {
+        self.line.check("isend")?;
+        self.line.memory.check("isend", address, bytes, memory)?;
+        let sequence = self.line.next;
+        let slot = Line::slot(sequence);
+        if self.messages[slot].is_some() {
+            self.progress();
+            return self.line.check("isend").map(|()| None);
+        }
+        let header = Header { tag, sequence, size: bytes as u64 }.encode();
+        // The address of nothing may be anything, and a slice's may not.
+        let at = if bytes == 0 { std::ptr::dangling() } else { address };
+        self.messages[slot] = Some(Message { at, bytes, header });
+        self.line.next += 1;
+        if bytes > INLINE {
+            // SAFETY: the caller's.
+            unsafe { self.line.lanes.carry(at.cast_mut(), bytes, slot) };
+        }
+        self.progress();
+        self.line.check("isend")?;
+        Ok(Some(self.line.request(sequence)))
+    }
+
+    fn test(&mut self, request: Request) -> Result<bool, NetError> {
+        self.line.check_told("test")?;
+        let sequence = self.line.sequence(request)?;
+        let slot = Line::slot(sequence);
+        if self.messages[slot].is_none() {
+            return Err(self.line.no_such(request));
+        }
+        let mut looked = false;
+        loop {
+            if sequence < self.writing && self.line.lanes.board().is_through(slot) {
+                self.messages[slot] = None;
+                return Ok(true);
+            }
+            if looked {
+                return self.line.check("test").map(|()| false);
+            }
+            self.progress();
+            looked = true;
+        }
+    }
+}
