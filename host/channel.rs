@@ -4,9 +4,13 @@
 //! and receives the other, so that both may be under way at a time. All of it is one region, a part of the receiver's
 //! inbox. Both ends compute the same layout from the same numbers.
 
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferroccl_device::abi::{Conn, ConnHeader, EdgeHeader, Fault, Peer, Poison};
+use ferroccl_device::abi::{
+    CACHE_LINE, Conn, ConnHeader, EdgeHeader, Fault, Peer, Poison, SignatureRing,
+};
+use ferroccl_proxy::connection::Ends;
 
 use crate::transport::Region;
 
@@ -36,7 +40,12 @@ impl ConnLayout {
     fn conn_bytes(&self) -> usize {
         let buffers: usize =
             self.slot_bytes.iter().map(|&b| b as usize * self.slots as usize).sum();
-        (size_of::<ConnHeader>() + buffers).next_multiple_of(PAGE)
+        (size_of::<ConnHeader>() + buffers + self.fifo_bytes()).next_multiple_of(PAGE)
+    }
+
+    /// Bytes of a step FIFO: an entry for each slot, on cache lines of its own.
+    fn fifo_bytes(&self) -> usize {
+        (self.slots as usize * size_of::<u64>()).next_multiple_of(CACHE_LINE)
     }
 
     /// Bytes of an edge of so many channels.
@@ -56,6 +65,8 @@ pub(crate) struct EdgeEnd {
     pub direct: bool,
     /// Whether we are the receiver.
     pub receiving: bool,
+    /// Whether the other end has memory of its own, and proxies carry what is in it.
+    pub remote: bool,
 }
 
 /// A rank's two edges with a peer.
@@ -75,7 +86,20 @@ impl Edges {
         channel: usize,
         first_step: u64,
     ) -> Peer {
-        let conn = |end: &EdgeEnd| end.conn(layout, set as usize * channels + channel, first_step);
+        let conn = |end: &EdgeEnd| {
+            let conn = end.conn(layout, set as usize * channels + channel, first_step);
+            if first_step != 0 && (end.receiving || end.remote) {
+                // SAFETY: the region is ours until the sender is told, or ours alone; both counters start where the
+                // steps do.
+                unsafe {
+                    let header = conn.header as *mut ConnHeader;
+                    for counter in [&raw mut (*header).tail, &raw mut (*header).head] {
+                        AtomicU64::from_ptr(counter).store(first_step, Ordering::Relaxed);
+                    }
+                }
+            }
+            conn
+        };
         Peer { send: conn(&self.send), recv: conn(&self.recv) }
     }
 }
@@ -92,14 +116,6 @@ impl EdgeEnd {
             *buffer = at;
             at += u64::from(bytes) * u64::from(layout.slots);
         }
-        if first_step != 0 && self.receiving {
-            // SAFETY: the region is ours until the sender is told; both counters start where the steps do.
-            unsafe {
-                let header = header as *mut ConnHeader;
-                AtomicU64::from_ptr(&raw mut (*header).tail).store(first_step, Ordering::Relaxed);
-                AtomicU64::from_ptr(&raw mut (*header).head).store(first_step, Ordering::Relaxed);
-            }
-        }
         Conn {
             header,
             buffers,
@@ -109,7 +125,31 @@ impl EdgeEnd {
             direct: self.direct.into(),
             step: first_step,
             edge,
+            fifo: if self.remote && !self.receiving { at } else { 0 },
+            gated: (self.remote && self.receiving).into(),
+            pad: 0,
         }
+    }
+
+    /// What the proxy carries of a connection: of number `index`, or, behind the last of them, of the roll. `None` when
+    /// there is no such connection.
+    pub(crate) fn ends(
+        &self,
+        layout: &ConnLayout,
+        channels: usize,
+        index: usize,
+        first_step: u64,
+    ) -> Option<Ends> {
+        let edge = self.region.address();
+        if index < 2 * channels {
+            let conn = self.conn(layout, index, first_step);
+            let calls = conn.header + offset_of!(ConnHeader, calls) as u64;
+            let memory = (conn.header, layout.conn_bytes());
+            return Some(Ends { calls, conn: Some(conn), memory });
+        }
+        let calls = edge + offset_of!(EdgeHeader, roll) as u64;
+        let memory = (calls, size_of::<SignatureRing>());
+        (index == 2 * channels).then_some(Ends { calls, conn: None, memory })
     }
 
     /// What the other end has left for us, and whether as [`Poison::SET`] or [`Poison::LEFT`].

@@ -111,9 +111,15 @@ knobs! {
     "NCCL_DEBUG_FILE" debug_file: Option<String> = None, "a path; %h is the host, %p the process, %% a percent sign",
         "where the log goes instead of stderr";
     "NCCL_SOCKET_IFNAME" socket_ifname: Option<InterfaceFilter> = None, InterfaceFilter::FORM,
-        "network interfaces that ranks may use to find each other";
+        "network interfaces that ranks may use, to find each other and for data";
     "NCCL_SOCKET_FAMILY" socket_family: Option<AddressFamily> = None, "AF_INET or AF_INET6",
         "use only addresses of this family";
+    "NCCL_NET" net: Option<String> = None, "Socket, none, or a plugin's name",
+        "the network between hosts; not set: a plugin's if there is one, else sockets";
+    "NCCL_SOCKET_NTHREADS" socket_nthreads: Option<u32> = None, 0..=16,
+        "threads of a connection over sockets that move its data; 0: the proxy does; not set: by the card";
+    "NCCL_NSOCKS_PERTHREAD" nsocks_perthread: Option<u32> = None, 1..=64,
+        "sockets of each of these threads, 64 in all; not set: by the card";
     "NCCL_COMM_ID" comm_id: Option<CommId> = None, CommId::FORM,
         "where rank 0 waits for the others, instead of an id that is handed around";
     "NCCL_HOSTID" hostid: Option<String> = None, "any text",

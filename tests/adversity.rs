@@ -28,8 +28,12 @@ fn run<P: Protocol>(seed: u64, first_step: u64) -> Result<(), String> {
     config.channels = Some(1 + random.below(2) as u32);
     config.first_step = first_step;
     let nranks = 2 + random.below(3);
-    let kernel =
-        Kernel { name: "under_test", cpu: kernel_fn::<AllReduceRing, f32, Sum, P>(), threads: 1 };
+    let kernel = Kernel {
+        name: "under_test",
+        cpu: kernel_fn::<AllReduceRing, f32, Sum, P>(),
+        threads: 1,
+        steps: None,
+    };
     let ranks =
         Communicator::init_all_with(&device, nranks as u32, &config).map_err(|e| e.to_string())?;
     let streams: Vec<_> = ranks.iter().map(|_| device.stream().unwrap()).collect();

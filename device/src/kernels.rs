@@ -96,7 +96,7 @@ pub use cpu::{Kernel, Row, all, kernel_fn, left_out, lookup, rows};
 mod cpu {
     use super::*;
     use crate::abi::{Algorithm, Collective, DataType, ProtocolId};
-    use crate::prims::Protocol;
+    use crate::prims::{Counted, Protocol};
     use crate::reduce::{Any, Reduction};
 
     /// A kernel, for every machine.
@@ -108,6 +108,21 @@ mod cpu {
         pub cpu: unsafe fn(*const Work),
         /// Threads of a block at most, on a GPU.
         pub threads: u32,
+        /// The same function under [`Counted`]: what proxies of other hosts need to know. A kernel without runs only
+        /// where ranks reach each other's memory.
+        pub steps: Option<unsafe fn(*const Work)>,
+    }
+
+    /// A type whose elements are as large: the steps of a call depend on nothing else of it.
+    trait AsLarge {
+        type Twin: Element;
+    }
+    macro_rules! as_large {
+        ($($t:ty: $twin:ty;)*) => { $( impl AsLarge for $t { type Twin = $twin; } )* };
+    }
+    as_large! {
+        u8: u8; i8: u8; F8E4M3: u8; F8E5M2: u8; F16: F16; Bf16: F16;
+        u32: f32; i32: f32; f32: f32; u64: f64; i64: f64; f64: f64;
     }
 
     /// The CPU function of an algorithm, also for protocols and reductions that the table has not: an
@@ -180,6 +195,7 @@ mod cpu {
                     name: $name,
                     cpu: <$A as KernelCode>::run::<$T, $R, $P>,
                     threads: threads::<$A, $T>(ReduceOp::$op),
+                    steps: Some(<$A as KernelCode>::run::<<$T as AsLarge>::Twin, Sum, Counted<$P>>),
                 },
             }
         };

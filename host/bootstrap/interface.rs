@@ -158,6 +158,35 @@ pub fn choose(
     })
 }
 
+/// The interfaces that data may go over, the one to meet on first: those that `filter` and `family` allow, and without a
+/// filter all of the same kind as that one; of each the address as [`choose`] has it. At most 16, NCCL's `MAX_IFS`
+/// (`net_socket.cc`).
+///
+/// # Errors
+/// As [`choose`].
+pub(crate) fn choose_all(
+    interfaces: &[Interface],
+    filter: Option<&InterfaceFilter>,
+    family: Option<AddressFamily>,
+) -> Result<Vec<Interface>> {
+    const MAX_IFS: usize = 16;
+    let first = choose(interfaces, filter, family)?;
+    let (kind, v6) = (Kind::of(&first.name), first.address.is_ipv6());
+    let local = is_link_local(first.address.ip());
+    let mut all = vec![first];
+    for i in interfaces {
+        let allowed = match filter {
+            Some(f) => f.rank(&i.name).is_some() && (!f.all_but || Kind::of(&i.name) == kind),
+            None => Kind::of(&i.name) == kind,
+        };
+        let alike = i.address.is_ipv6() == v6 && is_link_local(i.address.ip()) == local;
+        if allowed && alike && all.len() < MAX_IFS && all.iter().all(|other| other.name != i.name) {
+            all.push(i.clone());
+        }
+    }
+    Ok(all)
+}
+
 /// What a name says about an interface, best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
@@ -250,6 +279,19 @@ mod tests {
             chosen("docker0 172.17.0.1 wlan0 10.0.0.9", "", None).unwrap(),
             "wlan0 10.0.0.9"
         );
+    }
+
+    #[test]
+    fn data_goes_over_all_of_a_kind() {
+        let names = |filter: &str| {
+            let filter = (!filter.is_empty()).then(|| filter.parse().unwrap());
+            let all = choose_all(&list(NODE), filter.as_ref(), None).unwrap();
+            all.into_iter().map(|i| i.name).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(""), "ib0");
+        assert_eq!(names("eth"), "eth0 eth1");
+        assert_eq!(names("=eth1,eth0"), "eth1 eth0");
+        assert_eq!(names("^ib"), "eth0 eth1");
     }
 
     #[test]

@@ -32,7 +32,7 @@
 mod auth;
 mod door;
 mod id;
-mod interface;
+pub(crate) mod interface;
 mod join;
 mod link;
 mod mail;
@@ -327,10 +327,23 @@ impl Bootstrap {
     ///
     /// # Errors
     /// [`Error::System`] when there can be no thread.
-    pub fn watch(mut self, on_gone: impl FnMut(Departure) + Send + 'static) -> Result<Watch> {
+    pub fn watch(self, on_gone: impl FnMut(Departure) + Send + 'static) -> Result<Watch> {
+        self.watch_and_hear(on_gone, |_, _| {})
+    }
+
+    /// As [`Bootstrap::watch`], and `on_news` is called, on the same terms, with what a rank has told all others
+    /// ([`Watch::tell`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn watch_and_hear(
+        mut self,
+        on_gone: impl FnMut(Departure) + Send + 'static,
+        on_news: impl FnMut(u32, &[u8]) + Send + 'static,
+    ) -> Result<Watch> {
         let Some(group) = self.group.take() else { return Ok(Watch::alone()) };
         let ring = group.ring.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Watch::start(ring, on_gone)
+        Watch::start(ring, on_gone, on_news)
     }
 }
 

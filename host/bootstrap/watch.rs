@@ -3,14 +3,16 @@
 //! A thread sleeps on the two connections of the ring. A process that ends, however it ends, has its
 //! connections closed by the system, and its neighbours see that at once. A rank that means to leave says
 //! goodbye first; without that it is lost. Neighbours pass the news on, so that every rank learns of the
-//! same first cause; each rank is reported once.
+//! same first cause; each rank is reported once. A rank whose communicator fails can tell all others why, the same way:
+//! news of a few bytes, which mean nothing here.
 //!
 //! A host that disappears without closing anything is found by TCP's keep-alive, in half a minute.
 
-use std::collections::HashSet;
-use std::io::Read;
+use std::collections::{HashSet, VecDeque};
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -24,6 +26,11 @@ use crate::{Error, Result};
 
 /// How long a leaving rank tries to say goodbye to a neighbour that does not read.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+/// The tag of news: 4 bytes of the rank that they are of, and they.
+const NEWS: u64 = u64::from_be_bytes(*b"\0\0\0\0news");
+/// Bytes of news at most.
+pub(super) const MAX_NEWS: usize = 4096;
 
 /// A rank is no longer there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,10 +76,14 @@ pub struct Watch(Option<Thread>);
 
 #[derive(Debug)]
 struct Thread {
-    /// Closed to wake the thread for the last time.
+    /// Written to wake the thread, closed to wake it for the last time.
     wake: UnixStream,
     handle: JoinHandle<()>,
+    /// What is to be told.
+    outbox: Outbox,
 }
+
+type Outbox = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
 impl Watch {
     /// Of a group of one: nobody can go.
@@ -83,20 +94,45 @@ impl Watch {
     pub(super) fn start(
         ring: Ring,
         on_gone: impl FnMut(Departure) + Send + 'static,
+        on_news: impl FnMut(u32, &[u8]) + Send + 'static,
     ) -> Result<Self> {
         let (ours, theirs) =
             UnixStream::pair().map_err(|e| Error::system("socket pair of the watch", e))?;
+        for end in [&ours, &theirs] {
+            end.set_nonblocking(true).map_err(|e| Error::system("socket pair of the watch", e))?;
+        }
+        let outbox = Outbox::default();
         let (rank, nranks) = (ring.rank, ring.nranks);
         let sides = [
             Side::new(ring.next, next_of(rank, nranks)),
             Side::new(ring.prev, prev_of(rank, nranks)),
         ];
-        let watcher = Watcher { rank, wake: theirs, sides, known: HashSet::from([rank]), on_gone };
+        let watcher = Watcher {
+            rank,
+            wake: theirs,
+            outbox: Arc::clone(&outbox),
+            sides,
+            known: HashSet::from([rank]),
+            heard: HashSet::from([rank]),
+            on_gone,
+            on_news,
+        };
         let handle = std::thread::Builder::new()
             .name("ferroccl-watch".to_owned())
             .spawn(move || watcher.run())
             .map_err(|e| Error::system("thread of the watch", e))?;
-        Ok(Watch(Some(Thread { wake: ours, handle })))
+        Ok(Watch(Some(Thread { wake: ours, handle, outbox })))
+    }
+
+    /// Tells all ranks something, once: of each rank they hear the first news only. What is longer than [`MAX_NEWS`] is not
+    /// told.
+    pub fn tell(&self, news: &[u8]) {
+        let Some(Thread { wake, outbox, .. }) = &self.0 else { return };
+        if news.len() <= MAX_NEWS {
+            outbox.lock().unwrap_or_else(PoisonError::into_inner).push_back(news.to_vec());
+            // It is either woken by this or, where the socket is full of wake-ups, by one of those.
+            let _ = (&*wake).write(&[0]);
+        }
     }
 
     /// Leaves the group: tells the neighbours, and returns when they have been told. The same as dropping.
@@ -105,7 +141,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        let Some(Thread { wake, handle }) = self.0.take() else { return };
+        let Some(Thread { wake, handle, .. }) = self.0.take() else { return };
         drop(wake);
         // The callback itself may drop the watch; its thread then ends by itself.
         if handle.thread().id() != std::thread::current().id() {
@@ -147,17 +183,21 @@ impl Side {
     }
 }
 
-struct Watcher<F> {
+struct Watcher<F, N> {
     rank: u32,
     wake: UnixStream,
+    outbox: Outbox,
     /// Next and previous; in a group of two the same rank.
     sides: [Side; 2],
     /// Who has been reported; ourselves from the start, we know better.
     known: HashSet<u32>,
+    /// Whose news have been passed on.
+    heard: HashSet<u32>,
     on_gone: F,
+    on_news: N,
 }
 
-impl<F: FnMut(Departure)> Watcher<F> {
+impl<F: FnMut(Departure), N: FnMut(u32, &[u8])> Watcher<F, N> {
     fn run(mut self) {
         loop {
             let ready = match self.sleep() {
@@ -171,8 +211,12 @@ impl<F: FnMut(Departure)> Watcher<F> {
                     return;
                 }
             };
-            if ready[0] && self.is_over() {
-                return self.leave();
+            if ready[0] {
+                let over = self.is_over();
+                self.tell();
+                if over {
+                    return self.leave();
+                }
             }
             for side in 0..2 {
                 self.sides[side].flush();
@@ -200,9 +244,41 @@ impl<F: FnMut(Departure)> Watcher<F> {
         Ok([is_ready(&fds[0]), ready(place[0]), ready(place[1])])
     }
 
+    /// Takes all wake-ups; whether the other end is closed.
     fn is_over(&mut self) -> bool {
-        // Nothing is ever written: the only event is the other end's closing.
-        !matches!(self.wake.read(&mut [0]), Err(e) if e.kind() == std::io::ErrorKind::Interrupted)
+        use std::io::ErrorKind::{Interrupted, WouldBlock};
+        loop {
+            match self.wake.read(&mut [0; 64]) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(e) => return !matches!(e.kind(), Interrupted | WouldBlock),
+            }
+        }
+    }
+
+    /// Tells both sides our news.
+    fn tell(&mut self) {
+        let news = std::mem::take(&mut *self.outbox.lock().unwrap_or_else(PoisonError::into_inner));
+        for bytes in news {
+            let bytes = [&self.rank.to_le_bytes(), &bytes[..]].concat();
+            for side in &mut self.sides {
+                side.tell(&Message::Data { tag: NEWS, bytes: bytes.clone() });
+            }
+        }
+    }
+
+    /// News of a rank, which another one has passed on; `None` when they are none.
+    fn hear(&mut self, tag: u64, bytes: &[u8], from: usize) -> Option<()> {
+        let (rank, news) = bytes.split_first_chunk::<4>()?;
+        if tag != NEWS || news.len() > MAX_NEWS {
+            return None;
+        }
+        let rank = u32::from_le_bytes(*rank);
+        if self.heard.insert(rank) {
+            self.sides[1 - from].tell(&Message::Data { tag, bytes: bytes.to_vec() });
+            (self.on_news)(rank, news);
+        }
+        Some(())
     }
 
     /// Reads all that a neighbour said.
@@ -222,6 +298,10 @@ impl<F: FnMut(Departure)> Watcher<F> {
                         self.report(Departure::Lost { peer, reason }, side);
                         continue;
                     }
+                    Ok(Message::Data { tag, bytes }) => match self.hear(tag, &bytes, side) {
+                        Some(()) => continue,
+                        None => lost(peer, "it sent what has no place here"),
+                    },
                     Ok(_) => lost(peer, "it sent what has no place here"),
                     Err(e) => lost(peer, &e.to_string()),
                 },

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ferroccl_device::abi::{Algorithm, LL128_LINE, MAX_CHANNELS, ProtocolId};
 
 use ferroccl_proxy::collnet::{CollNet, SoftwareCollNet};
+use ferroccl_proxy::net::Net;
 
 use crate::channel::ConnLayout;
 use crate::config::{Config, Selection};
@@ -31,6 +32,8 @@ pub struct CommConfig {
     /// A network that reduces, for all-reduces over several nodes of as many ranks each. With `None`, and
     /// `NCCL_COLLNET_ENABLE`, it is [`SoftwareCollNet`] where all ranks are in one process.
     pub collnet: Option<Arc<dyn CollNet>>,
+    /// The network between ranks that share no memory, instead of the one of `NCCL_NET`.
+    pub net: Option<Arc<dyn Net>>,
     /// Channels of every call, 1 to 32, instead of the number chosen by size.
     pub channels: Option<u32>,
     /// The most channels of a call, where `channels` does not fix them.
@@ -77,6 +80,7 @@ impl CommConfig {
             deterministic: self.deterministic,
             ranks_per_node: self.ranks_per_node.or(env.ranks_per_node),
             collnet: self.collnet.clone(),
+            net: self.net.clone(),
             channels: self.channels,
             max_channels: self
                 .max_channels

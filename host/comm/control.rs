@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ferroccl_device::abi::{Channel, Comm, Fault, FaultCell, Peer};
+use ferroccl_device::abi::{Channel, Comm, Conn, Fault, FaultCell, Peer};
 
 /// Memory that kernels and host share, at fixed addresses for as long as the communicator lives.
 #[derive(Debug)]
@@ -12,6 +12,8 @@ pub(super) struct Control {
     /// By set, channel and rank. Read and written by kernels only, as are `views`' channels.
     peers: Box<[Peer]>,
     views: Vec<View>,
+    /// A connection, before any kernel has used it.
+    shape: Conn,
 }
 
 #[derive(Debug)]
@@ -67,6 +69,9 @@ impl Control {
     pub(super) fn new(frame: Frame, mut peers: Box<[Peer]>, rings: &[Ring]) -> Self {
         let cells =
             Box::new(Cells { abort: AtomicU64::new(0), fault: FaultCell::default().into() });
+        // With oneself there is none.
+        let shape =
+            peers.iter().find(|peer| peer.send.slots > 0).map_or_else(Conn::default, |p| p.send);
         let peers_at = peers.as_mut_ptr().expose_provenance() as u64;
         let of_set = |set: u64, channel: u64| {
             let index = (set * u64::from(frame.channels) + channel) * u64::from(frame.nranks);
@@ -106,7 +111,7 @@ impl Control {
             View { comm, channels, order }
         });
         let views = views.collect();
-        Control { cells, peers, views }
+        Control { cells, peers, views, shape }
     }
 
     /// What kernels touch: address, bytes, and what it is.
@@ -146,6 +151,23 @@ impl Control {
         (&raw const *self.views[view].comm).expose_provenance() as u64
     }
 
+    /// Ranks of the communicator.
+    pub(super) fn ranks(&self) -> usize {
+        let channels = self.views.first().map_or(0, |view| view.channels.len());
+        self.peers.len() / (2 * channels).max(1)
+    }
+
+    /// Slots and their sizes, as of all connections.
+    pub(super) fn conn_shape(&self) -> Conn {
+        self.shape
+    }
+
+    /// A view's group and channels, as its kernels see them.
+    pub(super) fn view(&self, view: usize) -> (&Comm, &[Channel]) {
+        let View { comm, channels, .. } = &self.views[view];
+        (comm, channels)
+    }
+
     /// Address of a connection for sends and receives: on a channel, from us to `peer` or the other way.
     pub(super) fn p2p_conn(&self, channel: u32, peer: u32, sending: bool) -> u64 {
         let view = &self.views[0];
@@ -157,6 +179,15 @@ impl Control {
             std::mem::offset_of!(Peer, recv)
         };
         at + offset as u64
+    }
+
+    /// The channel and the peer of a connection for sends and receives; `None` when the address is none's.
+    pub(super) fn p2p_of(&self, conn: u64) -> Option<(u32, u32)> {
+        let half = self.peers.len() / 2;
+        let first = self.peers.get(half..)?.as_ptr().expose_provenance() as u64;
+        let index = (conn.checked_sub(first)? / size_of::<Peer>() as u64) as usize;
+        let ranks = self.ranks();
+        (index < half).then(|| ((index / ranks) as u32, (index % ranks) as u32))
     }
 
     fn state(&self) -> &AtomicU64 {

@@ -150,6 +150,11 @@ impl Inner {
             work.extra = links.address();
             table = Some(links);
         }
+        // SAFETY: the kernel takes this argument, below.
+        let cargo = unsafe {
+            let how = (plan.blocks, plan.way.protocol);
+            self.cargo(part.view as usize, &plan.kernel, &work, how, plan.tree)?
+        };
         let done = Arc::clone(self);
         let launch = Launch {
             kernel: plan.kernel,
@@ -166,7 +171,8 @@ impl Inner {
         };
         // SAFETY: the kernel is of the table, or the caller vouches for it (`all_reduce_with`); the buffers
         // hold the call's elements, and buffers and communicator are kept until the launch has ended.
-        unsafe { stream.ops().launch(launch) }
+        unsafe { stream.ops().launch(launch)? };
+        self.carry(cargo)
     }
 
     /// A launch has ended; an error of this becomes its stream's.

@@ -18,11 +18,15 @@ mod collnet;
 mod config;
 mod control;
 mod group;
+mod inbox;
 mod launch;
 mod machine;
+mod net;
 mod nodes;
 mod p2p;
 mod setup;
+mod steps;
+mod terms;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -59,6 +63,8 @@ struct Inner {
     shape: Shape,
     nodes: Nodes,
     trees: Trees,
+    /// What reaches ranks on other hosts.
+    remote: Option<Arc<net::Remote>>,
     /// What joins the nodes' ranks by a network that reduces.
     heads: Option<collnet::Heads>,
     /// What lets kernels reach the memory of `edges` and `control`: before them, to be dropped first.
@@ -179,6 +185,7 @@ impl Inner {
             for edge in self.edges.iter().flat_map(|edges| [&edges.send, &edges.recv]) {
                 edge.poison(&fault, Poison::SET);
             }
+            self.tell_hosts(&fault);
         }
     }
 
@@ -197,6 +204,7 @@ impl Inner {
         let peer = departure.peer();
         if let Departure::Left { .. } = departure {
             info!(target: log::INIT, rank = self.rank, peer, "a rank has left the group");
+            self.has_left(peer);
             return;
         }
         let seq = self.order.lock().unwrap_or_else(PoisonError::into_inner).seq;
@@ -211,6 +219,12 @@ impl Inner {
             seq,
             ..Fault::default()
         });
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.0.drain();
     }
 }
 

@@ -217,6 +217,7 @@ impl Inner {
             signature: Signature { seq, ..Signature::default() },
             channels: parts,
         };
+        let cargo = self.cargo_of(&table.transfers, seq);
         let done = Arc::clone(self);
         let launch = Launch {
             kernel,
@@ -232,7 +233,8 @@ impl Inner {
         };
         // SAFETY: the table's transfers are of connections of this communicator, and of buffers that hold them; all of
         // it is kept until the launch has ended.
-        unsafe { stream.ops().launch(launch) }
+        unsafe { stream.ops().launch(launch)? };
+        self.carry(cargo)
     }
 }
 

@@ -11,36 +11,41 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ferroccl_device::abi::{Peer, ProtocolId};
+use ferroccl_device::abi::Peer;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use super::collnet::{self, Heads};
 use super::control::{Control, Frame};
+use super::inbox::{Handles, OwnInbox};
+use super::net::Remote;
 use super::nodes::{Nodes, Trees};
+use super::terms::{Asked, Terms, Token, agree, settings};
 use super::{CommConfig, Communicator, Inner, machine};
-use crate::bootstrap::{Bootstrap, BootstrapError, UniqueId};
+use crate::bootstrap::{Bootstrap, UniqueId};
 use crate::buffer::Device;
-use crate::channel::{ConnLayout, EdgeEnd, Edges, Set};
-use crate::config::{Config, Selection, Setting as _};
+use crate::channel::{ConnLayout, Edges, Set};
+use crate::config::Config;
 use crate::enqueue::{NetworkOps, Shape};
-use crate::graph::tuning::{Algorithm, Devices, Settings, Situation, Tuner};
+use crate::graph::tuning::{Devices, Settings, Situation, Tuner};
 use crate::log;
 use crate::runtime::Keep;
-use crate::transport::{self, Allowed, Inbox, PeerInfo, Transport};
+use crate::transport::{self, PeerInfo};
 use crate::{Error, Result};
 
 /// What a rank has settled before it is a communicator.
-struct Member<'a> {
-    device: &'a Device,
-    config: &'a CommConfig,
-    settings: Asked,
-    rank: u32,
-    nranks: u32,
-    layout: ConnLayout,
-    channels: u32,
-    all_channels: bool,
+pub(super) struct Member<'a> {
+    pub device: &'a Device,
+    pub config: &'a CommConfig,
+    pub env: &'a Config,
+    pub settings: Asked,
+    pub token: Token,
+    pub rank: u32,
+    pub nranks: u32,
+    pub layout: ConnLayout,
+    pub channels: u32,
+    pub all_channels: bool,
 }
 
 impl Communicator {
@@ -77,10 +82,13 @@ impl Communicator {
         let (channels, all_channels) = config.channels(device.runtime().parallelism())?;
         let settings = settings(config, &env);
         machine::look(&env)?;
+        let token = Token::new()?;
         let member = |rank| Member {
             device,
             config,
+            env: &env,
             settings,
+            token,
             rank,
             nranks,
             layout,
@@ -92,6 +100,7 @@ impl Communicator {
                 vec![None],
                 &[process_info(0, device, &env)?],
                 None,
+                None,
             )?]);
         }
         let process = process_info(0, device, &env)?;
@@ -102,12 +111,13 @@ impl Communicator {
         let all = (0..nranks).map(|rank| Nodes::new(rank, &peers, config.ranks_per_node)).collect();
         let heads = collnet::join_all(config.collnet(&env, true).as_ref(), all)?;
         (0..nranks)
-            .zip(&inboxes)
+            .zip(inboxes)
             .zip(heads)
             .map(|((rank, inbox), heads)| {
                 let member = member(rank);
-                let edges = member.edges(inbox, &peers, &handles)?;
-                member.join(edges, &peers, heads)
+                let edges = member.edges(&inbox, &peers, &handles)?;
+                let remote = member.remote(inbox.listening, &edges, &handles)?;
+                member.join(edges, &peers, remote, heads)
             })
             .collect()
     }
@@ -176,6 +186,7 @@ impl Communicator {
             all_channels,
             settings: settings(config, &env),
             collnet: config.collnet.is_some() || env.collnet_enable,
+            token: Token::new()?,
         };
         let terms: Vec<Terms> = exchange(&bootstrap, &mine)?;
         let channels = agree(rank, &mine, &terms)?;
@@ -183,7 +194,9 @@ impl Communicator {
         let member = Member {
             device,
             config,
+            env: &env,
             settings: mine.settings,
+            token: terms[0].token,
             rank,
             nranks,
             layout: mine.layout,
@@ -191,21 +204,27 @@ impl Communicator {
             all_channels,
         };
         if nranks == 1 {
-            return member.join(vec![None], &peers, None);
+            return member.join(vec![None], &peers, None, None);
         }
-        let edges = member.connect(&bootstrap, &peers)?;
+        let (edges, remote) = member.connect(&bootstrap, &peers)?;
         let one_process = peers.iter().all(|peer| peer.process == peers[0].process);
         let net = config.collnet(&env, one_process);
         let nodes = Nodes::new(rank, &peers, config.ranks_per_node);
         let heads = collnet::join(net.as_ref(), &nodes, |handle| exchange(&bootstrap, handle))?;
-        let communicator = member.join(edges, &peers, heads)?;
+        let communicator = member.join(edges, &peers, remote, heads)?;
         // The counters of every edge are in place: kernels may start.
         bootstrap.barrier()?;
         let inner = Arc::downgrade(&communicator.0);
-        let watch = bootstrap.watch(move |departure| {
+        let hears = inner.clone();
+        let gone = move |departure| {
             // Weak: the watch must not keep a communicator alive.
             if let Some(inner) = inner.upgrade() {
                 inner.gone(departure);
+            }
+        };
+        let watch = bootstrap.watch_and_hear(gone, move |teller, news| {
+            if let Some(inner) = hears.upgrade() {
+                inner.heard(teller, news);
             }
         })?;
         // The cell is new.
@@ -214,83 +233,11 @@ impl Communicator {
     }
 }
 
-/// What ranks must agree on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Terms {
-    layout: ConnLayout,
-    channels: u32,
-    all_channels: bool,
-    settings: Asked,
-    collnet: bool,
-}
-
-/// What the user asks of the choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Asked {
-    protocols: Selection<ProtocolId>,
-    algorithms: Selection<Algorithm>,
-    deterministic: bool,
-    algorithm: Option<u8>,
-    ranks_per_node: Option<u32>,
-}
-
-fn settings(config: &CommConfig, env: &Config) -> Asked {
-    Asked {
-        protocols: config.protocols(env),
-        algorithms: env.algo,
-        deterministic: config.deterministic.unwrap_or(env.deterministic),
-        algorithm: config.algorithm.map(|algorithm| algorithm as u8),
-        ranks_per_node: config.ranks_per_node,
-    }
-}
-
-/// The channels of a group: as many as every rank has. All else must be equal.
-fn agree(rank: u32, mine: &Terms, terms: &[Terms]) -> Result<u32> {
-    for (peer, theirs) in terms.iter().enumerate() {
-        let differs = |what: &str, ours: String, theirs: String| {
-            let text = format!(
-                "{what} of rank {rank} is {ours}, of rank {peer} {theirs}: all ranks need the same"
-            );
-            Err(BootstrapError::Mismatch(text).into())
-        };
-        if theirs.layout.slots != mine.layout.slots {
-            return differs(
-                "slots (FERROCCL_SLOTS)",
-                mine.layout.slots.to_string(),
-                theirs.layout.slots.to_string(),
-            );
-        }
-        if theirs.layout != mine.layout {
-            let show = |t: &Terms| format!("{:?}", t.layout.slot_bytes);
-            let what = "slot bytes for LL, LL128 and Simple (NCCL_LL_BUFFSIZE, NCCL_LL128_BUFFSIZE, NCCL_BUFFSIZE)";
-            return differs(what, show(mine), show(theirs));
-        }
-        for (what, show) in [
-            ("NCCL_PROTO", (|t| t.settings.protocols.show()) as fn(&Terms) -> String),
-            ("NCCL_ALGO", |t| t.settings.algorithms.show()),
-            ("FERROCCL_DETERMINISTIC", |t| t.settings.deterministic.show()),
-            ("the algorithm", |t| format!("{:?}", t.settings.algorithm)),
-            ("FERROCCL_RANKS_PER_NODE", |t| format!("{:?}", t.settings.ranks_per_node)),
-        ] {
-            if show(mine) != show(theirs) {
-                return differs(what, show(mine), show(theirs));
-            }
-        }
-        if theirs.collnet != mine.collnet {
-            let what = "whether there may be a network that reduces (NCCL_COLLNET_ENABLE)";
-            return differs(what, mine.collnet.to_string(), theirs.collnet.to_string());
-        }
-        if theirs.all_channels != mine.all_channels
-            || (mine.all_channels && theirs.channels != mine.channels)
-        {
-            return differs("channels", mine.channels.to_string(), theirs.channels.to_string());
-        }
-    }
-    Ok(terms.iter().map(|t| t.channels).min().unwrap_or(1))
-}
-
 /// Tells all ranks `mine`; element `i` is rank `i`'s.
-fn exchange<T: Serialize + DeserializeOwned>(bootstrap: &Bootstrap, mine: &T) -> Result<Vec<T>> {
+pub(super) fn exchange<T: Serialize + DeserializeOwned>(
+    bootstrap: &Bootstrap,
+    mine: &T,
+) -> Result<Vec<T>> {
     let bytes = serde_json::to_vec(mine).map_err(|e| Error::malformed(e.to_string()))?;
     bootstrap
         .all_gather(&bytes)?
@@ -304,92 +251,6 @@ fn exchange<T: Serialize + DeserializeOwned>(bootstrap: &Bootstrap, mine: &T) ->
 }
 
 impl Member<'_> {
-    /// Makes the edges with all peers, over the bootstrap.
-    fn connect(&self, bootstrap: &Bootstrap, peers: &[PeerInfo]) -> Result<Vec<Option<Edges>>> {
-        let inbox = self.open_inbox(peers)?;
-        let handles: Vec<Handles> = exchange(bootstrap, &inbox.handles)?;
-        let edges = self.edges(&inbox, peers, &handles)?;
-        // What was offered stays open until everybody has mapped it.
-        bootstrap.barrier()?;
-        Ok(edges)
-    }
-
-    /// Bytes of an edge.
-    fn edge_bytes(&self) -> usize {
-        self.layout.edge_bytes(self.channels as usize)
-    }
-
-    /// Bytes of an inbox: an edge from each rank. Our own part stays untouched.
-    fn inbox_bytes(&self) -> Result<usize> {
-        self.edge_bytes()
-            .checked_mul(self.nranks as usize)
-            .filter(|n| *n <= isize::MAX as usize)
-            .ok_or_else(|| {
-                let reason = format!(
-                    "{} connections of {} bytes are more than memory has",
-                    self.nranks,
-                    self.edge_bytes()
-                );
-                Error::argument("nranks", reason)
-            })
-    }
-
-    /// The memory that this rank receives in, and the handles of it for all transports that its peers use.
-    fn open_inbox(&self, peers: &[PeerInfo]) -> Result<OwnInbox> {
-        let me = &peers[self.rank as usize];
-        let mut used: Vec<&'static dyn Transport> = Vec::new();
-        for (rank, peer) in (0..).zip(peers) {
-            if rank != self.rank {
-                let transport = transport::select(peer, me, allowed(self.config))?;
-                if used.iter().all(|other| other.name() != transport.name()) {
-                    used.push(transport);
-                }
-            }
-        }
-        let shared = used.iter().any(|transport| transport.shares());
-        let inbox = Inbox::new(self.inbox_bytes()?, shared)?;
-        let handles = used
-            .iter()
-            .map(|transport| Ok((transport.name().to_owned(), transport.offer(&inbox)?)));
-        Ok(OwnInbox { handles: handles.collect::<Result<_>>()?, inbox })
-    }
-
-    /// This rank's ends of all its edges, by peer.
-    fn edges(
-        &self,
-        mine: &OwnInbox,
-        peers: &[PeerInfo],
-        handles: &[Handles],
-    ) -> Result<Vec<Option<Edges>>> {
-        let me = &peers[self.rank as usize];
-        let (bytes, len) = (self.edge_bytes(), self.inbox_bytes()?);
-        let offset = |sender: u32| sender as usize * bytes;
-        let edges = (0..).zip(peers).map(|(rank, peer)| {
-            if rank == self.rank {
-                return Ok(None);
-            }
-            let to = transport::select(me, peer, allowed(self.config))?;
-            let from = transport::select(peer, me, allowed(self.config))?;
-            let handle = handles[rank as usize].iter().find(|(name, _)| name == to.name());
-            let (_, handle) = handle.ok_or_else(|| {
-                Error::malformed(format!("rank {rank} offers no memory through {}", to.name()))
-            })?;
-            let (to_direct, from_direct) = (to.direct(me, peer), from.direct(peer, me));
-            let region = to.accept(handle, len, offset(self.rank), bytes)?;
-            if rank == (self.rank + 1) % self.nranks {
-                for channel in 0..self.channels {
-                    info!(target: log::INIT, "Channel {channel:02} : {} -> {rank} via {}{}", self.rank, to.name(),
-                          if to_direct { "/direct pointer" } else { "" });
-                }
-            }
-            let send = EdgeEnd { region, peer: rank, direct: to_direct, receiving: false };
-            let region = mine.inbox.part(offset(rank), bytes);
-            let recv = EdgeEnd { region, peer: rank, direct: from_direct, receiving: true };
-            Ok(Some(Edges { send, recv }))
-        });
-        edges.collect()
-    }
-
     /// How calls are done. Of what all ranks have agreed on only: they must choose alike.
     fn tuner(&self, nodes: u32, collnet: bool) -> Tuner {
         let situation = Situation::new(nodes, self.nranks, Devices::Cpu { ring: None });
@@ -404,6 +265,7 @@ impl Member<'_> {
         self,
         edges: Vec<Option<Edges>>,
         peers: &[PeerInfo],
+        remote: Option<Remote>,
         heads: Option<Heads>,
     ) -> Result<Communicator> {
         let first = self.config.first_step;
@@ -445,6 +307,7 @@ impl Member<'_> {
                 algorithm: self.config.algorithm,
                 network: heads.as_ref().map_or_else(NetworkOps::default, Heads::ops),
             },
+            remote: remote.map(Arc::new),
             heads,
             trees: Trees::new(self.rank, self.channels, &nodes),
             nodes,
@@ -481,19 +344,6 @@ const SCRATCH_BYTES: usize = 128 << 10;
 
 /// Bytes that barriers reduce, behind the scratch memory.
 const BARRIER_BYTES: usize = 256;
-
-/// What a rank's peers need to find its inbox: a handle for each transport, by name.
-type Handles = Vec<(String, Vec<u8>)>;
-
-/// A rank's inbox before its peers have found it.
-struct OwnInbox {
-    inbox: Inbox,
-    handles: Handles,
-}
-
-fn allowed(config: &CommConfig) -> Allowed {
-    Allowed { p2p: config.p2p.unwrap_or(true), shm: config.shm.unwrap_or(true) }
-}
 
 /// What this process tells its peers.
 fn process_info(rank: u32, device: &Device, env: &Config) -> Result<PeerInfo> {

@@ -73,6 +73,11 @@ pub trait Runtime: Debug + Send + Sync {
     /// together do not outnumber the cores.
     fn share_host(&self, local_processes: usize);
 
+    /// Whether what is launched goes on when nobody waits for it.
+    fn is_driven(&self) -> bool {
+        true
+    }
+
     /// Has an operation of the host go on beside the kernels: by the process's proxy thread, or, where one schedule has
     /// everything, in that.
     ///

@@ -165,6 +165,9 @@ impl<T: Turns> World<T> {
             return None;
         }
         let moved = ferroccl_proxy::round(&mut operations);
+        if moved {
+            self.turns.touched();
+        }
         let mut all = lock(&self.operations);
         operations.append(&mut all);
         *all = operations;

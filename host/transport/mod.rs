@@ -9,7 +9,10 @@
 //! |---|---|---|---|
 //! | P2P | ranks of one process | any | on devices of one address space |
 //! | SHM | ranks of one host | a memfd, opened through /proc | no |
+//! | NET | all others | any; the sender has memory of its own, and proxies carry what is in it | no |
 
+mod net;
+pub(crate) mod network;
 mod p2p;
 mod region;
 mod shm;
@@ -77,6 +80,11 @@ pub(crate) trait Transport: Debug + Sync {
     /// Whether an inbox has to be shared between processes for it.
     fn shares(&self) -> bool;
 
+    /// Whether the two share no memory, so that proxies carry what is in it.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
     /// The receiver's part: what a sender needs to find the inbox.
     fn offer(&self, inbox: &Inbox) -> Result<Vec<u8>>;
 
@@ -84,11 +92,12 @@ pub(crate) trait Transport: Debug + Sync {
     fn accept(&self, handle: &[u8], len: usize, offset: usize, bytes: usize) -> Result<Region>;
 }
 
-/// Which transports may be used (`NCCL_P2P_DISABLE`, `NCCL_SHM_DISABLE`).
+/// Which transports may be used (`NCCL_P2P_DISABLE`, `NCCL_SHM_DISABLE`, `NCCL_NET`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Allowed {
     pub p2p: bool,
     pub shm: bool,
+    pub net: bool,
 }
 
 /// The first transport that connects `sender` to `receiver`; both ends choose the same.
@@ -100,9 +109,10 @@ pub(crate) fn select(
     receiver: &PeerInfo,
     allowed: Allowed,
 ) -> Result<&'static dyn Transport> {
-    let candidates: [(&'static dyn Transport, bool, &str); 2] = [
+    let candidates: [(&'static dyn Transport, bool, &str); 3] = [
         (&p2p::P2p, allowed.p2p, "NCCL_P2P_DISABLE"),
         (&shm::Shm, allowed.shm, "NCCL_SHM_DISABLE"),
+        (&net::Net, allowed.net, "NCCL_NET=none"),
     ];
     let mut reasons = Vec::new();
     for (transport, on, knob) in candidates {

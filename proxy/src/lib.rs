@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! thread    Proxy: one thread that moves operations on, round-robin, and sleeps when there are none
+//! connection  what a kernel's slots have to do with it: steps, credits, and how connections are made
 //! net       Net: a network that moves messages
 //! collnet   CollNet: a network that reduces; in software for tests
 //! error     what goes wrong on a network
@@ -10,6 +11,7 @@
 //! Nothing here knows of communicators: an operation is whatever [`Operation::progress`] does.
 
 pub mod collnet;
+pub mod connection;
 mod error;
 pub mod net;
 mod thread;

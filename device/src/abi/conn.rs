@@ -140,6 +140,14 @@ abi! {
         pub step: u64,
         /// Address of the edge's [`EdgeHeader`].
         pub edge: u64,
+        /// Of a sender whose receiver is on another host: address of an entry of the step FIFO for each slot (see
+        /// [`fifo_entry`](super::fifo_entry)). Else 0.
+        pub fifo: u64,
+        /// Of a receiver: not 0 when the tail says for every protocol that a step has arrived, and flags may be there
+        /// before their data.
+        pub gated: u32,
+        /// Zero.
+        pub pad: u32,
     }
 }
 
@@ -154,4 +162,4 @@ abi! {
     }
 }
 
-const _: () = assert!(size_of::<Conn>() == 72 && size_of::<Peer>() == 144);
+const _: () = assert!(size_of::<Conn>() == 88 && size_of::<Peer>() == 176);

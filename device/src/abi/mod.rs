@@ -6,6 +6,7 @@
 
 mod conn;
 mod fault;
+mod fifo;
 mod ops;
 mod work;
 
@@ -14,6 +15,7 @@ pub use conn::{
     Poison, SIGNATURES, SignatureRing,
 };
 pub use fault::{Fault, FaultCell, FaultKind, WaitKind};
+pub use fifo::{fifo_bytes, fifo_entry};
 pub use ops::{Algorithm, Collective, DataType, ProtocolId, ReduceOp, UnknownName};
 pub use work::{
     Channel, ChannelWork, Comm, MAX_CHANNELS, NO_RANK, Signature, Transfer, TransferKind,

@@ -81,6 +81,10 @@ pub trait Machine {
     fn pause(&self, waiting: &Waiting) -> Verdict;
     /// The memory system to run under, `None` for the machine's own.
     fn adversary(&self) -> Option<&dyn Adversary>;
+    /// Whether its kernels only count steps, and leave data alone.
+    fn counts(&self) -> bool {
+        false
+    }
 }
 
 /// A memory system that is as unhelpful as the orderings allow.
@@ -117,10 +121,10 @@ std::thread_local! {
     static CURRENT: Cell<*const Block<'static>> = const { Cell::new(core::ptr::null()) };
 }
 
-/// Blocks that exist and have an adversary, in the process: 0 keeps the fast path fast.
+/// Blocks that exist and have an adversary, or only count, in the process: 0 keeps the fast path fast.
 static CHECKED_BLOCKS: AtomicUsize = AtomicUsize::new(0);
 
-/// While it lives, every access looks whether the running block has an adversary.
+/// While it lives, every access looks whether the running block has an adversary, and every copy whether it only counts.
 #[derive(Debug)]
 pub struct CheckedGuard(());
 
@@ -171,6 +175,19 @@ fn adversary() -> Option<&'static dyn Adversary> {
 #[inline(never)]
 fn slow_adversary() -> Option<&'static dyn Adversary> {
     current().machine.adversary()
+}
+
+/// Whether the running block only counts steps.
+#[inline(always)]
+#[must_use]
+pub fn counting() -> bool {
+    CHECKED_BLOCKS.load(Ordering::Relaxed) != 0 && slow_counting()
+}
+
+#[cold]
+#[inline(never)]
+fn slow_counting() -> bool {
+    current().machine.counts()
 }
 
 /// Index of this lane in its block.

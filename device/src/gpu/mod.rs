@@ -30,7 +30,7 @@ use nvptx as face;
 pub use face::{LANES_PER_LINE, PACK_BYTES, SPINS_PER_CHECK, UNALIGNED_PACKS, UNROLL, WARP};
 
 // Who a lane is.
-pub use face::{block_dim_x, block_idx_x, fresh, lane_id, launch_bounds, thread_idx_x};
+pub use face::{block_dim_x, block_idx_x, counting, fresh, lane_id, launch_bounds, thread_idx_x};
 
 // Barriers and votes: every lane of the block, or warp, must call them.
 pub use face::{sync_threads, sync_threads_or, sync_warp, warp_vote_all};

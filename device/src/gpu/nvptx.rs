@@ -411,6 +411,13 @@ pub unsafe fn st_data<V: Copy>(p: *mut V, value: V, _unit: usize) {
     }
 }
 
+/// Whether the running block only counts steps: a GPU's never does.
+#[inline(always)]
+#[must_use]
+pub const fn counting() -> bool {
+    false
+}
+
 /// Bulk data moves pack by pack, all lanes together: there is nothing that works on whole buffers.
 #[inline(always)]
 #[must_use]

@@ -4,7 +4,7 @@ use core::ptr;
 
 use crate::abi::{
     Conn, ConnHeader, EdgeHeader, Fault, FaultKind, Poison, ProtocolId, SIGNATURES, Signature,
-    SignatureRing, WaitKind,
+    SignatureRing, WaitKind, fifo_entry,
 };
 use crate::gpu::{self, Waiting};
 use crate::prims::Context;
@@ -127,6 +127,28 @@ impl Edge {
     pub fn publish(&self) {
         // SAFETY: as above; only the sender writes the tail.
         unsafe { gpu::st_release(&raw mut (*self.header()).tail, self.step + 1) }
+    }
+
+    /// The sender's: tells the proxy, where there is one, that the current step has these bytes of the slot. Before
+    /// the data, or before [`Edge::publish`].
+    #[inline(always)]
+    pub(crate) fn announce(&self, bytes: usize) {
+        // SAFETY: the view of the connection is valid as long as the call; a FIFO has an entry for each slot, which the
+        // proxy only reads.
+        unsafe {
+            let fifo = (*self.conn).fifo as *mut u64;
+            if !fifo.is_null() {
+                let entry = fifo_entry(self.step, bytes as u32);
+                gpu::st_relaxed(fifo.wrapping_add(self.index as usize), entry);
+            }
+        }
+    }
+
+    /// The receiver's: whether to wait for the tail before anything is read, whatever the protocol.
+    #[inline(always)]
+    pub(crate) fn gated(&self) -> bool {
+        // SAFETY: the view of the connection is valid as long as the call.
+        unsafe { (*self.conn).gated != 0 }
     }
 
     /// Keeps the step for the next call.

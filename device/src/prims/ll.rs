@@ -40,6 +40,9 @@ impl<L: Rules> Protocol for Ll<L> {
 
     #[inline(always)]
     fn has_begun(edge: &Edge) -> bool {
+        if edge.gated() {
+            return edge.has_tail();
+        }
         // SAFETY: a slot has a line.
         let halves = unsafe { gpu::ld_halves(edge.slot().cast_const().cast()) };
         (halves[0] >> 32) as u32 == flag(edge.step) && (halves[1] >> 32) as u32 == flag(edge.step)
@@ -50,7 +53,12 @@ impl<L: Rules> Protocol for Ll<L> {
         prims: &mut Prims<T, R, Self, NR, NS>,
         slice: Slice<T>,
     ) {
-        wait_for_credit::<V, L, T, R, Self, NR, NS>(prims);
+        let lines = slice.n.div_ceil(DATA / size_of::<T>());
+        wait_for_slots::<V, L, T, R, Self, NR, NS>(
+            prims,
+            #[inline(always)]
+            |edge| if is_cleaned(edge) { edge.slot_bytes() } else { lines * LL_LINE },
+        );
         if !prims.cx.stopped {
             // SAFETY: `step`'s contract.
             unsafe { prims.lines::<V>(slice) }
@@ -59,22 +67,33 @@ impl<L: Rules> Protocol for Ll<L> {
     }
 }
 
-/// Waits until every slot to send in is free; all lanes know afterwards whether to go on.
+/// Waits until every slot to send in is free, and every slot to receive is there whose flags do not say so; all lanes know
+/// afterwards whether to go on. `bytes` is what a slot to send will have.
 #[inline(always)]
-pub(super) fn wait_for_credit<V: Verb, L: Rules, T, R, P, const NR: usize, const NS: usize>(
+pub(super) fn wait_for_slots<V: Verb, L: Rules, T, R, P, const NR: usize, const NS: usize>(
     prims: &mut Prims<T, R, P, NR, NS>,
+    bytes: impl Fn(&Edge) -> usize,
 ) where
     T: Element,
     R: Reduction,
     P: Protocol,
 {
-    let ns = prims.sending();
-    let Prims { cx, send, .. } = prims;
+    let (nr, ns) = (prims.receiving(), prims.sending());
+    let Prims { cx, recv, send, .. } = prims;
+    if V::RECV && cx.tid() == 0 {
+        each!(NR, nr, i => {
+            if recv[i].gated() {
+                cx.wait_tail(&recv[i]);
+            }
+        });
+    }
     if V::SEND && L::WAIT_FOR_CREDIT && cx.tid() == 0 {
         each!(NS, ns, i => {
             cx.wait_credit(&send[i]);
+            send[i].announce(bytes(&send[i]));
         });
     }
+    // Also carries lane 0's acquires to all lanes.
     cx.stopped = gpu::sync_threads_or(cx.stopped);
 }
 
@@ -250,7 +269,7 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
     /// Once every [`CLEAN`] steps: the lines behind the slice get the step's flag too.
     #[inline(always)]
     fn clean(&self, edge: &Edge, lines: usize) {
-        if edge.step % CLEAN < u64::from(edge.slots()) {
+        if is_cleaned(edge) {
             let mut line = lines + self.cx.tid();
             while line < edge.slot_bytes() / LL_LINE {
                 // SAFETY: the line is inside the slot, which the receiver has given back.
@@ -261,6 +280,12 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
             }
         }
     }
+}
+
+/// Whether the current step fills its slot whole.
+#[inline(always)]
+fn is_cleaned(edge: &Edge) -> bool {
+    edge.step % CLEAN < u64::from(edge.slots())
 }
 
 /// The line at the same place in a later row.

@@ -20,7 +20,7 @@ use core::marker::PhantomData;
 use crate::abi::{LL128_LINE, LL128_LINE_DATA, ProtocolId, WaitKind};
 use crate::element::Element;
 use crate::gpu::{self, LANES_PER_LINE, LINE_UNITS, LINE_WORDS, UNALIGNED_PACKS, WARP};
-use crate::prims::ll::{finish, load_elements, store_elements, wait_for_credit};
+use crate::prims::ll::{finish, load_elements, store_elements, wait_for_slots};
 use crate::prims::verbs::Verb;
 use crate::prims::{Context, Edge, Prims, Protocol, Rules, Slice, Slots, Sound};
 use crate::reduce::{Reducer, Reduction};
@@ -45,6 +45,9 @@ impl<L: Rules> Protocol for Ll128<L> {
 
     #[inline(always)]
     fn has_begun(edge: &Edge) -> bool {
+        if edge.gated() {
+            return edge.has_tail();
+        }
         let last = edge.slot().wrapping_add(LL128_LINE - size_of::<u64>()).cast_const();
         // SAFETY: a slot has a line; this is its last word.
         unsafe { gpu::ld_flag(last.cast()) == flag(edge.step) }
@@ -55,7 +58,12 @@ impl<L: Rules> Protocol for Ll128<L> {
         prims: &mut Prims<T, R, Self, NR, NS>,
         slice: Slice<T>,
     ) {
-        wait_for_credit::<V, L, T, R, Self, NR, NS>(prims);
+        let lines = 2 * slice.n.div_ceil(PAIR_DATA / size_of::<T>());
+        wait_for_slots::<V, L, T, R, Self, NR, NS>(
+            prims,
+            #[inline(always)]
+            |_| lines * LL128_LINE,
+        );
         if !prims.cx.stopped {
             // SAFETY: `step`'s contract.
             unsafe { prims.pairs::<V>(slice) }

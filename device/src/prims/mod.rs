@@ -40,6 +40,8 @@ macro_rules! each {
 }
 
 mod context;
+#[cfg(not(target_arch = "nvptx64"))]
+mod counted;
 mod edge;
 mod ll;
 mod ll128;
@@ -49,6 +51,8 @@ pub mod verbs;
 
 pub use context::Context;
 pub(crate) use context::Watch;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use counted::Counted;
 pub use edge::Edge;
 pub(crate) use edge::{can_hear, can_tell, compare, write_signature};
 pub use ll::Ll;

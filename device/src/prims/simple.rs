@@ -91,6 +91,7 @@ impl<L: Rules> Protocol for Simple<L> {
         if V::SEND {
             each!(NS, ns, i => {
                 if L::DATA_BEFORE_TAIL && cx.tid() == keeper(NR + i, cx.lanes()) && !cx.stopped {
+                    send[i].announce(slice.n * size_of::<T>());
                     send[i].publish();
                 }
                 send[i].advance();

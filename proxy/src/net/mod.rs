@@ -15,11 +15,14 @@
 //!   [`Properties::max_requests`].
 //! * What is dropped is closed, and touches no buffer any more. The other end learns of it as an error.
 
+mod local;
 pub mod socket;
 
 use std::fmt::Debug;
 
 use crate::NetError;
+
+pub use local::LocalNet;
 
 /// Bytes of a handle at most: NCCL's `NCCL_NET_HANDLE_MAXSIZE` (`net.h`).
 pub const MAX_HANDLE: usize = 128;

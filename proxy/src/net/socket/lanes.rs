@@ -19,6 +19,7 @@ use std::sync::{Arc, OnceLock};
 
 use socket2::Socket;
 
+use super::helper::Helper;
 use super::stream;
 use crate::net::MAX_REQUESTS;
 
@@ -129,15 +130,35 @@ impl Lane {
 #[derive(Debug)]
 pub(super) struct Lanes {
     board: Arc<Board>,
-    lanes: Vec<Lane>,
+    movers: Movers,
+    /// How many there are.
+    count: usize,
     /// The one that the next piece goes to.
     next: usize,
 }
 
+/// Who moves the lanes.
+#[derive(Debug)]
+enum Movers {
+    Caller(Vec<Lane>),
+    /// Lane i is the `i / n`th of thread `i % n`.
+    Helpers(Vec<Helper>),
+}
+
 impl Lanes {
-    pub(super) fn new(sockets: Vec<Socket>, _threads: usize, way: Way) -> Lanes {
-        let lane = |socket| Lane { socket, queue: VecDeque::new(), way };
-        Lanes { board: Arc::default(), lanes: sockets.into_iter().map(lane).collect(), next: 0 }
+    /// Lanes over these sockets, moved by so many threads; by the caller's if that is 0.
+    pub(super) fn new(sockets: Vec<Socket>, threads: usize, way: Way) -> Lanes {
+        let count = sockets.len();
+        let lanes = sockets.into_iter().map(|socket| Lane { socket, queue: VecDeque::new(), way });
+        let movers = match threads.min(count) {
+            0 => Movers::Caller(lanes.collect()),
+            n => {
+                let mut helpers: Vec<_> = (0..n).map(|_| Helper::Unborn(Vec::new())).collect();
+                lanes.enumerate().for_each(|(i, lane)| helpers[i % n].push(lane));
+                Movers::Helpers(helpers)
+            }
+        };
+        Lanes { board: Arc::default(), movers, count, next: 0 }
     }
 
     pub(super) fn board(&self) -> &Board {
@@ -149,7 +170,7 @@ impl Lanes {
     /// # Safety
     /// The bytes may be read, or written where they come in, until the message is through or the lanes are closed.
     pub(super) unsafe fn carry(&mut self, at: *mut u8, bytes: usize, slot: usize) {
-        let n = self.lanes.len().max(1);
+        let n = self.count.max(1);
         let most = bytes.div_ceil(n).max(MIN_PIECE);
         if let Some(left) = self.board.pieces.get(slot) {
             // Nobody looks at it yet: pieces are given below.
@@ -158,17 +179,31 @@ impl Lanes {
         for offset in (0..bytes).step_by(most) {
             let bytes = most.min(bytes - offset);
             let piece = Piece { at: at.wrapping_add(offset), bytes, slot };
-            if let Some(lane) = self.lanes.get_mut(self.next) {
-                lane.give(piece);
+            let lane = self.next;
+            self.next = (lane + 1) % n;
+            match &mut self.movers {
+                Movers::Caller(lanes) => {
+                    if let Some(lane) = lanes.get_mut(lane) {
+                        lane.give(piece);
+                    }
+                }
+                Movers::Helpers(helpers) => {
+                    let n = helpers.len().max(1);
+                    if let Some(helper) = helpers.get_mut(lane % n)
+                        && let Err(error) = helper.give(lane / n, piece, &self.board)
+                    {
+                        self.board.fail(format!("a thread for its sockets: {error}"));
+                    }
+                }
             }
-            self.next = (self.next + 1) % n;
         }
     }
 
-    /// Moves what can be moved at once; whether that was anything.
+    /// Moves what the caller can move at once; whether that was anything.
     pub(super) fn pump(&mut self) -> bool {
+        let Movers::Caller(lanes) = &mut self.movers else { return false };
         let mut moved = false;
-        for lane in &mut self.lanes {
+        for lane in lanes {
             match lane.pump(&self.board) {
                 Ok(any) => moved |= any,
                 Err(error) => self.board.fail(stream::lost(&error)),
@@ -179,6 +214,6 @@ impl Lanes {
 
     /// Closes them all: nothing is touched any more.
     pub(super) fn close(&mut self) {
-        self.lanes.clear();
+        self.movers = Movers::Caller(Vec::new());
     }
 }

@@ -29,7 +29,8 @@
 //! greeting    the way to trust, in steps       send     the sending end
 //! listener    sockets become connections       recv     the receiving end
 //! connecting  the same from the other side     memory   what is registered
-//! stream      sockets that never wait          layout   how many threads and sockets
+//! stream      sockets that never wait          helper   a thread that moves lanes
+//!                                              layout   how many threads and sockets
 //! ```
 //!
 //! Facts and limits are those of NCCL's `net_socket.cc` and `misc/socket.cc`; the wire is our own.
@@ -37,6 +38,7 @@
 mod auth;
 mod connecting;
 mod greeting;
+mod helper;
 mod lanes;
 mod layout;
 mod line;

@@ -1,0 +1,47 @@
+//! A protocol that only counts: a kernel run with it says which steps a call has on each connection.
+//!
+//! The proxy of a rank whose peer is on another host names buffers before data comes, so it has to know which steps come
+//! in which protocol. That follows from the kernel, and would be a second kernel if it were written down apart: so the
+//! kernel itself is run, on the host, over connections that are never waited for (see the host's `enqueue::steps`), with
+//! its protocol in this coat. What is combined or copied within the rank is left out meanwhile ([`gpu::counting`]).
+
+use core::marker::PhantomData;
+
+use crate::abi::ProtocolId;
+use crate::element::Element;
+use crate::prims::verbs::Verb;
+use crate::prims::{Edge, Prims, Protocol, Slice};
+use crate::reduce::Reduction;
+
+#[cfg(doc)]
+use crate::gpu;
+
+/// `P` without its data.
+#[derive(Clone, Copy, Debug)]
+pub struct Counted<P>(PhantomData<P>);
+
+impl<P: Protocol> Protocol for Counted<P> {
+    const ID: ProtocolId = P::ID;
+    const SLICES: usize = P::SLICES;
+
+    fn capacity(slot_bytes: usize) -> usize {
+        P::capacity(slot_bytes)
+    }
+
+    fn has_begun(_: &Edge) -> bool {
+        true
+    }
+
+    unsafe fn step<V: Verb, T: Element, R: Reduction, const NR: usize, const NS: usize>(
+        prims: &mut Prims<T, R, Self, NR, NS>,
+        _: Slice<T>,
+    ) {
+        let (nr, ns) = (prims.receiving(), prims.sending());
+        if V::RECV {
+            each!(NR, nr, i => prims.recv[i].advance());
+        }
+        if V::SEND {
+            each!(NS, ns, i => prims.send[i].advance());
+        }
+    }
+}

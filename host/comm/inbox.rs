@@ -1,0 +1,199 @@
+//! Edges: the memory that a rank receives in, and that of others that it sends to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tracing::info;
+
+use super::CommConfig;
+use super::net::{Listening, Remote};
+use super::setup::{Member, exchange};
+use crate::bootstrap::{Bootstrap, BootstrapError};
+use crate::channel::{EdgeEnd, Edges};
+use crate::config::Config;
+use crate::log;
+use crate::transport::{self, Allowed, Inbox, PeerInfo, Transport, network};
+use crate::{Error, Result};
+
+impl Member<'_> {
+    /// Makes the edges with all peers, over the bootstrap.
+    pub(super) fn connect(
+        &self,
+        bootstrap: &Bootstrap,
+        peers: &[PeerInfo],
+    ) -> Result<(Vec<Option<Edges>>, Option<Remote>)> {
+        let inbox = self.open_inbox(peers)?;
+        let handles: Vec<Handles> = exchange(bootstrap, &inbox.handles)?;
+        let edges = self.edges(&inbox, peers, &handles)?;
+        // What was offered stays open until everybody has mapped it.
+        bootstrap.barrier()?;
+        let remote = self.remote(inbox.listening, &edges, &handles)?;
+        Ok((edges, remote))
+    }
+
+    /// The way to ranks on other hosts, where there are some.
+    pub(super) fn remote(
+        &self,
+        listening: Option<Listening>,
+        edges: &[Option<Edges>],
+        handles: &[Handles],
+    ) -> Result<Option<Remote>> {
+        let Some(listening) = listening else { return Ok(None) };
+        let name = listening.net.name();
+        let mut listeners = Vec::with_capacity(handles.len());
+        for (rank, handles) in handles.iter().enumerate() {
+            listeners.push(match &handles.network {
+                None => Vec::new(),
+                Some((theirs, handle)) if theirs == name => handle.clone(),
+                Some((theirs, _)) => {
+                    let text = format!(
+                        "the network (NCCL_NET) of rank {} is {name}, of rank {rank} {theirs}: all ranks need the same",
+                        self.rank
+                    );
+                    return Err(BootstrapError::Mismatch(text).into());
+                }
+            });
+        }
+        let shape = (self.layout, self.channels as usize);
+        let who = (self.token.group, self.rank);
+        Ok(Some(Remote::new(listening, who, edges, shape, self.config.first_step, listeners)))
+    }
+
+    /// Ready for connections of ranks on other hosts.
+    fn listen(&self, peers: &[PeerInfo]) -> Result<Listening> {
+        let limit = self.config.timeout.filter(|t| !t.is_zero()).unwrap_or(Duration::MAX);
+        let net = match &self.config.net {
+            Some(net) => Arc::clone(net),
+            None => network::open(self.env, self.token.secret, limit)?,
+        };
+        // Ranks of a host take its devices in turn.
+        let me = &peers[self.rank as usize];
+        let before = peers[..self.rank as usize].iter().filter(|peer| peer.host == me.host);
+        let devices = net.devices();
+        let device = before.count().checked_rem(devices).ok_or_else(|| Error::Unavailable {
+            what: format!("network {}", net.name()),
+            reason: "it has no device".to_owned(),
+        })?;
+        let listener = net.listen(device)?;
+        let properties = net.properties(device)?;
+        info!(target: log::NET, "NET/{} : Using [{device}]{}", net.name(), properties.name);
+        Ok(Listening { net, device, listener })
+    }
+
+    /// Bytes of an edge.
+    fn edge_bytes(&self) -> usize {
+        self.layout.edge_bytes(self.channels as usize)
+    }
+
+    /// Bytes of an inbox: an edge from each rank. Our own part stays untouched.
+    fn inbox_bytes(&self) -> Result<usize> {
+        self.edge_bytes()
+            .checked_mul(self.nranks as usize)
+            .filter(|n| *n <= isize::MAX as usize)
+            .ok_or_else(|| {
+                let reason = format!(
+                    "{} connections of {} bytes are more than memory has",
+                    self.nranks,
+                    self.edge_bytes()
+                );
+                Error::argument("nranks", reason)
+            })
+    }
+
+    /// The memory that this rank receives in, and the handles of it for all transports that its peers use.
+    pub(super) fn open_inbox(&self, peers: &[PeerInfo]) -> Result<OwnInbox> {
+        let me = &peers[self.rank as usize];
+        let mut used: Vec<&'static dyn Transport> = Vec::new();
+        for (rank, peer) in (0..).zip(peers) {
+            if rank != self.rank {
+                let transport = transport::select(peer, me, allowed(self.config, self.env))?;
+                if used.iter().all(|other| other.name() != transport.name()) {
+                    used.push(transport);
+                }
+            }
+        }
+        let shared = used.iter().any(|transport| transport.shares());
+        let inbox = Inbox::new(self.inbox_bytes()?, shared)?;
+        let handles = used
+            .iter()
+            .map(|transport| Ok((transport.name().to_owned(), transport.offer(&inbox)?)));
+        let inboxes = handles.collect::<Result<_>>()?;
+        let remote = used.iter().any(|transport| transport.is_remote());
+        let listening = remote.then(|| self.listen(peers)).transpose()?;
+        let network =
+            listening.as_ref().map(|l| (l.net.name().to_owned(), l.listener.handle().to_vec()));
+        Ok(OwnInbox { handles: Handles { inboxes, network }, inbox, listening })
+    }
+
+    /// This rank's ends of all its edges, by peer.
+    pub(super) fn edges(
+        &self,
+        mine: &OwnInbox,
+        peers: &[PeerInfo],
+        handles: &[Handles],
+    ) -> Result<Vec<Option<Edges>>> {
+        let me = &peers[self.rank as usize];
+        let (bytes, len) = (self.edge_bytes(), self.inbox_bytes()?);
+        let offset = |sender: u32| sender as usize * bytes;
+        let edges = (0..).zip(peers).map(|(rank, peer)| {
+            if rank == self.rank {
+                return Ok(None);
+            }
+            let to = transport::select(me, peer, allowed(self.config, self.env))?;
+            let from = transport::select(peer, me, allowed(self.config, self.env))?;
+            let handle = handles[rank as usize].inboxes.iter().find(|(name, _)| name == to.name());
+            let (_, handle) = handle.ok_or_else(|| {
+                Error::malformed(format!("rank {rank} offers no memory through {}", to.name()))
+            })?;
+            let (to_direct, from_direct) = (to.direct(me, peer), from.direct(peer, me));
+            let region = to.accept(handle, len, offset(self.rank), bytes)?;
+            let previous = (self.rank + self.nranks - 1) % self.nranks;
+            for channel in 0..self.channels {
+                let way = |transport: &dyn Transport, direct: bool| match &mine.listening {
+                    Some(l) if transport.is_remote() => {
+                        format!("NET/{}/{}", l.net.name(), l.device)
+                    }
+                    _ => transport.name().to_owned() + if direct { "/direct pointer" } else { "" },
+                };
+                if rank == previous && from.is_remote() {
+                    info!(target: log::INIT, "Channel {channel:02} : {rank} -> {} [receive] via {}", self.rank,
+                          way(from, from_direct));
+                }
+                if rank == (self.rank + 1) % self.nranks {
+                    let send = if to.is_remote() { " [send]" } else { "" };
+                    info!(target: log::INIT, "Channel {channel:02} : {} -> {rank}{send} via {}", self.rank,
+                          way(to, to_direct));
+                }
+            }
+            let remote = to.is_remote();
+            let send = EdgeEnd { region, peer: rank, direct: to_direct, receiving: false, remote };
+            let region = mine.inbox.part(offset(rank), bytes);
+            let remote = from.is_remote();
+            let recv = EdgeEnd { region, peer: rank, direct: from_direct, receiving: true, remote };
+            Ok(Some(Edges { send, recv }))
+        });
+        edges.collect()
+    }
+}
+
+/// What a rank's peers need to reach it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Handles {
+    /// Its inbox, for each transport, by name.
+    inboxes: Vec<(String, Vec<u8>)>,
+    /// Its listener, for those on other hosts: the network's name, and the handle.
+    network: Option<(String, Vec<u8>)>,
+}
+
+/// A rank's inbox before its peers have found it.
+pub(super) struct OwnInbox {
+    inbox: Inbox,
+    pub handles: Handles,
+    pub listening: Option<Listening>,
+}
+
+fn allowed(config: &CommConfig, env: &Config) -> Allowed {
+    let net = env.net.as_deref().is_none_or(|net| !net.eq_ignore_ascii_case("none"));
+    Allowed { p2p: config.p2p.unwrap_or(true), shm: config.shm.unwrap_or(true), net }
+}

@@ -1,0 +1,345 @@
+//! A network within a process: a message is copied when both ends have named their buffers.
+//!
+//! It has no threads, no clock and no chance, so that what runs over it can be replayed; a schedule of one thread
+//! (`Device::cpu_seeded` of the library) takes it for that. It is lazy, too: a request is done at the second
+//! [`test`](super::SendComm::test) at the earliest, as nothing real is done at once.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::{
+    Connecting, Listener, MAX_REQUESTS, MemoryHandle, MemoryKind, Net, Properties, RecvBuffer,
+    RecvComm, Request, SendComm,
+};
+use crate::NetError;
+
+const NAME: &str = "Local";
+
+/// The network. Clones are the same one.
+///
+/// ```
+/// use ferroccl_proxy::net::{LocalNet, MemoryKind, Net, RecvBuffer, RecvComm, SendComm};
+///
+/// let net = LocalNet::default();
+/// let mut listener = net.listen(0)?;
+/// let mut to = net.connect(0, listener.handle())?.poll()?.expect("nothing to wait for");
+/// let mut from = listener.accept()?.expect("somebody has connected");
+///
+/// let (mut sent, mut received) = (*b"hello", [0u8; 8]);
+/// // SAFETY: the buffers are there until both requests are done, and nobody else touches them.
+/// unsafe {
+///     let memory = from.register(received.as_mut_ptr(), 8, MemoryKind::Host)?;
+///     let buffer = RecvBuffer { address: received.as_mut_ptr(), bytes: 8, tag: 0, memory };
+///     let arrival = from.irecv(&[buffer])?.expect("nothing else is under way");
+///     let memory = to.register(sent.as_mut_ptr(), 5, MemoryKind::Host)?;
+///     let departure = to.isend(sent.as_ptr(), 5, 0, memory)?.expect("nothing else is under way");
+///     while !to.test(departure)? {}
+///     let mut sizes = [0];
+///     while !from.test(arrival, &mut sizes)? {}
+///     assert_eq!(sizes, [5]);
+/// }
+/// assert_eq!(&received[..5], b"hello");
+/// # Ok::<(), ferroccl_proxy::NetError>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct LocalNet(Arc<Mutex<Listeners>>);
+
+#[derive(Debug, Default)]
+struct Listeners {
+    last: u64,
+    /// Who waits for connections, by handle.
+    open: HashMap<u64, Weak<Mutex<VecDeque<Receiver>>>>,
+}
+
+/// A pipe, and what both ends know of it.
+type Pipe = Arc<Mutex<State>>;
+
+#[derive(Debug, Default)]
+struct State {
+    /// Messages that are sent, and buffers that wait for one: of the two lists one is empty, but for what is done.
+    sends: VecDeque<Departure>,
+    recvs: VecDeque<Arrival>,
+    /// Numbers of the first in each list.
+    first_send: u64,
+    first_recv: u64,
+    /// Matched so far.
+    matched: u64,
+    closed: bool,
+    error: Option<NetError>,
+}
+
+#[derive(Debug)]
+struct Departure {
+    address: usize,
+    bytes: usize,
+    done: bool,
+    looks: u8,
+}
+
+#[derive(Debug)]
+struct Arrival {
+    address: usize,
+    bytes: usize,
+    size: Option<usize>,
+    looks: u8,
+}
+
+#[derive(Debug)]
+struct Sender(Pipe);
+
+#[derive(Debug)]
+struct Receiver(Pipe);
+
+struct Door {
+    handle: [u8; 8],
+    queue: Arc<Mutex<VecDeque<Receiver>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn error(operation: &'static str, reason: impl Into<String>) -> NetError {
+    NetError::new(NAME, operation, reason)
+}
+
+impl Net for LocalNet {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn devices(&self) -> usize {
+        1
+    }
+
+    fn properties(&self, device: usize) -> Result<Properties, NetError> {
+        if device != 0 {
+            return Err(error("properties", format!("there is no device {device}")));
+        }
+        Ok(Properties {
+            name: "local".to_owned(),
+            pci_path: None,
+            guid: 0,
+            speed: 100_000,
+            port: 0,
+            max_requests: MAX_REQUESTS,
+            max_receives: 1,
+            cuda: false,
+            dma_buf: false,
+        })
+    }
+
+    fn listen(&self, device: usize) -> Result<Box<dyn Listener>, NetError> {
+        self.properties(device)?;
+        let mut listeners = lock(&self.0);
+        listeners.open.retain(|_, queue| queue.strong_count() > 0);
+        listeners.last += 1;
+        let (handle, queue) = (listeners.last, Arc::default());
+        listeners.open.insert(handle, Arc::downgrade(&queue));
+        Ok(Box::new(Door { handle: handle.to_le_bytes(), queue }))
+    }
+
+    fn connect(&self, device: usize, handle: &[u8]) -> Result<Box<dyn Connecting>, NetError> {
+        self.properties(device)?;
+        let handle = handle.try_into().map(u64::from_le_bytes);
+        let handle = handle.map_err(|_| error("connect", "the handle is not of this network"))?;
+        let queue = lock(&self.0).open.get(&handle).and_then(Weak::upgrade);
+        let queue = queue.ok_or_else(|| error("connect", "nobody listens"))?;
+        let pipe = Pipe::default();
+        lock(&queue).push_back(Receiver(Arc::clone(&pipe)));
+        Ok(Box::new(Joined(Some(Sender(pipe)))))
+    }
+}
+
+struct Joined(Option<Sender>);
+
+impl Connecting for Joined {
+    fn poll(&mut self) -> Result<Option<Box<dyn SendComm>>, NetError> {
+        let sender = self.0.take().ok_or_else(|| error("connect", "it is connected already"))?;
+        Ok(Some(Box::new(sender)))
+    }
+}
+
+impl Listener for Door {
+    fn handle(&self) -> &[u8] {
+        &self.handle
+    }
+
+    fn accept(&mut self) -> Result<Option<Box<dyn RecvComm>>, NetError> {
+        Ok(lock(&self.queue).pop_front().map(|receiver| Box::new(receiver) as Box<dyn RecvComm>))
+    }
+}
+
+impl State {
+    /// Why nothing goes any more.
+    fn check(&self, operation: &'static str) -> Result<(), NetError> {
+        match &self.error {
+            Some(error) => Err(error.clone()),
+            None if self.closed => Err(error(operation, "the other end is closed")),
+            None => Ok(()),
+        }
+    }
+
+    /// Copies messages whose two ends are there.
+    fn copy(&mut self) {
+        while self.error.is_none() {
+            let send = self.sends.get_mut((self.matched - self.first_send) as usize);
+            let recv = self.recvs.get_mut((self.matched - self.first_recv) as usize);
+            let (Some(send), Some(recv)) = (send, recv) else { return };
+            if send.bytes > recv.bytes {
+                let reason =
+                    format!("a message of {} bytes for a buffer of {}", send.bytes, recv.bytes);
+                self.error = Some(error("irecv", reason));
+                return;
+            }
+            // SAFETY: `isend`'s and `irecv`'s contract; a closed end has taken its own out of the lists.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    send.address as *const u8,
+                    recv.address as *mut u8,
+                    send.bytes,
+                );
+            }
+            (send.done, recv.size) = (true, Some(send.bytes));
+            self.matched += 1;
+        }
+    }
+}
+
+impl SendComm for Sender {
+    unsafe fn register(
+        &mut self,
+        _: *mut u8,
+        _: usize,
+        kind: MemoryKind,
+    ) -> Result<MemoryHandle, NetError> {
+        register(kind)
+    }
+
+    fn deregister(&mut self, _: MemoryHandle) -> Result<(), NetError> {
+        Ok(())
+    }
+
+    unsafe fn isend(
+        &mut self,
+        address: *const u8,
+        bytes: usize,
+        _: u32,
+        _: MemoryHandle,
+    ) -> Result<Option<Request>, NetError> {
+        let mut state = lock(&self.0);
+        state.check("isend")?;
+        if state.sends.len() >= MAX_REQUESTS {
+            return Ok(None);
+        }
+        let send = Departure { address: address as usize, bytes, done: false, looks: 0 };
+        state.sends.push_back(send);
+        Ok(Some(Request(state.first_send + state.sends.len() as u64 - 1)))
+    }
+
+    fn test(&mut self, request: Request) -> Result<bool, NetError> {
+        let mut state = lock(&self.0);
+        state.copy();
+        let index = request.0.checked_sub(state.first_send);
+        let Some(send) = index.and_then(|i| state.sends.get_mut(i as usize)) else {
+            return Err(error("test", "it is no request of this connection"));
+        };
+        if !send.done {
+            return state.check("test").map(|()| false);
+        }
+        send.looks = (send.looks + 1).min(2);
+        if send.looks < 2 {
+            return Ok(false);
+        }
+        // Those asked for out of turn stay until the first is.
+        while state.sends.front().is_some_and(|send| send.looks == 2) {
+            state.sends.pop_front();
+            state.first_send += 1;
+        }
+        Ok(true)
+    }
+}
+
+impl RecvComm for Receiver {
+    unsafe fn register(
+        &mut self,
+        _: *mut u8,
+        _: usize,
+        kind: MemoryKind,
+    ) -> Result<MemoryHandle, NetError> {
+        register(kind)
+    }
+
+    fn deregister(&mut self, _: MemoryHandle) -> Result<(), NetError> {
+        Ok(())
+    }
+
+    unsafe fn irecv(&mut self, buffers: &[RecvBuffer]) -> Result<Option<Request>, NetError> {
+        let [buffer] = buffers else {
+            return Err(error("irecv", format!("{} buffers: it takes 1", buffers.len())));
+        };
+        let mut state = lock(&self.0);
+        if let Some(error) = &state.error {
+            return Err(error.clone());
+        }
+        if state.recvs.len() >= MAX_REQUESTS {
+            return Ok(None);
+        }
+        let (address, bytes) = (buffer.address as usize, buffer.bytes);
+        state.recvs.push_back(Arrival { address, bytes, size: None, looks: 0 });
+        Ok(Some(Request(state.first_recv + state.recvs.len() as u64 - 1)))
+    }
+
+    fn test(&mut self, request: Request, sizes: &mut [usize]) -> Result<bool, NetError> {
+        let mut state = lock(&self.0);
+        state.copy();
+        let index = request.0.checked_sub(state.first_recv);
+        let Some(recv) = index.and_then(|i| state.recvs.get_mut(i as usize)) else {
+            return Err(error("test", "it is no request of this connection"));
+        };
+        let Some(bytes) = recv.size else { return state.check("test").map(|()| false) };
+        let Some(size) = sizes.first_mut() else {
+            return Err(error("test", "no room for the size of the message"));
+        };
+        recv.looks = (recv.looks + 1).min(2);
+        if recv.looks < 2 {
+            return Ok(false);
+        }
+        *size = bytes;
+        while state.recvs.front().is_some_and(|recv| recv.looks == 2) {
+            state.recvs.pop_front();
+            state.first_recv += 1;
+        }
+        Ok(true)
+    }
+
+    unsafe fn iflush(&mut self, _: &[RecvBuffer]) -> Result<Option<Request>, NetError> {
+        Ok(None)
+    }
+}
+
+fn register(kind: MemoryKind) -> Result<MemoryHandle, NetError> {
+    match kind {
+        MemoryKind::Host => Ok(MemoryHandle(0)),
+        other => Err(error("register", format!("{other:?}: it knows the host's memory alone"))),
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0);
+        state.closed = true;
+        // What has not been copied never will be: its memory is the caller's again.
+        let copied = (state.matched - state.first_send) as usize;
+        state.sends.truncate(copied);
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0);
+        state.closed = true;
+        let copied = (state.matched - state.first_recv) as usize;
+        state.recvs.truncate(copied);
+    }
+}

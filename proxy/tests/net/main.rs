@@ -1,0 +1,5 @@
+//! Networks: what each must do, and what the socket network does besides.
+
+mod conformance;
+mod socket;
+mod support;
