@@ -2,4 +2,5 @@
 
 mod conformance;
 mod socket;
+mod strangers;
 mod support;
