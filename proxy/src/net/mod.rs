@@ -15,14 +15,20 @@
 //!   [`Properties::max_requests`].
 //! * What is dropped is closed, and touches no buffer any more. The other end learns of it as an error.
 
+mod fault;
+mod faults;
 mod local;
 pub mod socket;
+mod trace;
 
 use std::fmt::Debug;
 
 use crate::NetError;
 
+pub use fault::FaultNet;
+pub use faults::{Delay, Faults, FaultsError};
 pub use local::LocalNet;
+pub use trace::TraceNet;
 
 /// Bytes of a handle at most: NCCL's `NCCL_NET_HANDLE_MAXSIZE` (`net.h`).
 pub const MAX_HANDLE: usize = 128;

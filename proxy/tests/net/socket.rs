@@ -13,7 +13,7 @@ use crate::strangers::address;
 use crate::support::{Random, Receiving, Sending, connect, exchange, meet, until};
 
 /// A network over these addresses of the loopback interface.
-fn config(addresses: &[IpAddr], threads: usize, sockets: usize) -> SocketConfig {
+pub(crate) fn config(addresses: &[IpAddr], threads: usize, sockets: usize) -> SocketConfig {
     let interface = |&address| SocketInterface { name: "lo".to_owned(), address, scope_id: 0 };
     SocketConfig {
         interfaces: addresses.iter().map(interface).collect(),
@@ -24,12 +24,12 @@ fn config(addresses: &[IpAddr], threads: usize, sockets: usize) -> SocketConfig 
     }
 }
 
-fn net(addresses: &[IpAddr], threads: usize, sockets: usize) -> Arc<dyn Net> {
+pub(crate) fn net(addresses: &[IpAddr], threads: usize, sockets: usize) -> Arc<dyn Net> {
     Arc::new(SocketNet::new(config(addresses, threads, sockets)).unwrap())
 }
 
-const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+pub(crate) const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+pub(crate) const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
 #[test]
 fn by_threads() {

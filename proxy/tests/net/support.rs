@@ -1,6 +1,6 @@
 //! What the tests of networks are made of: random numbers that replay, and the two ends of a connection.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ferroccl_proxy::NetError;
@@ -278,4 +278,30 @@ pub(crate) fn exchange(
     assert!(theirs.bytes()[..data.len()] == *data, "{} bytes differ", data.len());
     let around = theirs.bytes()[data.len()..].iter().chain(&theirs.place.bytes()[..offsets[1]]);
     assert!(around.copied().all(|byte| byte == AROUND), "bytes around {} changed", data.len());
+}
+
+/// What is logged on this thread meanwhile, and the result.
+pub(crate) fn with_log<T>(level: tracing::Level, run: impl FnOnce() -> T) -> (T, String) {
+    let log = Arc::<Mutex<Vec<u8>>>::default();
+    let writer = Arc::clone(&log);
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_ansi(false)
+        .with_writer(move || Log(Arc::clone(&writer)))
+        .finish();
+    let result = tracing::subscriber::with_default(subscriber, run);
+    let text = String::from_utf8(log.lock().unwrap().clone()).unwrap();
+    (result, text)
+}
+
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
