@@ -18,6 +18,7 @@
 mod fault;
 mod faults;
 mod local;
+mod plugin;
 pub mod socket;
 mod trace;
 
@@ -28,6 +29,7 @@ use crate::NetError;
 pub use fault::FaultNet;
 pub use faults::{Delay, Faults, FaultsError};
 pub use local::LocalNet;
+pub use plugin::PluginNet;
 pub use trace::TraceNet;
 
 /// Bytes of a handle at most: NCCL's `NCCL_NET_HANDLE_MAXSIZE` (`net.h`).

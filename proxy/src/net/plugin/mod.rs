@@ -1,0 +1,249 @@
+//! A network that is a plugin: a library made for NCCL.
+//!
+//! ```text
+//! library      finds libnccl-net.so or what NCCL_NET_PLUGIN names, and the newest table in it
+//! abi          what is in a table, version by version
+//! functions    calls it, whatever the version
+//! log          what the plugin has to say
+//! connection   listeners, and connections that are being made
+//! end          either end of a connection: its memory and requests
+//! ```
+//!
+//! A plugin does what [`Net`] does, under the same names. What is different:
+//!
+//! * **It gives pointers.** Connections, requests and registrations are addresses that mean something to the plugin alone,
+//!   and some plugins give the same one twice, or NULL. So what [`Net`]'s users get are numbers of ours, and nothing
+//!   reaches a plugin that is not from it.
+//! * **NULL means not yet**, of a connection or of a request.
+//! * **It is believed in what it does with memory**: it is code in this process. What it says in numbers and strings is
+//!   checked.
+//! * **It may write into handles.** A plugin may keep there how far a connection is (NCCL's own networks do). So a
+//!   [`Connecting`] has a copy, which stays where it is. One that is dropped before there is a connection leaves behind
+//!   what the plugin has made so far: the ABI has no word for that.
+//! * **A message is at most 2 GiB - 1**, since `test` says in an `int` how long it was, in every version.
+//!
+//! Not used: devices made of several (`makeVDevice`), kernels that unpack (`netDeviceType`; such a device is an error),
+//! attributes (`setNetAttr`) and profiler events.
+
+mod abi;
+mod connection;
+mod end;
+mod functions;
+mod library;
+mod log;
+
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::Arc;
+
+use self::abi::{
+    Code, DEVICE_HOST, MAX_NET_SIZE, PTR_CUDA, PTR_DMABUF, PTR_HOST, SUCCESS, code_name,
+};
+use self::connection::{PluginConnecting, PluginListener};
+use self::functions::{Config, Functions};
+use self::log::string;
+use super::{Connecting, Listener, MAX_REQUESTS, Net, Properties};
+use crate::NetError;
+
+/// Devices of a plugin at most: NCCL's `NCCL_TOPO_MAX_NODES` (`src/include/graph.h`), what a machine's topology has room
+/// for.
+const MAX_DEVICES: usize = 640;
+
+/// A plugin's network.
+///
+/// ```no_run
+/// use ferroccl_proxy::net::{Net, PluginNet};
+///
+/// let name = std::env::var("NCCL_NET_PLUGIN").ok();
+/// if let Some(net) = PluginNet::load(name.as_deref())? {
+///     println!("{} (v{}) from {}", net.name(), net.version(), net.library());
+///     for device in 0..net.devices() {
+///         println!("{:?}", net.properties(device)?);
+///     }
+/// }
+/// # Ok::<(), ferroccl_proxy::NetError>(())
+/// ```
+#[derive(Debug)]
+pub struct PluginNet {
+    plugin: Arc<Plugin>,
+    library: String,
+    devices: usize,
+}
+
+/// A plugin that is initialised. Whoever has something of it has this, too: it is finalised after all of them.
+struct Plugin {
+    name: String,
+    version: u32,
+    functions: Functions,
+}
+
+/// A device, as far as connections need to know it.
+struct Device {
+    number: c_int,
+    properties: Properties,
+    /// Of a message, at most.
+    max_bytes: usize,
+}
+
+impl PluginNet {
+    /// Loads the plugin that `name` names, which is the value of `NCCL_NET_PLUGIN` or `None` if that is not set, and
+    /// initialises it. `Ok(None)`: the name is `none` or empty, or there is no name and no `libnccl-net.so`.
+    ///
+    /// From version 11 on, each call makes a context of its own; older plugins are initialised by the first.
+    ///
+    /// # Errors
+    /// Of the operation `load`, when there is no such library, or it has no table of a version from 8 to 11, or one that
+    /// lacks functions. Of `init`, when the plugin does not want to: NCCL goes on without it then. Of `devices`, when it
+    /// has none.
+    pub fn load(name: Option<&str>) -> Result<Option<Arc<PluginNet>>, NetError> {
+        let Some(found) = library::open(name)? else { return Ok(None) };
+        let (library, symbol, config) = (found.file.clone(), found.symbol, Config::new());
+        let no_name = || NetError::new(&library, "load", "its name is NULL");
+        // SAFETY: a library that exports this symbol has such a table there.
+        let name = unsafe { symbol.name() }.ok_or_else(no_name)?;
+        let context = found.init(&name, &config)?;
+        // SAFETY: as above. The library stays for good.
+        let functions = unsafe { symbol.functions(context, config) }
+            .map_err(|function| library::missing(&library, function))?;
+        let plugin = Plugin { name, version: symbol.version(), functions };
+        let devices = plugin.devices()?;
+        Ok(Some(Arc::new(PluginNet { plugin: Arc::new(plugin), library, devices })))
+    }
+
+    /// The version of the ABI, 8 to 11: the newest that plugin and we have.
+    #[must_use]
+    pub fn version(&self) -> u32 {
+        self.plugin.version
+    }
+
+    /// The name that the library was found by.
+    #[must_use]
+    pub fn library(&self) -> &str {
+        &self.library
+    }
+}
+
+impl Net for PluginNet {
+    fn name(&self) -> &str {
+        &self.plugin.name
+    }
+
+    fn devices(&self) -> usize {
+        self.devices
+    }
+
+    fn properties(&self, device: usize) -> Result<Properties, NetError> {
+        Ok(self.device(device)?.properties)
+    }
+
+    fn listen(&self, device: usize) -> Result<Box<dyn Listener>, NetError> {
+        let device = Arc::new(self.device(device)?);
+        Ok(Box::new(PluginListener::new(&self.plugin, device)?))
+    }
+
+    fn connect(&self, device: usize, handle: &[u8]) -> Result<Box<dyn Connecting>, NetError> {
+        let device = Arc::new(self.device(device)?);
+        Ok(Box::new(PluginConnecting::new(&self.plugin, device, handle)?))
+    }
+}
+
+impl PluginNet {
+    fn device(&self, device: usize) -> Result<Device, NetError> {
+        if device >= self.devices {
+            let reason = format!("there is no device {device}, only {}", self.devices);
+            return Err(self.plugin.error("getProperties", reason));
+        }
+        self.plugin.device(device)
+    }
+}
+
+impl Plugin {
+    fn error(&self, operation: &'static str, reason: impl Into<String>) -> NetError {
+        NetError::new(&self.name, operation, reason)
+    }
+
+    /// What a function's result is to us.
+    fn check(&self, operation: &'static str, code: Code) -> Result<(), NetError> {
+        if code == SUCCESS { Ok(()) } else { Err(self.failed(operation, code)) }
+    }
+
+    fn failed(&self, operation: &'static str, code: Code) -> NetError {
+        self.error(operation, code_name(code))
+    }
+
+    /// What can't be told to anybody else: when something is dropped.
+    fn warn(&self, operation: &'static str, code: Code) {
+        if let Err(error) = self.check(operation, code) {
+            tracing::warn!(target: "ferroccl::net", "{error}");
+        }
+    }
+
+    /// How many there are.
+    fn devices(&self) -> Result<usize, NetError> {
+        let mut devices = 0;
+        // SAFETY: the plugin's function.
+        let code = unsafe { (self.functions.common.devices)(&mut devices) };
+        self.check("devices", code)?;
+        match usize::try_from(devices) {
+            Ok(devices @ 1..=MAX_DEVICES) => Ok(devices),
+            _ => Err(self.error("devices", format!("{devices} devices, not 1 to {MAX_DEVICES}"))),
+        }
+    }
+
+    /// Asks what a device is, and checks what comes.
+    fn device(&self, device: usize) -> Result<Device, NetError> {
+        let error =
+            |reason: String| self.error("getProperties", format!("device {device}: {reason}"));
+        let number = c_int::try_from(device).map_err(|_| error("no such device".to_owned()))?;
+        let failed = |code| self.failed("getProperties", code);
+        let given = self.functions.properties(number).map_err(failed)?.v9;
+        // SAFETY: strings or NULL, which the plugin leaves alone while its properties are looked at.
+        let (name, pci_path) = unsafe { (string(given.name), string(given.pci_path)) };
+        let at_least = |field: &str, least: c_int, value: c_int| {
+            let wrong = || error(format!("{field} is {value}, less than {least}"));
+            u32::try_from(value).ok().filter(|_| value >= least).ok_or_else(wrong)
+        };
+        let max_receives = at_least("maxRecvs", 1, given.max_recvs)? as usize;
+        if given.ptr_support & PTR_HOST == 0 {
+            return Err(error(format!("ptrSupport is {}, without the host", given.ptr_support)));
+        }
+        if given.net_device_type != DEVICE_HOST {
+            let reason = "kernels have to unpack what it receives, and ours can't";
+            return Err(error(format!("netDeviceType is {}: {reason}", given.net_device_type)));
+        }
+        if !(1..=MAX_NET_SIZE).contains(&given.max_p2p_bytes) {
+            let reason = format!("maxP2pBytes is {}, not 1 to 2^40", given.max_p2p_bytes);
+            return Err(error(reason));
+        }
+        let has = |bit| given.ptr_support & bit != 0;
+        let properties = Properties {
+            name: name.ok_or_else(|| error("name is NULL".to_owned()))?,
+            pci_path: pci_path.filter(|path| !path.is_empty()),
+            guid: given.guid,
+            speed: at_least("speed", 0, given.speed)?,
+            port: at_least("port", 0, given.port)?,
+            max_requests: MAX_REQUESTS,
+            max_receives: max_receives.min(MAX_REQUESTS),
+            // What is received there has to be flushed.
+            cuda: has(PTR_CUDA) && self.functions.common.iflush.is_some(),
+            dma_buf: has(PTR_DMABUF)
+                && self.functions.common.iflush.is_some()
+                && self.functions.common.reg_mr_dma_buf.is_some(),
+        };
+        let max_bytes = given.max_p2p_bytes.min(c_int::MAX as usize);
+        Ok(Device { number, properties, max_bytes })
+    }
+}
+
+impl fmt::Debug for Plugin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plugin").field("name", &self.name).field("version", &self.version).finish()
+    }
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        // SAFETY: what uses the context holds the plugin, so that nothing does any more.
+        self.warn("finalize", unsafe { self.functions.finalize() });
+    }
+}
