@@ -4,8 +4,8 @@
  *
  * It is strict: a call that NCCL would not make (a registration of another connection, a buffer outside its
  * registration, a request that is done already, one request too many) is an error. It is slow to answer: the first
- * connect, accept and isend have to be asked for again. And it keeps the state of a connection that is being made in the
- * handle, and puts its isend into the table only in init, as plugins may.
+ * connect, accept and isend have to be asked for again, and a message moves only when it is asked about. And it keeps the
+ * state of a connection that is being made in the handle, and puts its isend into the table only in init, as plugins may.
  *
  * What it is to do wrong is said by the macros below. The layouts are facts of NCCL's headers net_v8.h to net_v11.h
  * (plugins/net/example/nccl); nothing else is from there, and no header is needed. proxy/tests/plugin/ compiles it.
@@ -365,9 +365,9 @@ static int find_part(struct comm *comm, struct request *request) {
     return ok;
 }
 
-static int progress(struct comm *comm) {
-    while (comm->queued) {
-        struct request *request = comm->queue[0];
+/* Moves a request that is the first of the queue. Those behind it wait until somebody asks about it. */
+static int progress(struct comm *comm, struct request *request) {
+    while (comm->queued && comm->queue[0] == request) {
         int out = request->kind == sends;
         if (out && !comm->moved) comm->header = (struct header){request->part[0].bytes, request->part[0].tag, 0};
         int state = move(comm, out, request->part[comm->part].data);
@@ -401,7 +401,7 @@ static int net_test(void *opaque, int *done, int *sizes) {
         *done = request->asked++ > 0;
     } else {
         int result = request->comm->broken;
-        if (!result) result = request->comm->broken = progress(request->comm);
+        if (!result) result = request->comm->broken = progress(request->comm, request);
         *done = 1;
         for (int i = 0; i < request->count; i++) *done &= request->part[i].full;
         if (result && !*done) return result;

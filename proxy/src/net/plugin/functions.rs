@@ -1,170 +1,16 @@
 //! The functions of a plugin, of whichever version.
 
-use std::cell::UnsafeCell;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::abi::{
-    Accept, Close, Code, CommConfig, DeregMr, Iflush, MAX_NET_SIZE, Object, PropertiesV8,
-    PropertiesV9, PropertiesV11, RegMr, RegMrDmaBuf, SUCCESS, TRAFFIC_CLASS_UNDEF, Table, TableV11,
-    TableWithDevices, Test, V8, V9, V10, V11, VDeviceProperties, Version,
+    Accept, Close, Code, DeregMr, Iflush, MAX_NET_SIZE, Object, PropertiesV8, PropertiesV9,
+    PropertiesV11, RegMr, RegMrDmaBuf, SUCCESS, Table, Test, V8, V9, V10, V11, VDeviceProperties,
+    Version,
 };
-use super::log::{logger, profiler, string};
+use super::symbol::{Config, Symbol};
 use crate::net::{MAX_REQUESTS, RecvBuffer};
-
-/// A table that a library has, not read yet.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Symbol {
-    V8(*const Table<V8>),
-    V9(*const TableWithDevices<V9>),
-    V10(*const TableWithDevices<V10>),
-    V11(*const TableV11),
-}
-
-/// What comes of a name's address.
-type Found = fn(*const c_void) -> Symbol;
-
-/// Why there are no functions to use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
-    /// `init` did not like it.
-    Code(Code),
-    /// The table has NULL there.
-    Missing(&'static str),
-}
-
-/// The number of the next context. NCCL has the hash of the communicator there.
-static CONTEXTS: AtomicU64 = AtomicU64::new(1);
-
-impl Symbol {
-    /// The names to look for, the newest first.
-    pub(super) const ALL: [(&'static str, Found); 4] = [
-        (V11::SYMBOL, |at| Symbol::V11(at.cast())),
-        (V10::SYMBOL, |at| Symbol::V10(at.cast())),
-        (V9::SYMBOL, |at| Symbol::V9(at.cast())),
-        (V8::SYMBOL, |at| Symbol::V8(at.cast())),
-    ];
-
-    /// Of the ABI.
-    pub(super) fn version(self) -> u32 {
-        match self {
-            Symbol::V8(_) => 8,
-            Symbol::V9(_) => 9,
-            Symbol::V10(_) => 10,
-            Symbol::V11(_) => 11,
-        }
-    }
-
-    /// Whether each call of `init` makes a context of its own. Before that a plugin was initialised once.
-    pub(super) fn has_contexts(self) -> bool {
-        matches!(self, Symbol::V11(_))
-    }
-
-    /// Where it is, which tells apart plugins.
-    pub(super) fn address(self) -> *const c_void {
-        match self {
-            Symbol::V8(at) => at.cast(),
-            Symbol::V9(at) => at.cast(),
-            Symbol::V10(at) => at.cast(),
-            Symbol::V11(at) => at.cast(),
-        }
-    }
-
-    /// The plugin's name, which is the first field of any table.
-    ///
-    /// # Safety
-    /// There is such a table.
-    pub(super) unsafe fn name(self) -> Option<String> {
-        // SAFETY: the caller's.
-        unsafe { string(self.address().cast::<*const c_char>().read()) }
-    }
-
-    /// Calls the plugin's `init`; the context is NULL where there are none.
-    ///
-    /// # Safety
-    /// There is such a table, the plugin keeps to the ABI, and the configuration lives as long as the context.
-    pub(super) unsafe fn init(self, config: &Config) -> Result<Object, Failure> {
-        let missing = Failure::Missing("init");
-        let mut context = null_mut();
-        // SAFETY: the caller's.
-        let code = unsafe {
-            match self {
-                Symbol::V8(at) => Table::init(at).ok_or(missing)?(logger()),
-                Symbol::V9(at) => Table::init(&raw const (*at).table).ok_or(missing)?(logger()),
-                Symbol::V10(at) => {
-                    Table::init(&raw const (*at).table).ok_or(missing)?(logger(), profiler)
-                }
-                Symbol::V11(at) => {
-                    let init = Table::init(&raw const (*at).table).ok_or(missing)?;
-                    // Numbers, and nothing else is ordered by them.
-                    let number = CONTEXTS.fetch_add(1, Ordering::Relaxed);
-                    init(&mut context, number, config.get(), logger(), profiler)
-                }
-            }
-        };
-        if code == SUCCESS { Ok(context) } else { Err(Failure::Code(code)) }
-    }
-
-    /// Reads the table, after [`init`](Self::init); or names the function that it lacks.
-    ///
-    /// # Safety
-    /// There is such a table.
-    pub(super) unsafe fn functions(
-        self,
-        context: Object,
-        config: Config,
-    ) -> Result<Functions, &'static str> {
-        /// # Safety
-        /// As above.
-        unsafe fn read<V: Version>(at: *const Table<V>) -> Result<Table<V>, &'static str> {
-            // SAFETY: the caller's; no function that has to be there is NULL.
-            unsafe {
-                match Table::missing(at) {
-                    Some(name) => Err(name),
-                    None => Ok(at.read()),
-                }
-            }
-        }
-        // SAFETY: the caller's.
-        let (common, of_version) = unsafe {
-            match self {
-                Symbol::V8(at) => {
-                    let table = read(at)?;
-                    (Common::of(&table), OfVersion::V8(table))
-                }
-                Symbol::V9(at) => {
-                    let table = read(&raw const (*at).table)?;
-                    (Common::of(&table), OfVersion::V9(table))
-                }
-                Symbol::V10(at) => {
-                    let table = read(&raw const (*at).table)?;
-                    (Common::of(&table), OfVersion::V10(table))
-                }
-                Symbol::V11(at) => {
-                    let table = read(&raw const (*at).table)?;
-                    let finalize = (&raw const (*at).finalize).read();
-                    (Common::of(&table), OfVersion::V11(table, finalize))
-                }
-            }
-        };
-        Ok(Functions { common, of_version, context, config })
-    }
-}
-
-/// What a plugin is told about connections: nothing. It may look at it as long as the context lives.
-pub(super) struct Config(Box<UnsafeCell<CommConfig>>);
-
-impl Config {
-    pub(super) fn new() -> Self {
-        Config(Box::new(UnsafeCell::new(CommConfig { traffic_class: TRAFFIC_CLASS_UNDEF })))
-    }
-
-    fn get(&self) -> *mut CommConfig {
-        self.0.get()
-    }
-}
 
 /// A plugin's functions, which it has for as long as the process lives.
 ///
@@ -264,6 +110,47 @@ fn out<T>(code: Code, value: T) -> Result<T, Code> {
 }
 
 impl Functions {
+    /// Reads the table of a plugin that is initialised; or names the function that it lacks.
+    ///
+    /// # Safety
+    /// There is such a table, and the plugin made the context with this configuration.
+    pub(super) unsafe fn read(
+        symbol: Symbol,
+        context: Object,
+        config: Config,
+    ) -> Result<Self, &'static str> {
+        /// # Safety
+        /// As above.
+        unsafe fn read<V: Version>(at: *const Table<V>) -> Result<Table<V>, &'static str> {
+            // SAFETY: the caller's; no function that has to be there is NULL.
+            unsafe {
+                match Table::missing(at) {
+                    Some(name) => Err(name),
+                    None => Ok(at.read()),
+                }
+            }
+        }
+        // SAFETY: the caller's.
+        let of_version = unsafe {
+            match symbol {
+                Symbol::V8(at) => OfVersion::V8(read(at)?),
+                Symbol::V9(at) => OfVersion::V9(read(&raw const (*at).table)?),
+                Symbol::V10(at) => OfVersion::V10(read(&raw const (*at).table)?),
+                Symbol::V11(at) => OfVersion::V11(
+                    read(&raw const (*at).table)?,
+                    (&raw const (*at).finalize).read(),
+                ),
+            }
+        };
+        let common = match &of_version {
+            OfVersion::V8(table) => Common::of(table),
+            OfVersion::V9(table) => Common::of(table),
+            OfVersion::V10(table) => Common::of(table),
+            OfVersion::V11(table, _) => Common::of(table),
+        };
+        Ok(Functions { common, of_version, context, config })
+    }
+
     /// `getProperties`.
     pub(super) fn properties(&self, device: c_int) -> Result<PropertiesV11, Code> {
         /// Fields that a plugin leaves alone are 0.

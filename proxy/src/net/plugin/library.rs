@@ -20,7 +20,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use tracing::info;
 
 use super::abi::{Object, code_name};
-use super::functions::{Config, Failure, Symbol};
+use super::symbol::{Config, Failure, Symbol};
 use crate::NetError;
 
 /// What is looked for when nothing is named.

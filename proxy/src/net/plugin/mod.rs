@@ -3,6 +3,7 @@
 //! ```text
 //! library      finds libnccl-net.so or what NCCL_NET_PLUGIN names, and the newest table in it
 //! abi          what is in a table, version by version
+//! symbol       initialises the plugin and reads its table
 //! functions    calls it, whatever the version
 //! log          what the plugin has to say
 //! connection   listeners, and connections that are being made
@@ -31,6 +32,7 @@ mod end;
 mod functions;
 mod library;
 mod log;
+mod symbol;
 
 use std::ffi::c_int;
 use std::fmt;
@@ -40,8 +42,9 @@ use self::abi::{
     Code, DEVICE_HOST, MAX_NET_SIZE, PTR_CUDA, PTR_DMABUF, PTR_HOST, SUCCESS, code_name,
 };
 use self::connection::{PluginConnecting, PluginListener};
-use self::functions::{Config, Functions};
+use self::functions::Functions;
 use self::log::string;
+use self::symbol::Config;
 use super::{Connecting, Listener, MAX_REQUESTS, Net, Properties};
 use crate::NetError;
 
@@ -103,7 +106,7 @@ impl PluginNet {
         let name = unsafe { symbol.name() }.ok_or_else(no_name)?;
         let context = found.init(&name, &config)?;
         // SAFETY: as above. The library stays for good.
-        let functions = unsafe { symbol.functions(context, config) }
+        let functions = unsafe { Functions::read(symbol, context, config) }
             .map_err(|function| library::missing(&library, function))?;
         let plugin = Plugin { name, version: symbol.version(), functions };
         let devices = plugin.devices()?;
