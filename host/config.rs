@@ -13,6 +13,7 @@ mod setting;
 
 use std::time::Duration;
 
+use ferroccl_proxy::net::Faults;
 pub use selection::{Choice, Selection};
 pub use setting::{Level, Limit, Setting, Size};
 
@@ -116,6 +117,11 @@ knobs! {
         "use only addresses of this family";
     "NCCL_NET" net: Option<String> = None, "Socket, none, or a plugin's name",
         "the network between hosts; not set: a plugin's if there is one, else sockets";
+    "NCCL_NET_PLUGIN" net_plugin: Option<String> = None, "a library, the NAME of libnccl-net-NAME.so, or none",
+        "the plugin whose network may be used; not set: libnccl-net.so if there is one";
+    "FERROCCL_NET_FAULTS" net_faults: Option<Faults> = None,
+        "seed=1,delay=200ms,cut=100,drop=100,corrupt=100, of which all may be left out",
+        "what goes wrong on the network between hosts on purpose: for tests";
     "NCCL_SOCKET_NTHREADS" socket_nthreads: Option<u32> = None, 0..=16,
         "threads of a connection over sockets that move its data; 0: the proxy does; not set: by the card";
     "NCCL_NSOCKS_PERTHREAD" nsocks_perthread: Option<u32> = None, 1..=64,
@@ -307,6 +313,8 @@ mod tests {
             ("FERROCCL_TIMEOUT", "NaN", "0 to 604800"),
             ("FERROCCL_BOOTSTRAP_TIMEOUT", "0", "0.1 to 86400"),
             ("NCCL_SOCKET_IFNAME", "^", "prefixes"),
+            ("NCCL_SOCKET_NTHREADS", "17", "0 to 16"),
+            ("FERROCCL_NET_FAULTS", "cut=soon", "delay=200ms"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
             assert!(text.starts_with(&format!("invalid setting {name}={value}: ")), "{text}");

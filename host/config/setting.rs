@@ -5,6 +5,8 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
+use ferroccl_proxy::net::Faults;
+
 use crate::bootstrap::{AddressFamily, CommId, InterfaceFilter};
 use crate::log::{LogLevel, Subsystems};
 use crate::topology::PathKind;
@@ -55,7 +57,7 @@ macro_rules! by_from_str {
         }
     })* };
 }
-by_from_str!(String, LogLevel, Subsystems, InterfaceFilter, AddressFamily, CommId, Level);
+by_from_str!(String, LogLevel, Subsystems, InterfaceFilter, AddressFamily, CommId, Level, Faults);
 
 /// A distance between devices, as `NCCL_P2P_LEVEL` and `NCCL_NET_GDR_LEVEL` take it.
 ///

@@ -3,7 +3,7 @@
 //! ```text
 //! thread    Proxy: one thread that moves operations on, round-robin, and sleeps when there are none
 //! connection  what a kernel's slots have to do with it: steps, credits, and how connections are made
-//! net       Net: a network that moves messages
+//! net         Net: a network that moves messages: over sockets, by a plugin, within the process
 //! collnet   CollNet: a network that reduces; in software for tests
 //! error     what goes wrong on a network
 //! ```
