@@ -7,9 +7,12 @@
 //! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `_LOCAL_SIZE` | the job's id, on one host |
 //! | MPICH and others | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` or `PMI_LOCAL_RANK`, `PMI_LOCAL_SIZE` | as below |
 //! | Slurm's `srun` | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` | the step's first host |
+//! | Kubernetes | `JOB_COMPLETION_INDEX`, `WORLD_SIZE` | a rank a pod | what the job says |
 //!
 //! The first launcher of this table whose rank and size are set counts; the inner of two launchers comes
-//! first. With any of them `FERROCCL_UNIQUE_ID`, then `NCCL_COMM_ID`, then `MASTER_ADDR` with `MASTER_PORT`
+//! first. (Kubernetes gives the pods of an Indexed Job their numbers; `WORLD_SIZE`, from the job's description,
+//! makes them ranks. The name of a pod is known once it runs, so a lookup is tried as long as ranks may take to find
+//! each other.) With any of them `FERROCCL_UNIQUE_ID`, then `NCCL_COMM_ID`, then `MASTER_ADDR` with `MASTER_PORT`
 //! say where to meet, if they are set. All that is derived is a rendezvous (see
 //! [`UniqueId::rendezvous`](crate::bootstrap::UniqueId::rendezvous)) of [`SPAN`] ports, of which rank 0 takes
 //! the first that is free; nothing is written to a disk, and nothing remains. `torchrun` itself listens on
@@ -19,6 +22,8 @@
 //! the variable.
 
 use std::fmt::{self, Display};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
@@ -34,6 +39,9 @@ const FIRST_PORT: u16 = 15_000;
 /// ... and end below 32768, where Linux begins to hand out ports by itself (`ip_local_port_range`).
 const PORTS: u16 = 17_000;
 
+/// Between two lookups of a name that is not there yet.
+const LOOKUPS: Duration = Duration::from_millis(500);
+
 /// Who started this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
@@ -47,6 +55,8 @@ pub enum Launcher {
     Pmi,
     /// Slurm's `srun`.
     Slurm,
+    /// A pod of a Kubernetes Indexed Job.
+    Kubernetes,
 }
 
 impl Display for Launcher {
@@ -57,6 +67,7 @@ impl Display for Launcher {
             Launcher::OpenMpi => "mpirun (Open MPI)",
             Launcher::Pmi => "mpiexec (PMI)",
             Launcher::Slurm => "srun (Slurm)",
+            Launcher::Kubernetes => "Kubernetes",
         })
     }
 }
@@ -136,6 +147,9 @@ impl RankEnv {
                 let size = r.value + 1; // at least; nothing says more
                 (r, Number { name: names.local_size[0], value: size })
             }
+            (None, _) if *launcher == Launcher::Kubernetes => {
+                (Number { value: 0, ..rank }, Number { value: 1, ..world_size })
+            }
             (None, s) => (rank.clone(), s.unwrap_or_else(|| world_size.clone())),
         };
         check_range(&local_rank, &local_size)?;
@@ -159,8 +173,23 @@ impl RankEnv {
     ///
     /// # Errors
     /// [`Error::Unavailable`] when nothing says where to meet, with what to set; [`Error::System`] when a host
-    /// name cannot be looked up.
+    /// name cannot be looked up; in a pod, not within [`Config::bootstrap_timeout`].
     pub fn unique_id(&self, config: &Config) -> Result<UniqueId> {
+        let deadline = Instant::now() + config.bootstrap_timeout;
+        loop {
+            match self.look_up(config) {
+                Err(Error::System { .. })
+                    if self.launcher == Launcher::Kubernetes && Instant::now() < deadline =>
+                {
+                    thread::sleep(LOOKUPS);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// The id, if names can be looked up now.
+    fn look_up(&self, config: &Config) -> Result<UniqueId> {
         match &self.id_source {
             IdSource::Given(id) => Ok(**id),
             IdSource::CommId(comm_id) => UniqueId::from_comm_id(comm_id, config.socket_family),
@@ -230,15 +259,25 @@ const LAUNCHERS: &[(Launcher, Names)] = &[
             local_size: &[],
         },
     ),
+    (
+        Launcher::Kubernetes,
+        Names {
+            rank: &["JOB_COMPLETION_INDEX"],
+            size: &["WORLD_SIZE"],
+            local_rank: &[],
+            local_size: &[],
+        },
+    ),
 ];
 
 impl Names {
     /// Whether this launcher started us. Names that nobody else uses count alone, so that one that is missing
-    /// is noticed; `RANK` and `WORLD_SIZE` are anybody's, and count together.
+    /// is noticed; `RANK` and `WORLD_SIZE` are anybody's, and count together. So do a pod's number and its
+    /// job's size: pods that have numbers may have nothing to do with each other.
     fn apply(&self, launcher: Launcher, env: &Env<'_>) -> bool {
         let any = |names: &[&str]| names.iter().any(|name| env.text(name).is_some());
         match launcher {
-            Launcher::Torchrun => any(self.rank) && any(self.size),
+            Launcher::Torchrun | Launcher::Kubernetes => any(self.rank) && any(self.size),
             // Slurm sets the rank in a batch script too, of which there is one. Only a step has several.
             Launcher::Slurm => any(self.rank) && any(SLURM_STEP),
             _ => any(self.rank) || any(self.size),
@@ -353,6 +392,7 @@ impl Env<'_> {
                 Launcher::OpenMpi | Launcher::Pmi if !job.is_on_one_host() => {
                     "the ranks are on several hosts, and mpirun does not say where rank 0 is"
                 }
+                Launcher::Kubernetes => "the job does not say where its pod 0 is",
                 _ => "the launcher's variables do not identify the job",
             };
             IdSource::Unknown(format!(

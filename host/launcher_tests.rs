@@ -23,6 +23,7 @@ const TORCH: &str =
     "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500";
 const SLURM: &str = "SLURM_PROCID=5 SLURM_NTASKS=7 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_JOB_ID=99 \
                      SLURM_STEP_ID=0 SLURM_STEP_NODELIST=n[04-05] SLURM_STEP_TASKS_PER_NODE=4,3";
+const POD: &str = "JOB_COMPLETION_INDEX=3 WORLD_SIZE=4 NCCL_COMM_ID=localhost:4000";
 const RUN: &str = "FERROCCL_RANK=1 FERROCCL_WORLD_SIZE=4 FERROCCL_LOCAL_RANK=1";
 
 #[test]
@@ -34,6 +35,7 @@ fn every_launcher_is_understood() {
         ("PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2", Launcher::Pmi, (2, 4, 0, 2)),
         ("PMI_RANK=2 PMI_SIZE=4", Launcher::Pmi, (2, 4, 2, 4)),
         (SLURM, Launcher::Slurm, (5, 7, 1, 3)),
+        (POD, Launcher::Kubernetes, (3, 4, 0, 1)),
     ] {
         let env = ranks(text);
         assert_eq!(env.launcher, launcher, "{text}");
@@ -49,6 +51,7 @@ fn no_launcher_is_none() {
         "RANK= WORLD_SIZE=",
         "MASTER_ADDR=host MASTER_PORT=29500", // set for something that has not started yet
         "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=9", // a batch script: one process, not eight
+        "JOB_COMPLETION_INDEX=3",             // a pod that has nothing to do with the other ones
     ] {
         assert_eq!(read(text).unwrap(), None, "{text}");
     }
@@ -60,6 +63,9 @@ fn the_inner_launcher_counts() {
     assert_eq!(ranks(&format!("{OMPI} {RUN}")).launcher, Launcher::Ferroccl);
     let batch = "SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_JOB_ID=9";
     assert_eq!(ranks(&format!("{OMPI} {batch}")).launcher, Launcher::OpenMpi);
+    for inner in [TORCH, OMPI, SLURM, RUN] {
+        assert_ne!(ranks(&format!("{POD} {inner}")).launcher, Launcher::Kubernetes, "{inner}");
+    }
     // Half of a name that anybody may use does not hide a launcher that is there.
     assert_eq!(ranks(&format!("{OMPI} RANK=1")).launcher, Launcher::OpenMpi);
 }
@@ -96,6 +102,9 @@ fn what_is_half_set_or_contradicts_itself_is_named() {
             "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_NODEID=3 SLURM_STEP_TASKS_PER_NODE=2(x3)",
             "SLURM_NODEID=3",
         ),
+        ("JOB_COMPLETION_INDEX=4 WORLD_SIZE=4", "JOB_COMPLETION_INDEX=4"),
+        ("JOB_COMPLETION_INDEX=x WORLD_SIZE=4", "JOB_COMPLETION_INDEX=x"),
+        ("JOB_COMPLETION_INDEX=0 WORLD_SIZE=0", "WORLD_SIZE=0"),
         ("FERROCCL_RANK=0 FERROCCL_WORLD_SIZE=2 FERROCCL_UNIQUE_ID=zz", "FERROCCL_UNIQUE_ID=..."),
         ("FERROCCL_RANK=0 FERROCCL_WORLD_SIZE=2 NCCL_COMM_ID=zz", "NCCL_COMM_ID=zz"),
     ] {
@@ -152,10 +161,27 @@ fn an_id_that_is_given_comes_first() {
 
 #[test]
 fn nothing_to_meet_by_says_what_to_set() {
-    for text in [RUN, OMPI, "PMI_RANK=0 PMI_SIZE=2"] {
+    for text in [RUN, OMPI, "PMI_RANK=0 PMI_SIZE=2", "JOB_COMPLETION_INDEX=3 WORLD_SIZE=4"] {
         let error = ranks(text).unique_id(&Config::default()).unwrap_err().to_string();
         assert!(error.contains("NCCL_COMM_ID=host:port"), "{text}: {error}");
     }
+}
+
+/// A pod's name is known once it runs; a launcher that has started on its hosts has no such excuse.
+#[test]
+fn only_pods_wait_for_a_name() {
+    let mut config = Config::default();
+    config.bootstrap_timeout = Duration::from_millis(700);
+    for (launcher, waits) in [(POD, true), (TORCH, false)] {
+        // RFC 6761: a name that never exists.
+        let text =
+            format!("NCCL_COMM_ID=pod-0.invalid:4000 {}", launcher.replace("NCCL_COMM_ID", "_"));
+        let started = Instant::now();
+        let error = ranks(&text).unique_id(&config).unwrap_err().to_string();
+        assert!(error.contains("looking up pod-0.invalid"), "{error}");
+        assert!(!waits || started.elapsed() >= config.bootstrap_timeout);
+    }
+    assert_eq!(ranks(POD).unique_id(&config).unwrap().address().port(), 4000);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Groups as launchers start them: this test program, started by the real `mpirun` and with the variables of
-//! the others, finds its rank and its group by the environment alone.
+//! the others, finds its rank and its group by the environment alone; on one host, and on several.
 
+mod hosts;
 mod skip;
 
 use std::process::{Command, Output, Stdio};
@@ -11,6 +12,7 @@ use ferroccl::bootstrap::{Bootstrap, UniqueId};
 use ferroccl::config::Config;
 use ferroccl::launcher::RankEnv;
 use ferroccl::log;
+use hosts::Hosts;
 
 /// Held by a test whose ranks listen on a port that was chosen before they start, or try several: the ranks of
 /// another such test, knocking at that port, would be in its log.
@@ -44,17 +46,22 @@ fn as_rank() {
 }
 
 /// A command without the launchers that the tests themselves may run under.
-fn clean(program: &str) -> Command {
-    let mut command = Command::new(program);
+fn clean(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
         if ["OMPI_", "PMI", "SLURM_", "NCCL_", "FERROCCL_"].iter().any(|p| name.starts_with(p)) {
             command.env_remove(&*name);
         }
     }
-    for name in
-        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
-    {
+    for name in [
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "JOB_COMPLETION_INDEX",
+    ] {
         command.env_remove(name);
     }
     command.env("FERROCCL_TEST_RANK", "1").env("FERROCCL_BOOTSTRAP_TIMEOUT", "60");
@@ -63,7 +70,11 @@ fn clean(program: &str) -> Command {
 }
 
 fn rank_command() -> Command {
-    let mut command = clean(std::env::current_exe().unwrap().to_str().unwrap());
+    rank_by(Command::new(std::env::current_exe().unwrap()))
+}
+
+fn rank_by(command: Command) -> Command {
+    let mut command = clean(command);
     command.args(["--exact", "as_rank", "--nocapture"]);
     command
 }
@@ -82,8 +93,14 @@ fn lines(outputs: &[Output]) -> Vec<String> {
 }
 
 fn expected(n: u32, launcher: &str) -> Vec<String> {
+    expected_of(n, n, launcher)
+}
+
+/// Of `n` ranks, `m` on a host.
+fn expected_of(n: u32, m: u32, launcher: &str) -> Vec<String> {
     let sum: u32 = (0..n).sum();
-    (0..n).map(|r| format!("rank {r} of {n} local {r} of {n} by {launcher}: sum {sum}")).collect()
+    let line = |r| format!("rank {r} of {n} local {} of {m} by {launcher}: sum {sum}", r % m);
+    (0..n).map(line).collect()
 }
 
 /// Starts `n` ranks with the variables that `vars` gives each.
@@ -102,7 +119,7 @@ fn mpirun() {
     // Two jobs at the same time must not meet.
     let job = |n: u32| {
         let exe = std::env::current_exe().unwrap();
-        clean("mpirun")
+        clean(Command::new("mpirun"))
             .args(["--allow-run-as-root", "--oversubscribe", "-n", &n.to_string()])
             .arg(exe)
             .args(["--exact", "as_rank", "--nocapture"])
@@ -114,6 +131,81 @@ fn mpirun() {
         assert_eq!(lines(&[job(4)]), expected(4, "mpirun (Open MPI)"));
         assert_eq!(lines(&[other.join().unwrap()]), expected(3, "mpirun (Open MPI)"));
     });
+}
+
+#[test]
+fn mpirun_on_several_hosts() {
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        return skip::skip("no mpirun (apt-get install openmpi-bin)");
+    }
+    let hosts = match Hosts::new(2) {
+        Ok(hosts) => hosts,
+        Err(why) => return skip::skip(&why),
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let shell = dir.path().join("shell");
+    hosts.remote_shell(&shell).unwrap();
+    let job = |id: Option<String>| {
+        let mut command = clean(hosts.command(0, "mpirun"));
+        command.args(["--allow-run-as-root", "--mca", "plm_rsh_agent", shell.to_str().unwrap()]);
+        command.args(["-n", "4", "--host"]);
+        command.arg(format!("{}:2,{}:2", hosts.ipv4(0), hosts.ipv4(1)));
+        command.args(["-x", "FERROCCL_TEST_RANK", "-x", "FERROCCL_BOOTSTRAP_TIMEOUT"]);
+        if let Some(id) = id {
+            command.args(["-x", &format!("NCCL_COMM_ID={id}")]);
+        }
+        command.arg(std::env::current_exe().unwrap());
+        command.args(["--exact", "as_rank", "--nocapture"]).output().unwrap()
+    };
+    let launcher = "mpirun (Open MPI)";
+    let id = format!("{}:4000", hosts.ipv4(0));
+    assert_eq!(lines(&[job(Some(id))]), expected_of(4, 2, launcher));
+    // mpirun gives every rank the address of its own, but not rank 0's.
+    let lost = job(None);
+    let text = [&lost.stdout[..], &lost.stderr[..]].map(String::from_utf8_lossy).concat();
+    assert!(!lost.status.success());
+    assert!(text.contains("the ranks are on several hosts"), "{text}");
+}
+
+/// Two ranks on each of two hosts, whose launchers say where to meet.
+#[test]
+fn variables_on_several_hosts() {
+    let hosts = match Hosts::new(2) {
+        Ok(hosts) => hosts,
+        Err(why) => return skip::skip(&why),
+    };
+    let names = |launcher| match launcher {
+        "ferroccl run" => {
+            ["FERROCCL_RANK", "FERROCCL_WORLD_SIZE", "FERROCCL_LOCAL_RANK", "FERROCCL_LOCAL_SIZE"]
+        }
+        "torchrun" => ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],
+        _ => ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
+    };
+    let (v4, v6) = (hosts.ipv4(0), hosts.ipv6(0));
+    let comm_id = |at: String| vec![("NCCL_COMM_ID", at)];
+    let master = |at: String| vec![("MASTER_ADDR", at), ("MASTER_PORT", "29500".to_owned())];
+    for (launcher, meet) in [
+        ("ferroccl run", comm_id(format!("{v4}:4000"))),
+        ("ferroccl run", comm_id(format!("[{v6}]:4000"))),
+        ("mpiexec (PMI)", comm_id(format!("{v4}:4000"))),
+        ("mpiexec (PMI)", master(v4.to_string())),
+        ("torchrun", master(v4.to_string())),
+        ("torchrun", master(v6.to_string())),
+    ] {
+        let ranks: Vec<_> = (0..4)
+            .map(|rank: u32| {
+                let host = (rank / 2) as usize;
+                let mut command = hosts.command(host, std::env::current_exe().unwrap());
+                let numbers = [rank, 4, rank % 2, 2].map(|n| n.to_string());
+                command = rank_by(command);
+                command.envs(names(launcher).into_iter().zip(numbers)).envs(meet.clone());
+                command.spawn().unwrap()
+            })
+            .collect();
+        let outputs: Vec<_> =
+            ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect();
+        assert_eq!(lines(&outputs), expected_of(4, 2, launcher), "{meet:?}");
+    }
 }
 
 #[test]
@@ -154,6 +246,22 @@ fn slurm_variables() {
         ]
     });
     assert_eq!(lines(&outputs), expected(3, "srun (Slurm)"));
+}
+
+#[test]
+fn kubernetes_variables() {
+    let _ports = ports();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let outputs = start(3, |rank| {
+        vec![
+            ("JOB_COMPLETION_INDEX", rank.to_string()),
+            ("WORLD_SIZE", "3".to_owned()),
+            ("NCCL_COMM_ID", format!("localhost:{port}")),
+        ]
+    });
+    assert_eq!(lines(&outputs), expected_of(3, 1, "Kubernetes"));
 }
 
 #[test]

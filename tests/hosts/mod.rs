@@ -26,7 +26,10 @@ mod cable;
 mod namespace;
 
 use std::ffi::OsStr;
+use std::fs::Permissions;
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -117,6 +120,25 @@ impl Hosts {
         command.env("NCCL_HOSTID", self.name(h)).env("NCCL_SOCKET_IFNAME", format!("={INTERFACE}"));
         self.hosts[h].namespace.take_in(&mut command, &self.name(h));
         command
+    }
+
+    /// Writes a program that is to launchers what ssh is: `PROGRAM ADDRESS COMMAND...` runs a command in the host of
+    /// that IPv4 address. (mpirun takes it as `--mca plm_rsh_agent`.)
+    pub(crate) fn remote_shell(&self, path: &Path) -> Result<(), String> {
+        let mut script = "#!/bin/sh\ncase $1 in\n".to_owned();
+        for (h, host) in self.hosts.iter().enumerate() {
+            let (address, net, name) = (self.ipv4(h), host.namespace.path(), self.name(h));
+            script += &format!("{address}) net={net} name={name} ;;\n");
+        }
+        script += &format!(
+            "*) echo \"no host $1\" >&2; exit 255 ;;\nesac\nshift\n\
+             export NCCL_HOSTID=$name NCCL_SOCKET_IFNAME=={INTERFACE}\n\
+             exec nsenter --net=$net unshare --uts \
+             sh -c \"echo $name >/proc/sys/kernel/hostname; exec $*\"\n"
+        );
+        let written = std::fs::write(path, script)
+            .and_then(|()| std::fs::set_permissions(path, Permissions::from_mode(0o755)));
+        written.map_err(|e| format!("{}: {e}", path.display()))
     }
 
     /// Runs `body` in this process, on a thread of host `h`; so are the sockets that it makes, for ever, and the
