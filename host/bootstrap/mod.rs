@@ -47,7 +47,7 @@ use std::time::{Duration, Instant};
 
 pub use id::{CommId, UNIQUE_ID_BYTES, UniqueId};
 pub use interface::{AddressFamily, Interface, InterfaceFilter, choose, interfaces};
-pub use watch::{Departure, Watch};
+pub use watch::{Beat, Departure, Watch};
 pub use wire::{MissingRanks, Refusal};
 
 use self::auth::Key;
@@ -328,22 +328,23 @@ impl Bootstrap {
     /// # Errors
     /// [`Error::System`] when there can be no thread.
     pub fn watch(self, on_gone: impl FnMut(Departure) + Send + 'static) -> Result<Watch> {
-        self.watch_and_hear(on_gone, |_, _| {})
+        self.watch_and_hear(None, on_gone, |_, _| {})
     }
 
-    /// As [`Bootstrap::watch`], and `on_news` is called, on the same terms, with what a rank has told all others
+    /// As [`Bootstrap::watch`]; neighbours that keep no `beat` are lost, and `on_news` is called, on the same terms, with what a rank has told all others
     /// ([`Watch::tell`]).
     ///
     /// # Errors
     /// As there.
     pub fn watch_and_hear(
         mut self,
+        beat: Option<Beat>,
         on_gone: impl FnMut(Departure) + Send + 'static,
         on_news: impl FnMut(u32, &[u8]) + Send + 'static,
     ) -> Result<Watch> {
         let Some(group) = self.group.take() else { return Ok(Watch::alone()) };
         let ring = group.ring.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Watch::start(ring, on_gone, on_news)
+        Watch::start(ring, beat, on_gone, on_news)
     }
 }
 

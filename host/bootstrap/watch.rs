@@ -6,7 +6,8 @@
 //! same first cause; each rank is reported once. A rank whose communicator fails can tell all others why, the same way:
 //! news of a few bytes, which mean nothing here.
 //!
-//! A host that disappears without closing anything is found by TCP's keep-alive, in half a minute.
+//! A host that disappears without closing anything is found by its silence, where the neighbours have agreed on a
+//! [`Beat`], and else by TCP's keep-alive, in half a minute.
 
 use std::collections::{HashSet, VecDeque};
 use std::io::{Read, Write};
@@ -27,10 +28,31 @@ use crate::{Error, Result};
 /// How long a leaving rank tries to say goodbye to a neighbour that does not read.
 const FAREWELL: Duration = Duration::from_secs(1);
 
+/// The tag of a beat: nothing else is in it.
+const BEAT: u64 = u64::from_be_bytes(*b"\0\0\0\0beat");
 /// The tag of news: 4 bytes of the rank that they are of, and they.
 const NEWS: u64 = u64::from_be_bytes(*b"\0\0\0\0news");
 /// Bytes of news at most.
 pub(super) const MAX_NEWS: usize = 4096;
+
+/// How neighbours show that they are there. All ranks need the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Beat {
+    /// They say something at least so often.
+    pub every: Duration,
+    /// Who says nothing for so long is lost; several times `every`.
+    pub limit: Duration,
+}
+
+impl Beat {
+    /// For ranks that wait for each other at most so long: who is silent for half of that is lost, before anybody's time is
+    /// up; but not before a second, which a busy machine may take, and after half a minute in any case.
+    #[must_use]
+    pub fn within(timeout: Duration) -> Self {
+        let limit = (timeout / 2).clamp(Duration::from_secs(1), Duration::from_secs(30));
+        Beat { every: limit / 8, limit }
+    }
+}
 
 /// A rank is no longer there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,6 +115,7 @@ impl Watch {
 
     pub(super) fn start(
         ring: Ring,
+        beat: Option<Beat>,
         on_gone: impl FnMut(Departure) + Send + 'static,
         on_news: impl FnMut(u32, &[u8]) + Send + 'static,
     ) -> Result<Self> {
@@ -112,6 +135,7 @@ impl Watch {
             wake: theirs,
             outbox: Arc::clone(&outbox),
             sides,
+            beat,
             known: HashSet::from([rank]),
             heard: HashSet::from([rank]),
             on_gone,
@@ -158,16 +182,21 @@ struct Side {
     link: Option<Link>,
     /// What it must still be told.
     unsent: Vec<u8>,
+    /// When it was last heard, and told something.
+    heard: Instant,
+    told: Instant,
 }
 
 impl Side {
     fn new(link: Link, peer: u32) -> Self {
-        Side { peer, link: Some(link), unsent: Vec::new() }
+        let now = Instant::now();
+        Side { peer, link: Some(link), unsent: Vec::new(), heard: now, told: now }
     }
 
     fn tell(&mut self, message: &Message) {
         if self.link.is_some() {
             self.unsent.extend(message.encode_plain());
+            self.told = Instant::now();
             self.flush();
         }
     }
@@ -189,6 +218,7 @@ struct Watcher<F, N> {
     outbox: Outbox,
     /// Next and previous; in a group of two the same rank.
     sides: [Side; 2],
+    beat: Option<Beat>,
     /// Who has been reported; ourselves from the start, we know better.
     known: HashSet<u32>,
     /// Whose news have been passed on.
@@ -221,13 +251,37 @@ impl<F: FnMut(Departure), N: FnMut(u32, &[u8])> Watcher<F, N> {
             for side in 0..2 {
                 self.sides[side].flush();
                 if ready[1 + side] {
+                    self.sides[side].heard = Instant::now();
                     self.listen(side);
+                }
+                if let Some(beat) = self.beat {
+                    self.keep_in_touch(side, beat);
                 }
             }
         }
     }
 
-    /// Sleeps until the wake-up or a side moves.
+    /// Says something to a neighbour that has not heard from us, and gives up one that says nothing.
+    fn keep_in_touch(&mut self, side: usize, beat: Beat) {
+        let Side { peer, link, heard, told, .. } = &self.sides[side];
+        if link.is_none() {
+            return;
+        }
+        let (peer, silent, quiet) = (*peer, heard.elapsed(), told.elapsed());
+        if quiet >= beat.every {
+            self.sides[side].tell(&Message::Data { tag: BEAT, bytes: Vec::new() });
+        }
+        if silent >= beat.limit {
+            self.sides[side].link = None;
+            let why = format!(
+                "it has said nothing for {:.1} s: its host or the way to it is down",
+                silent.as_secs_f64()
+            );
+            self.report(lost(peer, &why), side);
+        }
+    }
+
+    /// Sleeps until the wake-up or a side moves, or it is time to say something.
     fn sleep(&self) -> std::io::Result<[bool; 3]> {
         let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
         let mut place = [None; 2];
@@ -239,7 +293,8 @@ impl<F: FnMut(Departure), N: FnMut(u32, &[u8])> Watcher<F, N> {
                 fds.push(PollFd::new(link.as_fd(), PollFlags::POLLIN | out));
             }
         }
-        wait(&mut fds, None)?;
+        let until = self.beat.map(|beat| Instant::now() + beat.every);
+        wait(&mut fds, until)?;
         let ready = |place: Option<usize>| place.is_some_and(|i| is_ready(&fds[i]));
         Ok([is_ready(&fds[0]), ready(place[0]), ready(place[1])])
     }
@@ -298,6 +353,7 @@ impl<F: FnMut(Departure), N: FnMut(u32, &[u8])> Watcher<F, N> {
                         self.report(Departure::Lost { peer, reason }, side);
                         continue;
                     }
+                    Ok(Message::Data { tag: BEAT, bytes }) if bytes.is_empty() => continue,
                     Ok(Message::Data { tag, bytes }) => match self.hear(tag, &bytes, side) {
                         Some(()) => continue,
                         None => lost(peer, "it sent what has no place here"),

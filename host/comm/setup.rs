@@ -10,6 +10,7 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use ferroccl_device::abi::Peer;
 use serde::Serialize;
@@ -23,7 +24,7 @@ use super::net::Remote;
 use super::nodes::{Nodes, Trees};
 use super::terms::{Asked, Terms, Token, agree, settings};
 use super::{CommConfig, Communicator, Inner, machine};
-use crate::bootstrap::{Bootstrap, UniqueId};
+use crate::bootstrap::{Beat, Bootstrap, UniqueId};
 use crate::buffer::Device;
 use crate::channel::{ConnLayout, Edges, Set};
 use crate::config::Config;
@@ -187,6 +188,7 @@ impl Communicator {
             settings: settings(config, &env),
             collnet: config.collnet.is_some() || env.collnet_enable,
             token: Token::new()?,
+            timeout_ns: config.timeout_ns(),
         };
         let terms: Vec<Terms> = exchange(&bootstrap, &mine)?;
         let channels = agree(rank, &mine, &terms)?;
@@ -222,7 +224,9 @@ impl Communicator {
                 inner.gone(departure);
             }
         };
-        let watch = bootstrap.watch_and_hear(gone, move |teller, news| {
+        let beat = terms.iter().map(|terms| terms.timeout_ns).filter(|ns| *ns > 0).min();
+        let beat = beat.map(|ns| Beat::within(Duration::from_nanos(ns)));
+        let watch = bootstrap.watch_and_hear(beat, gone, move |teller, news| {
             if let Some(inner) = hears.upgrade() {
                 inner.heard(teller, news);
             }

@@ -19,6 +19,8 @@ pub(super) struct Terms {
     pub settings: Asked,
     pub collnet: bool,
     pub token: Token,
+    /// How long a kernel waits, in nanoseconds; 0 is for ever.
+    pub timeout_ns: u64,
 }
 
 /// What the ranks of a group know and nobody else: rank 0's counts.
