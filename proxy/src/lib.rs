@@ -1,11 +1,11 @@
 //! The proxy thread and its networks: what moves data that no kernel can.
 //!
 //! ```text
-//! thread    Proxy: one thread that moves operations on, round-robin, and sleeps when there are none
+//! thread      Proxy: one thread that moves operations on, round-robin, and sleeps when there are none
 //! connection  what a kernel's slots have to do with it: steps, credits, and how connections are made
-//! net         Net: a network that moves messages: over sockets, by a plugin, within the process
-//! collnet   CollNet: a network that reduces; in software for tests
-//! error     what goes wrong on a network
+//! net         Net: a network that moves messages: over sockets, by a plugin, in the process; with faults
+//! collnet     CollNet: a network that reduces; in software for tests
+//! error       what goes wrong on a network
 //! ```
 //!
 //! Nothing here knows of communicators: an operation is whatever [`Operation::progress`] does.

@@ -34,7 +34,7 @@ pub(crate) const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 #[test]
 fn by_threads() {
     let mut seed = Random::new("by_threads");
-    for (threads, sockets) in [(1, 1), (1, 2), (2, 1), (2, 4)] {
+    for (threads, sockets) in [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4)] {
         conformance::all(&net(&[V4], threads, sockets), 0, &mut seed);
     }
 }

@@ -86,7 +86,21 @@ fn silence_holds_nobody_up() {
     let silent: Vec<_> =
         (0..400).map(|_| TcpStream::connect(address(listener.handle())).unwrap()).collect();
     still_works(&net, &mut listener);
-    drop(silent);
+    // Nor do they if they say hello, and no more.
+    for mut stranger in &silent {
+        let _ = stranger.write_all(b"FerrNetC\x01\0\0\0\0\0\x02\0");
+        let _ = stranger.write_all(&[7; 56]);
+    }
+    let more: Vec<_> = (0..400)
+        .map(|_| {
+            let mut stranger = TcpStream::connect(address(listener.handle())).unwrap();
+            stranger.write_all(b"FerrNetC\x01\0\0\0\0\0\x02\0").unwrap();
+            stranger.write_all(&[7; 56]).unwrap();
+            stranger
+        })
+        .collect();
+    still_works(&net, &mut listener);
+    drop((silent, more));
 }
 
 #[test]
@@ -122,7 +136,7 @@ fn another_secret_is_refused_by_both() {
     // Nor is one who answers what it is asked without knowing it.
     let mut stranger = TcpStream::connect(address(listener.handle())).unwrap();
     stranger.write_all(b"FerrNetC\x01\0\0\0\0\0\x02\0").unwrap();
-    stranger.write_all(&[7; 24]).unwrap();
+    stranger.write_all(&[7; 56]).unwrap();
     let mut challenge = [0; 64];
     listener.accept().unwrap();
     until(|| {
@@ -182,7 +196,9 @@ fn nobody_there_is_tried_again() {
     let handle = with_port(net.listen(0).unwrap().handle(), port);
     let mut connecting = net.connect(0, &handle).unwrap();
     let error = until(|| connecting.poll().err()).to_string();
-    let wanted = format!("Socket: connect: to 127.0.0.1:{port}: nobody listens there, for 300ms");
+    let wanted = format!(
+        "Socket: connect: to 127.0.0.1:{port}: nobody listens there, or has room for us, for 300ms"
+    );
     assert_eq!(error, wanted);
 
     // Somebody who comes late, and is no listener of ours.
@@ -242,7 +258,7 @@ fn a_recording_proves_nothing() {
         recv = if recv.is_none() { listener.accept().unwrap() } else { recv.take() };
         (send.is_some() && recv.is_some()).then_some(())
     });
-    assert_eq!(said.iter().map(Vec::len).collect::<Vec<_>>(), [72, 72], "hello and proof");
+    assert_eq!(said.iter().map(Vec::len).collect::<Vec<_>>(), [104, 104], "hello and proof");
     for said in said {
         let mut again = TcpStream::connect(to).unwrap();
         again.write_all(&said).unwrap();

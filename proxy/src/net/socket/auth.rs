@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! connector                                              listener
-//!    ── hello: version, which socket, nonce c ──────────────►
+//!    ── hello: version, which socket, nonce c, seal ────────►
 //!    ◄──────── challenge: version, nonce l, proof over both ──    "I know the secret"
 //!    ── proof over both ────────────────────────────────────►    "so do I"
 //! ```
@@ -11,13 +11,16 @@
 //! with different words, so that neither can be sent back as the other. The key is made of the secret and the listener's
 //! cookie: what is proven to one listener proves nothing to another.
 //!
+//! The seal of a hello proves less, for it may be a recording; but whoever has not even that, must go first where there is
+//! no room for all.
+//!
 //! This decides who may take part. It does not hide or protect what is said afterwards from somebody who can rewrite
 //! packets: that is the network's business, as with NCCL.
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-use super::wire::{CHALLENGE_COVERED, HELLO, Nonce, PROOF};
+use super::wire::{CHALLENGE_COVERED, HELLO, HELLO_COVERED, Nonce, PROOF};
 
 /// Who proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +42,16 @@ impl std::fmt::Debug for Key {
 impl Key {
     pub(super) fn new(secret: &[u8; 32], cookie: &Nonce) -> Key {
         Key(hmac(secret, &[b"socket network", cookie]).finalize().into_bytes().into())
+    }
+
+    /// The seal of a hello.
+    pub(super) fn seal(&self, hello: &[u8; HELLO_COVERED]) -> [u8; PROOF] {
+        hmac(&self.0, &[b"hello....", hello]).finalize().into_bytes().into()
+    }
+
+    pub(super) fn is_sealed(&self, hello: &[u8; HELLO]) -> bool {
+        let (covered, seal) = hello.split_at(HELLO_COVERED);
+        hmac(&self.0, &[b"hello....", covered]).verify_slice(seal).is_ok()
     }
 
     fn over(
@@ -101,6 +114,12 @@ mod tests {
         assert!(!proves(&Key::new(&[0; 32], &[2; 16]), Side::Connector, &hello, &challenge));
         assert!(!proves(&Key::new(&[1; 32], &[0; 16]), Side::Connector, &hello, &challenge));
         assert!(!key.proven(Side::Connector, &hello, &challenge, &proof[1..]));
+        let covered = [3; HELLO_COVERED];
+        let mut hello = [3; HELLO];
+        hello[HELLO_COVERED..].copy_from_slice(&key.seal(&covered));
+        assert!(key.is_sealed(&hello) && !Key::new(&[0; 32], &[2; 16]).is_sealed(&hello));
+        hello[0] = 0;
+        assert!(!key.is_sealed(&hello));
         assert!(!format!("{key:?}").contains('1'));
     }
 }

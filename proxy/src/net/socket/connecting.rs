@@ -37,12 +37,12 @@ impl Connecting {
     ) -> io::Result<Connecting> {
         let peer = handle.address;
         let (connection, n) = (random()?, handle.sockets as u16 + 1);
+        let key = Key::new(secret, &handle.cookie);
         let mut sockets = Vec::with_capacity(n.into());
         for socket in 0..n {
             let hello = Hello { socket, sockets: n, connection, nonce: nonce()? };
-            sockets.push((Outgoing::new(peer, from, &hello), None));
+            sockets.push((Outgoing::new(peer, from, &hello, &key), None));
         }
-        let key = Key::new(secret, &handle.cookie);
         Ok(Connecting { peer, key, sockets, threads, patience, since: Instant::now() })
     }
 }

@@ -119,8 +119,8 @@ pub(super) struct Incoming {
 enum Heard {
     /// Nothing yet, or a part of a hello.
     Nothing,
-    /// A hello; it has our challenge.
-    Hello([u8; HELLO], [u8; CHALLENGE_COVERED]),
+    /// A hello, sealed or not; it has our challenge.
+    Hello([u8; HELLO], bool, [u8; CHALLENGE_COVERED]),
     /// Another version: it reads ours and goes.
     OtherVersion,
 }
@@ -132,9 +132,9 @@ impl Incoming {
         Ok(Incoming { talk, peer, since: Instant::now(), state: Heard::Nothing })
     }
 
-    /// Whether it has not even said hello.
-    pub(super) fn is_silent(&self) -> bool {
-        matches!(self.state, Heard::Nothing)
+    /// Whether it has said nothing that only one of ours could have said.
+    pub(super) fn is_nobody(&self) -> bool {
+        !matches!(self.state, Heard::Hello(_, true, _))
     }
 
     /// Whether it is refused, and is being told why.
@@ -170,12 +170,12 @@ impl Incoming {
             let proof = key.prove(Side::Listener, &hello, &challenge);
             self.talk.hush();
             self.talk.say = [&challenge[..], &proof].concat();
-            self.state = Heard::Hello(hello, challenge);
+            self.state = Heard::Hello(hello, key.is_sealed(&hello), challenge);
         }
         if !self.talk.speak()? {
             return Ok(Step::Pending);
         }
-        let Heard::Hello(hello, challenge) = self.state else { return Ok(Step::Pending) };
+        let Heard::Hello(hello, _, challenge) = self.state else { return Ok(Step::Pending) };
         let Some(proof) = self.talk.hear::<PROOF>()? else { return Ok(Step::Pending) };
         if !key.proven(Side::Connector, &hello, &challenge, &proof) {
             return Err(Refusal::Unproven);
@@ -219,14 +219,20 @@ enum Dial {
 const RETRY: Duration = Duration::from_millis(5);
 
 impl Outgoing {
-    pub(super) fn new(to: SocketAddr, from: Option<SocketAddr>, hello: &Hello) -> Outgoing {
-        Outgoing { to, from, hello: hello.encode(), state: Dial::Later(Instant::now()) }
+    pub(super) fn new(
+        to: SocketAddr,
+        from: Option<SocketAddr>,
+        hello: &Hello,
+        key: &Key,
+    ) -> Outgoing {
+        let hello = hello.encode(|covered| key.seal(covered));
+        Outgoing { to, from, hello, state: Dial::Later(Instant::now()) }
     }
 
     /// Why there is no socket yet.
     pub(super) fn missing(&self) -> &'static str {
         match self.state {
-            Dial::Later(_) => "nobody listens there",
+            Dial::Later(_) => "nobody listens there, or has room for us",
             Dial::Calling(_) => "it does not answer",
             Dial::Greeting(_) | Dial::Proving(_) | Dial::Done => "it does not greet us",
         }
@@ -257,18 +263,19 @@ impl Outgoing {
                     }
                     Err(error) => retry(error)?,
                 },
-                Dial::Greeting(mut talk) => {
-                    let said = talk.speak()?;
-                    if let (true, Some(prefix)) = (said, talk.hear::<PREFIX>()?) {
-                        wire::check_challenge(&prefix)?;
+                Dial::Greeting(mut talk) => match challenge(&mut talk) {
+                    Ok(Some(challenge)) => {
+                        self.answer(key, &mut talk, &challenge)?;
+                        Dial::Proving(talk)
                     }
-                    let Some(challenge) = talk.hear::<CHALLENGE>()? else {
+                    Ok(None) => {
                         self.state = Dial::Greeting(talk);
                         return Ok(None);
-                    };
-                    self.answer(key, &mut talk, &challenge)?;
-                    Dial::Proving(talk)
-                }
+                    }
+                    // A listener that has no room closes without a word.
+                    Err(Refusal::Io(error)) if talk.heard.is_empty() => retry(error)?,
+                    Err(refusal) => return Err(refusal),
+                },
                 Dial::Proving(mut talk) => {
                     if talk.speak()? {
                         return Ok(Some(talk.socket));
@@ -308,6 +315,16 @@ impl Outgoing {
     }
 }
 
+/// What a listener says to our hello, once it is there.
+fn challenge(talk: &mut Talk) -> Result<Option<[u8; CHALLENGE]>, Refusal> {
+    talk.speak()?;
+    // As soon as it cannot be a listener of ours, not when there is enough of it.
+    if let Some(prefix) = talk.hear::<PREFIX>()? {
+        wire::check_challenge(&prefix)?;
+    }
+    Ok(talk.hear()?)
+}
+
 /// Whether a socket is connected by now.
 fn connected(socket: &Socket) -> io::Result<bool> {
     if let Some(error) = socket.take_error()? {
@@ -328,9 +345,12 @@ fn connected(socket: &Socket) -> io::Result<bool> {
 /// Whether an attempt that failed so may succeed later.
 fn retry(error: io::Error) -> Result<Dial, Refusal> {
     match error.kind() {
-        ErrorKind::ConnectionRefused | ErrorKind::TimedOut | ErrorKind::Interrupted => {
-            Ok(Dial::Later(Instant::now() + RETRY))
-        }
+        ErrorKind::ConnectionRefused
+        | ErrorKind::TimedOut
+        | ErrorKind::Interrupted
+        | ErrorKind::UnexpectedEof
+        | ErrorKind::ConnectionReset
+        | ErrorKind::BrokenPipe => Ok(Dial::Later(Instant::now() + RETRY)),
         _ => Err(Refusal::Io(error)),
     }
 }

@@ -26,10 +26,11 @@ use crate::net::MAX_REQUESTS;
 /// The shortest piece, but for the last: NCCL's `MIN_CHUNKSIZE` (`net_socket.cc`).
 const MIN_PIECE: usize = 64 << 10;
 
-/// Bytes that a lane moves before others have their turn. Not measured: some tens of system calls.
+/// Bytes that a lane moves before others have their turn. Not measured: some system calls.
 const TURN: usize = 4 << 20;
 
-/// Bytes of a system call at most. Not measured: what a level-2 cache holds has room in a socket, too.
+/// Bytes of a system call at most. Not measured: a part of what a socket's buffer grows to, 4 to 6 MiB (`tcp_wmem`,
+/// `tcp_rmem` in tcp(7)).
 const CALL: usize = 1 << 20;
 
 /// Which way bytes go.

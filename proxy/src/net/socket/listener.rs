@@ -5,8 +5,8 @@
 //!               └► refused, logged                      └► given up, logged
 //! ```
 //!
-//! Nobody is waited for: each call takes every socket as far as it goes. A stranger costs the listener one of
-//! [`HALF_OPEN`] places, for as long as a connection may take to be made.
+//! Nobody is waited for: each call takes every socket as far as it goes. A stranger takes one of [`HALF_OPEN`] places until
+//! a connection must have been made, or for [`HUSH`] when others wait for it.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind};
@@ -30,8 +30,8 @@ use crate::net::{self, RecvComm};
 /// connect at once, and a part of the files that a process may have open, which are 1024 as a rule.
 pub(super) const HALF_OPEN: usize = 256;
 
-/// When all places are taken, one that has not said hello for so long makes room. Not measured: far longer than the way
-/// over a network.
+/// When all places are taken, one that has said nothing of ours for so long makes room; one of ours tries again. Not
+/// measured: far longer than the way over a network.
 const HUSH: Duration = Duration::from_secs(1);
 
 /// Connections that wait to be accepted by the system: NCCL's (`misc/socket.cc`); the system may have a lower limit.
@@ -102,10 +102,10 @@ impl Listener {
         }
     }
 
-    /// Refuses the one that has been silent the longest, if that is long.
+    /// Refuses the first that has been nobody for long.
     fn make_room(&mut self) -> bool {
-        let silent = |one: &Incoming| one.is_silent() && one.since.elapsed() >= HUSH;
-        let Some(place) = self.half_open.iter().position(silent) else { return false };
+        let nobody = |one: &Incoming| one.is_nobody() && one.since.elapsed() >= HUSH;
+        let Some(place) = self.half_open.iter().position(nobody) else { return false };
         if let Some(one) = self.half_open.remove(place) {
             refused(one.peer, &Refusal::Silent(one.since.elapsed()));
         }

@@ -216,3 +216,148 @@ impl RecvComm for Receiver {
         self.line.check("iflush").map(|()| None)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use super::super::lanes::Way;
+    use super::*;
+
+    /// A receiver, and the sockets of whoever sends: control and data.
+    fn receiver(data: usize) -> (Receiver, Vec<TcpStream>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut theirs = Vec::new();
+        let mut ours = (0..=data).map(|_| {
+            theirs.push(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+            let socket = socket2::Socket::from(listener.accept().unwrap().0);
+            stream::prepare(&socket).unwrap();
+            socket
+        });
+        let control = ours.next().unwrap();
+        let data = ours.collect();
+        let peer = listener.local_addr().unwrap();
+        (Receiver::new(Line::new(peer, control, data, 0, Way::In)), theirs)
+    }
+
+    fn give(receiver: &mut Receiver, place: &mut [u8], tag: u32) -> Request {
+        let (address, bytes) = (place.as_mut_ptr(), place.len());
+        // SAFETY: tests keep the place until they are done with the receiver.
+        unsafe {
+            let memory = receiver.register(address, bytes, MemoryKind::Host).unwrap();
+            receiver.irecv(&[RecvBuffer { address, bytes, tag, memory }]).unwrap().unwrap()
+        }
+    }
+
+    fn wait(receiver: &mut Receiver, request: Request) -> Result<usize, String> {
+        let mut size = [0];
+        for _ in 0..10_000 {
+            if receiver.test(request, &mut size).map_err(|error| error.reason)? {
+                return Ok(size[0]);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err("it hangs".to_owned())
+    }
+
+    fn header(tag: u32, sequence: u64, size: u64) -> [u8; HEADER] {
+        Header { tag, sequence, size }.encode()
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_header_is_named() {
+        let cases: [(&[u8], &str); 5] = [
+            (&header(5, 1, 8), "message 1 came, where 0 is due"),
+            (&header(6, 0, 8), "message 0 has tag 6, its buffer 5"),
+            (&header(5, 0, 11), "message 0 has 11 bytes, its buffer 10"),
+            (&header(5, 0, u64::MAX), "message 0 has 18446744073709551615 bytes, its buffer 10"),
+            (&[0; HEADER], "a message's header speaks another protocol"),
+        ];
+        for (said, wanted) in cases {
+            let (mut receiver, mut theirs) = receiver(1);
+            let mut place = [0; 10];
+            let request = give(&mut receiver, &mut place, 5);
+            theirs[0].write_all(said).unwrap();
+            let reason = wait(&mut receiver, request).unwrap_err();
+            assert!(reason.ends_with(wanted), "{reason}");
+            assert!(theirs[0].set_read_timeout(Some(Duration::from_secs(10))).is_ok());
+            // The other end learns of it.
+            assert!(matches!(io::Read::read(&mut theirs[0], &mut [0]), Ok(0) | Err(_)));
+            assert_eq!(place, [0; 10]);
+        }
+    }
+
+    #[test]
+    fn a_message_in_single_bytes_is_one() {
+        let (mut receiver, mut theirs) = receiver(1);
+        let mut places = [[0; 40]; 2];
+        let requests = places.each_mut().map(|place| give(&mut receiver, place, 0));
+        let bytes: Vec<u8> = (0..40).collect();
+        let said = [&header(0, 0, 40)[..], &bytes, &header(0, 1, 0)].concat();
+        for byte in said {
+            assert_eq!(receiver.test(requests[1], &mut [0]), Ok(false));
+            theirs[0].write_all(&[byte]).unwrap();
+        }
+        assert_eq!(requests.map(|request| wait(&mut receiver, request)), [Ok(40), Ok(0)]);
+        assert_eq!(places[0], *bytes);
+    }
+
+    #[test]
+    fn what_is_here_may_be_fetched_after_the_end() {
+        for (size, ends) in [(100_000, true), (100_000, false), (10, true), (10, false)] {
+            let (mut receiver, mut theirs) = receiver(2);
+            let mut places = [vec![0; size], vec![0; size], vec![0; size]];
+            let requests = places.each_mut().map(|place| give(&mut receiver, place, 0));
+            let data = vec![7; size];
+            theirs[0].write_all(&header(0, 0, size as u64)).unwrap();
+            if size > INLINE {
+                // Two pieces, by lane.
+                theirs[1].write_all(&data[..64 << 10]).unwrap();
+                theirs[2].write_all(&data[64 << 10..]).unwrap();
+            } else {
+                theirs[0].write_all(&data).unwrap();
+            }
+            if !ends {
+                // And a part of the next.
+                theirs[0].write_all(&header(0, 1, size as u64)).unwrap();
+            }
+            drop(theirs);
+            // The last is asked first: all that is here is fetched then.
+            let reason = loop {
+                match receiver.test(requests[2], &mut [0]) {
+                    Ok(done) => assert!(!done),
+                    Err(error) => break error,
+                }
+            };
+            assert!(reason.reason.ends_with("it closed the connection"), "{reason}");
+            // The caller has been told: there are only errors.
+            assert!(receiver.test(requests[0], &mut [0]).is_err());
+        }
+        // If it has not been told, what is here comes first.
+        let (mut receiver, mut theirs) = receiver(1);
+        let mut places = [[0; 10]; 2];
+        let requests = places.each_mut().map(|place| give(&mut receiver, place, 0));
+        theirs[0].write_all(&[&header(0, 0, 3)[..], b"abc"].concat()).unwrap();
+        drop(theirs);
+        assert_eq!(wait(&mut receiver, requests[0]), Ok(3));
+        assert!(wait(&mut receiver, requests[1]).unwrap_err().ends_with("closed the connection"));
+        assert!(receiver.test(requests[0], &mut [0]).is_err(), "it is fetched");
+    }
+
+    #[test]
+    fn what_has_no_buffer_stays_in_the_sockets() {
+        let (mut receiver, mut theirs) = receiver(1);
+        theirs[0].set_nonblocking(true).unwrap();
+        let message = [&header(0, 0, 0)[..]; 1].concat();
+        let mut written = 0;
+        while let Ok(n) = theirs[0].write(&message) {
+            written += n;
+        }
+        let mut place = [0];
+        let request = give(&mut receiver, &mut place, 0);
+        assert_eq!(wait(&mut receiver, request), Ok(0));
+        assert!(written > READ && receiver.came.end <= READ, "{written}");
+    }
+}

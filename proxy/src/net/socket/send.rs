@@ -79,7 +79,8 @@ impl Sender {
         Ok(moved)
     }
 
-    /// Notices that the receiver is gone, which says nothing on the control socket as long as it is there.
+    /// Notices that the receiver is gone: it says nothing on the control socket as long as it is there. On data sockets that
+    /// wait for it, TCP would ask again for a quarter of an hour before it gave up; here its keepalive does so sooner.
     fn look(&mut self) {
         let mut byte = 0;
         // SAFETY: a byte of ours.
@@ -154,6 +155,52 @@ impl SendComm for Sender {
             }
             self.progress();
             looked = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::super::lanes::Way;
+    use super::*;
+
+    /// While a message waits on a data socket, the control socket tells what has become of the receiver.
+    #[test]
+    fn a_receiver_that_says_anything_or_goes_is_noticed_at_once() {
+        for (says, wanted) in [(true, "it said 0x78"), (false, "it closed the connection")] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let peer = listener.local_addr().unwrap();
+            let ours = [0; 2].map(|_| socket2::Socket::from(TcpStream::connect(peer).unwrap()));
+            ours.iter().for_each(|socket| stream::prepare(socket).unwrap());
+            let [mut control, data] = [0; 2].map(|_| listener.accept().unwrap().0);
+            let [our_control, our_data] = ours;
+            let line = Line::new(peer, our_control, vec![our_data], 0, Way::Out);
+            let mut sender = Sender::new(line);
+            let mut bytes = vec![1u8; 64 << 20];
+            let (at, length) = (bytes.as_mut_ptr(), bytes.len());
+            // SAFETY: the bytes outlive what is under way: it ends with an error.
+            let request = unsafe {
+                let memory = sender.register(at, length, MemoryKind::Host).unwrap();
+                sender.isend(at, length, 0, memory).unwrap().unwrap()
+            };
+            for _ in 0..20 {
+                assert_eq!(sender.test(request), Ok(false), "nobody reads it");
+            }
+            if says {
+                control.write_all(b"x").unwrap();
+            } else {
+                drop(control);
+            }
+            let ask = |_| {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                sender.test(request).err()
+            };
+            let error = (0..10_000).find_map(ask).unwrap();
+            assert!(error.reason.contains(wanted), "{error}");
+            drop(data);
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! handle     magic 8 | version 4 | family 2 | port 2 | address 16 | scope 4 | data sockets 4 | cookie 16
-//! hello      magic 8 | version 4 | socket 2 | sockets 2 | connection 8 | nonce 16
+//! hello      magic 8 | version 4 | socket 2 | sockets 2 | connection 8 | nonce 16 | seal 32
 //! challenge  magic 8 | version 4 | 0 4 | nonce 16 | proof 32
 //! proof      32
 //! header     magic 4 | tag 4 | sequence 8 | size 8
@@ -25,7 +25,9 @@ const HEADER_MAGIC: u32 = u32::from_le_bytes(*b"FNmh");
 /// Bytes that say who speaks, in which version.
 pub(super) const PREFIX: usize = 12;
 pub(super) const HANDLE: usize = 56;
-pub(super) const HELLO: usize = 40;
+pub(super) const HELLO: usize = 72;
+/// What a hello's seal is about.
+pub(super) const HELLO_COVERED: usize = 40;
 pub(super) const CHALLENGE: usize = 64;
 /// What a challenge's proof is about.
 pub(super) const CHALLENGE_COVERED: usize = 32;
@@ -157,15 +159,20 @@ pub(super) struct Hello {
 }
 
 impl Hello {
-    pub(super) fn encode(&self) -> [u8; HELLO] {
-        fields(&[
+    /// With what seals it.
+    pub(super) fn encode(
+        &self,
+        seal: impl FnOnce(&[u8; HELLO_COVERED]) -> [u8; PROOF],
+    ) -> [u8; HELLO] {
+        let covered: [u8; HELLO_COVERED] = fields(&[
             &HELLO_MAGIC,
             &VERSION.to_le_bytes(),
             &self.socket.to_le_bytes(),
             &self.sockets.to_le_bytes(),
             &self.connection.to_le_bytes(),
             &self.nonce,
-        ])
+        ]);
+        fields(&[&covered, &seal(&covered)])
     }
 
     /// Whether this may be the beginning of a hello of our version.
@@ -245,7 +252,7 @@ mod tests {
             }
         }
         let hello = Hello { socket: 3, sockets: 65, connection: u64::MAX - 1, nonce: [7; 16] };
-        assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+        assert_eq!(Hello::decode(&hello.encode(|_| [1; PROOF])), Ok(hello));
         let header = Header { tag: 5, sequence: 1 << 40, size: 1 << 33 };
         assert_eq!(Header::decode(&header.encode()), Ok(header));
     }
