@@ -14,7 +14,7 @@ use std::sync::Arc;
 use ferroccl::config::Config;
 use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
 use ferroccl::{Algorithm, CommConfig, Communicator, Device, ProtocolId, ReduceOp, UniqueId};
-use ferroccl_proxy::net::LocalNet;
+use ferroccl_proxy::net::{FaultNet, LocalNet};
 use random::Random;
 use team::{COUNTS, team, team_on};
 
@@ -103,6 +103,75 @@ fn under_the_adversary() {
             let team = team_on(device, &config, 3, &format!("seed {seed}, {protocol}"));
             team.collectives(seed, &[0, 3, 150]);
             team.messages(seed, &[0, 3, 150]);
+        }
+    }
+}
+
+/// A network on which something goes wrong, over one within the process.
+fn faulty(faults: &str) -> CommConfig {
+    let mut config = remote(true);
+    let local = Arc::new(LocalNet::default());
+    config.net = Some(Arc::new(FaultNet::new(local, faults.parse().unwrap())));
+    config
+}
+
+#[test]
+fn delays_change_nothing() {
+    for (seed, protocol) in ProtocolId::ALL.iter().enumerate() {
+        let mut config = faulty(&format!("seed={seed},delay=7"));
+        hostile(&mut config);
+        config.protocol = Some(*protocol);
+        let device = Device::new(Arc::new(CpuRuntime::seeded(Adversity::new(seed as u64))));
+        let team = team_on(device, &config, 3, &format!("delays, {protocol}"));
+        team.collectives(seed as u64, &[1, 150]);
+        team.messages(seed as u64, &[1, 150]);
+    }
+}
+
+/// A connection that breaks is an error of all ranks, wherever in a call it does, and of all later calls.
+#[test]
+fn a_broken_connection_is_an_error_of_all_ranks() {
+    for after in [0, 1, 2, 7, 40] {
+        let mut config = faulty(&format!("seed={after},cut={after}"));
+        hostile(&mut config);
+        let device = Device::cpu();
+        let ranks = Communicator::init_all_with(&device, 3, &config).unwrap();
+        let streams: Vec<_> = ranks.iter().map(|_| device.stream().unwrap()).collect();
+        let buffers: Vec<_> = ranks.iter().map(|_| device.alloc::<f32>(5000).unwrap()).collect();
+        let mut calls = Vec::new();
+        for ((rank, buffer), stream) in ranks.iter().zip(&buffers).zip(&streams) {
+            let call = rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream);
+            calls.push(call.map_err(|error| error.to_string()));
+        }
+        for (rank, (stream, call)) in streams.iter().zip(calls).enumerate() {
+            let error = call.and_then(|()| stream.synchronize().map_err(|e| e.to_string()));
+            let error = error.unwrap_err();
+            assert!(error.contains("NET/Local"), "cut after {after}, rank {rank}: {error}");
+            assert!(error.contains("lost rank"), "cut after {after}, rank {rank}: {error}");
+        }
+        for ((rank, buffer), stream) in ranks.iter().zip(&buffers).zip(&streams) {
+            let again = rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream).unwrap_err();
+            assert!(again.to_string().contains("NET/Local"), "{again}");
+        }
+    }
+}
+
+/// What is lost on the way stalls the call until the kernels' time is up.
+#[test]
+fn a_lost_message_is_an_error_of_all_ranks() {
+    for after in [0, 3] {
+        let mut config = faulty(&format!("seed={after},drop={after}"));
+        config.timeout = Some(std::time::Duration::from_millis(700));
+        let device = Device::cpu();
+        let ranks = Communicator::init_all_with(&device, 3, &config).unwrap();
+        let streams: Vec<_> = ranks.iter().map(|_| device.stream().unwrap()).collect();
+        let buffers: Vec<_> = ranks.iter().map(|_| device.alloc::<f32>(500_000).unwrap()).collect();
+        for ((rank, buffer), stream) in ranks.iter().zip(&buffers).zip(&streams) {
+            let _ = rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream);
+        }
+        for stream in &streams {
+            let error = stream.synchronize().unwrap_err().to_string();
+            assert!(error.contains("timeout: rank"), "drop after {after}: {error}");
         }
     }
 }

@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use ferroccl_device::abi::{Fault, FaultKind, ProtocolId, Transfer, TransferKind, Work};
@@ -23,8 +23,8 @@ use ferroccl_proxy::net::{Listener, Net};
 use ferroccl_proxy::{Operation, Progress};
 use tracing::{info, warn};
 
-use super::Inner;
 use super::steps::{Count, count};
+use super::{Communicator, Inner};
 use crate::channel::{ConnLayout, Edges};
 use crate::error::KernelFault;
 use crate::{Error, Result};
@@ -55,6 +55,8 @@ pub(super) struct Remote {
     counts: Mutex<HashMap<Alike, Arc<[Count]>>>,
     /// Whether other hosts have been told of our failure.
     told: AtomicBool,
+    /// The other ranks where all are of one process, and there is no ring to tell them by.
+    siblings: OnceLock<Vec<Weak<Inner>>>,
     /// Operations that keep the communicator alive.
     carriers: AtomicUsize,
 }
@@ -125,7 +127,17 @@ impl Remote {
             state: Mutex::new(state),
             counts: Mutex::default(),
             told: AtomicBool::new(false),
+            siblings: OnceLock::new(),
             carriers: AtomicUsize::new(0),
+        }
+    }
+
+    /// Has the ranks of a process tell each other of failures.
+    pub(super) fn introduce(ranks: &[Communicator]) {
+        for rank in ranks {
+            if let Some(remote) = &rank.0.remote {
+                let _ = remote.siblings.set(ranks.iter().map(|r| Arc::downgrade(&r.0)).collect());
+            }
         }
     }
 
@@ -285,12 +297,19 @@ impl Inner {
 
     /// Tells ranks on other hosts of our failure: their kernels do not see what we leave at our edges.
     pub(super) fn tell_hosts(&self, fault: &Fault) {
-        let (Some(remote), Some(watch)) = (&self.remote, self.watch.get()) else { return };
-        if !remote.told.swap(true, Ordering::Relaxed) {
-            let text = self.failure().map_or_else(String::new, |error| error.to_string());
-            let end = (0..=text.len().min(MAX_TEXT)).rev().find(|i| text.is_char_boundary(*i));
-            let text = &text.as_bytes()[..end.unwrap_or(0)];
-            watch.tell(&[bytemuck::bytes_of(fault), text].concat());
+        let Some(remote) = &self.remote else { return };
+        if remote.told.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let text = self.failure().map_or_else(String::new, |error| error.to_string());
+        let end = (0..=text.len().min(MAX_TEXT)).rev().find(|i| text.is_char_boundary(*i));
+        let text = &text.as_bytes()[..end.unwrap_or(0)];
+        let news = [bytemuck::bytes_of(fault), text].concat();
+        if let Some(watch) = self.watch.get() {
+            watch.tell(&news);
+        }
+        for sibling in remote.siblings.get().into_iter().flatten().filter_map(Weak::upgrade) {
+            sibling.heard(self.rank, &news);
         }
     }
 
@@ -300,9 +319,12 @@ impl Inner {
         let Ok(fault) = bytemuck::try_pod_read_unaligned::<Fault>(fault) else { return };
         let text = String::from_utf8_lossy(text);
         info!(target: crate::log::NET, "rank {}: rank {teller} has failed: {text}", self.rank);
-        if self.control.fault().is_some() {
+        let Some(remote) = &self.remote else { return };
+        if teller == self.rank || self.control.fault().is_some() {
             return;
         }
+        // All others hear of it as we do, and of the cause.
+        remote.told.store(true, Ordering::Relaxed);
         let lost = FaultKind::from_raw(fault.kind) == FaultKind::PeerLost;
         let error = if lost {
             // It may be us whom it has lost.

@@ -111,16 +111,15 @@ impl Communicator {
         let handles: Vec<Handles> = inboxes.iter().map(|inbox| inbox.handles.clone()).collect();
         let all = (0..nranks).map(|rank| Nodes::new(rank, &peers, config.ranks_per_node)).collect();
         let heads = collnet::join_all(config.collnet(&env, true).as_ref(), all)?;
-        (0..nranks)
-            .zip(inboxes)
-            .zip(heads)
-            .map(|((rank, inbox), heads)| {
-                let member = member(rank);
-                let edges = member.edges(&inbox, &peers, &handles)?;
-                let remote = member.remote(inbox.listening, &edges, &handles)?;
-                member.join(edges, &peers, remote, heads)
-            })
-            .collect()
+        let ranks = (0..nranks).zip(inboxes).zip(heads).map(|((rank, inbox), heads)| {
+            let member = member(rank);
+            let edges = member.edges(&inbox, &peers, &handles)?;
+            let remote = member.remote(inbox.listening, &edges, &handles)?;
+            member.join(edges, &peers, remote, heads)
+        });
+        let ranks = ranks.collect::<Result<Vec<_>>>()?;
+        Remote::introduce(&ranks);
+        Ok(ranks)
     }
 
     /// One rank of a group, in a thread or process of its own: `rank` of `nranks`, found by `id`, which one

@@ -77,7 +77,8 @@ pub(super) struct World<T: Turns> {
 
 /// Turns of kernels between two of the operations.
 const TURNS: u32 = 16;
-/// Rounds in which operations do nothing, and nothing else runs, until they are given up.
+/// Rounds in which operations do nothing until they are not waited for: given up if nothing else runs, and else no reason
+/// why blocks that wait should not be in a deadlock.
 const IDLE_ROUNDS: u32 = 1000;
 
 struct Stream<R> {
@@ -120,7 +121,7 @@ impl<T: Turns> World<T> {
         *lock(&self.runner) = Some(thread::current().id());
         self.turns.begin(&mut schedule);
         let mut ended = Vec::new();
-        let (mut turn, mut idle) = (0, 0);
+        let (mut turn, mut idle, mut still) = (0, 0, 0);
         loop {
             if self.fresh.swap(false, Ordering::SeqCst) {
                 self.start_all(&mut schedule, &mut ended);
@@ -140,7 +141,13 @@ impl<T: Turns> World<T> {
                 turn += 1;
                 if turn == TURNS {
                     turn = 0;
-                    self.operate();
+                    still = match self.operate() {
+                        Some(false) => still + 1,
+                        _ => 0,
+                    };
+                    if still > 0 && still < IDLE_ROUNDS {
+                        self.turns.touched(); // they may yet do something
+                    }
                 }
             }
             for launched in ended.drain(..) {
