@@ -88,10 +88,11 @@ pub trait Runtime: Debug + Send + Sync {
     }
 }
 
+/// One for all communicators: they share the process's cores.
+static PROXY: LazyLock<Proxy> = LazyLock::new(|| Proxy::new("ferroccl-proxy"));
+
 /// Has an operation go on by the process's proxy thread.
 fn on_proxy_thread(operation: Box<dyn Operation>) -> Result<()> {
-    /// One for all communicators: it hardly ever has anything to do.
-    static PROXY: LazyLock<Proxy> = LazyLock::new(|| Proxy::new("ferroccl-proxy"));
     PROXY.append(operation).map_err(|e| Error::system("starting the proxy thread", e))
 }
 

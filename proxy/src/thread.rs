@@ -1,8 +1,9 @@
 //! The progress loop.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use tracing::error;
@@ -45,6 +46,9 @@ pub fn round(operations: &mut Vec<Box<dyn Operation>>) -> bool {
 /// A thread that moves operations on, one after the other, round and round. It starts with the first operation and sleeps
 /// while there is none.
 ///
+/// Who waits for an operation can [help](Proxy::help): a round on the waiting thread comes sooner than one on a thread that
+/// has to be woken, or to be given a core, first. While somebody helps, the thread looks on now and then.
+///
 /// ```
 /// use std::sync::mpsc;
 ///
@@ -74,11 +78,23 @@ pub struct Proxy {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Shared {
     queue: Mutex<Queue>,
     /// Something is in the queue, or it is closed.
     changed: Condvar,
+    /// Whoever holds it makes a round.
+    operations: Mutex<Vec<Box<dyn Operation>>>,
+    /// Operations, new ones too: whether there is anything to help with.
+    count: AtomicUsize,
+    /// Rounds of helpers.
+    helped: AtomicU64,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("count", &self.count).finish_non_exhaustive()
+    }
 }
 
 #[derive(Default)]
@@ -88,20 +104,14 @@ struct Queue {
     closed: bool,
 }
 
-impl std::fmt::Debug for Queue {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Queue").field("new", &self.new.len()).field("closed", &self.closed).finish()
-    }
-}
-
-/// Rounds in which nothing moved before the thread sleeps between them.
-const IDLE_ROUNDS: u32 = 64;
-/// How long it sleeps then: a small part of what a step over a network takes.
+/// For how long nothing moves before the thread sleeps between rounds: some steps over a network. It yields meanwhile.
+const AWAKE: Duration = Duration::from_micros(300);
+/// How long it sleeps then. The system makes at least 50 us more of it (its timer slack).
 const PAUSE: Duration = Duration::from_micros(20);
-/// How long after a long time of nothing.
+/// After so long a time of nothing it sleeps longer: a waiting operation should cost no core.
+const LONG_IDLE: Duration = Duration::from_millis(20);
+/// How long then, and while others make its rounds.
 const LONG_PAUSE: Duration = Duration::from_millis(1);
-/// Rounds after which that is so: some 20 ms.
-const LONG_IDLE: u32 = 1000;
 
 impl Proxy {
     /// A proxy without operations, whose thread will have this name.
@@ -122,9 +132,26 @@ impl Proxy {
             queue.running = true;
         }
         queue.new.push(operation);
+        self.shared.count.fetch_add(1, Ordering::Relaxed);
         drop(queue);
         self.shared.changed.notify_one();
         Ok(())
+    }
+
+    /// Makes a round on the calling thread, unless another one does just now; whether anything moved. Quick where there is
+    /// nothing to do. Not to be called by an operation.
+    pub fn help(&self) -> bool {
+        // Only a hint: the thread is there for what is missed.
+        if self.shared.count.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let mut operations = match self.shared.operations.try_lock() {
+            Ok(operations) => operations,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        self.shared.helped.fetch_add(1, Ordering::Relaxed);
+        self.shared.round(&mut operations)
     }
 }
 
@@ -141,32 +168,60 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn operations(&self) -> MutexGuard<'_, Vec<Box<dyn Operation>>> {
+        self.operations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in what is new, and moves all on; whether anything moved.
+    fn round(&self, operations: &mut Vec<Box<dyn Operation>>) -> bool {
+        operations.append(&mut self.lock().new);
+        let before = operations.len();
+        let moved = round(operations);
+        self.count.fetch_sub(before - operations.len(), Ordering::Relaxed);
+        moved
+    }
+
     fn run(&self) {
-        let mut operations: Vec<Box<dyn Operation>> = Vec::new();
-        let mut idle = 0u32;
+        let mut idle_since = None;
+        let mut helped = 0;
         loop {
+            let mut operations = self.operations();
             let mut queue = self.lock();
             while operations.is_empty() && queue.new.is_empty() && !queue.closed {
+                drop(operations); // a helper may have it meanwhile, and leave nothing or something
                 queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                idle = 0;
+                drop(queue);
+                idle_since = None;
+                operations = self.operations();
+                queue = self.lock();
             }
             if queue.closed {
                 let left = std::mem::take(&mut queue.new);
                 drop(queue); // an operation's drop may use this proxy
-                drop((operations, left));
+                let all = std::mem::take(&mut *operations);
+                drop((operations, all, left));
                 return;
             }
-            operations.append(&mut queue.new);
             drop(queue);
+            let moved = self.round(&mut operations);
+            drop(operations);
 
-            idle = if round(&mut operations) { 0 } else { idle.saturating_add(1) };
-            if idle >= IDLE_ROUNDS {
-                let queue = self.lock();
-                let pause = if idle < LONG_IDLE { PAUSE } else { LONG_PAUSE };
+            if moved {
+                idle_since = None;
+                continue;
+            }
+            let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
+            let helps = self.helped.load(Ordering::Relaxed);
+            let is_helped = std::mem::replace(&mut helped, helps) != helps;
+            if idle < AWAKE && !is_helped {
+                thread::yield_now();
+                continue;
+            }
+            let pause = if idle < LONG_IDLE && !is_helped { PAUSE } else { LONG_PAUSE };
+            let queue = self.lock();
+            if queue.new.is_empty() && !queue.closed {
                 // Woken by a new operation; whether it was that or the time does not matter.
                 let _ = self.changed.wait_timeout(queue, pause);
-            } else if idle > 0 {
-                thread::yield_now();
             }
         }
     }

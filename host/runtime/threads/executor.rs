@@ -25,6 +25,7 @@ use super::queue::{Launched, Queue, Stint, Task, heavy};
 use super::stream::StreamState;
 use super::workers::Crew;
 use crate::Result;
+use crate::runtime::PROXY;
 use crate::runtime::sync::lock;
 
 /// Rounds of one stint of a thread that waits. It looks at its stream after each round anyway.
@@ -151,6 +152,11 @@ impl<B: Blocks> Executor<B> {
         while !stream.has_done(ticket) {
             let nap = match self.pass(&mut home, STINT_ROUNDS, || stream.has_done(ticket)) {
                 Pass::Moved => {
+                    ladder.reset();
+                    continue;
+                }
+                // What the blocks wait for may be the proxy's to bring.
+                Pass::Stuck | Pass::Idle if PROXY.help() => {
                     ladder.reset();
                     continue;
                 }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::Blocks;
 use super::executor::{Executor, Ladder, Pass};
+use crate::runtime::PROXY;
 use crate::runtime::sync::lock;
 use crate::{Error, Result};
 
@@ -161,6 +162,10 @@ impl Crew {
                 Pass::Moved => {
                     ladder.reset();
                     (nap, warm) = (NAP.0, true);
+                    continue;
+                }
+                Pass::Stuck if PROXY.help() => {
+                    ladder.reset();
                     continue;
                 }
                 Pass::Stuck => {
