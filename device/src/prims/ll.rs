@@ -53,11 +53,16 @@ impl<L: Rules> Protocol for Ll<L> {
         prims: &mut Prims<T, R, Self, NR, NS>,
         slice: Slice<T>,
     ) {
-        let lines = slice.n.div_ceil(DATA / size_of::<T>());
         wait_for_slots::<V, L, T, R, Self, NR, NS>(
             prims,
             #[inline(always)]
-            |edge| if is_cleaned(edge) { edge.slot_bytes() } else { lines * LL_LINE },
+            |edge| {
+                if is_cleaned(edge) {
+                    return edge.slot_bytes();
+                }
+                // Computed again by all lanes where the lines are moved: not to be kept for that.
+                gpu::fresh(slice.n).div_ceil(DATA / size_of::<T>()) * LL_LINE
+            },
         );
         if !prims.cx.stopped {
             // SAFETY: `step`'s contract.

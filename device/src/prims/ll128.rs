@@ -58,11 +58,14 @@ impl<L: Rules> Protocol for Ll128<L> {
         prims: &mut Prims<T, R, Self, NR, NS>,
         slice: Slice<T>,
     ) {
-        let lines = 2 * slice.n.div_ceil(PAIR_DATA / size_of::<T>());
         wait_for_slots::<V, L, T, R, Self, NR, NS>(
             prims,
             #[inline(always)]
-            |_| lines * LL128_LINE,
+            |_| {
+                // Computed again by all lanes where the lines are moved: not to be kept for that.
+                let n = gpu::fresh(slice.n);
+                2 * n.div_ceil(PAIR_DATA / size_of::<T>()) * LL128_LINE
+            },
         );
         if !prims.cx.stopped {
             // SAFETY: `step`'s contract.
