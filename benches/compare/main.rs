@@ -25,7 +25,6 @@ mod worker;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::Path;
-use std::process::Command;
 
 use clap::Parser;
 use ferroccl::{CommConfig, Communicator, Device, ProtocolId};
@@ -154,7 +153,7 @@ fn main() -> Outcome<()> {
         println!("compare: run as `cargo bench --bench compare`"); // `cargo test` starts benches too
         return Ok(());
     }
-    let program = compile_peer()?;
+    let program = peer::compile()?;
     let mut results = Results::default();
     let path = options.record.as_ref().map(|name| {
         let today = machine::said("date", &["-u", "+%F"]);
@@ -252,15 +251,4 @@ fn turns(ranks: u32, bytes: u64, processes: bool, variants: usize) -> Vec<Contes
     let worth = |i: &usize| VARIANTS[*i].1.contains(&bytes);
     turns.extend((0..variants).filter(worth).map(Contestant::Variant));
     turns
-}
-
-/// Compiles the MPI program; the compiler may use all that this machine has.
-fn compile_peer() -> Outcome<String> {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/peers/mpi_all_reduce.c");
-    let program = concat!(env!("CARGO_TARGET_TMPDIR"), "/mpi_all_reduce");
-    let status = Command::new("mpicc")
-        .args(["-O3", "-march=native", "-o", program, source])
-        .status()
-        .map_err(|e| format!("mpicc: {e}; Debian's packages are openmpi-bin libopenmpi-dev"))?;
-    if status.success() { Ok(program.to_owned()) } else { Err("mpicc failed".into()) }
 }

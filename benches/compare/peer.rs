@@ -74,34 +74,37 @@ pub(crate) struct Peer {
 impl Peer {
     /// The MPI program on `ranks` ranks.
     pub(crate) fn mpi(program: &str, ranks: u32, setting: &[&str]) -> Outcome<Self> {
-        let ranks = ranks.to_string();
-        let mut child = Command::new("mpirun")
-            .args(["--allow-run-as-root", "--oversubscribe", "-n", &ranks])
-            .args(setting)
-            .args([program, "--serve"])
+        let mut command = Command::new("mpirun");
+        command.args(["--allow-run-as-root", "--oversubscribe", "-n", &ranks.to_string()]);
+        command.args(setting).args([program, "--serve"]);
+        Self::mpi_by(format!("mpirun {setting:?}"), command)
+    }
+
+    /// The MPI program as this command starts it.
+    pub(crate) fn mpi_by(name: String, mut command: Command) -> Outcome<Self> {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|e| {
-                format!("mpirun: {e}; Debian's packages are openmpi-bin libopenmpi-dev")
-            })?;
+            .map_err(|e| format!("mpirun: {e}; {PACKAGES}"))?;
         let (input, output) = pipes(&mut child)?;
-        Ok(Self::new(
-            format!("mpirun {setting:?}"),
-            vec![input],
-            BufReader::new(output),
-            vec![child],
-        ))
+        Ok(Self::new(name, vec![input], BufReader::new(output), vec![child]))
     }
 
-    /// This program again, `ranks` times, one rank each. Rank 0 prints the id by which the others,
-    /// as its first line of input, find it.
+    /// This program again, `ranks` times, one rank each.
     pub(crate) fn ferro(ranks: u32) -> Outcome<Self> {
         let program = std::env::current_exe()?;
+        Self::ferro_by((0..ranks).map(|_| Command::new(&program)).collect())
+    }
+
+    /// This program again by each of these commands, which are the ranks' in order. Rank 0 prints the id by which the
+    /// others, as its first line of input, find it.
+    pub(crate) fn ferro_by(commands: Vec<Command>) -> Outcome<Self> {
+        let ranks = commands.len();
         let (mut inputs, mut children) = (Vec::new(), Vec::new());
         let (mut first, mut id) = (None, String::new());
-        for rank in 0..ranks {
-            let mut child = Command::new(&program)
+        for (rank, mut command) in commands.into_iter().enumerate() {
+            let mut child = command
                 .args(["--bench", "--worker", &format!("{rank}/{ranks}")])
                 .stdin(Stdio::piped())
                 .stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() })
@@ -174,6 +177,19 @@ impl Drop for Peer {
         }
     }
 }
+
+/// Compiles the MPI program; the compiler may use all that this machine has.
+pub(crate) fn compile() -> Outcome<String> {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/peers/mpi_all_reduce.c");
+    let program = concat!(env!("CARGO_TARGET_TMPDIR"), "/mpi_all_reduce");
+    let status = Command::new("mpicc")
+        .args(["-O3", "-march=native", "-o", program, source])
+        .status()
+        .map_err(|e| format!("mpicc: {e}; {PACKAGES}"))?;
+    if status.success() { Ok(program.to_owned()) } else { Err("mpicc failed".into()) }
+}
+
+const PACKAGES: &str = "Debian's packages are openmpi-bin libopenmpi-dev (scripts/setup)";
 
 fn pipes(child: &mut Child) -> Outcome<(ChildStdin, ChildStdout)> {
     let input = child.stdin.take().ok_or("no pipe to mpirun")?;
