@@ -132,6 +132,10 @@ impl Runtime for SeededRuntime {
 
     fn share_host(&self, _local_processes: usize) {} // it has one thread anyway
 
+    fn is_driven(&self) -> bool {
+        false
+    }
+
     fn operate(&self, operation: Box<dyn Operation>) -> Result<()> {
         self.0.append(operation);
         Ok(())

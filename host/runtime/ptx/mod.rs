@@ -263,6 +263,10 @@ impl Runtime for PtxRuntime {
         }
     }
 
+    fn is_driven(&self) -> bool {
+        matches!(self.mode, Mode::Threads(_))
+    }
+
     fn operate(&self, operation: Box<dyn Operation>) -> Result<()> {
         match &self.mode {
             Mode::Threads(_) => super::on_proxy_thread(operation),
