@@ -35,7 +35,7 @@ mod transport;
 
 pub use bootstrap::UniqueId;
 pub use buffer::{Device, DeviceBuffer, Element, Stream};
-pub use comm::{CommConfig, Communicator, group};
+pub use comm::{AbortHandle, CommConfig, Communicator, InProgress, group};
 pub use error::{Error, KernelFault, Result};
 pub use ferroccl_device as device;
 pub use ferroccl_device::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};

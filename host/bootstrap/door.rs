@@ -14,6 +14,7 @@ use nix::poll::{PollFd, PollFlags};
 use socket2::{Domain, Socket, Type};
 
 use super::auth::{Key, NO_CHALLENGE, Unproven, nonce};
+use super::limit::Deadline;
 use super::link::{Link, LinkError, is_ready, wait};
 use super::wire::{Malformed, Message, Nonce, Phase, Refusal, VERSION};
 use crate::log::BOOTSTRAP;
@@ -92,10 +93,14 @@ impl Door {
     pub(super) fn serve(
         &mut self,
         others: &[BorrowedFd<'_>],
-        deadline: Option<Instant>,
+        deadline: Option<&Deadline>,
     ) -> io::Result<(Vec<Arrival>, Vec<bool>)> {
         let first = self.strangers.iter().map(|s| s.until).min();
-        let until = deadline.into_iter().chain(first).min();
+        let until = match (deadline, first) {
+            (Some(deadline), Some(first)) => Some(deadline.or_at(first)),
+            (Some(deadline), None) => Some(deadline.clone()),
+            (None, first) => first.map(Deadline::at),
+        };
         let (knock, said, ready) = {
             let mut fds = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
             let strangers = self.strangers.iter().map(|s| s.link.as_fd());
@@ -104,7 +109,7 @@ impl Door {
                     .chain(others.iter().copied())
                     .map(|fd| PollFd::new(fd, PollFlags::POLLIN)),
             );
-            wait(&mut fds, until)?;
+            wait(&mut fds, until.as_ref())?;
             let ready: Vec<bool> = fds.iter().map(is_ready).collect();
             let (said, ready) = ready[1..].split_at(self.strangers.len());
             (is_ready(&fds[0]), said.to_vec(), ready.to_vec())

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::auth::{Key, NO_CHALLENGE, Unproven, nonce};
 use super::door::{Door, PATIENCE, listen};
 use super::id::{Kind, UniqueId, with_port};
+use super::limit::Deadline;
 use super::link::{Link, LinkError};
 use super::root::{self, RootThread};
 use super::wire::{Message, Nonce, Phase, Refusal};
@@ -53,7 +54,7 @@ pub(super) fn join(
     rank: u32,
     world_size: u32,
     config: &Config,
-    deadline: Instant,
+    deadline: Deadline,
 ) -> Result<Joined> {
     let mut joining = Joining { id, rank, world_size, config, deadline, door: None };
     let root = joining.run_root_if_ours()?;
@@ -77,7 +78,7 @@ struct Joining<'a> {
     rank: u32,
     world_size: u32,
     config: &'a Config,
-    deadline: Instant,
+    deadline: Deadline,
     /// This rank's own door, once it is known which address others reach it at.
     door: Option<(IpAddr, Door)>,
 }
@@ -123,8 +124,8 @@ impl Joining<'_> {
     fn find_root(&mut self, places: &[SocketAddr]) -> Result<(Nonce, SocketAddr)> {
         let start = Instant::now();
         let until = match self.id.kind() {
-            Kind::Published => self.deadline.min(start + PUBLISHED),
-            Kind::Rendezvous { .. } => self.deadline,
+            Kind::Published => self.deadline.or_at(start + PUBLISHED),
+            Kind::Rendezvous { .. } => self.deadline.clone(),
         };
         let mut pause = Duration::from_millis(2);
         loop {
@@ -136,12 +137,13 @@ impl Joining<'_> {
                     Err(Failure::Passing(reason)) => trouble = format!("{place}: {reason}"),
                 }
             }
-            if Instant::now() + pause >= until {
+            if until.left() <= pause {
                 let address = self.id.address();
                 let waited = start.elapsed();
                 return Err(BootstrapError::NoRoot { address, waited, trouble }.into());
             }
-            std::thread::sleep(pause);
+            let aborted = |e| Error::system("looking for the root", e);
+            until.pause(pause).map_err(aborted)?;
             pause = (pause * 2).min(Duration::from_millis(250));
         }
     }
@@ -153,7 +155,7 @@ impl Joining<'_> {
             let error = BootstrapError::NotARoot { address: place, what: what.clone() };
             if others { Failure::Passing(what) } else { Failure::Final(error.into()) }
         };
-        let soon = self.deadline.min(Instant::now() + GREETING);
+        let soon = &self.deadline.or_within(GREETING);
         let mut link = Link::connect(place, Phase::Handshake, soon).map_err(|e| passing(&e))?;
         let greeting = match link.read(soon) {
             Ok(frame) => frame.message(),
@@ -168,7 +170,7 @@ impl Joining<'_> {
         };
         let listener = self.open_door(&link)?;
         let ours = nonce()?;
-        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = self.deadline.left();
         let hello = Message::Hello {
             rank: self.rank,
             world_size: self.world_size,
@@ -177,8 +179,8 @@ impl Joining<'_> {
             listener,
         };
         let key = Key::new(*self.id.secret());
-        link.write_all(&key.seal(&challenge, &hello), self.deadline).map_err(|e| passing(&e))?;
-        let frame = match link.read(self.deadline + GRACE) {
+        link.write_all(&key.seal(&challenge, &hello), &self.deadline).map_err(|e| passing(&e))?;
+        let frame = match link.read(&self.deadline.extended(GRACE)) {
             Ok(frame) => frame,
             Err(LinkError::Malformed(e)) => return Err(stranger(e.to_string())),
             Err(e) => return Err(passing(&e)),
@@ -247,7 +249,7 @@ pub(super) fn dismiss(id: &UniqueId) {
     if id.is_rendezvous() {
         return;
     }
-    let soon = Instant::now() + Duration::from_millis(100);
+    let soon = &Deadline::within(Duration::from_millis(100));
     let Ok(mut link) = Link::connect(id.address(), Phase::Handshake, soon) else { return };
     let Ok(Ok(Message::Greeting { challenge })) = link.read(soon).map(|frame| frame.message())
     else {

@@ -5,12 +5,13 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use socket2::{SockRef, TcpKeepalive};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
+use super::limit::Deadline;
 use super::wire::{Decoder, Frame, Malformed, Phase};
 
 /// What is read at a time; a socket's buffer holds about this much.
@@ -65,12 +66,22 @@ impl Link {
     pub(super) fn connect(
         address: SocketAddr,
         phase: Phase,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> io::Result<Self> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        // A timeout of zero is an error of its own; the least there is means the same.
-        let stream = TcpStream::connect_timeout(&address, left.max(Duration::from_millis(1)))?;
-        Self::new(stream, address, phase)
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        socket.set_nonblocking(true)?;
+        match socket.connect(&address.into()) {
+            Ok(()) => {}
+            Err(e) if e.raw_os_error() == Some(nix::libc::EINPROGRESS) => {
+                let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
+                if !wait(&mut fds, Some(deadline))? {
+                    return Err(io::Error::new(ErrorKind::TimedOut, "connection timed out"));
+                }
+                socket.take_error()?.map_or(Ok(()), Err)?;
+            }
+            Err(e) => return Err(e),
+        }
+        Self::new(socket.into(), address, phase)
     }
 
     /// From now on this connection is a known rank's.
@@ -104,7 +115,7 @@ impl Link {
     pub(super) fn write_all(
         &mut self,
         mut bytes: &[u8],
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> Result<(), LinkError> {
         loop {
             bytes = &bytes[self.write_some(bytes)?..];
@@ -134,7 +145,7 @@ impl Link {
         }
     }
 
-    pub(super) fn read(&mut self, deadline: Instant) -> Result<Frame, LinkError> {
+    pub(super) fn read(&mut self, deadline: &Deadline) -> Result<Frame, LinkError> {
         loop {
             if let Some(frame) = self.read_some()? {
                 return Ok(frame);
@@ -145,7 +156,7 @@ impl Link {
         }
     }
 
-    fn wait(&self, what: PollFlags, deadline: Instant) -> Result<bool, LinkError> {
+    fn wait(&self, what: PollFlags, deadline: &Deadline) -> Result<bool, LinkError> {
         let mut fds = [PollFd::new(self.as_fd(), what)];
         wait(&mut fds, Some(deadline)).map_err(LinkError::Io)
     }
@@ -158,18 +169,22 @@ impl AsFd for Link {
 }
 
 /// Sleeps until one of `fds` is ready or the time is up: `false`. Without a deadline it may sleep for ever.
-pub(super) fn wait(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> io::Result<bool> {
+///
+/// # Errors
+/// Those of `poll`, and when somebody wants it to end.
+pub(super) fn wait(fds: &mut [PollFd<'_>], deadline: Option<&Deadline>) -> io::Result<bool> {
     loop {
+        deadline.map_or(Ok(()), Deadline::look)?;
         let timeout = match deadline {
             None => PollTimeout::NONE,
             Some(deadline) => {
-                let left = deadline.saturating_duration_since(Instant::now());
                 // Rounded up: a poll that ends a little early would be made again and again.
-                PollTimeout::try_from(left.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX)
+                PollTimeout::try_from(deadline.nap().as_micros().div_ceil(1000))
+                    .unwrap_or(PollTimeout::MAX)
             }
         };
         match poll(fds, timeout) {
-            Ok(0) if deadline.is_none_or(|d| Instant::now() < d) => {}
+            Ok(0) if deadline.is_none_or(|deadline| !deadline.is_over()) => {}
             Ok(ready) => return Ok(ready > 0),
             Err(Errno::EINTR) => {}
             Err(e) => return Err(e.into()),

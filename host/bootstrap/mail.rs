@@ -6,13 +6,13 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
 
+use super::BootstrapError;
 use super::auth::{Key, NO_CHALLENGE, nonce};
 use super::door::{Arrival, Door};
+use super::limit::{Deadline, Limit};
 use super::link::Link;
 use super::wire::{MAX_DATA, Message, Phase, Purpose, Refusal};
-use super::{BootstrapError, deadline};
 use crate::{Error, Result};
 
 pub(super) fn check_length(argument: &'static str, bytes: &[u8]) -> Result<()> {
@@ -58,14 +58,8 @@ impl Outbox {
     }
 
     /// Sends to `peer`, which is a rank of the group and not this one.
-    pub(super) fn send(
-        &mut self,
-        peer: u32,
-        tag: u64,
-        bytes: &[u8],
-        limit: Duration,
-    ) -> Result<()> {
-        let until = deadline(limit);
+    pub(super) fn send(&mut self, peer: u32, tag: u64, bytes: &[u8], limit: &Limit) -> Result<()> {
+        let until = &limit.start();
         let rank = self.rank;
         let address = self.addresses[peer as usize];
         let lost = |e: &dyn std::fmt::Display| Error::PeerLost {
@@ -122,9 +116,14 @@ impl Inbox {
         }
     }
 
+    /// Where it listens.
+    pub(super) fn address(&self) -> std::io::Result<SocketAddr> {
+        self.door.address()
+    }
+
     /// Receives from `peer`, which is a rank of the group and not this one.
-    pub(super) fn recv(&mut self, peer: u32, tag: u64, limit: Duration) -> Result<Vec<u8>> {
-        let until = deadline(limit);
+    pub(super) fn recv(&mut self, peer: u32, tag: u64, limit: &Limit) -> Result<Vec<u8>> {
+        let until = limit.start();
         loop {
             if let Some(bytes) = self.queues.pop(peer, tag) {
                 return Ok(bytes);
@@ -133,15 +132,15 @@ impl Inbox {
                 let reason = format!("it closed its connection before it sent tag {tag}");
                 return Err(Error::PeerLost { rank: self.rank, peer, reason });
             }
-            if Instant::now() >= until {
+            if until.is_over() {
                 let what = format!("rank {} waiting for tag {tag} of rank {peer}", self.rank);
-                return Err(BootstrapError::Timeout { what, limit }.into());
+                return Err(BootstrapError::Timeout { what, limit: limit.time }.into());
             }
-            self.take_what_comes(until)?;
+            self.take_what_comes(&until)?;
         }
     }
 
-    fn take_what_comes(&mut self, until: Instant) -> Result<()> {
+    fn take_what_comes(&mut self, until: &Deadline) -> Result<()> {
         let others: Vec<_> = self.links.iter().map(|(_, link)| link.as_fd()).collect();
         let (arrivals, ready) = self
             .door

@@ -24,16 +24,19 @@
 //! | `interface` | which network |
 //! | [`wire`] | bytes and legal messages (pure) |
 //! | `auth` | who knows the secret |
+//! | `limit` | how long anything may take |
 //! | `link`, `door` | one connection; a listening socket that strangers reach |
 //! | `root`, `join` | the two sides of coming together |
 //! | `ring`, `mail` | all-gather; send and receive |
-//! | `watch` | who is still there |
+//! | `watch`, `gather` | who is still there; all-gathers later |
 
 mod auth;
 mod door;
+mod gather;
 mod id;
 pub(crate) mod interface;
 mod join;
+mod limit;
 mod link;
 mod mail;
 mod ring;
@@ -43,12 +46,15 @@ pub mod wire;
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use id::{CommId, UNIQUE_ID_BYTES, UniqueId};
 pub use interface::{AddressFamily, Interface, InterfaceFilter, choose, interfaces};
 pub use watch::{Beat, Departure, Watch};
 pub use wire::{MissingRanks, Refusal};
+
+pub(crate) use gather::Gathers;
+pub(crate) use limit::{Limit, Stop};
 
 use self::auth::Key;
 use self::mail::{Inbox, Outbox};
@@ -180,7 +186,7 @@ pub struct Bootstrap {
     rank: u32,
     nranks: u32,
     /// The limit of each call.
-    limit: Duration,
+    limit: Limit,
     /// `None` in a group of one, and after [`Bootstrap::watch`].
     group: Option<Group>,
     /// What a group of one sends to itself.
@@ -210,6 +216,20 @@ impl Bootstrap {
     /// be reached or turns this rank away, and, when `FERROCCL_BOOTSTRAP_TIMEOUT` is over, naming the ranks
     /// that are missing. [`Error::PeerLost`] when a neighbour leaves meanwhile. [`Error::System`].
     pub fn connect(id: &UniqueId, rank: u32, nranks: u32, config: &Config) -> Result<Self> {
+        Self::connect_unless(Stop::default(), id, rank, nranks, config)
+    }
+
+    /// As [`Bootstrap::connect`]; it, and what the rank does later, fails soon after `stop` is set.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn connect_unless(
+        stop: Stop,
+        id: &UniqueId,
+        rank: u32,
+        nranks: u32,
+        config: &Config,
+    ) -> Result<Self> {
         if nranks == 0 || nranks > wire::MAX_RANKS {
             let most = wire::MAX_RANKS;
             return Err(Error::argument("nranks", format!("{nranks} is not 1 to {most}")));
@@ -217,19 +237,19 @@ impl Bootstrap {
         if rank >= nranks {
             return Err(Error::argument("rank", format!("{rank} is not of a group of {nranks}")));
         }
-        let limit = config.bootstrap_timeout;
+        let limit = Limit { time: config.bootstrap_timeout, stop };
         let own = Mutex::new(mail::Queues::default());
         if nranks == 1 {
             join::dismiss(id);
             return Ok(Bootstrap { rank, nranks, limit, group: None, own });
         }
-        let deadline = deadline(limit);
-        let joined = join::join(id, rank, nranks, config, deadline)?;
+        let deadline = limit.start();
+        let joined = join::join(id, rank, nranks, config, deadline.clone())?;
         let mut door = joined.door;
         let mine = door.address().map_err(|e| Error::system("address of the rank's socket", e))?;
-        let mut ring = Ring::close(rank, nranks, &mut door, &joined.key, joined.next, deadline)?;
+        let mut ring = Ring::close(rank, nranks, &mut door, &joined.key, joined.next, &deadline)?;
         let addresses = ring
-            .all_gather(mine.to_string().as_bytes(), limit)?
+            .all_gather(mine.to_string().as_bytes(), &limit)?
             .iter()
             .map(|bytes| std::str::from_utf8(bytes).ok()?.parse().ok())
             .collect::<Option<Vec<SocketAddr>>>()
@@ -265,7 +285,7 @@ impl Bootstrap {
     pub fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         mail::check_length("mine", mine)?;
         match &self.group {
-            Some(group) => lock(&group.ring).all_gather(mine, self.limit),
+            Some(group) => lock(&group.ring).all_gather(mine, &self.limit),
             None => Ok(vec![mine.to_vec()]),
         }
     }
@@ -289,7 +309,7 @@ impl Bootstrap {
         mail::check_length("bytes", bytes)?;
         match &self.group {
             Some(group) if peer != self.rank => {
-                lock(&group.outbox).send(peer, tag, bytes, self.limit)
+                lock(&group.outbox).send(peer, tag, bytes, &self.limit)
             }
             _ => {
                 lock(&self.own).push(peer, tag, bytes.to_vec());
@@ -307,7 +327,7 @@ impl Bootstrap {
     pub fn recv(&self, peer: u32, tag: u64) -> Result<Vec<u8>> {
         self.check_peer(peer)?;
         match &self.group {
-            Some(group) if peer != self.rank => lock(&group.inbox).recv(peer, tag, self.limit),
+            Some(group) if peer != self.rank => lock(&group.inbox).recv(peer, tag, &self.limit),
             _ => lock(&self.own).pop(peer, tag).ok_or_else(|| {
                 let what = format!("rank {peer} has sent itself nothing with tag {tag}");
                 BootstrapError::Mismatch(what).into()
@@ -344,7 +364,9 @@ impl Bootstrap {
     ) -> Result<Watch> {
         let Some(group) = self.group.take() else { return Ok(Watch::alone()) };
         let ring = group.ring.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Watch::start(ring, beat, on_gone, on_news)
+        let address = lock(&group.inbox).address();
+        let address = address.map_err(|e| Error::system("address of the rank's socket", e))?;
+        Watch::start(ring, address, beat, on_gone, on_news)
     }
 }
 
@@ -355,10 +377,4 @@ impl Drop for Bootstrap {
             lock(&group.ring).say_goodbye();
         }
     }
-}
-
-/// `limit` from now on; a limit beyond the clock's end is no limit anybody would notice.
-fn deadline(limit: Duration) -> Instant {
-    let now = Instant::now();
-    now.checked_add(limit).unwrap_or(now + Duration::from_secs(1 << 30))
 }

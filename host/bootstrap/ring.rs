@@ -4,17 +4,16 @@
 //! of `rank - s - 1`. Sending and receiving go on at the same time, so that blocks larger than a socket's
 //! buffer do not stop all ranks in their sends.
 
+use nix::poll::{PollFd, PollFlags};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags};
-
+use super::BootstrapError;
 use super::auth::{Key, NO_CHALLENGE, nonce};
 use super::door::Door;
+use super::limit::{Deadline, Limit};
 use super::link::{Link, LinkError, wait};
 use super::wire::{Message, Nonce, Phase, Purpose, Refusal};
-use super::{BootstrapError, deadline};
 use crate::{Error, Result};
 
 /// A rank's two edges of the ring.
@@ -57,7 +56,7 @@ impl Ring {
         door: &mut Door,
         key: &Key,
         address: SocketAddr,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> Result<Self> {
         let to = next_of(rank, nranks);
         let lost = |e: &dyn std::fmt::Display| Error::PeerLost {
@@ -88,7 +87,7 @@ impl Ring {
     }
 
     /// Every rank's bytes, in the order of ranks.
-    pub(super) fn all_gather(&mut self, mine: &[u8], limit: Duration) -> Result<Vec<Vec<u8>>> {
+    pub(super) fn all_gather(&mut self, mine: &[u8], limit: &Limit) -> Result<Vec<Vec<u8>>> {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
@@ -97,14 +96,14 @@ impl Ring {
         result
     }
 
-    fn pass_around(&mut self, mine: &[u8], limit: Duration) -> Result<Vec<Vec<u8>>> {
-        let deadline = deadline(limit);
+    fn pass_around(&mut self, mine: &[u8], limit: &Limit) -> Result<Vec<Vec<u8>>> {
+        let deadline = limit.start();
         let mut blocks = vec![Vec::new(); self.nranks as usize];
         blocks[self.rank as usize] = mine.to_vec();
         let mut held = self.rank;
         for step in 0..self.nranks - 1 {
             let tag = u64::from(self.calls) << 32 | u64::from(step);
-            let bytes = self.exchange(tag, &blocks[held as usize], deadline, limit)?;
+            let bytes = self.exchange(tag, &blocks[held as usize], &deadline, limit)?;
             held = prev_of(held, self.nranks);
             blocks[held as usize] = bytes;
         }
@@ -117,8 +116,8 @@ impl Ring {
         &mut self,
         tag: u64,
         bytes: &[u8],
-        deadline: Instant,
-        limit: Duration,
+        deadline: &Deadline,
+        limit: &Limit,
     ) -> Result<Vec<u8>> {
         let frame = Message::Data { tag, bytes: bytes.to_vec() }.encode_plain();
         let mut to_send = &frame[..];
@@ -153,7 +152,7 @@ impl Ring {
                 };
                 let what =
                     format!("rank {} waiting to {verb} rank {peer} in an all-gather", self.rank);
-                return Err(BootstrapError::Timeout { what, limit }.into());
+                return Err(BootstrapError::Timeout { what, limit: limit.time }.into());
             }
         }
     }
@@ -200,7 +199,7 @@ impl Ring {
 
 impl Closing<'_> {
     /// Waits for one thing to happen.
-    fn step(&mut self, door: &mut Door, deadline: Instant) -> Result<()> {
+    fn step(&mut self, door: &mut Door, deadline: &Deadline) -> Result<()> {
         let (rank, to, from) =
             (self.rank, next_of(self.rank, self.nranks), prev_of(self.rank, self.nranks));
         let others = if self.challenge.is_some() { vec![self.next.as_fd()] } else { Vec::new() };
@@ -251,7 +250,7 @@ impl Closing<'_> {
                 _ => door.refuse(&mut arrival.link, &NO_CHALLENGE, Refusal::NotExpected),
             }
         }
-        if Instant::now() >= deadline && (self.challenge.is_some() || self.prev.is_none()) {
+        if deadline.is_over() && (self.challenge.is_some() || self.prev.is_none()) {
             let who = if self.prev.is_none() { from } else { to };
             return Err(Error::PeerLost {
                 rank,

@@ -2,8 +2,8 @@
 //!
 //! Each rank says who it is and where it listens, and keeps its connection. When all are there the root
 //! tells each where its next rank listens, and ends; it knows nothing of what they do then. A rank whose
-//! connection breaks before that was never there and may come again. The first rank's size of the group
-//! counts. When one rank's time is up, the group cannot become complete: all that wait are told who is
+//! connection breaks before that was never there and may come again; when all have left, the root stays for as
+//! long as the last of them would have waited. The first rank's size of the group counts. When one rank's time is up, the group cannot become complete: all that wait are told who is
 //! missing, and the root ends.
 
 use std::collections::BTreeMap;
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use super::auth::{Key, nonce};
 use super::door::{Arrival, Door};
+use super::limit::Deadline;
 use super::link::Link;
 use super::wire::{MAX_NAMED, MAX_RANKS, Message, MissingRanks, Nonce, Refusal};
 use crate::log::BOOTSTRAP;
@@ -35,6 +36,8 @@ struct Root {
     world_size: Option<u32>,
     /// By rank.
     waiting: BTreeMap<u32, Waiting>,
+    /// All ranks that came have left; until then the last of them would have waited.
+    abandoned: Option<Instant>,
 }
 
 /// A root that runs. Dropping this ends it and waits until its port is free again: the next group may meet
@@ -64,7 +67,7 @@ fn spawn(
     let address =
         listener.local_addr().map_err(|e| Error::system("address of the root's socket", e))?;
     let door = Door::new(listener, key.clone(), true, patience, format!("root {address}"));
-    let root = Root { door, key, world_size: None, waiting: BTreeMap::new() };
+    let root = Root { door, key, world_size: None, waiting: BTreeMap::new(), abandoned: None };
     std::thread::Builder::new()
         .name("ferroccl-root".to_owned())
         .spawn(move || root.run(stop.as_ref(), address))
@@ -102,13 +105,14 @@ impl Root {
     /// Serves until the group is complete: `true`, or cannot become it.
     fn gather(&mut self, stop: Option<&UnixStream>) -> Result<bool> {
         loop {
-            let deadline = self.waiting.values().map(|w| w.until).min();
+            let first = self.waiting.values().map(|w| w.until).min();
+            let deadline = first.or(self.abandoned).map(Deadline::at);
             let ranks: Vec<u32> = self.waiting.keys().copied().collect();
             let (arrivals, ready) = {
                 let links = self.waiting.values().map(|w| w.link.as_fd());
                 let others: Vec<_> = links.chain(stop.map(AsFd::as_fd)).collect();
                 self.door
-                    .serve(&others, deadline)
+                    .serve(&others, deadline.as_ref())
                     .map_err(|e| Error::system("sockets of the root", e))?
             };
             if stop.is_some() && ready.last() == Some(&true) {
@@ -123,6 +127,9 @@ impl Root {
             }
             if self.world_size == u32::try_from(self.waiting.len()).ok() {
                 return self.complete().map(|()| true);
+            }
+            if self.abandoned.is_some_and(|until| until <= Instant::now()) {
+                return Ok(false);
             }
             if self.waiting.values().any(|w| w.until <= Instant::now()) {
                 self.give_up();
@@ -141,8 +148,9 @@ impl Root {
         };
         let address = waiting.link.address;
         self.door.log(address, &format_args!("rank {rank} is no longer waiting: {reason}"));
-        self.waiting.remove(&rank);
+        let left = self.waiting.remove(&rank);
         if self.waiting.is_empty() {
+            self.abandoned = left.map(|rank| rank.until);
             self.world_size = None; // nobody is bound to it any more
         }
     }
@@ -161,6 +169,7 @@ impl Root {
             Refusal::RankTwice { rank }
         } else {
             self.world_size = Some(world_size);
+            self.abandoned = None;
             let until = Instant::now() + Duration::from_millis(wait_ms.into());
             self.waiting.insert(rank, Waiting { link, challenge, listener, until });
             return;

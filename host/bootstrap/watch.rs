@@ -11,6 +11,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +20,8 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags};
 
+use super::gather::Gathers;
+use super::limit::{Deadline, Limit};
 use super::link::{Link, LinkError, is_ready, wait};
 use super::ring::{Ring, next_of, prev_of};
 use super::wire::Message;
@@ -32,7 +35,9 @@ const FAREWELL: Duration = Duration::from_secs(1);
 const BEAT: u64 = u64::from_be_bytes(*b"\0\0\0\0beat");
 /// The tag of news: 4 bytes of the rank that they are of, and they.
 const NEWS: u64 = u64::from_be_bytes(*b"\0\0\0\0news");
-/// Bytes of news at most.
+/// The tag of what a rank says in an all-gather: 4 bytes of the call's number, 4 of the rank, and that.
+const GATHER: u64 = u64::from_be_bytes(*b"\0\0gather");
+/// Bytes of news at most, and of what a rank says in an all-gather.
 pub(super) const MAX_NEWS: usize = 4096;
 
 /// How neighbours show that they are there. All ranks need the same.
@@ -103,9 +108,13 @@ struct Thread {
     handle: JoinHandle<()>,
     /// What is to be told.
     outbox: Outbox,
+    gathers: Arc<Gathers>,
+    rank: u32,
+    address: SocketAddr,
 }
 
-type Outbox = Arc<Mutex<VecDeque<Vec<u8>>>>;
+/// Tags and bytes.
+type Outbox = Arc<Mutex<VecDeque<(u64, Vec<u8>)>>>;
 
 impl Watch {
     /// Of a group of one: nobody can go.
@@ -115,6 +124,7 @@ impl Watch {
 
     pub(super) fn start(
         ring: Ring,
+        address: SocketAddr,
         beat: Option<Beat>,
         on_gone: impl FnMut(Departure) + Send + 'static,
         on_news: impl FnMut(u32, &[u8]) + Send + 'static,
@@ -126,14 +136,17 @@ impl Watch {
         }
         let outbox = Outbox::default();
         let (rank, nranks) = (ring.rank, ring.nranks);
+        let gathers = Arc::new(Gathers::new(rank, nranks));
         let sides = [
             Side::new(ring.next, next_of(rank, nranks)),
             Side::new(ring.prev, prev_of(rank, nranks)),
         ];
         let watcher = Watcher {
             rank,
+            nranks,
             wake: theirs,
             outbox: Arc::clone(&outbox),
+            gathers: Arc::clone(&gathers),
             sides,
             beat,
             known: HashSet::from([rank]),
@@ -145,22 +158,52 @@ impl Watch {
             .name("ferroccl-watch".to_owned())
             .spawn(move || watcher.run())
             .map_err(|e| Error::system("thread of the watch", e))?;
-        Ok(Watch(Some(Thread { wake: ours, handle, outbox })))
+        Ok(Watch(Some(Thread { wake: ours, handle, outbox, gathers, rank, address })))
     }
 
     /// Tells all ranks something, once: of each rank they hear the first news only. What is longer than [`MAX_NEWS`] is not
     /// told.
     pub fn tell(&self, news: &[u8]) {
-        let Some(Thread { wake, outbox, .. }) = &self.0 else { return };
-        if news.len() <= MAX_NEWS {
-            outbox.lock().unwrap_or_else(PoisonError::into_inner).push_back(news.to_vec());
-            // It is either woken by this or, where the socket is full of wake-ups, by one of those.
-            let _ = (&*wake).write(&[0]);
+        if let Some(thread) = self.0.as_ref().filter(|_| news.len() <= MAX_NEWS) {
+            let news = [&thread.rank.to_le_bytes(), news].concat();
+            thread.put(NEWS, news);
         }
+    }
+
+    /// Gives every rank's bytes, at most [`MAX_NEWS`], to every rank, in the order of ranks. Collective. Not from the
+    /// callbacks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when there are more; else as [`Gathers::all_gather`].
+    pub(crate) fn all_gather(&self, mine: &[u8], limit: &Limit) -> Result<Vec<Vec<u8>>> {
+        if mine.len() > MAX_NEWS {
+            let reason = format!("{} bytes are more than {MAX_NEWS}", mine.len());
+            return Err(Error::argument("mine", reason));
+        }
+        let Some(thread) = &self.0 else { return Ok(vec![mine.to_vec()]) };
+        thread.gathers.all_gather(mine, limit, |call| {
+            let bytes = [&call.to_le_bytes(), &thread.rank.to_le_bytes(), mine].concat();
+            thread.put(GATHER, bytes);
+        })
+    }
+
+    /// Where other ranks have reached this one; of a group of one, loopback.
+    pub(crate) fn address(&self) -> SocketAddr {
+        let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+        self.0.as_ref().map_or(loopback, |thread| thread.address)
     }
 
     /// Leaves the group: tells the neighbours, and returns when they have been told. The same as dropping.
     pub fn goodbye(self) {}
+}
+
+impl Thread {
+    /// Has the thread tell something.
+    fn put(&self, tag: u64, bytes: Vec<u8>) {
+        self.outbox.lock().unwrap_or_else(PoisonError::into_inner).push_back((tag, bytes));
+        // It is either woken by this or, where the socket is full of wake-ups, by one of those.
+        let _ = (&self.wake).write(&[0]);
+    }
 }
 
 impl Drop for Watch {
@@ -214,8 +257,10 @@ impl Side {
 
 struct Watcher<F, N> {
     rank: u32,
+    nranks: u32,
     wake: UnixStream,
     outbox: Outbox,
+    gathers: Arc<Gathers>,
     /// Next and previous; in a group of two the same rank.
     sides: [Side; 2],
     beat: Option<Beat>,
@@ -293,8 +338,8 @@ impl<F: FnMut(Departure), N: FnMut(u32, &[u8])> Watcher<F, N> {
                 fds.push(PollFd::new(link.as_fd(), PollFlags::POLLIN | out));
             }
         }
-        let until = self.beat.map(|beat| Instant::now() + beat.every);
-        wait(&mut fds, until)?;
+        let until = self.beat.map(|beat| Deadline::within(beat.every));
+        wait(&mut fds, until.as_ref())?;
         let ready = |place: Option<usize>| place.is_some_and(|i| is_ready(&fds[i]));
         Ok([is_ready(&fds[0]), ready(place[0]), ready(place[1])])
     }
@@ -311,15 +356,31 @@ impl<F: FnMut(Departure), N: FnMut(u32, &[u8])> Watcher<F, N> {
         }
     }
 
-    /// Tells both sides our news.
+    /// Tells both sides our news, and the next what we say in all-gathers.
     fn tell(&mut self) {
-        let news = std::mem::take(&mut *self.outbox.lock().unwrap_or_else(PoisonError::into_inner));
-        for bytes in news {
-            let bytes = [&self.rank.to_le_bytes(), &bytes[..]].concat();
-            for side in &mut self.sides {
-                side.tell(&Message::Data { tag: NEWS, bytes: bytes.clone() });
+        let all = std::mem::take(&mut *self.outbox.lock().unwrap_or_else(PoisonError::into_inner));
+        for (tag, bytes) in all {
+            if tag == NEWS {
+                self.sides[1].tell(&Message::Data { tag, bytes: bytes.clone() });
             }
+            self.sides[0].tell(&Message::Data { tag, bytes });
         }
+    }
+
+    /// What a rank says in an all-gather; `None` when it is nothing.
+    fn gather(&mut self, bytes: &[u8], from: usize) -> Option<()> {
+        let (call, rest) = bytes.split_first_chunk::<4>()?;
+        let (rank, said) = rest.split_first_chunk::<4>()?;
+        let (call, rank) = (u32::from_le_bytes(*call), u32::from_le_bytes(*rank));
+        // It comes from the rank before, and never again.
+        if from != 1 || rank == self.rank || rank >= self.nranks || said.len() > MAX_NEWS {
+            return None;
+        }
+        if rank != self.sides[0].peer {
+            self.sides[0].tell(&Message::Data { tag: GATHER, bytes: bytes.to_vec() });
+        }
+        self.gathers.heard(call, rank, said.to_vec());
+        Some(())
     }
 
     /// News of a rank, which another one has passed on; `None` when they are none.
@@ -354,6 +415,10 @@ impl<F: FnMut(Departure), N: FnMut(u32, &[u8])> Watcher<F, N> {
                         continue;
                     }
                     Ok(Message::Data { tag: BEAT, bytes }) if bytes.is_empty() => continue,
+                    Ok(Message::Data { tag: GATHER, bytes }) => match self.gather(&bytes, side) {
+                        Some(()) => continue,
+                        None => lost(peer, "it sent what has no place here"),
+                    },
                     Ok(Message::Data { tag, bytes }) => match self.hear(tag, &bytes, side) {
                         Some(()) => continue,
                         None => lost(peer, "it sent what has no place here"),
@@ -384,11 +449,12 @@ impl<F: FnMut(Departure), N: FnMut(u32, &[u8])> Watcher<F, N> {
         tracing::info!(target: BOOTSTRAP, "rank {}: rank {peer} is gone: {}", self.rank,
             reason.as_deref().unwrap_or("it has left"));
         self.sides[1 - from].tell(&Message::Gone { peer, reason });
+        self.gathers.gone(&departure);
         (self.on_gone)(departure);
     }
 
     fn leave(mut self) {
-        let until = Instant::now() + FAREWELL;
+        let until = &Deadline::within(FAREWELL);
         for side in &mut self.sides {
             side.tell(&Message::Goodbye);
         }

@@ -8,6 +8,7 @@ use ferroccl_device::abi::{Algorithm, LL128_LINE, MAX_CHANNELS, ProtocolId};
 use ferroccl_proxy::collnet::{CollNet, SoftwareCollNet};
 use ferroccl_proxy::net::Net;
 
+use super::AbortHandle;
 use crate::channel::ConnLayout;
 use crate::config::{Config, Selection};
 use crate::{Error, Result};
@@ -46,6 +47,8 @@ pub struct CommConfig {
     pub buffer_bytes: [Option<usize>; 3],
     /// How long a kernel waits for a peer before its call fails; zero is for ever.
     pub timeout: Option<Duration>,
+    /// Ends the making of the communicator, and then it, from another thread.
+    pub abort: Option<AbortHandle>,
     /// Whether ranks of one process may write each other's memory; `None` is yes.
     pub p2p: Option<bool>,
     /// Whether processes of one host may share memory; `None` is yes.
@@ -70,30 +73,44 @@ pub(crate) const fn default_buffers() -> ([usize; 3], u32) {
 }
 
 impl CommConfig {
-    /// What is `None` from the environment's settings.
-    pub(super) fn or(&self, env: &Config) -> Self {
-        let bytes =
-            [env.ll_buffsize, env.ll128_buffsize, env.buffsize].map(|size| size.map(|s| s.0));
+    /// What the environment's settings ask for.
+    pub(super) fn from_env(env: &Config) -> Self {
+        let channels = |n: Option<u32>| n.map(|n| n.min(MAX_CHANNELS as u32));
         CommConfig {
-            protocol: self.protocol,
-            algorithm: self.algorithm,
-            deterministic: self.deterministic,
-            ranks_per_node: self.ranks_per_node.or(env.ranks_per_node),
-            collnet: self.collnet.clone(),
-            net: self.net.clone(),
-            channels: self.channels,
-            max_channels: self
-                .max_channels
-                .or(env.max_nchannels.map(|n| n.min(MAX_CHANNELS as u32))),
-            min_channels: self
-                .min_channels
-                .or(env.min_nchannels.map(|n| n.min(MAX_CHANNELS as u32))),
-            slots: self.slots.or(env.slots),
-            buffer_bytes: std::array::from_fn(|i| self.buffer_bytes[i].or(bytes[i])),
-            timeout: self.timeout.or(Some(env.timeout.0.unwrap_or_default())),
-            p2p: self.p2p.or(Some(!env.p2p_disable)),
-            shm: self.shm.or(Some(!env.shm_disable)),
-            first_step: self.first_step,
+            ranks_per_node: env.ranks_per_node,
+            max_channels: channels(env.max_nchannels),
+            min_channels: channels(env.min_nchannels),
+            slots: env.slots,
+            buffer_bytes: [env.ll_buffsize, env.ll128_buffsize, env.buffsize]
+                .map(|size| size.map(|s| s.0)),
+            timeout: Some(env.timeout.0.unwrap_or_default()),
+            p2p: Some(!env.p2p_disable),
+            shm: Some(!env.shm_disable),
+            ..CommConfig::default()
+        }
+    }
+
+    /// What is `None` from `other`; but the handle that aborts is nobody else's.
+    pub(super) fn or(&self, other: &Self) -> Self {
+        let bytes = self.buffer_bytes.iter().zip(other.buffer_bytes);
+        let mut bytes = bytes.map(|(mine, theirs)| mine.or(theirs));
+        CommConfig {
+            protocol: self.protocol.or(other.protocol),
+            algorithm: self.algorithm.or(other.algorithm),
+            deterministic: self.deterministic.or(other.deterministic),
+            ranks_per_node: self.ranks_per_node.or(other.ranks_per_node),
+            collnet: self.collnet.clone().or_else(|| other.collnet.clone()),
+            net: self.net.clone().or_else(|| other.net.clone()),
+            channels: self.channels.or(other.channels),
+            max_channels: self.max_channels.or(other.max_channels),
+            min_channels: self.min_channels.or(other.min_channels),
+            slots: self.slots.or(other.slots),
+            buffer_bytes: std::array::from_fn(|_| bytes.next().flatten()),
+            timeout: self.timeout.or(other.timeout),
+            abort: self.abort.clone(),
+            p2p: self.p2p.or(other.p2p),
+            shm: self.shm.or(other.shm),
+            first_step: if self.first_step == 0 { other.first_step } else { self.first_step },
         }
     }
 

@@ -50,6 +50,10 @@ impl Inner {
         let order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         match self.failure() {
             Some(cause) => Err(Error::Aborted { rank: self.rank, cause: cause.to_string() }),
+            None if order.finalized => Err(Error::argument(
+                "self",
+                "the communicator is finalized: it makes no more calls",
+            )),
             None => Ok(order),
         }
     }

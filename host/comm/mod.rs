@@ -7,12 +7,15 @@
 //! collnet    the same with a network that reduces between kernels
 //! p2p        sends and receives -> transfers of one kernel
 //! setup      how ranks come together: edges with all peers, and what kernels see of them (control, nodes)
+//! oob        what ranks tell each other later, beside their calls: failures, and where to meet (split)
+//! progress   the same in the background; abort ends it, and what is stuck
 //! ```
 //!
 //! A [`Communicator`] owns what its kernels use: the edges to its peers and the [`Control`] block
 //! through which kernels and host tell each other of failures. A call is planned, given the next number
 //! and launched; the calls of one communicator run in the order they were made, whatever the stream.
 
+mod abort;
 mod calls;
 mod collnet;
 mod config;
@@ -23,30 +26,37 @@ mod launch;
 mod machine;
 mod net;
 mod nodes;
+mod oob;
 mod p2p;
+mod progress;
 mod setup;
+mod split;
 mod steps;
 mod terms;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ferroccl_device::abi::{Fault, FaultKind, Poison};
 use tracing::{debug, info, warn};
 
-use crate::bootstrap::{Departure, Watch};
+use crate::bootstrap::Departure;
 use crate::buffer::{Device, Stream};
 use crate::channel::{EdgeEnd, Edges};
 use crate::enqueue::Shape;
 use crate::error::KernelFault;
 use crate::log;
-use crate::runtime::{Keep, Memory};
+use crate::runtime::{Event, Keep, Memory};
 use crate::{Error, Result};
 
+pub use abort::AbortHandle;
 pub use config::CommConfig;
 pub(crate) use config::default_buffers;
 use control::Control;
 pub use group::group;
 use nodes::{Nodes, Trees};
+use oob::OutOfBand;
+pub use progress::InProgress;
 
 /// One rank of a group. Calls may be made from any thread; those of one communicator are numbered in the
 /// order they are made, and every rank must make the same calls in the same order.
@@ -60,6 +70,8 @@ struct Inner {
     rank: u32,
     nranks: u32,
     device: Device,
+    /// Its settings, for those that are split off.
+    config: CommConfig,
     shape: Shape,
     nodes: Nodes,
     trees: Trees,
@@ -78,8 +90,14 @@ struct Inner {
     order: Mutex<Order>,
     /// What lies behind a fault that says no more than that a peer is lost or that we have stopped.
     cause: OnceLock<Error>,
-    /// Notices lost peers; `None` in one process.
-    watch: OnceLock<Watch>,
+    /// Whether it has failed or was aborted: ends what the host waits for.
+    failed: Arc<AtomicBool>,
+    /// The handle that guards it.
+    abort: AbortHandle,
+    /// The way to the other ranks beside the kernels; empty where there are none.
+    oob: OnceLock<OutOfBand>,
+    /// Held by a split.
+    forming: Mutex<()>,
 }
 
 /// The order of a communicator's calls. Held while a call is launched, so that numbers are in stream order.
@@ -91,6 +109,8 @@ struct Order {
     stream: Option<Stream>,
     /// Streams of our own, for what runs beside the user's.
     beside: Vec<Stream>,
+    /// Whether there are to be no more.
+    finalized: bool,
 }
 
 impl Communicator {
@@ -121,12 +141,38 @@ impl Communicator {
     /// Stops every kernel of this communicator, here and, through the ring, on all its ranks. The calls that
     /// are under way end with an error, and no more can be made.
     pub fn abort(&self) {
-        let fault =
-            Fault { kind: FaultKind::Aborted as u32, rank: self.0.rank, ..Fault::default() };
-        if self.0.control.fault().is_none() {
-            let _ = self.0.cause.set(Error::Kernel(Arc::new(KernelFault(fault))));
-        }
-        self.0.fail(&fault);
+        self.0.abort();
+    }
+
+    /// A handle that aborts it from anywhere: that of its [`CommConfig`], where there was one.
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        self.0.abort.clone()
+    }
+
+    /// Ends the communicator's calls in good order (`ncclCommFinalize`): waits until all that were made have ended, here,
+    /// and what they have for other hosts is on its way. From then on no more can be made. Not collective, but returns
+    /// only when the other ranks have made the same calls. A second time gives the same.
+    ///
+    /// Dropping a communicator without it leaves calls that are under way to themselves.
+    ///
+    /// # Errors
+    /// The failure of the communicator, if it has failed.
+    ///
+    /// ```
+    /// use ferroccl::{Communicator, Device, ReduceOp};
+    ///
+    /// let device = Device::cpu();
+    /// let rank = Communicator::init_all(&device, 1)?.remove(0);
+    /// let (stream, buffer) = (device.stream()?, device.upload(&[3.0f32; 100])?);
+    /// rank.all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream)?;
+    /// rank.finalize()?;
+    /// assert!(stream.query()?);
+    /// assert!(rank.barrier(&stream).is_err());
+    /// # Ok::<(), ferroccl::Error>(())
+    /// ```
+    pub fn finalize(&self) -> Result<()> {
+        self.0.finalize()
     }
 
     /// The failure of this communicator, if it has failed (NCCL's `ncclCommGetAsyncError`).
@@ -139,6 +185,33 @@ impl Communicator {
 }
 
 impl Inner {
+    /// See [`Communicator::abort`].
+    fn abort(&self) {
+        let fault = Fault { kind: FaultKind::Aborted as u32, rank: self.rank, ..Fault::default() };
+        if self.control.fault().is_none() {
+            let _ = self.cause.set(Error::Kernel(Arc::new(KernelFault(fault))));
+        }
+        self.fail(&fault);
+    }
+
+    /// See [`Communicator::finalize`].
+    fn finalize(&self) -> Result<()> {
+        let last = {
+            let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+            order.finalized = true;
+            order.stream.clone()
+        };
+        if let Some(last) = last {
+            // The stream's errors stay the user's.
+            let (end, own) = (Event::new(), self.device.stream()?);
+            last.ops().record(&end, false);
+            own.ops().wait(&end);
+            own.synchronize()?;
+        }
+        self.drain(None);
+        self.failure().map_or(Ok(()), Err)
+    }
+
     /// The failure of this communicator as an error.
     fn failure(&self) -> Option<Error> {
         let fault = self.control.fault()?;
@@ -182,6 +255,8 @@ impl Inner {
     /// Tells all peers of our failure, if there is one: also those whom the failed call had nothing to do with.
     fn tell_peers(&self) {
         if let Some(fault) = self.control.fault() {
+            // Nothing is published by it: what looks there asks for the failure then.
+            self.failed.store(true, Ordering::Relaxed);
             for edge in self.edges.iter().flat_map(|edges| [&edges.send, &edges.recv]) {
                 edge.poison(&fault, Poison::SET);
             }
@@ -224,7 +299,7 @@ impl Inner {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        self.0.drain();
+        self.0.drain(Some(net::FAREWELL));
     }
 }
 

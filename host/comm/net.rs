@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ferroccl_device::abi::{Fault, FaultKind, ProtocolId, Transfer, TransferKind, Work};
@@ -23,8 +23,8 @@ use ferroccl_proxy::net::{Listener, Net};
 use ferroccl_proxy::{Operation, Progress};
 use tracing::{info, warn};
 
+use super::Inner;
 use super::steps::{Count, count};
-use super::{Communicator, Inner};
 use crate::channel::{ConnLayout, Edges};
 use crate::error::KernelFault;
 use crate::{Error, Result};
@@ -38,6 +38,8 @@ pub(super) struct Listening {
 
 /// How long a broken connection waits for a better reason than that it is closed: that of the peer whose end it was.
 const GRACE: Duration = Duration::from_millis(500);
+/// How long a process should wait that wants to end.
+pub(super) const FAREWELL: Duration = Duration::from_secs(10);
 /// Bytes of a failure's text that other hosts are told.
 const MAX_TEXT: usize = 1024;
 /// Calls whose counts are kept.
@@ -55,8 +57,6 @@ pub(super) struct Remote {
     counts: Mutex<HashMap<Alike, Arc<[Count]>>>,
     /// Whether other hosts have been told of our failure.
     told: AtomicBool,
-    /// The other ranks where all are of one process, and there is no ring to tell them by.
-    siblings: OnceLock<Vec<Weak<Inner>>>,
     /// Operations that keep the communicator alive.
     carriers: AtomicUsize,
 }
@@ -127,17 +127,7 @@ impl Remote {
             state: Mutex::new(state),
             counts: Mutex::default(),
             told: AtomicBool::new(false),
-            siblings: OnceLock::new(),
             carriers: AtomicUsize::new(0),
-        }
-    }
-
-    /// Has the ranks of a process tell each other of failures.
-    pub(super) fn introduce(ranks: &[Communicator]) {
-        for rank in ranks {
-            if let Some(remote) = &rank.0.remote {
-                let _ = remote.siblings.set(ranks.iter().map(|r| Arc::downgrade(&r.0)).collect());
-            }
         }
     }
 
@@ -305,11 +295,8 @@ impl Inner {
         let end = (0..=text.len().min(MAX_TEXT)).rev().find(|i| text.is_char_boundary(*i));
         let text = &text.as_bytes()[..end.unwrap_or(0)];
         let news = [bytemuck::bytes_of(fault), text].concat();
-        if let Some(watch) = self.watch.get() {
-            watch.tell(&news);
-        }
-        for sibling in remote.siblings.get().into_iter().flatten().filter_map(Weak::upgrade) {
-            sibling.heard(self.rank, &news);
+        if let Some(oob) = self.oob.get() {
+            oob.tell(&news);
         }
     }
 
@@ -350,10 +337,9 @@ impl Inner {
         self.fail(&Fault { kind, rank, peer, ..Fault::default() });
     }
 
-    /// The user lets go of the communicator: what its kernels have sent goes out first, as the process may end next.
-    pub(super) fn drain(&self) {
-        /// As long as a process should wait that wants to end.
-        const LONGEST: Duration = Duration::from_secs(10);
+    /// The user needs the communicator no more: what its kernels have sent goes out first, as the process may end next.
+    /// Waits for it until it is over or given up, or as long as `longest`.
+    pub(super) fn drain(&self, longest: Option<Duration>) {
         let Some(remote) = &self.remote else { return };
         let begun = Instant::now();
         remote.lock().left = Some(begun);
@@ -362,7 +348,7 @@ impl Inner {
         }
         // Pairs with the release in `Held`: the operation has let go of the communicator.
         while remote.carriers.load(Ordering::Acquire) > 0 {
-            if begun.elapsed() > LONGEST {
+            if longest.is_some_and(|longest| begun.elapsed() > longest) {
                 warn!(target: crate::log::NET, "rank {}: left with data still to be sent", self.rank);
                 return;
             }

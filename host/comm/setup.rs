@@ -9,6 +9,7 @@
 //! ```
 
 use std::collections::HashSet;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -22,9 +23,10 @@ use super::control::{Control, Frame};
 use super::inbox::{Handles, OwnInbox};
 use super::net::Remote;
 use super::nodes::{Nodes, Trees};
+use super::oob::{OutOfBand, Room};
 use super::terms::{Asked, Terms, Token, agree, settings};
-use super::{CommConfig, Communicator, Inner, machine};
-use crate::bootstrap::{Beat, Bootstrap, UniqueId};
+use super::{AbortHandle, CommConfig, Communicator, Inner, machine};
+use crate::bootstrap::{Beat, Bootstrap, Stop, UniqueId};
 use crate::buffer::Device;
 use crate::channel::{ConnLayout, Edges, Set};
 use crate::config::Config;
@@ -78,7 +80,7 @@ impl Communicator {
             return Err(Error::argument("nranks", "a group has at least one rank"));
         }
         let env = Config::from_env()?;
-        let config = &config.or(&env);
+        let config = &config.or(&CommConfig::from_env(&env));
         let layout = config.layout()?;
         let (channels, all_channels) = config.channels(device.runtime().parallelism())?;
         let settings = settings(config, &env);
@@ -118,7 +120,7 @@ impl Communicator {
             member.join(edges, &peers, remote, heads)
         });
         let ranks = ranks.collect::<Result<Vec<_>>>()?;
-        Remote::introduce(&ranks);
+        Room::seat(&ranks);
         Ok(ranks)
     }
 
@@ -167,12 +169,30 @@ impl Communicator {
                 format!("{rank} is not below nranks, which is {nranks}"),
             ));
         }
+        let stop = config.abort.as_ref().map(AbortHandle::stop).unwrap_or_default();
+        Self::come(device, nranks, id, rank, config, &stop).map_err(|error| {
+            if !stop.is_set() {
+                return error;
+            }
+            Error::Aborted { rank, cause: format!("while the ranks came together: {error}") }
+        })
+    }
+
+    /// Comes to the group of `id`, unless `stop` is set meanwhile.
+    pub(super) fn come(
+        device: &Device,
+        nranks: u32,
+        id: &UniqueId,
+        rank: u32,
+        config: &CommConfig,
+        stop: &Stop,
+    ) -> Result<Communicator> {
         let env = Config::from_env()?;
-        let config = &config.or(&env);
+        let config = &config.or(&CommConfig::from_env(&env));
         if rank == 0 {
             machine::look(&env)?;
         }
-        let bootstrap = Bootstrap::connect(id, rank, nranks, &env)?;
+        let bootstrap = Bootstrap::connect_unless(stop.clone(), id, rank, nranks, &env)?;
         let peers: Vec<PeerInfo> = exchange(&bootstrap, &process_info(rank, device, &env)?)?;
 
         let host = &peers[rank as usize].host;
@@ -231,7 +251,7 @@ impl Communicator {
             }
         })?;
         // The cell is new.
-        let _ = communicator.0.watch.set(watch);
+        let _ = communicator.0.oob.set(OutOfBand::Ring(watch));
         Ok(communicator)
     }
 }
@@ -297,10 +317,12 @@ impl Member<'_> {
         let registered = self.register(&edges, &control)?;
         info!(target: log::INIT, rank = self.rank, nranks = self.nranks, channels = self.channels,
               nodes = nodes.count(), runtime = self.device.runtime().name(), "Init COMPLETE");
-        Ok(Communicator(Arc::new(Inner {
+        let abort = self.config.abort.clone().unwrap_or_default();
+        let communicator = Communicator(Arc::new(Inner {
             rank: self.rank,
             nranks: self.nranks,
             device: self.device.clone(),
+            config: self.config.clone(),
             shape: Shape {
                 ranks: self.nranks,
                 nodes: nodes.count() as u32,
@@ -321,8 +343,13 @@ impl Member<'_> {
             control,
             order: Mutex::default(),
             cause: OnceLock::new(),
-            watch: OnceLock::new(),
-        })))
+            failed: Arc::new(AtomicBool::new(false)),
+            abort,
+            oob: OnceLock::new(),
+            forming: Mutex::new(()),
+        }));
+        communicator.0.abort.guard(&communicator.0);
+        Ok(communicator)
     }
 
     /// Lets this rank's kernels reach what they share with the host and with the other ranks.
