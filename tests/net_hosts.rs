@@ -1,7 +1,8 @@
 //! Ranks on several hosts (`hosts`): right results whatever the shape of the job, over far and lossy cables too, and an error
 //! that names who is lost when a cable is cut, a rank is killed or a host dies.
 //!
-//! What runs in a host is this test program, started again: `member` is then the body.
+//! What runs in a host is this test program, started again: `member` is then the body. `FERROCCL_TEST_TRIALS=200` tries each
+//! way to fail so often.
 
 mod hosts;
 mod random;
@@ -134,6 +135,17 @@ fn for_ever(communicator: &Communicator) {
 
 const CALLS: &str = "FERROCCL_TEST_CALLS";
 
+/// As many trials as `FERROCCL_TEST_TRIALS` says, or a few. Each is some milliseconds into the calls: where, its number says.
+fn trials(few: usize) -> impl Iterator<Item = usize> {
+    let set = std::env::var("FERROCCL_TEST_TRIALS").ok();
+    (0..set.map_or(few, |n| n.parse().unwrap())).inspect(|trial| println!("trial {trial}"))
+}
+
+fn let_it_run(trial: usize) {
+    let micros = Random(trial as u64).below(20_000) as u64;
+    std::thread::sleep(Duration::from_micros(micros));
+}
+
 #[test]
 fn jobs_of_every_shape() {
     for (n, per_host) in [(2, 4), (4, 2), (8, 1)] {
@@ -191,9 +203,11 @@ fn far_and_lossy_cables_change_nothing() {
 #[test]
 fn a_killed_rank_is_named_on_every_host() {
     let Some(hosts) = hosts(4) else { return };
-    for victim in 0..8 {
+    for trial in trials(8) {
+        let victim = trial % 8;
         let mut job = Job::start(&hosts, 2, "for_ever", &[]);
         job.all_told("runs");
+        let_it_run(trial);
         job.ranks[victim].0.kill().unwrap();
         job.ranks[victim].0.wait().unwrap();
         for rank in (0..8).filter(|rank| *rank != victim) {
@@ -207,9 +221,11 @@ fn a_killed_rank_is_named_on_every_host() {
 #[test]
 fn a_host_that_dies_is_named_on_every_other() {
     let Some(hosts) = hosts(4) else { return };
-    for victim in 0..4 {
+    for trial in trials(4) {
+        let victim = trial % 4;
         let mut job = Job::start(&hosts, 2, "for_ever", &[]);
         job.all_told("runs");
+        let_it_run(trial);
         hosts.kill(victim).unwrap();
         for rank in (0..8).filter(|rank| rank / 2 != victim) {
             let error = job.told(rank, "ended ");
@@ -227,9 +243,11 @@ fn a_host_that_dies_is_named_on_every_other() {
 #[test]
 fn a_cut_cable_is_an_error_within_the_time_limit() {
     let Some(hosts) = hosts(3) else { return };
-    for victim in 0..3 {
+    for trial in trials(3) {
+        let victim = trial % 3;
         let mut job = Job::start(&hosts, 1, "for_ever", &[("FERROCCL_TIMEOUT", "4")]);
         job.all_told("runs");
+        let_it_run(trial);
         hosts.cut(victim).unwrap();
         let since = Instant::now();
         for rank in (0..3).filter(|rank| *rank != victim) {

@@ -391,6 +391,29 @@ fn cpu_devices_choose_as_they_were_measured() {
     }
 }
 
+/// Two ranks on two hosts over sockets, all-reduce: bytes, and microseconds with LL, LL128 and Simple, of
+/// `benches/records/2026-11-22-network.md`.
+const OVER_SOCKETS: [(u64, [f64; 3]); 5] = [
+    (8, [43.0, 44.0, 45.0]),
+    (32 << 10, [166.0, 138.0, 65.0]),
+    (256 << 10, [1161.0, 595.0, 238.0]),
+    (2 << 20, [8609.0, 4553.0, 1433.0]),
+    (16 << 20, [73685.0, 32268.0, 13260.0]),
+];
+
+#[test]
+fn cpu_devices_choose_over_a_network_as_they_were_measured() {
+    let s = Situation::new(2, 2, Devices::Cpu { ring: None }).with_channels(2);
+    for (bytes, measured) in OVER_SOCKETS {
+        for (protocol, measured) in ferroccl::ProtocolId::ALL.iter().zip(measured) {
+            let off = time(&s, Ring, *protocol, bytes) / measured;
+            assert!((0.6..1.6).contains(&off), "{bytes} B, {protocol}: {off}");
+        }
+        let choice = choose(&s, AllReduce, bytes, &Settings::default()).unwrap();
+        assert_eq!(choice.protocol, Simple, "{bytes} B");
+    }
+}
+
 #[test]
 fn ll128_is_never_the_default_of_cpu_devices() {
     for ranks in 2..200 {

@@ -64,6 +64,9 @@ const SLOTS: u32 = 4;
 /// Bytes of a connection's buffers by [`ProtocolId`], LL, LL128 and Simple. Small, so that the slots of a
 /// ring stay in a core's L2 cache; NCCL's are 256 KiB, about 5 MiB and 4 MiB for a GPU's.
 const BUFFER_BYTES: [usize; 3] = [64 << 10, 128 << 10, 256 << 10];
+/// Bytes of Simple's buffer where ranks are on several hosts: a slot is a message, and a network wants larger ones than a cache.
+/// With 4 MiB, as NCCL has, sockets were no faster (`benches/records/2026-11-22-network.md`).
+const NET_BUFFER_BYTES: usize = 1 << 20;
 /// How long a kernel waits: what PyTorch gives an NCCL collective (`kProcessGroupNCCLDefaultTimeout`).
 const TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -126,8 +129,8 @@ impl CommConfig {
         self.protocol.map_or(env.proto, Selection::only)
     }
 
-    /// Slots and their sizes.
-    pub(super) fn layout(&self) -> Result<ConnLayout> {
+    /// Slots and their sizes, of ranks on one host or on several.
+    pub(super) fn layout(&self, several_hosts: bool) -> Result<ConnLayout> {
         let slots = self.slots.unwrap_or(SLOTS);
         if !(2..=1024).contains(&slots) {
             return Err(setting("slots", slots, "2 to 1024"));
@@ -136,7 +139,9 @@ impl CommConfig {
         let grain = 2 * LL128_LINE;
         let mut slot_bytes = [0; 3];
         for (i, bytes) in slot_bytes.iter_mut().enumerate() {
-            let buffer = self.buffer_bytes[i].unwrap_or(BUFFER_BYTES[i]);
+            let over_net = several_hosts && i == ProtocolId::Simple as usize;
+            let default = if over_net { NET_BUFFER_BYTES } else { BUFFER_BYTES[i] };
+            let buffer = self.buffer_bytes[i].unwrap_or(default);
             let slot = buffer / slots as usize / grain * grain;
             *bytes =
                 u32::try_from(slot).ok().filter(|&b| b > 0 && b <= 1 << 30).ok_or_else(|| {

@@ -81,7 +81,7 @@ impl Communicator {
         }
         let env = Config::from_env()?;
         let config = &config.or(&CommConfig::from_env(&env));
-        let layout = config.layout()?;
+        let layout = config.layout(false)?;
         let (channels, all_channels) = config.channels(device.runtime().parallelism())?;
         let settings = settings(config, &env);
         machine::look(&env)?;
@@ -201,7 +201,7 @@ impl Communicator {
         device.runtime().share_host(local.len());
         let (natural, all_channels) = config.channels(device.runtime().parallelism())?;
         let mine = Terms {
-            layout: config.layout()?,
+            layout: config.layout(peers.iter().any(|peer| peer.host != *host))?,
             channels: natural,
             all_channels,
             settings: settings(config, &env),

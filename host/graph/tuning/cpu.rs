@@ -108,9 +108,17 @@ struct Work {
     from_memory: f64,
     /// Steps that cross the network, one after the other, with several hosts.
     crossings: f64,
-    /// Bytes that a host's ports send, for each byte of the call.
+    /// Bytes of data that a host's ports send, for each byte of the call.
     sent: f64,
 }
+
+/// What a byte of data costs on the way over a network, by [`ProtocolId`], with Simple as 1: slots go as they are, half of an
+/// LL line is flags, their slots are smaller, and a proxy looks at each line before it sends it. The times of 16 MiB over
+/// sockets, `benches/records/2026-11-22-network.md`.
+const WIRE: [f64; 3] = [5.5, 2.6, 1.0];
+/// What a step over a network takes, in microseconds, with any protocol: from a kernel through two proxies and sockets to
+/// the other kernel. The same record, half of an all-reduce of 8 bytes over 2 hosts.
+const CROSSING: f64 = 21.0;
 
 impl Work {
     fn new(s: &Situation<'_>, collective: Collective, algorithm: Algorithm) -> Work {
@@ -197,13 +205,9 @@ impl Work {
     }
 }
 
-/// What a step over the network takes: NCCL's figures, not measured.
-fn crossing(algorithm: Algorithm, protocol: ProtocolId) -> f64 {
-    let row = match algorithm {
-        Algorithm::Tree | Algorithm::CollnetDirect | Algorithm::CollnetChain => algorithm,
-        _ => Algorithm::Ring,
-    };
-    STEP[Hardware::Net as usize][row as usize][protocol as usize]
+/// What a step over a network that reduces takes: NCCL's figures, not measured.
+fn collnet_crossing(algorithm: Algorithm, protocol: ProtocolId) -> f64 {
+    STEP[Hardware::Net as usize][algorithm as usize][protocol as usize]
 }
 
 /// The time of a way on `channels` channels. `net` is the ring's way over the network, for several hosts.
@@ -230,15 +234,15 @@ pub(super) fn cost(
     // Microseconds a byte of the call.
     let mut a_byte = more * work.moved * share * each;
     if s.nodes() > 1 {
-        // Not measured: the steps cost what NCCL's cost on a network, and the bytes what its ports do.
-        latency += work.crossings * crossing(algorithm, protocol);
+        latency += work.crossings * CROSSING;
+        // What its ports do, or would if they were of 10 Gbit/s: about what sockets on one machine did.
         let known = net.map(|net| net.bw_inter * net.channels.len() as f64);
         let bw = known.filter(|bw| bw.is_finite() && *bw >= LEAST_BW).unwrap_or(speed::net(0.0));
-        a_byte = f64::max(a_byte, work.sent / bw * 1e-3);
+        a_byte = f64::max(a_byte, work.sent * WIRE[protocol as usize] / bw * 1e-3);
     }
     if matches!(algorithm, Algorithm::CollnetDirect | Algorithm::CollnetChain) {
         // The network's own time, whether it is between hosts or, in a test, between threads.
-        latency += crossing(algorithm, protocol);
+        latency += collnet_crossing(algorithm, protocol);
     }
     let bandwidth = if a_byte > 0.0 { 1e-3 / a_byte } else { speed::LOC };
     Cost { time_us: latency + bytes * a_byte, latency_us: latency, bandwidth }
