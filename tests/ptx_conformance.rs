@@ -18,6 +18,7 @@ use ferroccl::runtime::ptx::{Options, PtxRuntime, Unit, checks};
 use ferroccl::{
     Algorithm, CommConfig, Communicator, Device, F8E4M3, F8E5M2, ProtocolId, ReduceOp, ptx,
 };
+use ferroccl_proxy::net::LocalNet;
 use half::{bf16, f16};
 use team::team_on;
 
@@ -257,6 +258,35 @@ fn ll128_needs_whole_lines() {
         (0..20).filter(|&s| calls_in_a_row(ProtocolId::Ll128, Unit::Eight, s).is_err()).count();
     println!("wrong in {wrong} of 20 seeds");
     assert!(wrong > 0);
+}
+
+/// Between hosts: kernels tell the proxy of their steps, and wait for what it brings. Under every check, and on threads
+/// over sockets.
+#[test]
+fn over_a_network() {
+    if !ready() {
+        return;
+    }
+    for (protocol, unit) in [
+        (ProtocolId::Simple, Unit::Eight),
+        (ProtocolId::Ll, Unit::Eight),
+        (ProtocolId::Ll128, Unit::Line),
+    ] {
+        let mut config = usual(protocol);
+        (config.p2p, config.shm) = (Some(false), Some(false));
+        for seed in 0..2 {
+            println!("{protocol}, seed {seed}");
+            let options = Options { checks: Some(checks(unit)), ..Options::seeded(seed) };
+            let runtime = PtxRuntime::lockstep(options).with_threads(64).unwrap();
+            config.net = Some(Arc::new(LocalNet::default()));
+            config.slots = Some(2);
+            config.buffer_bytes = [Some(1024); 3];
+            config.channels = Some(2);
+            moves(&Device::new(Arc::new(runtime)), &config, seed, &[0, 3, 300]);
+        }
+        config.net = None;
+        moves(&Device::new(Arc::new(PtxRuntime::on_threads(2))), &config, 7, &[0, 1, 5003]);
+    }
 }
 
 #[test]
