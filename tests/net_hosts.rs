@@ -203,7 +203,7 @@ fn far_and_lossy_cables_change_nothing() {
 #[test]
 fn a_killed_rank_is_named_on_every_host() {
     let Some(hosts) = hosts(4) else { return };
-    for trial in trials(8) {
+    for trial in trials(40) {
         let victim = trial % 8;
         let mut job = Job::start(&hosts, 2, "for_ever", &[]);
         job.all_told("runs");
@@ -221,7 +221,7 @@ fn a_killed_rank_is_named_on_every_host() {
 #[test]
 fn a_host_that_dies_is_named_on_every_other() {
     let Some(hosts) = hosts(4) else { return };
-    for trial in trials(4) {
+    for trial in trials(20) {
         let victim = trial % 4;
         let mut job = Job::start(&hosts, 2, "for_ever", &[]);
         job.all_told("runs");

@@ -26,7 +26,6 @@ use tracing::{info, warn};
 use super::Inner;
 use super::steps::{Count, count};
 use crate::channel::{ConnLayout, Edges};
-use crate::error::KernelFault;
 use crate::{Error, Result};
 
 /// This rank on the network, before its peers know of it.
@@ -312,19 +311,24 @@ impl Inner {
         }
         // All others hear of it as we do, and of the cause.
         remote.told.store(true, Ordering::Relaxed);
-        let lost = FaultKind::from_raw(fault.kind) == FaultKind::PeerLost;
-        let error = if lost {
-            // It may be us whom it has lost.
-            let peer = if fault.peer == self.rank { teller } else { fault.peer };
-            let reason = format!("rank {teller} says: {text}");
-            Error::PeerLost { rank: self.rank, peer, reason }
-        } else {
-            Error::Kernel(Arc::new(KernelFault(fault)))
-        };
-        let _ = self.cause.set(error);
-        // With our own cause, as what stopped us is news and no fault of a kernel here.
-        let (kind, rank) = (FaultKind::Aborted as u32, self.rank);
-        self.fail(&Fault { kind, rank, ..Fault::default() });
+        // Our neighbours see at their edges what we know: a reason that says no more than that we have stopped might be the
+        // first that they hear.
+        match FaultKind::from_raw(fault.kind) {
+            FaultKind::PeerLost => {
+                // It may be us whom it has lost.
+                let peer = if fault.peer == self.rank { teller } else { fault.peer };
+                let reason = format!("rank {teller} says: {text}");
+                let _ = self.cause.set(Error::PeerLost { rank: self.rank, peer, reason });
+                let (kind, rank) = (FaultKind::PeerLost as u32, self.rank);
+                self.fail(&Fault { kind, rank, peer, seq: fault.seq, ..Fault::default() });
+            }
+            FaultKind::Aborted => {
+                let _ =
+                    self.cause.set(Error::Aborted { rank: self.rank, cause: text.into_owned() });
+                self.fail(&fault);
+            }
+            _ => self.fail(&fault),
+        }
     }
 
     /// A peer cannot be reached any more.
