@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use ferroccl::config::Config;
+use ferroccl::device::abi::SIGNATURES;
 use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
 use ferroccl::{Algorithm, CommConfig, Communicator, Device, ProtocolId, ReduceOp, UniqueId};
 use ferroccl_proxy::net::{FaultNet, LocalNet};
@@ -106,6 +107,29 @@ fn under_the_adversary() {
             team.messages(seed, &[0, 3, 1500]);
         }
     }
+}
+
+/// Calls without data are nothing but signatures: a root goes on with them as long as there is room for those on the way,
+/// however late the others are.
+#[test]
+fn signatures_wait_for_room() {
+    let device = Device::cpu();
+    let ranks = Communicator::init_all_with(&device, 2, &remote(true)).unwrap();
+    let streams = [device.stream().unwrap(), device.stream().unwrap()];
+    let (none, some) = (device.alloc::<u32>(0).unwrap(), device.upload(&[7u32; 5]).unwrap());
+    let calls = 10 * SIGNATURES;
+    for (rank, stream) in ranks.iter().zip(&streams) {
+        for _ in 0..calls {
+            rank.broadcast(&none, &none, 0, stream).unwrap();
+        }
+        // The root's calls are under way alone.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let got = device.alloc::<u32>(5).unwrap();
+    ranks[0].broadcast(&some, &some, 0, &streams[0]).unwrap();
+    ranks[1].broadcast(&got, &got, 0, &streams[1]).unwrap();
+    assert_eq!(got.to_vec(&streams[1]).unwrap(), [7; 5]);
+    streams[0].synchronize().unwrap();
 }
 
 /// A network on which something goes wrong, over one within the process.
