@@ -23,6 +23,7 @@
 //! states and their orders.
 
 mod hello;
+pub mod orders;
 mod recv;
 mod send;
 mod set;

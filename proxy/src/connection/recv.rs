@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 use std::mem::offset_of;
-use std::sync::atomic::Ordering;
 
 use ferroccl_device::abi::{ConnHeader, ProtocolId, SIGNATURES};
 
+use super::orders::{self, receiving};
 use super::send::header;
 use super::{Cursor, Ends, Message, Next, Registered, SIGNATURE_BYTES, Steps};
 use crate::net::{MAX_REQUESTS, MemoryKind, RecvBuffer, RecvComm, Request};
@@ -99,8 +99,7 @@ impl Receiving {
             Some(Next::Signature) => {
                 // SAFETY: `new`'s contract.
                 let ring = unsafe { self.ends.ring() };
-                // Pairs with the release in the device's `compare`: it has read what was there.
-                if ring.ack.load(Ordering::Acquire) + SIGNATURES as u64 <= self.heard {
+                if ring.ack.load(receiving::ACKNOWLEDGED) + SIGNATURES as u64 <= self.heard {
                     return Ok(false);
                 }
                 (ring.entry(self.heard), SIGNATURE_BYTES, Message::Signature)
@@ -133,8 +132,8 @@ impl Receiving {
         let Some(conn) = &self.ends.conn else {
             return Err(NetError::new("proxy", "irecv", "a connection without slots has steps"));
         };
-        // SAFETY: `new`'s contract. Pairs with the release in the device's `give_credit`: its reads are over.
-        let head = unsafe { header(conn, offset_of!(ConnHeader, head)) }.load(Ordering::Acquire);
+        // SAFETY: `new`'s contract.
+        let head = unsafe { header(conn, offset_of!(ConnHeader, head)) }.load(receiving::HEAD);
         if head + u64::from(conn.slots) <= self.posted {
             return Ok(None);
         }
@@ -154,15 +153,15 @@ impl Receiving {
             Message::Signature => {
                 // SAFETY: `new`'s contract.
                 let ring = unsafe { self.ends.ring() };
-                // Signatures come in order. Pairs with the acquire in the device's `can_hear`.
-                ring.tail.store(ring.tail.load(Ordering::Relaxed) + 1, Ordering::Release);
+                // Signatures come in order.
+                ring.tail.store(ring.tail.load(orders::OWN) + 1, receiving::SIGNATURES);
             }
             Message::Step => {
                 self.done += 1;
                 if let Some(conn) = &self.ends.conn {
-                    // SAFETY: `new`'s contract. Pairs with the acquire in the device's `has_tail`.
+                    // SAFETY: `new`'s contract.
                     unsafe { header(conn, offset_of!(ConnHeader, tail)) }
-                        .store(self.done, Ordering::Release);
+                        .store(self.done, receiving::TAIL);
                 }
             }
         }

@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, fence};
 
 use ferroccl_device::abi::{Conn, ConnHeader, LL_LINE, LL128_LINE, ProtocolId, fifo_bytes};
 
+use super::orders::{self, sending};
 use super::{Cursor, Ends, Message, Next, Registered, SIGNATURE_BYTES, Steps, word};
 use crate::net::{MAX_REQUESTS, MemoryKind, Request, SendComm};
 use crate::{NetError, Progress};
@@ -101,8 +102,7 @@ impl Sending {
             Some(Next::Signature) => {
                 // SAFETY: `new`'s contract.
                 let ring = unsafe { self.ends.ring() };
-                // Pairs with the release in the device's `write_signature`.
-                if ring.tail.load(Ordering::Acquire) <= self.told {
+                if ring.tail.load(sending::SIGNATURES) <= self.told {
                     return Ok(false);
                 }
                 (ring.entry(self.told).cast_const(), SIGNATURE_BYTES, Message::Signature)
@@ -136,15 +136,15 @@ impl Sending {
             Message::Signature => {
                 // SAFETY: `new`'s contract.
                 let ring = unsafe { self.ends.ring() };
-                // Signatures are sent in order. Pairs with the acquire in the device's `can_tell`.
-                ring.ack.store(ring.ack.load(Ordering::Relaxed) + 1, Ordering::Release);
+                // Signatures are sent in order.
+                ring.ack.store(ring.ack.load(orders::OWN) + 1, sending::ACKNOWLEDGED);
             }
             Message::Step => {
                 self.done += 1;
                 if let Some(conn) = &self.ends.conn {
-                    // SAFETY: `new`'s contract. Pairs with the acquire in the device's `has_credit`.
+                    // SAFETY: `new`'s contract.
                     unsafe { header(conn, offset_of!(ConnHeader, head)) }
-                        .store(self.done, Ordering::Release);
+                        .store(self.done, sending::HEAD);
                 }
             }
         }
@@ -157,9 +157,8 @@ impl Sending {
         };
         let step = self.transmitted;
         let index = step % u64::from(conn.slots);
-        // SAFETY: `new`'s contract; an entry for each slot. Speaks for itself: nothing is read because of it but what
-        // has its own order.
-        let entry = unsafe { word(conn.fifo + 8 * index) }.load(Ordering::Relaxed);
+        // SAFETY: `new`'s contract; an entry for each slot.
+        let entry = unsafe { word(conn.fifo + 8 * index) }.load(sending::ENTRY);
         let Some(bytes) = fifo_bytes(entry, step) else { return Ok(None) };
         let (bytes, room) = (bytes as usize, conn.slot_bytes[protocol as usize] as usize);
         if bytes > room {
@@ -169,9 +168,9 @@ impl Sending {
         }
         let at = conn.buffers[protocol as usize] + index * room as u64;
         let full = match protocol {
-            // SAFETY: `new`'s contract. Pairs with the release in the device's `publish`.
+            // SAFETY: `new`'s contract.
             ProtocolId::Simple => unsafe {
-                header(conn, offset_of!(ConnHeader, tail)).load(Ordering::Acquire) > step
+                header(conn, offset_of!(ConnHeader, tail)).load(sending::TAIL) > step
             },
             ProtocolId::Ll => {
                 // The flag of both halves of a line: see the device's `ll`.
@@ -179,13 +178,13 @@ impl Sending {
                 self.look(at, bytes, LL_LINE, |line| {
                     // SAFETY: as above; a line has two halves.
                     let halves = unsafe { [word(line), word(line + 8)] };
-                    halves.iter().all(|half| half.load(Ordering::Relaxed) >> 32 == flag)
+                    halves.iter().all(|half| half.load(sending::FLAG) >> 32 == flag)
                 })
             }
             ProtocolId::Ll128 => self.look(at, bytes, LL128_LINE, |line| {
                 let last = line + (LL128_LINE - 8) as u64;
                 // SAFETY: as above; the last word of a line is its flag.
-                unsafe { word(last) }.load(Ordering::Relaxed) == step + 1
+                unsafe { word(last) }.load(sending::FLAG) == step + 1
             }),
         };
         Ok(full.then_some((at as *const u8, bytes)))
@@ -199,9 +198,8 @@ impl Sending {
             }
             self.looked += line;
         }
-        // Pairs with the release of each flag (LL128), or none is needed as data and flag are one word (LL): what the
-        // network reads comes after the flags.
-        fence(Ordering::Acquire);
+        // What the network reads comes after the flags.
+        fence(sending::LINES);
         true
     }
 }
