@@ -15,6 +15,10 @@ use crate::net::{MAX_REQUESTS, Request};
 /// three, and at the receiver a copy. Where that begins to cost more is not measured.
 pub(super) const INLINE: usize = 16 << 10;
 
+/// The same with one data socket: nothing is gained by going over that but that a thread may move it, and a packet for the
+/// header alone is a sixth of the time of 64 KiB (`benches/records/2026-11-22-network.md`).
+pub(super) const INLINE_ALONE: usize = 512 << 10;
+
 /// Bits of a request that are the number of its message; a million messages a second last nine years.
 const SEQUENCE_BITS: u32 = 48;
 
@@ -25,6 +29,8 @@ pub(super) struct Line {
     pub(super) control: Socket,
     pub(super) lanes: Lanes,
     pub(super) memory: Memory,
+    /// Bytes of the longest message that goes with its header. Of two ends the same, as their sockets are.
+    pub(super) inline: usize,
     /// Tells the requests of this process's connections apart.
     id: u64,
     /// The number of the next message.
@@ -45,8 +51,9 @@ impl Line {
         static LINES: AtomicU64 = AtomicU64::new(0);
         // Numbers, and nothing else is ordered by them.
         let id = LINES.fetch_add(1, Ordering::Relaxed) << SEQUENCE_BITS;
+        let inline = if data.len() == 1 { INLINE_ALONE } else { INLINE };
         let (lanes, memory) = (Lanes::new(data, threads, way), Memory::default());
-        Line { peer, control, lanes, memory, id, next: 0, broken: None, told: false }
+        Line { peer, control, lanes, memory, inline, id, next: 0, broken: None, told: false }
     }
 
     /// The place of a message among those that are under way.

@@ -9,9 +9,9 @@
 //!
 //! A connection is a control socket and 1 to 64 data sockets; how many, the listener's handle says. Each socket begins with
 //! a greeting in which both ends prove that they know the group's secret ([`auth`]). On the control socket each message has
-//! a header: its number, size and tag. Messages of at most 16 KiB go right behind it, in the same system call. The bytes of
-//! others are cut into pieces that both ends know from the size alone ([`lanes`]). The receiver answers nothing; what it
-//! has no buffer for stays in the sockets.
+//! a header: its number, size and tag. Messages of at most 16 KiB, of 512 KiB with one data socket, go right behind it, in
+//! the same system call. The bytes of others are cut into pieces that both ends know from the size alone ([`lanes`]). The
+//! receiver answers nothing; what it has no buffer for stays in the sockets.
 //!
 //! Nothing is copied on the way between the caller's buffer and the sockets, but for short messages at the receiver, of
 //! which one system call brings many.

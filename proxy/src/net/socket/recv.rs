@@ -11,7 +11,7 @@ use super::{error, stream};
 use crate::NetError;
 use crate::net::{MAX_REQUESTS, MemoryHandle, MemoryKind, RecvBuffer, RecvComm, Request};
 
-/// Bytes read from the control socket at a time: the longest message that goes there, and some headers.
+/// Bytes read from the control socket at a time: the longest message that is worth a copy, and some headers.
 const READ: usize = INLINE + (4 << 10);
 
 /// A buffer that is given, or holds a message that is not fetched.
@@ -39,11 +39,12 @@ impl Came {
         self.bytes.get(self.start..self.end).unwrap_or_default()
     }
 
-    /// Reads more; whether there was any.
-    fn more(&mut self, control: &socket2::Socket) -> io::Result<bool> {
+    /// Reads more, of a header only if `sparing`; whether there was any.
+    fn more(&mut self, control: &socket2::Socket, sparing: bool) -> io::Result<bool> {
         self.bytes.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
-        let room = &mut self.bytes[self.end..];
+        let until = if sparing { HEADER } else { self.bytes.len() };
+        let room = &mut self.bytes[self.end..until];
         // SAFETY: these bytes are ours. There are some: at most a part of a header was left.
         let read = unsafe { stream::recv(control, room.as_mut_ptr(), room.len())? };
         self.end += read.unwrap_or(0);
@@ -56,6 +57,8 @@ pub(super) struct Receiver {
     line: Line,
     buffers: [Option<Buffer>; MAX_REQUESTS],
     came: Came,
+    /// Whether messages are too long to be worth a copy, so that nothing but headers is to come into `came`.
+    sparing: bool,
     /// The message whose part on the control socket is being read; those before it are here, or on their way on the lanes.
     reading: u64,
     /// Why nothing more will come: told when the messages that are on their way are here.
@@ -69,7 +72,7 @@ impl Receiver {
     pub(super) fn new(line: Line) -> Receiver {
         let came = Came { bytes: vec![0; READ].into(), start: 0, end: 0 };
         let buffers = [const { None }; MAX_REQUESTS];
-        Receiver { line, buffers, came, reading: 0, ending: None }
+        Receiver { line, buffers, came, sparing: false, reading: 0, ending: None }
     }
 
     /// Does what can be done at once.
@@ -104,13 +107,15 @@ impl Receiver {
         let Some(buffer) = &mut self.buffers[slot] else { return Ok(false) };
         let Some(size) = buffer.size else {
             let Some(bytes) = self.came.left().first_chunk::<HEADER>() else {
-                return self.came.more(&self.line.control).map_err(|e| stream::lost(&e));
+                let more = self.came.more(&self.line.control, self.sparing);
+                return more.map_err(|e| stream::lost(&e));
             };
             let header = Header::decode(bytes).map_err(|e| format!("a message's header {e}"))?;
             let size = checked(&header, self.reading, buffer)?;
             self.came.start += HEADER;
             buffer.size = Some(size);
-            if size > INLINE {
+            self.sparing = size > INLINE && size <= self.line.inline;
+            if size > self.line.inline {
                 // SAFETY: `irecv`'s contract; that many bytes fit.
                 unsafe { self.line.lanes.carry(buffer.at, size, slot) };
                 self.reading += 1;

@@ -5,7 +5,7 @@
 
 use std::slice;
 
-use super::line::{INLINE, Line};
+use super::line::Line;
 use super::stream;
 use super::wire::{HEADER, Header};
 use crate::NetError;
@@ -59,7 +59,7 @@ impl Sender {
         let mut moved = false;
         while self.writing < self.line.next {
             let Some(message) = &self.messages[Line::slot(self.writing)] else { break };
-            let inline = if message.bytes <= INLINE { message.bytes } else { 0 };
+            let inline = if message.bytes <= self.line.inline { message.bytes } else { 0 };
             let header = message.header.get(self.written..).unwrap_or_default();
             let offset = self.written.saturating_sub(HEADER);
             // SAFETY: a part of the message, which `isend`'s caller lets us read.
@@ -128,7 +128,7 @@ impl SendComm for Sender {
         let at = if bytes == 0 { std::ptr::dangling() } else { address };
         self.messages[slot] = Some(Message { at, bytes, header });
         self.line.next += 1;
-        if bytes > INLINE {
+        if bytes > self.line.inline {
             // SAFETY: the caller's.
             unsafe { self.line.lanes.carry(at.cast_mut(), bytes, slot) };
         }
