@@ -37,6 +37,8 @@ pub(super) struct Listening {
 
 /// How long a broken connection waits for a better reason than that it is closed: that of the peer whose end it was.
 const GRACE: Duration = Duration::from_millis(500);
+/// For how long after the last step an operation stays for the next call's: a new one has to wake the proxy's thread first.
+const LINGER: Duration = Duration::from_millis(1);
 /// How long a process should wait that wants to end.
 pub(super) const FAREWELL: Duration = Duration::from_secs(10);
 /// Bytes of a failure's text that other hosts are told.
@@ -269,7 +271,8 @@ impl Inner {
         if idle {
             remote.carriers.fetch_add(1, Ordering::Relaxed);
             let held = Held(Arc::clone(remote));
-            let carrier = Carrier { inner: Arc::clone(self), ended: false, _held: held };
+            let carrier =
+                Carrier { inner: Arc::clone(self), ended: false, done_since: None, _held: held };
             self.device.runtime().operate(Box::new(carrier))?;
         }
         Ok(())
@@ -370,6 +373,8 @@ fn protocol_of(raw: u32) -> ProtocolId {
 struct Carrier {
     inner: Arc<Inner>,
     ended: bool,
+    /// Since when all is carried.
+    done_since: Option<Instant>,
     /// Behind `inner`, to be dropped after it.
     _held: Held,
 }
@@ -402,8 +407,18 @@ impl Carrier {
             inner.cut_off(peer, &error);
             return Progress::Done;
         }
-        match state.connections.progress() {
+        let progress = state.connections.progress();
+        if !matches!(progress, Ok(Progress::Done)) {
+            self.done_since = None;
+        }
+        match progress {
             Ok(Progress::Done) => {
+                let since = self.done_since.get_or_insert_with(Instant::now);
+                // A schedule that replays knows no time.
+                let lingers = state.left.is_none() && inner.device.runtime().is_driven();
+                if lingers && since.elapsed() < LINGER {
+                    return Progress::Idle;
+                }
                 state.carried = false;
                 Progress::Done
             }
