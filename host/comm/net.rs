@@ -247,10 +247,11 @@ impl Inner {
         cargo.collect()
     }
 
-    /// Gives the proxies what a launch has for them.
+    /// Gives the proxies what a launch has for them. That a peer cannot be reached is the launch's failure some time later:
+    /// there may be a better reason by then, news of whom its host has lost.
     ///
     /// # Errors
-    /// When a peer cannot be reached: the communicator is broken then.
+    /// When there can be no proxy.
     pub(super) fn carry(self: &Arc<Self>, cargo: Cargo) -> Result<()> {
         let Some(remote) = self.remote.as_ref().filter(|_| !cargo.is_empty()) else {
             return Ok(());
@@ -260,10 +261,7 @@ impl Inner {
             if !sending {
                 state.connections.recv(key, steps);
             } else if let Err(failed) = state.connections.send(key, steps) {
-                drop(state);
-                let error = remote.error(self.rank, &failed);
-                self.cut_off(failed.key.peer, &error);
-                return Err(error);
+                state.failed.get_or_insert((failed, Instant::now()));
             }
         }
         let idle = !std::mem::replace(&mut state.carried, true);
