@@ -19,6 +19,11 @@ fn init_ranks(device: &Device, n: u32, config: &CommConfig) -> Vec<Communicator>
     each(n, |rank| Communicator::init_rank_with(device, n, &id, rank, config).unwrap())
 }
 
+/// Ranks of one process that were made at once, and ranks that found each other.
+fn both_ways(device: &Device, n: u32, config: &CommConfig) -> [Vec<Communicator>; 2] {
+    [Communicator::init_all_with(device, n, config).unwrap(), init_ranks(device, n, config)]
+}
+
 /// What `body` gives for each rank, in a thread of its own.
 fn each<T: Send>(n: u32, body: impl Fn(u32) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {

@@ -4,9 +4,10 @@
 //! of `rank - s - 1`. Sending and receiving go on at the same time, so that blocks larger than a socket's
 //! buffer do not stop all ranks in their sends.
 
-use nix::poll::{PollFd, PollFlags};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+
+use nix::poll::{PollFd, PollFlags};
 
 use super::BootstrapError;
 use super::auth::{Key, NO_CHALLENGE, nonce};

@@ -3,8 +3,8 @@
 //! Each rank says who it is and where it listens, and keeps its connection. When all are there the root
 //! tells each where its next rank listens, and ends; it knows nothing of what they do then. A rank whose
 //! connection breaks before that was never there and may come again; when all have left, the root stays for as
-//! long as the last of them would have waited. The first rank's size of the group counts. When one rank's time is up, the group cannot become complete: all that wait are told who is
-//! missing, and the root ends.
+//! long as the last of them would have waited. The first rank's size of the group counts. When one rank's time is
+//! up, the group cannot become complete: all that wait are told who is missing, and the root ends.
 
 use std::collections::BTreeMap;
 use std::io;

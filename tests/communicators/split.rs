@@ -8,7 +8,7 @@ use ferroccl::{CommConfig, Communicator, Device, Error, UniqueId};
 use ferroccl_proxy::net::LocalNet;
 
 use super::random::Random;
-use super::{each, elsewhere, here, init_ranks, sums};
+use super::{both_ways, each, elsewhere, here, init_ranks, sums};
 
 type Place = (Option<u32>, i32);
 
@@ -169,12 +169,7 @@ fn a_child_has_its_parents_settings_and_its_own() {
 #[test]
 fn parents_and_children_end_in_any_order() {
     let device = Device::cpu();
-    for found in [false, true] {
-        let ranks = if found {
-            init_ranks(&device, 4, &CommConfig::default())
-        } else {
-            Communicator::init_all(&device, 4).unwrap()
-        };
+    for ranks in both_ways(&device, 4, &CommConfig::default()) {
         let halves = Communicator::split_all(&ranks, |rank| (Some(rank % 2), 0)).unwrap();
         let again = Communicator::split_all(&ranks, |rank| (Some(rank / 2), 0)).unwrap();
         drop(halves);
@@ -191,12 +186,7 @@ fn parents_and_children_end_in_any_order() {
 #[test]
 fn a_rank_that_leaves_ends_a_split() {
     let device = Device::cpu();
-    for found in [false, true] {
-        let mut ranks = if found {
-            init_ranks(&device, 4, &CommConfig::default())
-        } else {
-            Communicator::init_all(&device, 4).unwrap()
-        };
+    for mut ranks in both_ways(&device, 4, &CommConfig::default()) {
         let left = ranks.remove(2);
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -219,12 +209,7 @@ fn a_rank_that_leaves_ends_a_split() {
 #[test]
 fn a_failure_of_the_parent_ends_a_split() {
     let device = Device::cpu();
-    for found in [false, true] {
-        let ranks = if found {
-            init_ranks(&device, 3, &CommConfig::default())
-        } else {
-            Communicator::init_all(&device, 3).unwrap()
-        };
+    for ranks in both_ways(&device, 3, &CommConfig::default()) {
         std::thread::scope(|scope| {
             let stuck = scope.spawn(|| ranks[0].split(Some(0), 0));
             std::thread::sleep(Duration::from_millis(50));
@@ -245,12 +230,7 @@ fn ranks_that_do_not_split_are_named() {
         return elsewhere("split::ranks_that_do_not_split_are_named", &limit);
     }
     let device = Device::cpu();
-    for found in [false, true] {
-        let ranks = if found {
-            init_ranks(&device, 4, &CommConfig::default())
-        } else {
-            Communicator::init_all(&device, 4).unwrap()
-        };
+    for ranks in both_ways(&device, 4, &CommConfig::default()) {
         for error in each(2, |rank| ranks[1 + rank as usize].split(Some(0), 0).unwrap_err()) {
             let text = error.to_string();
             assert!(text.contains("2 of 4 ranks did not come: rank 0, 3"), "{text}");
@@ -262,10 +242,7 @@ fn ranks_that_do_not_split_are_named() {
 #[test]
 fn splits_of_several_threads_do_not_mix() {
     let device = Device::cpu();
-    for ranks in [
-        init_ranks(&device, 3, &CommConfig::default()),
-        Communicator::init_all(&device, 3).unwrap(),
-    ] {
+    for ranks in both_ways(&device, 3, &CommConfig::default()) {
         let children = each(6, |i| ranks[i as usize / 2].split(Some(1), 0).unwrap().unwrap());
         assert!(children.iter().all(|child| child.world_size() == 3));
     }
