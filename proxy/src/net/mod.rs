@@ -17,6 +17,7 @@
 
 mod fault;
 mod faults;
+mod handshake;
 mod local;
 mod plugin;
 pub mod socket;

@@ -1,6 +1,6 @@
 //! Who is no rank of ours: the socket network refuses them, says so, and goes on.
 //!
-//! The bytes here are what `net::socket::wire` says: a handle has its port at 14 and its cookie in the last 16 bytes; what
+//! The bytes here are what `net::handshake::wire` says: a handle has its port at 14 and its cookie in the last 16 bytes; what
 //! is said first, in either direction, begins with 8 bytes of magic and 4 of the version.
 
 use std::io::{Read, Write};
@@ -156,16 +156,13 @@ fn another_version_is_told_ours() {
     let mut handle = listener.handle().to_vec();
     handle[8..12].copy_from_slice(&7u32.to_le_bytes());
     let error = net.connect(0, &handle).map(|_| ()).unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "Socket: connect: a handle that is of version 7 of the socket network, we of 1"
-    );
+    assert_eq!(error, "Socket: connect: a handle that is of version 7 of the handshake, we of 1");
 
     // At the listener.
     let mut other = TcpStream::connect(address(listener.handle())).unwrap();
     other.write_all(b"FerrNetC\x09\0\0\0 and whatever version 9 says").unwrap();
     let log = log_until(&mut listener, "refused");
-    assert!(log.contains("it is of version 9 of the socket network, we of 1"), "{log}");
+    assert!(log.contains("it is of version 9 of the handshake, we of 1"), "{log}");
     let mut said = Vec::new();
     until(|| {
         listener.accept().unwrap();
@@ -183,7 +180,7 @@ fn another_version_is_told_ours() {
     let (mut end, _) = theirs.accept().unwrap();
     end.write_all(b"FerrNetL\x05\0\0\0").unwrap();
     let error = until(|| connecting.poll().err()).to_string();
-    assert!(error.ends_with("it is of version 5 of the socket network, we of 1"), "{error}");
+    assert!(error.ends_with("it is of version 5 of the handshake, we of 1"), "{error}");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::lanes::{Board, Lane, Piece, Way};
-use super::stream;
+use crate::net::handshake::stream;
 
 /// The lanes of a thread, and the thread once there has been something to do.
 #[derive(Debug)]

@@ -20,8 +20,8 @@ use std::sync::{Arc, OnceLock};
 use socket2::Socket;
 
 use super::helper::Helper;
-use super::stream;
 use crate::net::MAX_REQUESTS;
+use crate::net::handshake::stream;
 
 /// The shortest piece, but for the last: NCCL's `MIN_CHUNKSIZE` (`net_socket.cc`).
 const MIN_PIECE: usize = 64 << 10;

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use socket2::Socket;
 
+use super::error;
 use super::lanes::{Lanes, Way};
 use super::memory::Memory;
-use super::{error, stream};
 use crate::NetError;
+use crate::net::handshake::stream;
 use crate::net::{MAX_REQUESTS, Request};
 
 /// Messages of at most so many bytes go with their header, on the control socket: one system call instead of

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A connection is a control socket and 1 to 64 data sockets; how many, the listener's handle says. Each socket begins with
-//! a greeting in which both ends prove that they know the group's secret ([`auth`]). On the control socket each message has
+//! a [handshake](super::handshake) in which both ends prove that they know the group's secret. On the control socket each message has
 //! a header: its number, size and tag. Messages of at most 16 KiB, of 512 KiB with one data socket, go right behind it, in
 //! the same system call. The bytes of others are cut into pieces that both ends know from the size alone ([`lanes`]). The
 //! receiver answers nothing; what it has no buffer for stays in the sockets.
@@ -24,42 +24,38 @@
 //! has been told.
 //!
 //! ```text
-//! wire        what is sent, as bytes           line     what both ends of a connection have
-//! auth        proofs                           lanes    the data sockets
-//! greeting    the way to trust, in steps       send     the sending end
-//! listener    sockets become connections       recv     the receiving end
-//! connecting  the same from the other side     memory   what is registered
-//! stream      sockets that never wait          helper   a thread that moves lanes
-//!                                              layout   how many threads and sockets
+//! line     what both ends of a connection have     wire     a message's header
+//! send     the sending end                         lanes    the data sockets
+//! recv     the receiving end                       helper   a thread that moves lanes
+//! memory   what is registered                      layout   how many threads and sockets
 //! ```
 //!
 //! Facts and limits are those of NCCL's `net_socket.cc` and `misc/socket.cc`; the wire is our own.
 
-mod auth;
-mod connecting;
-mod greeting;
 mod helper;
 mod lanes;
 mod layout;
 mod line;
-mod listener;
 mod memory;
 mod recv;
 mod send;
-mod stream;
 mod wire;
 
 use std::fmt;
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
 use tracing::{debug, info};
 
+use self::lanes::Way;
 use self::layout::{Layout, MAX_SOCKETS};
-use self::wire::Handle;
-use super::{Connecting, Listener, MAX_REQUESTS, Net, Properties};
+use self::line::Line;
+use self::recv::Receiver;
+use self::send::Sender;
+pub use super::handshake::Interface as SocketInterface;
+use super::handshake::{Call, Door, Handle, Sockets};
+use super::{Connecting, Listener, MAX_REQUESTS, Net, Properties, RecvComm, SendComm};
 use crate::NetError;
 
 const NAME: &str = "Socket";
@@ -69,17 +65,6 @@ const UNKNOWN_SPEED: u32 = 10_000;
 
 fn error(operation: &'static str, reason: impl Into<String>) -> NetError {
     NetError::new(NAME, operation, reason)
-}
-
-/// A network interface, a device of the socket network.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SocketInterface {
-    /// As in `/sys/class/net`.
-    pub name: String,
-    /// The address that others reach it at.
-    pub address: IpAddr,
-    /// The interface's number, for an IPv6 address that is good on its link only; else 0.
-    pub scope_id: u32,
 }
 
 /// What a socket network is made of.
@@ -228,49 +213,64 @@ impl Net for SocketNet {
 
     fn listen(&self, device: usize) -> Result<Box<dyn Listener>, NetError> {
         let (interface, layout) = self.device("listen", device)?;
-        let address = stream::with_scope(interface.address, 0, interface.scope_id);
-        let listener = listener::Listener::new(
-            address,
-            &self.config.secret,
-            (layout.sockets, layout.threads),
-            self.config.connect_timeout,
-        );
-        let listener = listener
-            .map_err(|e| error("listen", format!("on {} at {address}: {e}", interface.name)))?;
-        Ok(Box::new(listener))
+        let (secret, patience) = (&self.config.secret, self.config.connect_timeout);
+        let door = Door::new(NAME, interface, secret, layout.sockets, patience).map_err(|e| {
+            error("listen", format!("on {} at {}: {e}", interface.name, interface.address))
+        })?;
+        Ok(Box::new(Listening { door, threads: layout.threads }))
     }
 
     fn connect(&self, device: usize, handle: &[u8]) -> Result<Box<dyn Connecting>, NetError> {
         let (interface, layout) = self.device("connect", device)?;
-        let mut handle =
+        let handle =
             Handle::decode(handle).map_err(|e| error("connect", format!("a handle that {e}")))?;
-        if !(1..=MAX_SOCKETS as u32).contains(&handle.sockets) {
-            let reason =
-                format!("a handle that has {} sockets: 1 to {MAX_SOCKETS}", handle.sockets);
+        let sockets = handle.more as usize;
+        if !(1..=MAX_SOCKETS).contains(&sockets) {
+            let reason = format!("a handle that has {sockets} sockets: 1 to {MAX_SOCKETS}");
             return Err(error("connect", reason));
         }
-        if handle.sockets as usize != layout.sockets {
-            debug!("NET/Socket: takes {} sockets, not {}", handle.sockets, layout.sockets);
-        }
-        // Which of our interfaces leads to a link, the other end does not know.
-        if let (SocketAddr::V6(to), 1..) = (&mut handle.address, interface.scope_id)
-            && to.ip().is_unicast_link_local()
-        {
-            to.set_scope_id(interface.scope_id);
+        if sockets != layout.sockets {
+            debug!("NET/Socket: takes {sockets} sockets, not {}", layout.sockets);
         }
         let to = handle.address;
-        let from = stream::with_scope(interface.address, 0, interface.scope_id);
-        // From the device that was asked for, if it is one that leads there.
-        let leads =
-            from.is_ipv4() == to.is_ipv4() && from.ip().is_loopback() == to.ip().is_loopback();
-        let connecting = connecting::Connecting::new(
-            &handle,
-            leads.then_some(from),
-            &self.config.secret,
-            layout.threads,
-            self.config.connect_timeout,
-        );
-        let connecting = connecting.map_err(|e| error("connect", format!("to {to}: {e}")))?;
-        Ok(Box::new(connecting))
+        let (secret, patience) = (&self.config.secret, self.config.connect_timeout);
+        let call = Call::new(NAME, handle, interface, secret, patience)
+            .map_err(|e| error("connect", format!("to {to}: {e}")))?;
+        Ok(Box::new(Calling { call, threads: layout.threads }))
     }
+}
+
+/// A listener: sockets become connections.
+struct Listening {
+    door: Door,
+    threads: usize,
+}
+
+impl Listener for Listening {
+    fn handle(&self) -> &[u8] {
+        self.door.handle()
+    }
+
+    fn accept(&mut self) -> Result<Option<Box<dyn RecvComm>>, NetError> {
+        let sockets = self.door.answer().map_err(|e| error("accept", e.to_string()))?;
+        Ok(sockets
+            .map(|sockets| Box::new(Receiver::new(line(sockets, self.threads, Way::In))) as _))
+    }
+}
+
+/// A connection that is being made.
+struct Calling {
+    call: Call,
+    threads: usize,
+}
+
+impl Connecting for Calling {
+    fn poll(&mut self) -> Result<Option<Box<dyn SendComm>>, NetError> {
+        let sockets = self.call.poll().map_err(|reason| error("connect", reason))?;
+        Ok(sockets.map(|sockets| Box::new(Sender::new(line(sockets, self.threads, Way::Out))) as _))
+    }
+}
+
+fn line(Sockets { peer, control, more }: Sockets, threads: usize, way: Way) -> Line {
+    Line::new(peer, control, more, threads, way)
 }

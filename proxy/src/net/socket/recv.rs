@@ -5,10 +5,11 @@
 
 use std::io;
 
+use super::error;
 use super::line::{INLINE, Line};
 use super::wire::{HEADER, Header};
-use super::{error, stream};
 use crate::NetError;
+use crate::net::handshake::stream;
 use crate::net::{MAX_REQUESTS, MemoryHandle, MemoryKind, RecvBuffer, RecvComm, Request};
 
 /// Bytes read from the control socket at a time: the longest message that is worth a copy, and some headers.

@@ -6,9 +6,9 @@
 use std::slice;
 
 use super::line::Line;
-use super::stream;
 use super::wire::{HEADER, Header};
 use crate::NetError;
+use crate::net::handshake::stream;
 use crate::net::{MAX_REQUESTS, MemoryHandle, MemoryKind, Request, SendComm};
 
 /// A message that is under way, or done and not fetched.

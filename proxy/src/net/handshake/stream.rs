@@ -18,13 +18,13 @@ fn moved(result: io::Result<usize>) -> io::Result<Option<usize>> {
 }
 
 /// Writes what the socket takes at once; `None` is nothing.
-pub(super) fn send(socket: &Socket, bytes: &[u8]) -> io::Result<Option<usize>> {
+pub(in crate::net) fn send(socket: &Socket, bytes: &[u8]) -> io::Result<Option<usize>> {
     // A library must not have its process killed for a peer that is gone.
     moved(socket.send_with_flags(bytes, libc::MSG_NOSIGNAL))
 }
 
 /// The same of two parts.
-pub(super) fn send_both(socket: &Socket, a: &[u8], b: &[u8]) -> io::Result<Option<usize>> {
+pub(in crate::net) fn send_both(socket: &Socket, a: &[u8], b: &[u8]) -> io::Result<Option<usize>> {
     let parts = [IoSlice::new(a), IoSlice::new(b)];
     moved(socket.send_vectored_with_flags(&parts, libc::MSG_NOSIGNAL))
 }
@@ -33,7 +33,11 @@ pub(super) fn send_both(socket: &Socket, a: &[u8], b: &[u8]) -> io::Result<Optio
 ///
 /// # Safety
 /// `bytes`, more than 0, are writable at `at`, and nobody else touches them.
-pub(super) unsafe fn recv(socket: &Socket, at: *mut u8, bytes: usize) -> io::Result<Option<usize>> {
+pub(in crate::net) unsafe fn recv(
+    socket: &Socket,
+    at: *mut u8,
+    bytes: usize,
+) -> io::Result<Option<usize>> {
     // SAFETY: the caller's; what is there need not be initialised.
     let place = unsafe { slice::from_raw_parts_mut(at.cast::<MaybeUninit<u8>>(), bytes) };
     match moved(socket.recv(place))? {
@@ -43,7 +47,7 @@ pub(super) unsafe fn recv(socket: &Socket, at: *mut u8, bytes: usize) -> io::Res
 }
 
 /// Why a peer is lost, in words.
-pub(super) fn lost(error: &io::Error) -> String {
+pub(in crate::net) fn lost(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => {
@@ -54,7 +58,7 @@ pub(super) fn lost(error: &io::Error) -> String {
 }
 
 /// An address, with the interface of one that is good on a link only.
-pub(super) fn with_scope(ip: IpAddr, port: u16, scope: u32) -> SocketAddr {
+pub(in crate::net) fn with_scope(ip: IpAddr, port: u16, scope: u32) -> SocketAddr {
     match ip {
         IpAddr::V6(ip) if ip.is_unicast_link_local() => {
             SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope))
@@ -64,7 +68,7 @@ pub(super) fn with_scope(ip: IpAddr, port: u16, scope: u32) -> SocketAddr {
 }
 
 /// A socket for connections to or from such an address.
-pub(super) fn new(address: &SocketAddr) -> io::Result<Socket> {
+pub(in crate::net) fn new(address: &SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(*address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     Ok(socket)
@@ -76,7 +80,7 @@ const KEEPALIVE: Duration = Duration::from_secs(5);
 const KEEPALIVE_RETRIES: u32 = 5;
 
 /// What each socket of a connection has.
-pub(super) fn prepare(socket: &Socket) -> io::Result<()> {
+pub(in crate::net) fn prepare(socket: &Socket) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?; // somebody waits for each message
     let keepalive = TcpKeepalive::new()
@@ -87,6 +91,6 @@ pub(super) fn prepare(socket: &Socket) -> io::Result<()> {
 }
 
 /// An address of the Internet, as all of ours are.
-pub(super) fn internet(address: &SockAddr) -> io::Result<SocketAddr> {
+pub(in crate::net) fn internet(address: &SockAddr) -> io::Result<SocketAddr> {
     address.as_socket().ok_or_else(|| io::Error::other("a socket of another family"))
 }

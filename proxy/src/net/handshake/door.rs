@@ -1,4 +1,4 @@
-//! Where others connect to.
+//! Where others call.
 //!
 //! ```text
 //! accept ─► half-open: greeted a step at a time ─► gathering: the sockets of a connection ─► ready
@@ -18,13 +18,9 @@ use tracing::{debug, warn};
 
 use super::auth::Key;
 use super::greeting::{Incoming, Refusal, Step, nonce};
-use super::lanes::Way;
-use super::line::Line;
-use super::recv::Receiver;
+use super::stream;
 use super::wire::{HANDLE, Handle, Hello};
-use super::{error, stream};
-use crate::NetError;
-use crate::net::{self, RecvComm};
+use super::{Interface, Sockets};
 
 /// Sockets that are being greeted, at most; more wait in the system's queue. Not measured: the sockets of some ranks that
 /// connect at once, and a part of the files that a process may have open, which are 1024 as a rule.
@@ -37,18 +33,20 @@ const HUSH: Duration = Duration::from_secs(1);
 /// Connections that wait to be accepted by the system: NCCL's (`misc/socket.cc`); the system may have a lower limit.
 const BACKLOG: i32 = 16384;
 
-pub(super) struct Listener {
+/// A listening socket, and who has called.
+pub(in crate::net) struct Door {
+    /// The network's name, for the log.
+    net: &'static str,
     socket: Socket,
     handle: [u8; HANDLE],
     key: Key,
-    /// Data sockets of a connection.
-    data: usize,
-    threads: usize,
+    /// Sockets of a connection beyond the first.
+    more: usize,
     /// How long it may take to make a connection.
     patience: Duration,
     half_open: VecDeque<Incoming>,
     gathering: HashMap<u64, Gathering>,
-    ready: VecDeque<Line>,
+    ready: VecDeque<Sockets>,
 }
 
 /// The sockets of a connection that have come so far.
@@ -58,30 +56,55 @@ struct Gathering {
     since: Instant,
 }
 
-impl Listener {
-    pub(super) fn new(
-        address: SocketAddr,
+impl Door {
+    /// Opens one for connections of `1 + more` sockets, between ends that know the `secret`; how long one may take is the
+    /// `patience`.
+    pub(in crate::net) fn new(
+        net: &'static str,
+        interface: &Interface,
         secret: &[u8; 32],
-        (data, threads): (usize, usize),
+        more: usize,
         patience: Duration,
-    ) -> io::Result<Listener> {
+    ) -> io::Result<Door> {
+        let address = stream::with_scope(interface.address, 0, interface.scope_id);
         let socket = stream::new(&address)?;
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         let (cookie, address) = (nonce()?, stream::internet(&socket.local_addr()?)?);
-        debug!("NET/Socket: listens at {address}");
-        let sockets = data as u32; // at most 64
-        Ok(Listener {
+        debug!("NET/{net}: listens at {address}");
+        Ok(Door {
+            net,
             socket,
-            handle: Handle { address, sockets, cookie }.encode(),
-            key: Key::new(secret, &cookie),
-            data,
-            threads,
+            handle: Handle { address, more: more as u32, cookie }.encode(), // at most 64
+            key: Key::new(net, secret, &cookie),
+            more,
             patience,
             half_open: VecDeque::new(),
             gathering: HashMap::new(),
             ready: VecDeque::new(),
         })
+    }
+
+    /// What callers need to know.
+    pub(in crate::net) fn handle(&self) -> &[u8] {
+        &self.handle
+    }
+
+    /// The sockets of a connection, once all are here and trusted.
+    pub(in crate::net) fn answer(&mut self) -> io::Result<Option<Sockets>> {
+        self.take()?;
+        self.greet();
+        let (net, patience) = (self.net, self.patience);
+        self.gathering.retain(|_, gathering| {
+            let keep = gathering.since.elapsed() < patience;
+            if !keep {
+                let came = gathering.sockets.iter().flatten().count();
+                let (peer, n) = (gathering.peer, gathering.sockets.len());
+                warn!("NET/{net}: gave up {peer}: {came} of {n} sockets came in {patience:?}");
+            }
+            keep
+        });
+        Ok(self.ready.pop_front())
     }
 
     /// Takes sockets from the system, as long as there is room.
@@ -93,7 +116,9 @@ impl Listener {
             match self.socket.accept() {
                 Ok((socket, peer)) => match Incoming::new(socket, &peer) {
                     Ok(incoming) => self.half_open.push_back(incoming),
-                    Err(e) => debug!("NET/Socket: {peer:?} is gone before it was greeted: {e}"),
+                    Err(e) => {
+                        debug!("NET/{}: {peer:?} is gone before it was greeted: {e}", self.net);
+                    }
                 },
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if is_the_connections(&e) => {}
@@ -107,7 +132,7 @@ impl Listener {
         let nobody = |one: &Incoming| one.is_nobody() && one.since.elapsed() >= HUSH;
         let Some(place) = self.half_open.iter().position(nobody) else { return false };
         if let Some(one) = self.half_open.remove(place) {
-            refused(one.peer, &Refusal::Silent(one.since.elapsed()));
+            refused(self.net, one.peer, &Refusal::Silent(one.since.elapsed()));
         }
         true
     }
@@ -120,7 +145,7 @@ impl Listener {
             match one.step(&self.key) {
                 Step::Proven(hello) => self.gather(&hello, one),
                 Step::Refused(refusal) => {
-                    refused(one.peer, &refusal);
+                    refused(self.net, one.peer, &refusal);
                     if one.takes_leave() {
                         self.half_open.push_back(one);
                     }
@@ -129,7 +154,7 @@ impl Listener {
                     self.half_open.push_back(one);
                 }
                 Step::Pending if !one.takes_leave() => {
-                    refused(one.peer, &Refusal::Silent(self.patience));
+                    refused(self.net, one.peer, &Refusal::Silent(self.patience));
                 }
                 Step::Pending | Step::Gone => {}
             }
@@ -138,9 +163,9 @@ impl Listener {
 
     /// Puts a socket to the others of its connection.
     fn gather(&mut self, hello: &Hello, one: Incoming) {
-        let (peer, n) = (one.peer, self.data + 1);
+        let (net, peer, n) = (self.net, one.peer, self.more + 1);
         if usize::from(hello.sockets) != n {
-            warn!("NET/Socket: refused {peer}: it has {} sockets, we {n}", hello.sockets);
+            warn!("NET/{net}: refused {peer}: it has {} sockets, we {n}", hello.sockets);
             return;
         }
         let since = one.since;
@@ -149,25 +174,24 @@ impl Listener {
         match gathering.sockets.get_mut(usize::from(hello.socket)) {
             Some(place @ None) => *place = Some(one.into_socket()),
             Some(Some(_)) => {
-                warn!("NET/Socket: refused {peer}: socket {} came twice", hello.socket);
+                warn!("NET/{net}: refused {peer}: socket {} came twice", hello.socket);
             }
-            None => warn!("NET/Socket: refused {peer}: socket {} of {n}", hello.socket),
+            None => warn!("NET/{net}: refused {peer}: socket {} of {n}", hello.socket),
         }
         if gathering.sockets.iter().all(Option::is_some)
             && let Some(gathering) = self.gathering.remove(&hello.connection)
         {
             let mut sockets = gathering.sockets.into_iter().flatten();
             if let Some(control) = sockets.next() {
-                let (peer, data) = (gathering.peer, sockets.collect());
-                let line = Line::new(peer, control, data, self.threads, Way::In);
-                self.ready.push_back(line);
+                let (peer, more) = (gathering.peer, sockets.collect());
+                self.ready.push_back(Sockets { peer, control, more });
             }
         }
     }
 }
 
-fn refused(peer: SocketAddr, refusal: &Refusal) {
-    warn!("NET/Socket: refused {peer}: {refusal}");
+fn refused(net: &str, peer: SocketAddr, refusal: &Refusal) {
+    warn!("NET/{net}: refused {peer}: {refusal}");
 }
 
 /// Whether an error of `accept` is one of the connection that it was to give; as of accept(2).
@@ -186,26 +210,4 @@ fn is_the_connections(error: &io::Error) -> bool {
         libc::EOPNOTSUPP,
     ];
     error.raw_os_error().is_some_and(|code| system.contains(&code))
-}
-
-impl net::Listener for Listener {
-    fn handle(&self) -> &[u8] {
-        &self.handle
-    }
-
-    fn accept(&mut self) -> Result<Option<Box<dyn RecvComm>>, NetError> {
-        self.take().map_err(|e| error("accept", e.to_string()))?;
-        self.greet();
-        let patience = self.patience;
-        self.gathering.retain(|_, gathering| {
-            let keep = gathering.since.elapsed() < patience;
-            if !keep {
-                let came = gathering.sockets.iter().flatten().count();
-                let (peer, n) = (gathering.peer, gathering.sockets.len());
-                warn!("NET/Socket: gave up {peer}: {came} of {n} sockets came in {patience:?}");
-            }
-            keep
-        });
-        Ok(self.ready.pop_front().map(|line| Box::new(Receiver::new(line)) as _))
-    }
 }

@@ -40,8 +40,12 @@ impl std::fmt::Debug for Key {
 }
 
 impl Key {
-    pub(super) fn new(secret: &[u8; 32], cookie: &Nonce) -> Key {
-        Key(hmac(secret, &[b"socket network", cookie]).finalize().into_bytes().into())
+    /// For a network's connections alone: to another of the same ranks it proves nothing.
+    pub(super) fn new(net: &str, secret: &[u8; 32], cookie: &Nonce) -> Key {
+        Key(hmac(secret, &[b"connection of network ", net.as_bytes(), cookie])
+            .finalize()
+            .into_bytes()
+            .into())
     }
 
     /// The seal of a hello.
@@ -103,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_proof_is_of_one_side_secret_cookie_and_exchange() {
-        let key = Key::new(&[1; 32], &[2; 16]);
+        let key = Key::new("A", &[1; 32], &[2; 16]);
         let (hello, challenge) = ([3; HELLO], [4; CHALLENGE_COVERED]);
         let proof = key.prove(Side::Connector, &hello, &challenge);
         let proves = |key: &Key, side, hello, challenge| key.proven(side, hello, challenge, &proof);
@@ -111,13 +115,14 @@ mod tests {
         assert!(!proves(&key, Side::Listener, &hello, &challenge));
         assert!(!proves(&key, Side::Connector, &[0; HELLO], &challenge));
         assert!(!proves(&key, Side::Connector, &hello, &[0; CHALLENGE_COVERED]));
-        assert!(!proves(&Key::new(&[0; 32], &[2; 16]), Side::Connector, &hello, &challenge));
-        assert!(!proves(&Key::new(&[1; 32], &[0; 16]), Side::Connector, &hello, &challenge));
+        assert!(!proves(&Key::new("A", &[0; 32], &[2; 16]), Side::Connector, &hello, &challenge));
+        assert!(!proves(&Key::new("A", &[1; 32], &[0; 16]), Side::Connector, &hello, &challenge));
+        assert!(!proves(&Key::new("B", &[1; 32], &[2; 16]), Side::Connector, &hello, &challenge));
         assert!(!key.proven(Side::Connector, &hello, &challenge, &proof[1..]));
         let covered = [3; HELLO_COVERED];
         let mut hello = [3; HELLO];
         hello[HELLO_COVERED..].copy_from_slice(&key.seal(&covered));
-        assert!(key.is_sealed(&hello) && !Key::new(&[0; 32], &[2; 16]).is_sealed(&hello));
+        assert!(key.is_sealed(&hello) && !Key::new("A", &[0; 32], &[2; 16]).is_sealed(&hello));
         hello[0] = 0;
         assert!(!key.is_sealed(&hello));
         assert!(!format!("{key:?}").contains('1'));
