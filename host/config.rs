@@ -13,7 +13,7 @@ mod setting;
 
 use std::time::Duration;
 
-use ferroccl_proxy::net::Faults;
+use ferroccl_proxy::net::{Faults, HcaFilter};
 pub use selection::{Choice, Selection};
 pub use setting::{Level, Limit, Setting, Size};
 
@@ -115,8 +115,8 @@ knobs! {
         "network interfaces that ranks may use, to find each other and for data";
     "NCCL_SOCKET_FAMILY" socket_family: Option<AddressFamily> = None, "AF_INET or AF_INET6",
         "use only addresses of this family";
-    "NCCL_NET" net: Option<String> = None, "Socket, none, or a plugin's name",
-        "the network between hosts; not set: a plugin's if there is one, else sockets";
+    "NCCL_NET" net: Option<String> = None, "IB, Socket, none, or a plugin's name",
+        "the network between hosts; not set: a plugin's if there is one, else IB, else sockets";
     "NCCL_NET_PLUGIN" net_plugin: Option<String> = None, "a library, the NAME of libnccl-net-NAME.so, or none",
         "the plugin whose network may be used; not set: libnccl-net.so if there is one";
     "FERROCCL_NET_FAULTS" net_faults: Option<Faults> = None,
@@ -126,6 +126,32 @@ knobs! {
         "threads of a connection over sockets that move its data; 0: the proxy does; not set: by the card";
     "NCCL_NSOCKS_PERTHREAD" nsocks_perthread: Option<u32> = None, 1..=64,
         "sockets of each of these threads, 64 in all; not set: by the card";
+    "NCCL_IB_DISABLE" ib_disable: bool = false, (),
+        "InfiniBand and RoCE devices are not used";
+    "NCCL_IB_HCA" ib_hca: Option<HcaFilter> = None, HcaFilter::FORM,
+        "InfiniBand and RoCE devices that may be used, and their ports";
+    "NCCL_IB_GID_INDEX" ib_gid_index: Option<u32> = None, 0..=255,
+        "which of its addresses a port uses; not set: RoCE v2 before v1, IPv4 before IPv6, and those before link-local ones";
+    "NCCL_IB_TC" ib_tc: u32 = 0, 0..=255,
+        "traffic class of packets over InfiniBand and RoCE";
+    "NCCL_IB_SL" ib_sl: u32 = 0, 0..=15,
+        "service level of packets over InfiniBand and RoCE";
+    "NCCL_IB_PKEY" ib_pkey: u32 = 0, 0..=65535,
+        "which entry of a port's table of partition keys is used";
+    "NCCL_IB_TIMEOUT" ib_timeout: u32 = 20, 1..=31,
+        "how long a card waits for an answer: 4.096 us times two to this power";
+    "NCCL_IB_RETRY_CNT" ib_retry_cnt: u32 = 7, 0..=7,
+        "how often a card sends again before a connection is broken";
+    "NCCL_IB_QPS_PER_CONNECTION" ib_qps_per_connection: u32 = 1, 1..=128,
+        "queue pairs of a connection";
+    "NCCL_IB_SPLIT_DATA_ON_QPS" ib_split_data_on_qps: bool = false, (),
+        "each message goes over all queue pairs of its connection, instead of over one in turn";
+    "NCCL_IB_AR_THRESHOLD" ib_ar_threshold: Size = Size(8192), Size(0)..=Size(1 << 30),
+        "longer messages are notified by a write of their own, so that switches may route their bytes as they like";
+    "NCCL_IB_PCI_RELAXED_ORDERING" ib_pci_relaxed_ordering: u32 = 2, 0..=2,
+        "whether a card may reorder its writes to memory; 2: if it can";
+    "NCCL_IB_USE_INLINE" ib_use_inline: bool = true, (),
+        "small writes take their bytes along, if the card can";
     "NCCL_COMM_ID" comm_id: Option<CommId> = None, CommId::FORM,
         "where rank 0 waits for the others, instead of an id that is handed around";
     "NCCL_HOSTID" hostid: Option<String> = None, "any text",
@@ -315,6 +341,9 @@ mod tests {
             ("NCCL_SOCKET_IFNAME", "^", "prefixes"),
             ("NCCL_SOCKET_NTHREADS", "17", "0 to 16"),
             ("FERROCCL_NET_FAULTS", "cut=soon", "delay=200ms"),
+            ("NCCL_IB_HCA", "mlx5_0:x", "DEVICE:PORT"),
+            ("NCCL_IB_TIMEOUT", "0", "1 to 31"),
+            ("NCCL_IB_QPS_PER_CONNECTION", "129", "1 to 128"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
             assert!(text.starts_with(&format!("invalid setting {name}={value}: ")), "{text}");

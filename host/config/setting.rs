@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
-use ferroccl_proxy::net::Faults;
+use ferroccl_proxy::net::{Faults, HcaFilter};
 
 use crate::bootstrap::{AddressFamily, CommId, InterfaceFilter};
 use crate::log::{LogLevel, Subsystems};
@@ -57,7 +57,17 @@ macro_rules! by_from_str {
         }
     })* };
 }
-by_from_str!(String, LogLevel, Subsystems, InterfaceFilter, AddressFamily, CommId, Level, Faults);
+by_from_str!(
+    String,
+    LogLevel,
+    Subsystems,
+    InterfaceFilter,
+    AddressFamily,
+    CommId,
+    Level,
+    Faults,
+    HcaFilter
+);
 
 /// A distance between devices, as `NCCL_P2P_LEVEL` and `NCCL_NET_GDR_LEVEL` take it.
 ///

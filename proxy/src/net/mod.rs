@@ -15,13 +15,18 @@
 //!   [`Properties::max_requests`].
 //! * What is dropped is closed, and touches no buffer any more. The other end learns of it as an error.
 
+mod end;
 mod fault;
 mod faults;
 mod handshake;
+mod hca;
 mod local;
+mod memory;
 mod plugin;
 pub mod socket;
 mod trace;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 
 use std::fmt::Debug;
 
@@ -29,6 +34,7 @@ use crate::NetError;
 
 pub use fault::FaultNet;
 pub use faults::{Delay, Faults, FaultsError};
+pub use hca::{HcaFilter, HcaFilterError};
 pub use local::LocalNet;
 pub use plugin::PluginNet;
 pub use trace::TraceNet;

@@ -27,7 +27,7 @@
 //! line     what both ends of a connection have     wire     a message's header
 //! send     the sending end                         lanes    the data sockets
 //! recv     the receiving end                       helper   a thread that moves lanes
-//! memory   what is registered                      layout   how many threads and sockets
+//! layout   how many threads and sockets
 //! ```
 //!
 //! Facts and limits are those of NCCL's `net_socket.cc` and `misc/socket.cc`; the wire is our own.
@@ -36,7 +36,6 @@ mod helper;
 mod lanes;
 mod layout;
 mod line;
-mod memory;
 mod recv;
 mod send;
 mod wire;
@@ -55,7 +54,11 @@ use self::recv::Receiver;
 use self::send::Sender;
 pub use super::handshake::Interface as SocketInterface;
 use super::handshake::{Call, Door, Handle, Sockets};
-use super::{Connecting, Listener, MAX_REQUESTS, Net, Properties, RecvComm, SendComm};
+use super::memory::Memory;
+use super::{
+    Connecting, Listener, MAX_REQUESTS, MemoryHandle, MemoryKind, Net, Properties, RecvComm,
+    SendComm,
+};
 use crate::NetError;
 
 const NAME: &str = "Socket";
@@ -65,6 +68,19 @@ const UNKNOWN_SPEED: u32 = 10_000;
 
 fn error(operation: &'static str, reason: impl Into<String>) -> NetError {
     NetError::new(NAME, operation, reason)
+}
+
+/// Sockets need to know nothing of memory: it is kept to notice mistakes.
+fn register(
+    known: &mut Memory,
+    (address, bytes): (*mut u8, usize),
+    kind: MemoryKind,
+) -> Result<MemoryHandle, NetError> {
+    if kind != MemoryKind::Host {
+        let reason = format!("memory of kind {kind:?}: sockets reach the host's only");
+        return Err(error("register", reason));
+    }
+    Ok(known.add(address, bytes, ()))
 }
 
 /// What a socket network is made of.

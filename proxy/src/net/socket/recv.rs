@@ -5,10 +5,11 @@
 
 use std::io;
 
-use super::error;
 use super::line::{INLINE, Line};
 use super::wire::{HEADER, Header};
+use super::{error, register};
 use crate::NetError;
+use crate::net::end::End;
 use crate::net::handshake::stream;
 use crate::net::{MAX_REQUESTS, MemoryHandle, MemoryKind, RecvBuffer, RecvComm, Request};
 
@@ -78,10 +79,10 @@ impl Receiver {
 
     /// Does what can be done at once.
     fn progress(&mut self) {
-        if self.line.is_broken() {
+        if self.line.end.is_broken() {
             return;
         }
-        while self.ending.is_none() && self.reading < self.line.next {
+        while self.ending.is_none() && self.reading < self.line.end.next {
             match self.read_control() {
                 Ok(true) => {}
                 Ok(false) => break,
@@ -104,7 +105,7 @@ impl Receiver {
 
     /// Moves the message on whose turn it is on the control socket; whether there may be more to do at once.
     fn read_control(&mut self) -> Result<bool, String> {
-        let slot = Line::slot(self.reading);
+        let slot = End::slot(self.reading);
         let Some(buffer) = &mut self.buffers[slot] else { return Ok(false) };
         let Some(size) = buffer.size else {
             let Some(bytes) = self.came.left().first_chunk::<HEADER>() else {
@@ -168,37 +169,37 @@ impl RecvComm for Receiver {
         bytes: usize,
         kind: MemoryKind,
     ) -> Result<MemoryHandle, NetError> {
-        self.line.memory.register(address, bytes, kind)
+        register(&mut self.line.memory, (address, bytes), kind)
     }
 
     fn deregister(&mut self, memory: MemoryHandle) -> Result<(), NetError> {
-        self.line.memory.deregister(memory)
+        self.line.memory.remove(memory)
     }
 
     unsafe fn irecv(&mut self, buffers: &[RecvBuffer]) -> Result<Option<Request>, NetError> {
-        self.line.check("irecv")?;
+        self.line.end.check("irecv")?;
         let &[RecvBuffer { address, bytes, tag, memory }] = buffers else {
             return Err(error("irecv", format!("{} buffers, where 1 goes", buffers.len())));
         };
         self.line.memory.check("irecv", address, bytes, memory)?;
-        let sequence = self.line.next;
-        let slot = Line::slot(sequence);
+        let sequence = self.line.end.next;
+        let slot = End::slot(sequence);
         if self.buffers[slot].is_some() {
             self.progress();
-            return self.line.check("irecv").map(|()| None);
+            return self.line.end.check("irecv").map(|()| None);
         }
         let at = if bytes == 0 { std::ptr::dangling_mut() } else { address };
         self.buffers[slot] = Some(Buffer { at, bytes, tag, size: None, here: 0 });
-        self.line.next += 1;
-        Ok(Some(self.line.request(sequence)))
+        self.line.end.next += 1;
+        Ok(Some(self.line.end.request(sequence)))
     }
 
     fn test(&mut self, request: Request, sizes: &mut [usize]) -> Result<bool, NetError> {
-        self.line.check_told("test")?;
-        let sequence = self.line.sequence(request)?;
-        let slot = Line::slot(sequence);
+        self.line.end.check_told("test")?;
+        let sequence = self.line.end.sequence(request)?;
+        let slot = End::slot(sequence);
         if self.buffers[slot].is_none() {
-            return Err(self.line.no_such(request));
+            return Err(self.line.end.no_such(request));
         }
         let Some(place) = sizes.first_mut() else {
             return Err(error("test", "there is no room for the size of 1 message"));
@@ -210,7 +211,7 @@ impl RecvComm for Receiver {
                 return Ok(true);
             }
             if looked {
-                return self.line.check("test").map(|()| false);
+                return self.line.end.check("test").map(|()| false);
             }
             self.progress();
             looked = true;
@@ -219,7 +220,7 @@ impl RecvComm for Receiver {
 
     /// The host's memory has what has arrived.
     unsafe fn iflush(&mut self, _: &[RecvBuffer]) -> Result<Option<Request>, NetError> {
-        self.line.check("iflush").map(|()| None)
+        self.line.end.check("iflush").map(|()| None)
     }
 }
 

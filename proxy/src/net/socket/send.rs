@@ -6,8 +6,10 @@
 use std::slice;
 
 use super::line::Line;
+use super::register;
 use super::wire::{HEADER, Header};
 use crate::NetError;
+use crate::net::end::End;
 use crate::net::handshake::stream;
 use crate::net::{MAX_REQUESTS, MemoryHandle, MemoryKind, Request, SendComm};
 
@@ -39,7 +41,7 @@ impl Sender {
 
     /// Does what can be done at once.
     fn progress(&mut self) {
-        if self.line.is_broken() {
+        if self.line.end.is_broken() {
             return;
         }
         let moved = self.write_control().unwrap_or_else(|error| {
@@ -57,8 +59,8 @@ impl Sender {
 
     fn write_control(&mut self) -> std::io::Result<bool> {
         let mut moved = false;
-        while self.writing < self.line.next {
-            let Some(message) = &self.messages[Line::slot(self.writing)] else { break };
+        while self.writing < self.line.end.next {
+            let Some(message) = &self.messages[End::slot(self.writing)] else { break };
             let inline = if message.bytes <= self.line.inline { message.bytes } else { 0 };
             let header = message.header.get(self.written..).unwrap_or_default();
             let offset = self.written.saturating_sub(HEADER);
@@ -101,11 +103,11 @@ impl SendComm for Sender {
         bytes: usize,
         kind: MemoryKind,
     ) -> Result<MemoryHandle, NetError> {
-        self.line.memory.register(address, bytes, kind)
+        register(&mut self.line.memory, (address, bytes), kind)
     }
 
     fn deregister(&mut self, memory: MemoryHandle) -> Result<(), NetError> {
-        self.line.memory.deregister(memory)
+        self.line.memory.remove(memory)
     }
 
     unsafe fn isend(
@@ -115,34 +117,34 @@ impl SendComm for Sender {
         tag: u32,
         memory: MemoryHandle,
     ) -> Result<Option<Request>, NetError> {
-        self.line.check("isend")?;
+        self.line.end.check("isend")?;
         self.line.memory.check("isend", address, bytes, memory)?;
-        let sequence = self.line.next;
-        let slot = Line::slot(sequence);
+        let sequence = self.line.end.next;
+        let slot = End::slot(sequence);
         if self.messages[slot].is_some() {
             self.progress();
-            return self.line.check("isend").map(|()| None);
+            return self.line.end.check("isend").map(|()| None);
         }
         let header = Header { tag, sequence, size: bytes as u64 }.encode();
         // The address of nothing may be anything, and a slice's may not.
         let at = if bytes == 0 { std::ptr::dangling() } else { address };
         self.messages[slot] = Some(Message { at, bytes, header });
-        self.line.next += 1;
+        self.line.end.next += 1;
         if bytes > self.line.inline {
             // SAFETY: the caller's.
             unsafe { self.line.lanes.carry(at.cast_mut(), bytes, slot) };
         }
         self.progress();
-        self.line.check("isend")?;
-        Ok(Some(self.line.request(sequence)))
+        self.line.end.check("isend")?;
+        Ok(Some(self.line.end.request(sequence)))
     }
 
     fn test(&mut self, request: Request) -> Result<bool, NetError> {
-        self.line.check_told("test")?;
-        let sequence = self.line.sequence(request)?;
-        let slot = Line::slot(sequence);
+        self.line.end.check_told("test")?;
+        let sequence = self.line.end.sequence(request)?;
+        let slot = End::slot(sequence);
         if self.messages[slot].is_none() {
-            return Err(self.line.no_such(request));
+            return Err(self.line.end.no_such(request));
         }
         let mut looked = false;
         loop {
@@ -151,7 +153,7 @@ impl SendComm for Sender {
                 return Ok(true);
             }
             if looked {
-                return self.line.check("test").map(|()| false);
+                return self.line.end.check("test").map(|()| false);
             }
             self.progress();
             looked = true;

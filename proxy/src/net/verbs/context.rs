@@ -1,0 +1,266 @@
+//! An open device.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+
+use ibverbs_sys as sys;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use tracing::{info, warn};
+
+use super::library::Library;
+use super::memory::Cache;
+
+/// A device, its protection domain, and the memory that is registered there. One for all connections of a process: memory
+/// that several of them use is registered once.
+pub(super) struct Context {
+    pub(super) library: &'static Library,
+    pub(super) raw: *mut sys::ibv_context,
+    pub(super) domain: *mut sys::ibv_pd,
+    pub(super) name: String,
+    pub(super) cache: Cache,
+    pub(super) events: Arc<Events>,
+    watcher: Option<(JoinHandle<()>, Arc<EventFd>)>,
+}
+
+// SAFETY: the library's functions may be called from any thread, several at a time (RDMA-aware programming user manual,
+// 1.1: "the API is thread safe"); nothing else is reached by the pointers.
+unsafe impl Send for Context {}
+// SAFETY: the same.
+unsafe impl Sync for Context {}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The devices that are open, by name.
+static OPEN: Mutex<BTreeMap<String, Weak<Context>>> = Mutex::new(BTreeMap::new());
+
+impl Context {
+    /// The device of this name, opened if nobody in this process has it open.
+    ///
+    /// # Safety
+    /// The device is of a list that is not freed.
+    pub(super) unsafe fn shared(
+        library: &'static Library,
+        device: *mut sys::ibv_device,
+        name: &str,
+    ) -> io::Result<Arc<Context>> {
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = open.get(name).and_then(Weak::upgrade) {
+            return Ok(context);
+        }
+        // SAFETY: the caller's.
+        let context = unsafe { Context::open(library, device, name.to_owned())? };
+        open.insert(name.to_owned(), Arc::downgrade(&context));
+        Ok(context)
+    }
+
+    /// Opens a device.
+    ///
+    /// # Safety
+    /// As [`Context::shared`].
+    unsafe fn open(
+        library: &'static Library,
+        device: *mut sys::ibv_device,
+        name: String,
+    ) -> io::Result<Arc<Context>> {
+        // SAFETY: the caller's.
+        let raw = unsafe { (library.open_device)(device) };
+        if raw.is_null() {
+            return Err(io::Error::last_os_error());
+        }
+        // From here on what is there is closed if anything fails.
+        let events = Arc::default();
+        let mut context = Context {
+            library,
+            raw,
+            domain: std::ptr::null_mut(),
+            name,
+            cache: Cache::default(),
+            events,
+            watcher: None,
+        };
+        // SAFETY: the context is open.
+        context.domain = unsafe { (library.alloc_pd)(raw) };
+        if context.domain.is_null() {
+            return Err(io::Error::last_os_error());
+        }
+        context.watch()?;
+        Ok(Arc::new(context))
+    }
+
+    /// Starts the thread that hears what happens on the device.
+    fn watch(&mut self) -> io::Result<()> {
+        // SAFETY: the context is open.
+        let fd = unsafe { (*self.raw).async_fd };
+        // SAFETY: the descriptor is the context's, which is closed after the thread has ended.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+        nix::fcntl::fcntl(borrowed, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK))?;
+        let bell = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+        let watcher = Watcher {
+            library: self.library,
+            raw: self.raw,
+            name: self.name.clone(),
+            events: Arc::clone(&self.events),
+            bell: Arc::clone(&bell),
+        };
+        let thread = thread::Builder::new()
+            .name("ferroccl-verbs".to_owned())
+            .spawn(move || watcher.run(fd))?;
+        self.watcher = Some((thread, bell));
+        Ok(())
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if let Some((thread, bell)) = self.watcher.take() {
+            // A bell that cannot be rung is rung already; a thread that has panicked has ended, too.
+            let _ = bell.write(1);
+            let _ = thread.join();
+        }
+        // SAFETY: whatever is made of it keeps it, so that nothing is left.
+        unsafe {
+            if !self.domain.is_null() && (self.library.dealloc_pd)(self.domain) != 0 {
+                warn!("NET/IB: {}: its protection domain is still in use", self.name);
+            }
+            if (self.library.close_device)(self.raw) != 0 {
+                warn!("NET/IB: {} cannot be closed", self.name);
+            }
+        }
+    }
+}
+
+/// What has gone wrong on a device, by itself (asynchronous events).
+#[derive(Debug, Default)]
+pub(super) struct Events(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    fatal: Vec<(Of, String)>,
+    /// Ports that are down, since we look.
+    down: Vec<u8>,
+}
+
+/// What an event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Of {
+    Device,
+    /// By its number.
+    Pair(u32),
+    /// By its address.
+    Completions(usize),
+}
+
+impl Events {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What has happened to the device, or one of these parts of it.
+    pub(super) fn fatal(&self, concerns: impl Fn(Of) -> bool) -> Option<String> {
+        let state = self.lock();
+        let found = state.fatal.iter().find(|(of, _)| *of == Of::Device || concerns(*of));
+        found.map(|(_, text)| text.clone())
+    }
+
+    pub(super) fn is_down(&self, port: u8) -> bool {
+        self.lock().down.contains(&port)
+    }
+
+    /// A part is gone: another may get its number.
+    pub(super) fn forget(&self, part: Of) {
+        self.lock().fatal.retain(|(of, _)| *of != part);
+    }
+}
+
+/// The thread that hears of events.
+struct Watcher {
+    library: &'static Library,
+    raw: *mut sys::ibv_context,
+    name: String,
+    events: Arc<Events>,
+    bell: Arc<EventFd>,
+}
+
+// SAFETY: as of `Context`, which outlives it.
+unsafe impl Send for Watcher {}
+
+impl Watcher {
+    fn run(self, fd: RawFd) {
+        // SAFETY: as in `Context::watch`.
+        let device = unsafe { BorrowedFd::borrow_raw(fd) };
+        loop {
+            let mut both = [
+                PollFd::new(self.bell.as_fd(), PollFlags::POLLIN),
+                PollFd::new(device, PollFlags::POLLIN),
+            ];
+            match poll(&mut both, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(error) => {
+                    warn!("NET/IB: {}: no events are heard any more: {error}", self.name);
+                    return;
+                }
+            }
+            if both[0].any().unwrap_or(false) {
+                return;
+            }
+            while let Some(mut event) = self.next() {
+                self.note(&event);
+                // SAFETY: `get_async_event` gave it, and this is the only answer.
+                unsafe { (self.library.ack_async_event)(&mut event) };
+            }
+        }
+    }
+
+    fn next(&self) -> Option<sys::ibv_async_event> {
+        // SAFETY: all zeros is an event; whether one was written, the result says.
+        unsafe {
+            let mut event = std::mem::zeroed();
+            ((self.library.get_async_event)(self.raw, &mut event) == 0).then_some(event)
+        }
+    }
+
+    /// What an event means for connections. Which are fatal: as with NCCL (`net_ib.cc`, `ncclIbAsyncThreadMain`).
+    fn note(&self, event: &sys::ibv_async_event) {
+        let (name, text) = (&self.name, self.library.event(event.event_type));
+        let element = event.element;
+        // SAFETY: the kind of an event says which element it has, and that stays until it is acknowledged.
+        let of = unsafe {
+            match event.event_type {
+                sys::IBV_EVENT_QP_FATAL
+                | sys::IBV_EVENT_QP_REQ_ERR
+                | sys::IBV_EVENT_QP_ACCESS_ERR => Of::Pair((*element.qp).qp_num),
+                sys::IBV_EVENT_CQ_ERR => Of::Completions(element.cq as usize),
+                sys::IBV_EVENT_DEVICE_FATAL => Of::Device,
+                sys::IBV_EVENT_PORT_ERR => {
+                    let port = element.port_num as u8; // ports are numbered in 8 bits
+                    warn!("NET/IB: {name}:{port}: {text}");
+                    self.events.lock().down.push(port);
+                    return;
+                }
+                sys::IBV_EVENT_PORT_ACTIVE => {
+                    let port = element.port_num as u8;
+                    info!("NET/IB: {name}:{port}: {text}");
+                    self.events.lock().down.retain(|&down| down != port);
+                    return;
+                }
+                // Part of how connections end.
+                sys::IBV_EVENT_COMM_EST | sys::IBV_EVENT_QP_LAST_WQE_REACHED => return,
+                _ => {
+                    info!("NET/IB: {name}: {text}");
+                    return;
+                }
+            }
+        };
+        warn!("NET/IB: {name}: {text} ({of:?})");
+        self.events.lock().fatal.push((of, text));
+    }
+}

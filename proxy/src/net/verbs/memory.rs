@@ -1,0 +1,236 @@
+//! Memory that a card reaches.
+//!
+//! What several connections use, or one of them twice, is registered once: registering pins pages and takes as long as
+//! sending some hundred KiB. Who uses a registration keeps it; the last one gone, it is taken back, so that it is never
+//! of memory that has become another's.
+
+use std::ffi::c_void;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use ibverbs_sys as sys;
+
+use super::context::Context;
+use super::error;
+use crate::NetError;
+use crate::net::MemoryKind;
+
+/// A registration (memory region).
+#[derive(Debug)]
+pub(super) struct Region {
+    raw: *mut sys::ibv_mr,
+    context: Arc<Context>,
+    start: usize,
+    bytes: usize,
+    kind: MemoryKind,
+    access: u32,
+}
+
+// SAFETY: as of `Context`: the library's functions may be called from any thread.
+unsafe impl Send for Region {}
+// SAFETY: the same.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// The key for work requests of this end.
+    pub(super) fn lkey(&self) -> u32 {
+        // SAFETY: it is registered for as long as `self` is there.
+        unsafe { (*self.raw).lkey }
+    }
+
+    /// The key for those of the other end.
+    pub(super) fn rkey(&self) -> u32 {
+        // SAFETY: the same.
+        unsafe { (*self.raw).rkey }
+    }
+
+    /// Whether it is a GPU's memory.
+    pub(super) fn is_of_a_gpu(&self) -> bool {
+        self.kind != MemoryKind::Host
+    }
+
+    fn holds(&self, start: usize, bytes: usize) -> bool {
+        let end = start.checked_sub(self.start).and_then(|offset| offset.checked_add(bytes));
+        end.is_some_and(|end| end <= self.bytes)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: of `register`, and nobody has a key of it who is to use it any more.
+        let failed = unsafe { (self.context.library.dereg_mr)(self.raw) };
+        if failed != 0 {
+            let Region { context, start, bytes, .. } = self;
+            let name = &context.name;
+            tracing::warn!(
+                "NET/IB: {name}: {bytes} bytes at {start:#x} stay registered ({failed})"
+            );
+        }
+    }
+}
+
+/// The registrations of a device that somebody uses.
+#[derive(Debug, Default)]
+pub(super) struct Cache(Mutex<Vec<Weak<Region>>>);
+
+/// What both ends may do with what is registered.
+const ACCESS: u32 = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
+    | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
+    | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+
+/// Whether the driver of NVIDIA's GPUs lets cards reach their memory by address: where NCCL looks (`net_ib.cc`,
+/// `ncclIbGdrSupport`).
+pub(super) fn peer_memory() -> bool {
+    [
+        "/sys/module/nvidia_peermem/version",
+        "/sys/kernel/mm/memory_peers/nv_mem/version",
+        "/sys/kernel/mm/memory_peers/nv_mem_nc/version",
+    ]
+    .iter()
+    .any(|path| Path::new(path).exists())
+}
+
+/// Whether a device registers DMA buffers: asked with a file that there is not, one that does complains of the file
+/// (NCCL's way, `ncclIbDmaBufSupport`).
+pub(super) fn takes_dma_buf(context: &Context) -> bool {
+    let Some(register) = context.library.reg_dmabuf_mr else { return false };
+    // SAFETY: the protection domain is there; there is no file, so that nothing is registered.
+    let region = unsafe { register(context.domain, 0, 0, 0, -1, 0) };
+    debug_assert!(region.is_null());
+    !is_no_dma_buf(io::Error::last_os_error().raw_os_error())
+}
+
+/// Whether an error says that a device does not register DMA buffers.
+fn is_no_dma_buf(errno: Option<i32>) -> bool {
+    matches!(errno, Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT))
+}
+
+/// Registers memory, or finds where it is registered. `relaxed`: whether the card may reorder its writes; if not said, if
+/// it can.
+///
+/// # Safety
+/// As [`SendComm::register`](crate::net::SendComm::register), until the region is dropped.
+pub(super) unsafe fn register(
+    context: &Arc<Context>,
+    (start, bytes): (usize, usize),
+    kind: MemoryKind,
+    relaxed: Option<bool>,
+) -> Result<Arc<Region>, NetError> {
+    let relaxed = relaxed.unwrap_or(true) && context.library.reg_mr_iova2.is_some();
+    let order = if relaxed { sys::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0 } else { 0 };
+    let access = ACCESS | order;
+    let mut known = context.cache.0.lock().unwrap_or_else(PoisonError::into_inner);
+    known.retain(|region| region.strong_count() > 0);
+    let found = known.iter().filter_map(Weak::upgrade).find(|region| {
+        region.kind == kind && region.access == access && region.holds(start, bytes)
+    });
+    if let Some(region) = found {
+        return Ok(region);
+    }
+    // SAFETY: the caller's.
+    let raw = unsafe { make(context, (start, bytes), kind, access)? };
+    let region = Region { raw, context: Arc::clone(context), start, bytes, kind, access };
+    let region = Arc::new(region);
+    // A DMA buffer is known by a descriptor, which its owner may close: the next of that number is another.
+    if !matches!(kind, MemoryKind::DmaBuf { .. }) {
+        known.push(Arc::downgrade(&region));
+    }
+    Ok(region)
+}
+
+/// The registration itself.
+///
+/// # Safety
+/// As [`register`].
+unsafe fn make(
+    context: &Context,
+    (start, bytes): (usize, usize),
+    kind: MemoryKind,
+    access: u32,
+) -> Result<*mut sys::ibv_mr, NetError> {
+    let Context { library, domain, name, .. } = context;
+    let at = start as *mut c_void;
+    let by_address = || {
+        // SAFETY: the caller's; the protection domain is there. An optional flag that the kernel does not know it passes
+        // over (ibv_reg_mr(3)).
+        unsafe {
+            match library.reg_mr_iova2 {
+                Some(register) => register(*domain, at, bytes, start as u64, access),
+                None => (library.reg_mr)(*domain, at, bytes, access as i32),
+            }
+        }
+    };
+    let raw = match kind {
+        MemoryKind::Host => by_address(),
+        MemoryKind::Cuda if peer_memory() => by_address(),
+        MemoryKind::Cuda => {
+            let reason =
+                format!("{name}: GPU memory by its address needs the module nvidia_peermem");
+            return Err(error("register", reason));
+        }
+        MemoryKind::DmaBuf { fd, offset } => {
+            // SAFETY: the caller's.
+            let raw = library.reg_dmabuf_mr.map(|register| unsafe {
+                register(*domain, offset, bytes, start as u64, fd, access as i32)
+            });
+            let errno = io::Error::last_os_error().raw_os_error();
+            match raw {
+                Some(raw) if !raw.is_null() || !is_no_dma_buf(errno) => raw,
+                _ if peer_memory() => by_address(),
+                _ => {
+                    let reason = format!(
+                        "{name}: neither the device registers DMA buffers, nor is nvidia_peermem there"
+                    );
+                    return Err(error("register", reason));
+                }
+            }
+        }
+    };
+    if raw.is_null() {
+        let cause = io::Error::last_os_error();
+        let hint = match cause.raw_os_error() {
+            Some(libc::ENOMEM) => ": more than may be locked (ulimit -l)?",
+            _ => "",
+        };
+        let reason = format!("{name}: {bytes} bytes at {start:#x} ({kind:?}): {cause}{hint}");
+        return Err(error("register", reason));
+    }
+    Ok(raw)
+}
+
+/// Memory of ours that the other end writes to, or that the card reads from: words, all 0 at first.
+#[derive(Debug)]
+pub(super) struct Words {
+    region: Arc<Region>, // dropped first
+    words: Box<[AtomicU64]>,
+}
+
+impl Words {
+    pub(super) fn new(context: &Arc<Context>, count: usize) -> Result<Words, NetError> {
+        let words: Box<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
+        let place = (words.as_ptr() as usize, size_of_val(&*words));
+        // Not relaxed: a word that says that others are there must not come before them.
+        // SAFETY: the words outlive the region, and are atomic: whoever writes to them may do so at any time.
+        let region = unsafe { register(context, place, MemoryKind::Host, Some(false))? };
+        Ok(Words { region, words })
+    }
+
+    pub(super) fn words(&self) -> &[AtomicU64] {
+        &self.words
+    }
+
+    /// Where a word is, for the card.
+    pub(super) fn address(&self, word: usize) -> u64 {
+        self.words.as_ptr() as u64 + 8 * word as u64
+    }
+
+    pub(super) fn lkey(&self) -> u32 {
+        self.region.lkey()
+    }
+
+    pub(super) fn rkey(&self) -> u32 {
+        self.region.rkey()
+    }
+}

@@ -1,0 +1,283 @@
+//! The sending end.
+//!
+//! A message is begun when the receiver has named its buffer. Those that share a request of the receiver are written when
+//! all of them are there, and notified as one.
+
+use std::collections::VecDeque;
+
+use super::fifo::{self, Entry, MAX_RECEIVES};
+use super::line::Line;
+use super::memory::Words;
+use super::pair::{Local, Pair, Post, Work};
+use crate::NetError;
+use crate::net::end::End;
+use crate::net::{MAX_REQUESTS, MemoryHandle, MemoryKind, Request, SendComm};
+
+/// Bytes that a queue pair's part of a message is a multiple of, but for the last: LL128's lines stay whole, as with NCCL.
+const ALIGN: u64 = 128;
+
+/// A message that is begun.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    from: Local,
+    done: bool,
+}
+
+/// The messages of one request of the receiver.
+#[derive(Clone, Copy, Debug)]
+struct Group {
+    sequence: u64,
+    count: usize,
+    entries: [Entry; MAX_RECEIVES],
+    /// By buffer, the number of its message.
+    messages: [Option<u64>; MAX_RECEIVES],
+    /// Queue pairs that have not said that they are done.
+    left: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Sender {
+    line: Line, // dropped first
+    /// Where the receiver writes to.
+    fifo: Words,
+    /// Sizes that are on their way to it.
+    sizes: Words,
+    split: bool,
+    messages: [Option<Message>; MAX_REQUESTS],
+    /// Whose messages are not all there yet.
+    gathering: Option<Group>,
+    /// Those that are being written, in their order.
+    groups: VecDeque<Group>,
+    /// The request of the receiver that is next.
+    next: u64,
+}
+
+impl Sender {
+    pub(super) fn new(line: Line, fifo: Words, sizes: Words) -> Sender {
+        let split = line.config.split_data_on_qps;
+        let messages = [None; MAX_REQUESTS];
+        let groups = VecDeque::with_capacity(MAX_REQUESTS);
+        Sender { line, fifo, sizes, split, messages, gathering: None, groups, next: 0 }
+    }
+
+    /// Does what can be done at once.
+    fn progress(&mut self) {
+        let mut moved = false;
+        while let Some(done) = self.line.next() {
+            moved = true;
+            if let Work::Sent(sequence) = done.work {
+                self.sent(sequence);
+            }
+        }
+        self.line.pump();
+        if !moved && let Some((_, reason)) = self.line.look() {
+            self.line.fail(reason);
+        }
+    }
+
+    /// A queue pair is done with a group.
+    fn sent(&mut self, sequence: u64) {
+        let Some(first) = self.groups.front().map(|group| group.sequence) else { return };
+        let Some(group) = self.groups.get_mut(sequence.wrapping_sub(first) as usize) else {
+            return;
+        };
+        group.left = group.left.saturating_sub(1);
+        if group.left > 0 {
+            return;
+        }
+        self.line.sent += 1;
+        for message in group.messages.iter().flatten() {
+            if let Some(message) = &mut self.messages[End::slot(*message)] {
+                message.done = true;
+            }
+        }
+        while self.groups.front().is_some_and(|group| group.left == 0) {
+            self.groups.pop_front();
+        }
+    }
+
+    /// The request of the receiver that is next, if it has made one.
+    fn gather(&mut self) -> Result<Option<Group>, String> {
+        let (sequence, words) = (self.next, self.fifo.words());
+        let Some(first) = Entry::get(words, sequence, 0)? else { return Ok(None) };
+        let count = first.count as usize;
+        if !(1..=MAX_RECEIVES).contains(&count) {
+            return Err(format!("it gives {count} buffers for message {sequence}"));
+        }
+        let mut entries = [first; MAX_RECEIVES];
+        for (buffer, entry) in entries.iter_mut().enumerate().take(count).skip(1) {
+            match Entry::get(words, sequence, buffer)? {
+                Some(there) => *entry = there,
+                None => return Ok(None),
+            }
+        }
+        self.next += 1;
+        Ok(Some(Group { sequence, count, entries, messages: [None; MAX_RECEIVES], left: 0 }))
+    }
+
+    /// Writes a group whose messages are all there.
+    fn write(&mut self, mut group: Group) {
+        let Group { sequence, count, entries, messages, .. } = group;
+        let parts: Vec<(Local, &Entry)> = messages
+            .iter()
+            .take(count)
+            .zip(&entries)
+            .filter_map(|(message, entry)| {
+                Some((self.messages[End::slot((*message)?)]?.from, entry))
+            })
+            .collect();
+        // One message's size goes with its notification; of several, each is written before it.
+        let (immediate, sizes) = match parts[..] {
+            [((_, bytes, _), _)] => (bytes, None),
+            _ => {
+                let first = fifo::sizes(sequence);
+                let places = self.sizes.words().iter().skip(first);
+                places.zip(&parts).for_each(|(place, ((_, bytes, _), _))| {
+                    fifo::store(place, u64::from(*bytes));
+                });
+                let from = (self.sizes.address(first), 8 * count as u32, self.sizes.lkey());
+                let to = (self.line.theirs.0 + 8 * first as u64, self.line.theirs.1);
+                (0, Some(Post::Write(from, to)))
+            }
+        };
+        let (split, most) = (self.split, self.line.max_write);
+        let whole = self.line.config.ar_threshold.min(most as usize) as u32;
+        let pairs = self.line.pairs_of(sequence, split);
+        let shares = pairs.len() as u64; // at most 128
+        for (share, pair) in (0..).zip(&mut *pairs) {
+            let part = |&((at, bytes, key), entry): &(Local, &Entry)| {
+                let step = u64::from(bytes).div_ceil(shares).next_multiple_of(ALIGN);
+                let start = (share * step).min(bytes.into());
+                let length = step.min(u64::from(bytes) - start) as u32;
+                ((at + start, length, key), (entry.address + start, entry.key))
+            };
+            let work = Work::Sent(sequence);
+            match &parts[..] {
+                [one] if part(one).0.1 <= whole => {
+                    let (from, to) = part(one);
+                    pair.post(Post::Notify(from, to, immediate, work));
+                }
+                parts => {
+                    parts.iter().map(part).for_each(|(from, to)| pieces(pair, from, to, most));
+                    // Writes of a queue pair are done in their order: these before the notification.
+                    sizes.into_iter().for_each(|post| pair.post(post));
+                    pair.post(Post::Notify((0, 0, 0), (0, 0), immediate, work));
+                }
+            }
+        }
+        group.left = shares as usize;
+        self.groups.push_back(group);
+        self.line.pump();
+    }
+}
+
+/// Writes bytes, in pieces that a device takes.
+fn pieces(pair: &mut Pair, (mut at, mut bytes, key): Local, (mut to, rkey): (u64, u32), most: u32) {
+    while bytes > 0 {
+        let piece = bytes.min(most);
+        pair.post(Post::Write((at, piece, key), (to, rkey)));
+        (at, to, bytes) = (at + u64::from(piece), to + u64::from(piece), bytes - piece);
+    }
+}
+
+impl SendComm for Sender {
+    unsafe fn register(
+        &mut self,
+        address: *mut u8,
+        bytes: usize,
+        kind: MemoryKind,
+    ) -> Result<MemoryHandle, NetError> {
+        // SAFETY: the caller's.
+        unsafe { self.line.register(address, bytes, kind) }
+    }
+
+    fn deregister(&mut self, memory: MemoryHandle) -> Result<(), NetError> {
+        self.line.memory.remove(memory)
+    }
+
+    unsafe fn isend(
+        &mut self,
+        address: *const u8,
+        bytes: usize,
+        tag: u32,
+        memory: MemoryHandle,
+    ) -> Result<Option<Request>, NetError> {
+        self.line.end.check("isend")?;
+        let region = self.line.memory.check("isend", address, bytes, memory)?;
+        let key = region.as_ref().map_or(0, |region| region.lkey());
+        let Ok(size) = u32::try_from(bytes) else {
+            let reason = format!("a message of {bytes} bytes: its size has 32 bits");
+            return Err(super::error("isend", reason));
+        };
+        let sequence = self.line.end.next;
+        let slot = End::slot(sequence);
+        if self.messages[slot].is_some() {
+            self.progress();
+            return self.line.end.check("isend").map(|()| None);
+        }
+        if self.gathering.is_none() {
+            self.gathering = match self.gather() {
+                Ok(None) => {
+                    self.progress();
+                    return self.line.end.check("isend").map(|()| None);
+                }
+                Ok(group) => group,
+                Err(reason) => {
+                    self.line.fail(reason);
+                    None
+                }
+            };
+            self.line.end.check("isend")?;
+        }
+        let Some(mut group) = self.gathering.take() else { return Ok(None) };
+        let free = |&buffer: &usize| group.messages[buffer].is_none();
+        let buffer = (0..group.count).filter(free).find(|&i| group.entries[i].tag == tag);
+        let fits = match buffer {
+            None => {
+                let tags = group.entries[..group.count].iter().map(|entry| entry.tag.to_string());
+                let tags = tags.collect::<Vec<_>>().join(", ");
+                Err(format!("message {sequence} has tag {tag}, its buffer {tags}"))
+            }
+            Some(buffer) if group.entries[buffer].bytes < bytes as u64 => {
+                let room = group.entries[buffer].bytes;
+                Err(format!("message {sequence} has {bytes} bytes, its buffer {room}"))
+            }
+            Some(buffer) => Ok(buffer),
+        };
+        match fits {
+            Err(reason) => self.line.fail(reason),
+            Ok(buffer) => {
+                let from = (address as u64, size, key);
+                self.messages[slot] = Some(Message { from, done: false });
+                self.line.end.next += 1;
+                group.messages[buffer] = Some(sequence);
+                if group.messages[..group.count].iter().all(Option::is_some) {
+                    self.write(group);
+                } else {
+                    self.gathering = Some(group);
+                }
+            }
+        }
+        self.line.end.check("isend")?;
+        Ok(Some(self.line.end.request(sequence)))
+    }
+
+    fn test(&mut self, request: Request) -> Result<bool, NetError> {
+        self.line.end.check_told("test")?;
+        let sequence = self.line.end.sequence(request)?;
+        let slot = End::slot(sequence);
+        let mut looked = false;
+        loop {
+            match self.messages[slot] {
+                None => return Err(self.line.end.no_such(request)),
+                Some(Message { done: true, .. }) => {
+                    self.messages[slot] = None;
+                    return Ok(true);
+                }
+                Some(_) if looked => return self.line.end.check("test").map(|()| false),
+                Some(_) => self.progress(),
+            }
+            looked = true;
+        }
+    }
+}
