@@ -146,8 +146,10 @@ knobs! {
         "queue pairs of a connection";
     "NCCL_IB_SPLIT_DATA_ON_QPS" ib_split_data_on_qps: bool = false, (),
         "each message goes over all queue pairs of its connection, instead of over one in turn";
+    "NCCL_IB_ADAPTIVE_ROUTING" ib_adaptive_routing: Option<bool> = None, (),
+        "switches may route each packet as they like; not set: on InfiniBand";
     "NCCL_IB_AR_THRESHOLD" ib_ar_threshold: Size = Size(8192), Size(0)..=Size(1 << 30),
-        "longer messages are notified by a write of their own, so that switches may route their bytes as they like";
+        "if so, longer messages are notified by a write of their own, so that their bytes may come in any order";
     "NCCL_IB_PCI_RELAXED_ORDERING" ib_pci_relaxed_ordering: u32 = 2, 0..=2,
         "whether a card may reorder its writes to memory; 2: if it can";
     "NCCL_IB_USE_INLINE" ib_use_inline: bool = true, (),

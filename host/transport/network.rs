@@ -105,6 +105,7 @@ fn ib(
         retry_cnt: byte(env.ib_retry_cnt),
         qps_per_connection: env.ib_qps_per_connection as usize,
         split_data_on_qps: env.ib_split_data_on_qps,
+        adaptive_routing: env.ib_adaptive_routing,
         ar_threshold: env.ib_ar_threshold.0,
         relaxed_ordering: (env.ib_pci_relaxed_ordering < 2)
             .then_some(env.ib_pci_relaxed_ordering == 1),

@@ -8,20 +8,21 @@
 //! asking all the time. The processor's time a gigabyte, of both ends and the system together, tells more on a machine that
 //! does other things besides; a thread that asks all the time uses some to wait, too.
 
+mod common;
+
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{hint, thread};
 
+use common::{connect, recv_all, send_all};
 use ferroccl_proxy::NetError;
+use ferroccl_proxy::net::Net;
 use ferroccl_proxy::net::socket::{SocketConfig, SocketInterface, SocketNet};
-use ferroccl_proxy::net::{MemoryKind, Net, RecvBuffer, RecvComm, Request, SendComm};
 
 const UNDER_WAY: usize = 8;
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-
-type Ends = (Box<dyn SendComm>, Box<dyn RecvComm>);
 
 fn net(threads: usize, sockets: usize) -> Result<Arc<dyn Net>, NetError> {
     Ok(Arc::new(SocketNet::new(SocketConfig {
@@ -31,80 +32,6 @@ fn net(threads: usize, sockets: usize) -> Result<Arc<dyn Net>, NetError> {
         secret: [1; 32],
         connect_timeout: Duration::from_secs(10),
     })?))
-}
-
-fn connect(net: &Arc<dyn Net>) -> Result<Ends, NetError> {
-    let mut listener = net.listen(0)?;
-    let mut connecting = net.connect(0, listener.handle())?;
-    let (mut send, mut recv) = (None, None);
-    loop {
-        send = if send.is_none() { connecting.poll()? } else { send };
-        recv = if recv.is_none() { listener.accept()? } else { recv };
-        if let (Some(_), Some(_)) = (&send, &recv)
-            && let (Some(send), Some(recv)) = (send.take(), recv.take())
-        {
-            return Ok((send, recv));
-        }
-    }
-}
-
-/// Waits as a proxy thread does that has something to do.
-fn idle() {
-    thread::yield_now();
-}
-
-fn send_all(comm: &mut dyn SendComm, size: usize, count: usize) -> Result<(), NetError> {
-    let mut data = vec![1u8; size];
-    // SAFETY: the bytes outlive the connection's use of them: all requests are done below.
-    let memory = unsafe { comm.register(data.as_mut_ptr(), size, MemoryKind::Host)? };
-    let mut under_way = std::collections::VecDeque::new();
-    let mut left = count;
-    while left > 0 || !under_way.is_empty() {
-        if left > 0 && under_way.len() < UNDER_WAY {
-            // SAFETY: as above; nobody writes there.
-            if let Some(request) = unsafe { comm.isend(data.as_ptr(), size, 0, memory)? } {
-                under_way.push_back(request);
-                left -= 1;
-            }
-        }
-        match under_way.front() {
-            Some(&front) if left == 0 || under_way.len() == UNDER_WAY => {
-                if comm.test(front)? {
-                    under_way.pop_front();
-                } else {
-                    idle();
-                }
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-fn recv_all(comm: &mut dyn RecvComm, size: usize, count: usize) -> Result<(), NetError> {
-    let mut data = vec![vec![0u8; size]; UNDER_WAY];
-    let mut buffers = Vec::new();
-    for data in &mut data {
-        let address = data.as_mut_ptr();
-        // SAFETY: as in `send_all`.
-        let memory = unsafe { comm.register(address, size, MemoryKind::Host)? };
-        buffers.push(RecvBuffer { address, bytes: size, tag: 0, memory });
-    }
-    let mut requests: [Option<Request>; UNDER_WAY] = [None; UNDER_WAY];
-    let mut given = 0;
-    for done in 0..count {
-        while given < count && given < done + UNDER_WAY {
-            // SAFETY: as above; each buffer is given once at a time.
-            requests[given % UNDER_WAY] = unsafe { comm.irecv(&[buffers[given % UNDER_WAY]])? };
-            given += 1;
-        }
-        if let Some(request) = requests[done % UNDER_WAY] {
-            while !comm.test(request, &mut [0])? {
-                idle();
-            }
-        }
-    }
-    Ok(())
 }
 
 /// A figure, and the seconds of the processor a gigabyte that it took.
@@ -134,9 +61,9 @@ fn bandwidth(
 ) -> Result<Figure, NetError> {
     let count = (total / size.max(1)).clamp(16, 400_000);
     let (mut send, mut recv) = connect(&net(threads, sockets)?)?;
-    let receiver = thread::spawn(move || recv_all(&mut *recv, size, count));
+    let receiver = thread::spawn(move || recv_all(&mut *recv, size, count, UNDER_WAY));
     let (since, worked) = (Instant::now(), processor());
-    send_all(&mut *send, size, count)?;
+    send_all(&mut *send, size, count, UNDER_WAY)?;
     receiver.join().expect("the receiver")?;
     Ok(rate(size * count, since, worked))
 }
@@ -172,46 +99,9 @@ fn plain(streams: usize, total: usize) -> std::io::Result<Figure> {
     Ok(rate(total, since, worked))
 }
 
-/// Microseconds of half a round trip.
 fn latency(size: usize, rounds: u32) -> Result<Figure, NetError> {
     let net = net(0, 1)?;
-    let ((mut there_out, mut there_in), (mut back_out, mut back_in)) =
-        (connect(&net)?, connect(&net)?);
-    fn one(
-        send: &mut dyn SendComm,
-        recv: &mut dyn RecvComm,
-        size: usize,
-        first: bool,
-        rounds: u32,
-    ) -> Result<(), NetError> {
-        let (mut from, mut to) = (vec![0u8; size], vec![0u8; size]);
-        // SAFETY: as in `send_all`.
-        let ours = unsafe { send.register(from.as_mut_ptr(), size, MemoryKind::Host)? };
-        let address = to.as_mut_ptr();
-        // SAFETY: the same.
-        let memory = unsafe { recv.register(address, size, MemoryKind::Host)? };
-        for round in 0..2 * rounds {
-            if (round % 2 == 0) == first {
-                // SAFETY: the same.
-                let request = unsafe { send.isend(from.as_ptr(), size, 0, ours)? };
-                while !request.map_or(Ok(true), |request| send.test(request))? {}
-            } else {
-                let buffer = RecvBuffer { address, bytes: size, tag: 0, memory };
-                // SAFETY: the same.
-                let request = unsafe { recv.irecv(&[buffer])? };
-                while !request.map_or(Ok(true), |request| recv.test(request, &mut [0]))? {
-                    hint::spin_loop();
-                }
-            }
-        }
-        Ok(())
-    }
-    let other = thread::spawn(move || one(&mut *back_out, &mut *there_in, size, false, rounds));
-    let since = Instant::now();
-    one(&mut *there_out, &mut *back_in, size, true, rounds)?;
-    let time = since.elapsed();
-    other.join().expect("the other end")?;
-    Ok((time.as_secs_f64() * 1e6 / f64::from(rounds) / 2.0, f64::NAN))
+    Ok((common::latency((&net, &net), size, rounds, hint::spin_loop)?, f64::NAN))
 }
 
 /// The same of plain sockets that are asked all the time.

@@ -9,6 +9,16 @@ use std::process::Command;
 /// Runs this binary's ignored tests whose names contain one of these in a VM. What is lacking for one, if anything, is
 /// returned.
 pub(crate) fn in_a_vm(names: &[&str]) -> Result<(), String> {
+    run(&["run"], names)
+}
+
+/// Runs the ignored tests whose names contain this in each of two VMs, at the same time.
+#[allow(dead_code, reason = "each test binary uses its part")]
+pub(crate) fn in_two_vms(name: &str) -> Result<(), String> {
+    run(&["hosts", "2"], &[name])
+}
+
+fn run(how: &[&str], names: &[&str]) -> Result<(), String> {
     let run = |command: &mut Command| {
         let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
         let (out, err) = (&output.stdout, &output.stderr);
@@ -21,7 +31,7 @@ pub(crate) fn in_a_vm(names: &[&str]) -> Result<(), String> {
     }
     let me = std::env::current_exe().map_err(|e| e.to_string())?;
     let mut command = script();
-    command.args(["run", "--"]).arg(me).args(names);
+    command.args(how).arg("--").arg(me).args(names);
     command.args(["--ignored", "--nocapture", "--test-threads=1"]);
     let (status, text) = run(&mut command)?;
     println!("{text}");

@@ -248,10 +248,10 @@ fn a_cable_that_loses_everything_is_an_error() {
     let (ours, theirs) = until_broken(&mut send, &mut recv, 1 << 20);
     drop(lossy);
     let all = format!("{ours}; {theirs}");
-    assert!(
-        all.contains("queue pair ") && all.contains("failed: transport retry counter"),
-        "{all}"
-    );
+    // Linux 6.12's soft-RoCE may say no more than that the queue pair is in the error state.
+    let causes = ["failed: transport retry counter", "failed: Work Request Flushed"];
+    assert!(all.contains("queue pair "), "{all}");
+    assert!(causes.iter().any(|cause| all.contains(cause)), "{all}");
     assert!(all.contains("rxa:1, ") || all.contains("rxb:1, "), "{all}");
     assert!(all.contains("it ended the connection: "), "the other is told: {all}");
     // It is not the device that is broken.

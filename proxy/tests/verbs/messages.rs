@@ -12,7 +12,13 @@ use crate::{cable, conformance, net};
 #[ignore = "needs an RDMA device: `in_a_vm` has one"]
 fn up_to_sixteen_mib() {
     let mut seed = Random::new("up_to_sixteen_mib");
-    for net in [net("=rxe0"), cable(|c| (c.qps_per_connection, c.split_data_on_qps) = (3, true))] {
+    for net in [
+        net("=rxe0"),
+        cable(|c| {
+            (c.qps_per_connection, c.split_data_on_qps) = (3, true);
+            c.adaptive_routing = Some(true);
+        }),
+    ] {
         let mut ends = connect(&net, 0);
         for size in [0, 1, 8 << 20, (8 << 20) + 1, (16 << 20) - 3, 16 << 20] {
             let mut data = vec![0; size];
@@ -46,7 +52,10 @@ fn over_several_queue_pairs() {
 fn however_they_are_notified() {
     let mut seed = Random::new("however_they_are_notified");
     for (threshold, inline) in [(0, true), (usize::MAX, true), (8192, false)] {
-        let net = cable(|c| (c.ar_threshold, c.inline) = (threshold, inline));
+        let net = cable(|c| {
+            c.adaptive_routing = Some(true);
+            (c.ar_threshold, c.inline) = (threshold, inline);
+        });
         conformance::sizes(&net, 0, &mut seed);
         conformance::many_small(&net, 0, &mut seed);
     }

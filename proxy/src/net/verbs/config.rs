@@ -38,8 +38,10 @@ pub struct VerbsConfig {
     /// Whether each message goes over all of them, instead of over one in turn (`NCCL_IB_SPLIT_DATA_ON_QPS`). Of two ends
     /// that differ, the sender's counts.
     pub split_data_on_qps: bool,
-    /// Bytes of the longest message that is one write; the notification of a longer one is a write of its own, so that
-    /// switches may route its bytes as they like (`NCCL_IB_AR_THRESHOLD`).
+    /// Whether switches may route each packet as they like (`NCCL_IB_ADAPTIVE_ROUTING`). `None`: on InfiniBand.
+    pub adaptive_routing: Option<bool>,
+    /// Bytes of the longest message that is one write even so; the notification of a longer one is a write of its own, since
+    /// one that has a part in the bytes would keep them in order (`NCCL_IB_AR_THRESHOLD`).
     pub ar_threshold: usize,
     /// Whether the card may reorder its writes to memory (`NCCL_IB_PCI_RELAXED_ORDERING`). `None`: if it can.
     pub relaxed_ordering: Option<bool>,
@@ -70,6 +72,7 @@ impl VerbsConfig {
             retry_cnt: 7,
             qps_per_connection: 1,
             split_data_on_qps: false,
+            adaptive_routing: None,
             ar_threshold: 8192,
             relaxed_ordering: None,
             inline: true,

@@ -50,7 +50,8 @@ impl Connecting {
         Connecting { port, config, state: State::Calling(call), since: Instant::now() }
     }
 
-    fn step(&mut self) -> Result<Option<Sender>, String> {
+    /// The sending end, once it is connected.
+    pub(super) fn step(&mut self) -> Result<Option<Sender>, String> {
         if let State::Calling(call) = &mut self.state {
             let Some(sockets) = call.poll()? else { return Ok(None) };
             let peer = sockets.peer;
@@ -161,6 +162,37 @@ impl Listener {
         Ok(Met { half, entries: words(FIFO)?, sizes: words(SIZES)?, theirs })
     }
 
+    /// A receiving end that is connected, if there is one.
+    pub(super) fn ready(&mut self) -> Result<Option<Receiver>, NetError> {
+        while let Some(sockets) = self.door.answer().map_err(|e| error("accept", e.to_string()))? {
+            let (control, peer) = (Control::new(sockets.control), sockets.peer);
+            self.arriving.push(Incoming { control, peer, since: Instant::now(), met: None });
+        }
+        let (mut ready, mut waiting) = (None, Vec::new());
+        for mut one in std::mem::take(&mut self.arriving) {
+            if ready.is_some() {
+                waiting.push(one);
+                continue;
+            }
+            let (peer, patience) = (one.peer, self.config.connect_timeout);
+            match self.step(&mut one) {
+                Ok(true) => ready = Some(one),
+                Ok(false) if one.since.elapsed() < patience => waiting.push(one),
+                Ok(false) => warn!("NET/{NAME}: gave up {peer}: it is silent for {patience:?}"),
+                Err(reason) => {
+                    warn!("NET/{NAME}: refused {peer}: {}: {reason}", self.port.name());
+                    one.control.end(0, &reason);
+                }
+            }
+        }
+        self.arriving = waiting;
+        let Some(Incoming { control, peer, met: Some(met), .. }) = ready else { return Ok(None) };
+        let Met { half, entries, sizes, theirs } = met;
+        debug!("NET/{NAME}: {} receives from {peer}", self.port.name());
+        let line = half.line(control, peer, &theirs);
+        Ok(Some(Receiver::new(line, theirs.split, entries, sizes)))
+    }
+
     /// Whether one is ready.
     fn step(&self, one: &mut Incoming) -> Result<bool, String> {
         one.control.flush()?;
@@ -188,32 +220,6 @@ impl net::Listener for Listener {
     }
 
     fn accept(&mut self) -> Result<Option<Box<dyn RecvComm>>, NetError> {
-        while let Some(sockets) = self.door.answer().map_err(|e| error("accept", e.to_string()))? {
-            let (control, peer) = (Control::new(sockets.control), sockets.peer);
-            self.arriving.push(Incoming { control, peer, since: Instant::now(), met: None });
-        }
-        let (mut ready, mut waiting) = (None, Vec::new());
-        for mut one in std::mem::take(&mut self.arriving) {
-            if ready.is_some() {
-                waiting.push(one);
-                continue;
-            }
-            let (peer, patience) = (one.peer, self.config.connect_timeout);
-            match self.step(&mut one) {
-                Ok(true) => ready = Some(one),
-                Ok(false) if one.since.elapsed() < patience => waiting.push(one),
-                Ok(false) => warn!("NET/{NAME}: gave up {peer}: it is silent for {patience:?}"),
-                Err(reason) => {
-                    warn!("NET/{NAME}: refused {peer}: {}: {reason}", self.port.name());
-                    one.control.end(0, &reason);
-                }
-            }
-        }
-        self.arriving = waiting;
-        let Some(Incoming { control, peer, met: Some(met), .. }) = ready else { return Ok(None) };
-        let Met { half, entries, sizes, theirs } = met;
-        debug!("NET/{NAME}: {} receives from {peer}", self.port.name());
-        let line = half.line(control, peer, &theirs);
-        Ok(Some(Box::new(Receiver::new(line, theirs.split, entries, sizes))))
+        Ok(self.ready()?.map(|receiver| Box::new(receiver) as _))
     }
 }

@@ -264,3 +264,21 @@ impl Watcher {
         self.events.lock().fatal.push((of, text));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_concerns_its_part_or_everything() {
+        let events = Events::default();
+        events.lock().fatal.push((Of::Pair(7), "a pair".to_owned()));
+        let seen = |part: Of| events.fatal(|of| of == part);
+        assert_eq!(seen(Of::Pair(7)).as_deref(), Some("a pair"));
+        assert_eq!((seen(Of::Pair(8)), seen(Of::Completions(7))), (None, None));
+        events.forget(Of::Pair(7));
+        assert_eq!(seen(Of::Pair(7)), None, "another of this number is another");
+        events.lock().fatal.push((Of::Device, "the device".to_owned()));
+        assert_eq!(seen(Of::Pair(8)).as_deref(), Some("the device"));
+    }
+}

@@ -6,7 +6,7 @@
 //!   ◄── introduction: address, sizes, queue pairs ──────
 //!   ── ready: mine are connected, too ─────────────────►        the FIFO may be written to
 //!   ...                                            ...          nothing, while data moves
-//!   ◄── farewell: why it ends, how much has been sent ─►        by whichever end ends
+//!   ◄── farewell: why it ends, how much is done ───────►        by whichever end ends
 //! ```
 //!
 //! A frame is its kind in one byte, the bytes of the rest in two, and the rest. All numbers are little-endian.
@@ -50,9 +50,9 @@ pub(super) struct Introduction {
 pub(super) enum Said {
     Introduction(Introduction),
     Ready,
-    /// The end: how many messages have been sent and were acknowledged, and why it ends.
+    /// The end: how many requests of the receiver are filled, as far as this end knows, and why it ends.
     Farewell {
-        sent: u64,
+        filled: u64,
         reason: String,
     },
 }
@@ -77,8 +77,8 @@ impl Said {
                 1
             }
             Said::Ready => 2,
-            Said::Farewell { sent, reason } => {
-                rest.extend(sent.to_le_bytes());
+            Said::Farewell { filled, reason } => {
+                rest.extend(filled.to_le_bytes());
                 let mut end = reason.len().min(MAX_REASON);
                 while !reason.is_char_boundary(end) {
                     end -= 1;
@@ -133,8 +133,11 @@ impl Said {
             }
             2 => Ok(Said::Ready),
             3 => {
-                let sent = reader.u64()?;
-                Ok(Said::Farewell { sent, reason: String::from_utf8_lossy(reader.0).into_owned() })
+                let filled = reader.u64()?;
+                Ok(Said::Farewell {
+                    filled,
+                    reason: String::from_utf8_lossy(reader.0).into_owned(),
+                })
             }
             _ => Err(Malformed::Field("kind", kind.into())),
         }
@@ -199,8 +202,8 @@ impl Control {
     }
 
     /// Says that it ends, if that can be said at once, and ends.
-    pub(super) fn end(&mut self, sent: u64, reason: &str) {
-        self.say(&Said::Farewell { sent, reason: reason.to_owned() });
+    pub(super) fn end(&mut self, filled: u64, reason: &str) {
+        self.say(&Said::Farewell { filled, reason: reason.to_owned() });
         // Whoever does not hear it learns of it by the end of the socket.
         let _ = self.flush();
         let _ = self.socket.shutdown(std::net::Shutdown::Write);
@@ -237,11 +240,11 @@ mod tests {
             Said::Introduction(introduction(1)),
             Said::Introduction(introduction(MAX_QPS)),
             Said::Ready,
-            Said::Farewell { sent: 5, reason: "it is late".to_owned() },
+            Said::Farewell { filled: 5, reason: "it is late".to_owned() },
         ] {
             assert_eq!(decoded(&said.encode()), Ok(said));
         }
-        let long = Said::Farewell { sent: 0, reason: "ü".repeat(2000) };
+        let long = Said::Farewell { filled: 0, reason: "ü".repeat(2000) };
         let Ok(Said::Farewell { reason, .. }) = decoded(&long.encode()) else { panic!("{long:?}") };
         assert_eq!(reason, "ü".repeat(MAX_REASON / 2));
     }

@@ -1,14 +1,15 @@
 //! The FIFO: where the receiver says which buffers the next messages go to.
 //!
-//! It lies at the sender, and the receiver writes it by RDMA: [`MAX_REQUESTS`] places, taken in turn, each for the buffers of
-//! one request. An entry is eight words:
+//! It lies at the sender, and the receiver writes it by RDMA: a ring of entries, one for each buffer. An entry is eight words:
 //!
 //! ```text
-//! address | bytes | key, tag << 32 | count | 0 | 0 | sequence + 1 | check
+//! address | bytes | key, tag << 32 | count | 0 | 0 | number + 1 | check
 //! ```
 //!
-//! A place is taken again when its request is done, which the sender has a part in: so nothing is overwritten unread. The
-//! order in which a write's bytes become visible nobody promises; that an entry is whole, its check says.
+//! The buffers of a request have entries one behind the other, each with their count; so do requests, so that one write may
+//! tell of several. There is room for all that may be under way: an entry is written over when its request has long been
+//! done, which the sender has a part in. The order in which a write's bytes become visible nobody promises; that an entry is
+//! whole, its check says.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,8 +23,10 @@ const ENTRY: usize = 8;
 /// Bytes of an entry.
 pub(super) const ENTRY_BYTES: usize = 8 * ENTRY;
 
+/// Entries of a FIFO.
+pub(super) const ENTRIES: usize = MAX_REQUESTS * MAX_RECEIVES;
 /// Words of a FIFO.
-pub(super) const FIFO: usize = MAX_REQUESTS * MAX_RECEIVES * ENTRY;
+pub(super) const FIFO: usize = ENTRIES * ENTRY;
 /// Words for the sizes of messages that share a request.
 pub(super) const SIZES: usize = MAX_REQUESTS * MAX_RECEIVES;
 
@@ -31,9 +34,9 @@ pub(super) const SIZES: usize = MAX_REQUESTS * MAX_RECEIVES;
 /// seen or not, and a work request is handed over by a barrier of the driver's.
 const DEVICE: Ordering = Ordering::Relaxed;
 
-/// The first word of an entry.
-pub(super) fn entry(sequence: u64, buffer: usize) -> usize {
-    ((sequence % MAX_REQUESTS as u64) as usize * MAX_RECEIVES + buffer) * ENTRY
+/// The place of an entry.
+pub(super) fn place(number: u64) -> usize {
+    (number % ENTRIES as u64) as usize
 }
 
 /// The first of the sizes of a request.
@@ -58,14 +61,14 @@ pub(super) struct Entry {
     pub(super) tag: u32,
     /// Buffers of its request.
     pub(super) count: u32,
-    /// Which request it is of, from 0.
-    pub(super) sequence: u64,
+    /// Which entry it is, from 0.
+    pub(super) number: u64,
 }
 
 impl Entry {
     fn words(&self) -> [u64; ENTRY] {
         let keys = u64::from(self.key) | u64::from(self.tag) << 32;
-        let first = [self.address, self.bytes, keys, self.count.into(), 0, 0, self.sequence + 1];
+        let first = [self.address, self.bytes, keys, self.count.into(), 0, 0, self.number + 1];
         let mut words = [0; ENTRY];
         words[..ENTRY - 1].copy_from_slice(&first);
         words[ENTRY - 1] = check(&first);
@@ -73,32 +76,27 @@ impl Entry {
     }
 
     /// Writes it where the device takes it from.
-    pub(super) fn put(&self, words: &[AtomicU64], buffer: usize) {
-        let places = words.iter().skip(entry(self.sequence, buffer));
+    pub(super) fn put(&self, words: &[AtomicU64]) {
+        let places = words.iter().skip(place(self.number) * ENTRY);
         places.zip(self.words()).for_each(|(place, word)| store(place, word));
     }
 
-    /// The buffer of a request, if the receiver has named it; an error if what is there is of a later one.
-    pub(super) fn get(
-        words: &[AtomicU64],
-        sequence: u64,
-        buffer: usize,
-    ) -> Result<Option<Entry>, String> {
-        let Some(places) = words.get(entry(sequence, buffer)..).and_then(<[_]>::first_chunk) else {
+    /// An entry, if the receiver has written it; an error if what is there is a later one.
+    pub(super) fn get(words: &[AtomicU64], number: u64) -> Result<Option<Entry>, String> {
+        let Some(words) = words.get(place(number) * ENTRY..).and_then(<[_]>::first_chunk) else {
             return Ok(None);
         };
-        let places: &[AtomicU64; ENTRY] = places;
-        let there = load(&places[ENTRY - 2]);
-        if there <= sequence {
+        let words: &[AtomicU64; ENTRY] = words;
+        if load(&words[ENTRY - 2]) <= number {
             return Ok(None);
         }
-        let words = places.each_ref().map(load);
+        let words = words.each_ref().map(load);
         if words[ENTRY - 1] != check(&words[..ENTRY - 1]) {
             return Ok(None); // a part of it
         }
-        if words[ENTRY - 2] != sequence + 1 {
+        if words[ENTRY - 2] != number + 1 {
             let theirs = words[ENTRY - 2].wrapping_sub(1);
-            return Err(format!("it gives buffers for message {theirs}, where {sequence} is due"));
+            return Err(format!("it gives buffer {theirs}, where {number} is due"));
         }
         Ok(Some(Entry {
             address: words[0],
@@ -106,7 +104,7 @@ impl Entry {
             key: words[2] as u32,
             tag: (words[2] >> 32) as u32,
             count: words[3] as u32,
-            sequence,
+            number,
         }))
     }
 }
@@ -132,33 +130,33 @@ mod tests {
         /// In whatever order words come: an entry is had when all have, and not before.
         #[test]
         fn an_entry_is_whole_or_not_there(
-            address: u64, bytes: u64, key: u32, tag: u32, count in 1u32..=8, buffer in 0usize..8,
-            sequence in 0u64..100, order in Just((0..ENTRY).collect::<Vec<_>>()).prop_shuffle(),
+            address: u64, bytes: u64, key: u32, tag: u32, count in 1u32..=8, number in 0u64..1000,
+            order in Just((0..ENTRY).collect::<Vec<_>>()).prop_shuffle(),
         ) {
-            let entry = Entry { address, bytes, key, tag, count, sequence };
+            let entry = Entry { address, bytes, key, tag, count, number };
             let (staged, fifo) = (words(), words());
-            if let Some(before) = sequence.checked_sub(MAX_REQUESTS as u64) {
-                Entry { sequence: before, ..entry }.put(&fifo, buffer);
+            if let Some(before) = number.checked_sub(ENTRIES as u64) {
+                Entry { number: before, ..entry }.put(&fifo);
             }
-            entry.put(&staged, buffer);
-            let first = super::entry(sequence, buffer);
-            for place in order {
-                if let Ok(Some(there)) = Entry::get(&fifo, sequence, buffer) {
+            entry.put(&staged);
+            let first = place(number) * ENTRY;
+            for word in order {
+                if let Ok(Some(there)) = Entry::get(&fifo, number) {
                     prop_assert_eq!(there, entry, "what is missing was there already");
                 }
-                store(&fifo[first + place], load(&staged[first + place]));
+                store(&fifo[first + word], load(&staged[first + word]));
             }
-            prop_assert_eq!(Entry::get(&fifo, sequence, buffer), Ok(Some(entry)));
-            prop_assert_eq!(Entry::get(&fifo, sequence + 1, buffer), Ok(None));
-            prop_assert_eq!(Entry::get(&fifo, sequence + MAX_REQUESTS as u64, buffer), Ok(None));
+            prop_assert_eq!(Entry::get(&fifo, number), Ok(Some(entry)));
+            prop_assert_eq!(Entry::get(&fifo, number + 1), Ok(None));
+            prop_assert_eq!(Entry::get(&fifo, number + ENTRIES as u64), Ok(None));
         }
     }
 
     #[test]
-    fn an_entry_of_a_later_message_is_an_error() {
+    fn a_later_entry_is_an_error() {
         let fifo = words();
-        Entry { sequence: 40, count: 1, ..Entry::default() }.put(&fifo, 0);
-        let error = Entry::get(&fifo, 8, 0).unwrap_err();
-        assert_eq!(error, "it gives buffers for message 40, where 8 is due");
+        Entry { number: 40 + ENTRIES as u64, count: 1, ..Entry::default() }.put(&fifo);
+        let error = Entry::get(&fifo, 40).unwrap_err();
+        assert_eq!(error, "it gives buffer 296, where 40 is due");
     }
 }

@@ -6,10 +6,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ibverbs_sys as sys;
+
 use super::config::VerbsConfig;
 use super::context::Of;
 use super::control::{Control, Introduction, Said};
-use super::device::{Address, Port};
+use super::device::{Address, Link, Port};
 use super::memory::{self, Region};
 use super::pair::{Completions, Done, Pair, Work};
 use super::{NAME, error};
@@ -21,6 +23,9 @@ use crate::net::{MemoryHandle, MemoryKind};
 /// How often one that waits looks whether the other end is still there: a system call, which takes as long as some looks
 /// for completions. Not measured; a part of what people notice.
 const LOOK: Duration = Duration::from_millis(1);
+
+/// How long what the other end says to be done may take to be done here: it is in the device by then, or on its way back.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// Bytes of one write at most, whatever the device would take: half of what a length of 32 bits allows.
 const MAX_WRITE: u32 = 1 << 31;
@@ -115,11 +120,21 @@ impl Half {
             end: End::new(NAME, peer),
             theirs: theirs.memory,
             max_write,
-            sent: 0,
+            filled: 0,
+            ending: None,
             done: VecDeque::new(),
             look: Instant::now(),
         }
     }
+}
+
+/// Why the other end has ended.
+#[derive(Debug)]
+struct Ending {
+    /// Requests that are filled, as far as it knew.
+    filled: u64,
+    reason: String,
+    since: Instant,
 }
 
 /// An end of a connection.
@@ -138,8 +153,9 @@ pub(super) struct Line {
     pub(super) theirs: (u64, u32),
     /// Bytes of a write at most.
     pub(super) max_write: u32,
-    /// Requests of the other end whose messages we have sent, and it has acknowledged.
-    pub(super) sent: u64,
+    /// Requests of the receiver that are filled, as far as this end knows.
+    pub(super) filled: u64,
+    ending: Option<Ending>,
     /// Completions that have been fetched.
     done: VecDeque<Done>,
     /// When to look after the other end again.
@@ -172,11 +188,16 @@ impl Line {
     /// Ends it: the other end learns of it and why, and no buffer is touched any more.
     pub(super) fn fail(&mut self, reason: String) {
         if !self.end.is_broken() {
-            self.control.end(self.sent, &reason);
+            self.control.end(self.filled, &reason);
             self.end.breaks(reason);
             self.pairs.clear();
             self.done.clear();
         }
+    }
+
+    /// Whether packets may take several ways, so that what is notified should not be part of what may.
+    pub(super) fn adapts(&self) -> bool {
+        self.config.adaptive_routing.unwrap_or(self.port.link == Link::InfiniBand)
     }
 
     /// The queue pairs that a request's messages go over: all, or one in turn.
@@ -208,8 +229,9 @@ impl Line {
             self.fail(format!("{}: completions cannot be polled: {failed}", self.port.name()));
         }
         let done = self.done.pop_front()?;
-        if let Some((status, vendor)) = done.failed {
-            let reason = self.explain(&done, status, vendor);
+        if done.failed.is_some() {
+            let cause = self.cause(done);
+            let reason = self.explain(&cause);
             self.fail(reason);
             return None;
         }
@@ -220,8 +242,23 @@ impl Line {
         Some(done)
     }
 
-    fn explain(&self, done: &Done, status: u32, vendor: u32) -> String {
+    /// Of a failed completion and those behind it, the one that says why: what was under way beside it is only flushed.
+    fn cause(&mut self, failed: Done) -> Done {
+        let is_flushed = |done: &Done| {
+            done.failed.is_some_and(|(status, _)| status == sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR)
+        };
+        if !is_flushed(&failed) {
+            return failed;
+        }
+        // It ends in any case: that this fails, too, says nothing new.
+        let _ = self.completions.poll(&mut self.done);
+        let behind = self.done.iter().find(|done| done.failed.is_some() && !is_flushed(done));
+        behind.copied().unwrap_or(failed)
+    }
+
+    fn explain(&self, done: &Done) -> String {
         let (name, what) = (self.port.name(), done.work.what());
+        let (status, vendor) = done.failed.unwrap_or_default();
         let text = self.port.context.library.status(status);
         let mut reason = format!(
             "{name}, queue pair {}: {what} failed: {text} (status {status}, vendor error {vendor:#x})",
@@ -245,32 +282,43 @@ impl Line {
         })
     }
 
-    /// Looks, now and then, whether the other end has ended, or is gone: why, and how many messages it says that it has
-    /// sent before.
-    pub(super) fn look(&mut self) -> Option<(u64, String)> {
+    /// Ends when the other end has, once what it knows to be done is done here, too: so what has arrived can be had, and what
+    /// was sent counts as sent. To be called when completions have been looked for; `moved` is whether there were any.
+    pub(super) fn settle(&mut self, moved: bool) {
+        if let Some(ending) = &mut self.ending {
+            if self.filled >= ending.filled || ending.since.elapsed() > GRACE {
+                let reason = std::mem::take(&mut ending.reason);
+                self.fail(reason);
+            }
+        } else if !moved {
+            self.look();
+        }
+    }
+
+    /// Looks, now and then, whether the other end has ended, or is gone.
+    fn look(&mut self) {
         let now = Instant::now();
         if now < self.look || self.end.is_broken() {
-            return None;
+            return;
         }
         self.look = now + LOOK;
         if let Some(event) = self.event() {
-            self.fail(format!("{}: {event}", self.port.name()));
-            return None;
+            return self.fail(format!("{}: {event}", self.port.name()));
         }
-        match self.control.hear() {
-            Ok(None) => None,
-            Ok(Some(Said::Farewell { sent, reason })) if reason.is_empty() => {
-                Some((sent, "it closed the connection".to_owned()))
+        let (filled, reason) = match self.control.hear() {
+            Ok(None) => return,
+            Ok(Some(Said::Farewell { filled, reason })) if reason.is_empty() => {
+                (filled, "it closed the connection".to_owned())
             }
-            Ok(Some(Said::Farewell { sent, reason })) => {
-                Some((sent, format!("it ended the connection: {reason}")))
+            Ok(Some(Said::Farewell { filled, reason })) => {
+                (filled, format!("it ended the connection: {reason}"))
             }
             Ok(Some(said)) => {
-                self.fail(format!("it says {said:?}, where it is to be silent"));
-                None
+                return self.fail(format!("it says {said:?}, where it is to be silent"));
             }
-            Err(reason) => Some((0, reason)),
-        }
+            Err(reason) => (0, reason),
+        };
+        self.ending = Some(Ending { filled, reason, since: now });
     }
 
     /// An error of an operation that leaves the connection as it is.
@@ -282,7 +330,7 @@ impl Line {
 impl Drop for Line {
     fn drop(&mut self) {
         if !self.end.is_broken() {
-            self.control.end(self.sent, "");
+            self.control.end(self.filled, "");
         }
     }
 }

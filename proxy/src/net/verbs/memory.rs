@@ -75,6 +75,15 @@ impl Drop for Region {
 #[derive(Debug, Default)]
 pub(super) struct Cache(Mutex<Vec<Weak<Region>>>);
 
+impl Cache {
+    /// How many there are.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.iter().filter(|region| region.strong_count() > 0).count()
+    }
+}
+
 /// What both ends may do with what is registered.
 const ACCESS: u32 = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
     | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0

@@ -12,9 +12,10 @@
 //! ([handshake](super::handshake)) and say what the queue pairs need; while data moves, nothing is said there, and that it
 //! is still there says that the other end is. Messages go over the queue pairs in turn, or each over all of them.
 //!
-//! Short messages are one write that carries the size; of long ones the bytes are writes of their own, so that switches may
-//! take them by several ways, and the notification comes behind. Messages that share a request of the receiver (up to 8)
-//! have one notification.
+//! A message is one write that carries the size. Of long ones, where switches may take packets by several ways (InfiniBand's
+//! adaptive routing), the bytes are a write of their own, and the notification comes behind. Messages that share a request
+//! of the receiver (up to 8) have one notification. The receiver tells of several buffers by one write, as long as the
+//! sender has others left.
 //!
 //! **Invariant:** of a queue pair, what is posted first is done first, at the other end too (InfiniBand Architecture 1,
 //! 9.5). So a notification says that the bytes are there, and a receive is there before the buffer is known that it is for.
@@ -45,6 +46,8 @@ mod memory;
 mod pair;
 mod recv;
 mod send;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 

@@ -321,6 +321,12 @@ impl Pair {
         }
     }
 
+    /// Moves it to the state ERR, as a device does on its own.
+    #[cfg(test)]
+    pub(super) fn break_off(&self) {
+        self.modify(attributes(sys::ibv_qp_state::IBV_QPS_ERR), mask(0)).unwrap();
+    }
+
     /// Gives the device a work request, now or when it has room; they are done in their order.
     pub(super) fn post(&mut self, post: Post) {
         self.waiting.push_back(post);

@@ -1,9 +1,8 @@
 //! The receiving end.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use super::fifo::{self, ENTRY_BYTES, Entry, MAX_RECEIVES};
+use super::fifo::{self, ENTRIES, ENTRY_BYTES, Entry, MAX_RECEIVES};
 use super::line::{Half, Line};
 use super::memory::Words;
 use super::pair::{Pair, Post, Work};
@@ -11,8 +10,9 @@ use crate::NetError;
 use crate::net::end::End;
 use crate::net::{MAX_REQUESTS, MemoryHandle, MemoryKind, RecvBuffer, RecvComm, Request};
 
-/// How long messages may take that the other end says that it has sent: they are in the device by then.
-const GRACE: Duration = Duration::from_secs(1);
+/// Requests that the sender is told of at once, if there are so many: a quarter of those that may be under way, so that it
+/// never runs out.
+const MOST_TOLD: u64 = MAX_REQUESTS as u64 / 4;
 
 /// A request that is under way, or done and not fetched.
 #[derive(Debug)]
@@ -27,15 +27,6 @@ struct Pending {
     immediate: Option<u32>,
     /// Notifications that have not come.
     left: usize,
-}
-
-/// Why nothing more will come than what is on its way.
-#[derive(Debug)]
-struct Ending {
-    /// Requests that the other end says that it has filled.
-    sent: u64,
-    reason: String,
-    since: Instant,
 }
 
 /// How what has arrived is made visible to a GPU: by a read behind it.
@@ -58,10 +49,11 @@ pub(super) struct Receiver {
     requests: [Option<Pending>; MAX_REQUESTS],
     /// By place in the FIFO, the number of the request.
     numbers: [u64; MAX_REQUESTS],
-    /// Requests with buffers so far, and those that are filled.
+    /// Requests with buffers so far, and buffers.
     posted: u64,
-    arrived: u64,
-    ending: Option<Ending>,
+    buffers: u64,
+    /// Of both, those that the sender has been told of.
+    told: (u64, u64),
 }
 
 impl Receiver {
@@ -75,9 +67,15 @@ impl Receiver {
             requests: [const { None }; MAX_REQUESTS],
             numbers: [0; MAX_REQUESTS],
             posted: 0,
-            arrived: 0,
-            ending: None,
+            buffers: 0,
+            told: (0, 0),
         }
+    }
+
+    /// For tests that break it.
+    #[cfg(test)]
+    pub(super) fn line(&mut self) -> &mut Line {
+        &mut self.line
     }
 
     /// Does what can be done at once.
@@ -97,16 +95,8 @@ impl Receiver {
                 self.line.fail(reason);
             }
         }
-        self.line.pump();
-        if let Some(ending) = &mut self.ending {
-            // What was there before the end was known has been fetched above.
-            if self.arrived >= ending.sent || ending.since.elapsed() > GRACE {
-                let reason = std::mem::take(&mut ending.reason);
-                self.line.fail(reason);
-            }
-        } else if !moved && let Some((sent, reason)) = self.line.look() {
-            self.ending = Some(Ending { sent, reason, since: Instant::now() });
-        }
+        self.tell();
+        self.line.settle(moved);
     }
 
     /// A queue pair has said that its part of a request's messages is there.
@@ -136,7 +126,7 @@ impl Receiver {
             }
             *bytes = size;
         }
-        self.arrived += 1;
+        self.line.filled += 1;
         Ok(())
     }
 
@@ -157,23 +147,40 @@ impl Receiver {
         self.line.end.check(operation).map(|()| None)
     }
 
-    /// Tells the sender of buffers; makes room for its answer first.
-    fn offer(&mut self, sequence: u64, count: usize) -> Result<usize, String> {
-        let first = fifo::entry(sequence, 0);
-        let bytes = (count * ENTRY_BYTES) as u32; // at most 512
-        let from = (self.entries.address(first), bytes, self.entries.lkey());
-        let to = (self.line.theirs.0 + 8 * first as u64, self.line.theirs.1);
+    /// Makes room for the notifications of a request; how many.
+    fn expect(&mut self, sequence: u64) -> Result<usize, String> {
         let name = self.line.port.name();
         let pairs = self.line.pairs_of(sequence, self.split);
-        for pair in &mut *pairs {
+        for pair in &*pairs {
             pair.expect(sequence).map_err(|e| {
                 format!("{name}, queue pair {}: a receive is refused: {e}", pair.number)
             })?;
         }
-        let count = pairs.len();
-        pairs.iter_mut().take(1).for_each(|pair| pair.post(Post::Write(from, to)));
+        Ok(pairs.len())
+    }
+
+    /// Tells the sender of buffers, unless it has more of them left than there are new ones: several are one write then, and
+    /// it does not wait for them yet.
+    fn tell(&mut self) {
+        let (new, left) = (self.posted - self.told.0, self.told.0.saturating_sub(self.line.filled));
+        if new == 0 || (new < left && new < MOST_TOLD) {
+            return self.line.pump();
+        }
+        // By the queue pair of the first, so that several take their turns here, too.
+        let sequence = self.told.0;
+        while self.told.1 < self.buffers {
+            let first = fifo::place(self.told.1);
+            let count = (self.buffers - self.told.1).min((ENTRIES - first) as u64);
+            let bytes = count as u32 * ENTRY_BYTES as u32; // at most all 256 entries
+            let offset = first * ENTRY_BYTES;
+            let from = (self.entries.address(offset / 8), bytes, self.entries.lkey());
+            let to = (self.line.theirs.0 + offset as u64, self.line.theirs.1);
+            let pair = self.line.pairs_of(sequence, self.split).first_mut();
+            pair.into_iter().for_each(|pair| pair.post(Post::Write(from, to)));
+            self.told.1 += count;
+        }
+        self.told.0 = self.posted;
         self.line.pump();
-        Ok(count)
     }
 }
 
@@ -217,21 +224,23 @@ impl RecvComm for Receiver {
             let key = region.as_ref().map_or(0, |region| region.rkey());
             *bytes = room as u64;
             let (address, count) = (address as u64, count as u32);
-            *entry = Entry { address, bytes: *bytes, key, tag, count, sequence };
+            *entry = Entry { address, bytes: *bytes, key, tag, count, number: 0 };
         }
         let Some(slot) = self.place("irecv")? else { return Ok(None) };
-        // The place in the FIFO is free as well: its last request is one of those before the last of this place.
-        for (buffer, entry) in entries.iter().enumerate().take(count) {
-            entry.put(self.entries.words(), buffer);
-        }
-        match self.offer(sequence, count) {
+        match self.expect(sequence) {
             Ok(left) => {
+                // Their places are free as well: they are of a request before the last of this place.
+                for (number, entry) in (self.buffers..).zip(&entries).take(count) {
+                    Entry { number, ..*entry }.put(self.entries.words());
+                }
                 let number = self.line.end.next;
                 let pending = Pending { sequence, count, bytes, immediate: None, left };
                 self.requests[slot] = Some(pending);
                 self.numbers[End::slot(sequence)] = number;
                 self.line.end.next += 1;
                 self.posted += 1;
+                self.buffers += count as u64;
+                self.tell();
             }
             Err(reason) => self.line.fail(reason),
         }

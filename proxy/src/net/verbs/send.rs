@@ -48,8 +48,9 @@ pub(super) struct Sender {
     gathering: Option<Group>,
     /// Those that are being written, in their order.
     groups: VecDeque<Group>,
-    /// The request of the receiver that is next.
+    /// The request of the receiver that is next, and its first entry in the FIFO.
     next: u64,
+    entry: u64,
 }
 
 impl Sender {
@@ -57,7 +58,13 @@ impl Sender {
         let split = line.config.split_data_on_qps;
         let messages = [None; MAX_REQUESTS];
         let groups = VecDeque::with_capacity(MAX_REQUESTS);
-        Sender { line, fifo, sizes, split, messages, gathering: None, groups, next: 0 }
+        Sender { line, fifo, sizes, split, messages, gathering: None, groups, next: 0, entry: 0 }
+    }
+
+    /// For tests that break it.
+    #[cfg(test)]
+    pub(super) fn line(&mut self) -> &mut Line {
+        &mut self.line
     }
 
     /// Does what can be done at once.
@@ -70,9 +77,7 @@ impl Sender {
             }
         }
         self.line.pump();
-        if !moved && let Some((_, reason)) = self.line.look() {
-            self.line.fail(reason);
-        }
+        self.line.settle(moved);
     }
 
     /// A queue pair is done with a group.
@@ -85,7 +90,7 @@ impl Sender {
         if group.left > 0 {
             return;
         }
-        self.line.sent += 1;
+        self.line.filled += 1;
         for message in group.messages.iter().flatten() {
             if let Some(message) = &mut self.messages[End::slot(*message)] {
                 message.done = true;
@@ -99,19 +104,20 @@ impl Sender {
     /// The request of the receiver that is next, if it has made one.
     fn gather(&mut self) -> Result<Option<Group>, String> {
         let (sequence, words) = (self.next, self.fifo.words());
-        let Some(first) = Entry::get(words, sequence, 0)? else { return Ok(None) };
+        let Some(first) = Entry::get(words, self.entry)? else { return Ok(None) };
         let count = first.count as usize;
         if !(1..=MAX_RECEIVES).contains(&count) {
             return Err(format!("it gives {count} buffers for message {sequence}"));
         }
         let mut entries = [first; MAX_RECEIVES];
-        for (buffer, entry) in entries.iter_mut().enumerate().take(count).skip(1) {
-            match Entry::get(words, sequence, buffer)? {
+        for (number, entry) in (self.entry..).zip(&mut entries).take(count).skip(1) {
+            match Entry::get(words, number)? {
                 Some(there) => *entry = there,
                 None => return Ok(None),
             }
         }
         self.next += 1;
+        self.entry += count as u64;
         Ok(Some(Group { sequence, count, entries, messages: [None; MAX_RECEIVES], left: 0 }))
     }
 
@@ -141,7 +147,10 @@ impl Sender {
             }
         };
         let (split, most) = (self.split, self.line.max_write);
-        let whole = self.line.config.ar_threshold.min(most as usize) as u32;
+        let whole = match self.line.adapts() {
+            true => self.line.config.ar_threshold.min(most as usize) as u32,
+            false => most,
+        };
         let pairs = self.line.pairs_of(sequence, split);
         let shares = pairs.len() as u64; // at most 128
         for (share, pair) in (0..).zip(&mut *pairs) {

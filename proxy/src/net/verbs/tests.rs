@@ -1,0 +1,273 @@
+//! What can be tried from inside only: a queue pair that fails, a peer that lies, what is registered.
+//!
+//! All cases but one need a device; `in_a_vm` runs them where there are some.
+
+#[path = "../../../../tests/rdma/mod.rs"]
+mod rdma;
+#[path = "../../../../tests/skip/mod.rs"]
+mod skip;
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::connecting::{Connecting, Listener};
+use super::control::{Control, Introduction, Said};
+use super::device::{Address, Link};
+use super::pair::{Post, Work};
+use super::recv::Receiver;
+use super::send::Sender;
+use super::*;
+use crate::net::handshake::Sockets;
+use crate::net::{MemoryKind, RecvBuffer, RecvComm as _, Request, SendComm as _};
+
+#[test]
+fn in_a_vm() {
+    if let Err(lack) = rdma::in_a_vm(&["net::verbs::tests::"]) {
+        skip::skip(&lack);
+    }
+}
+
+const HANG: Duration = Duration::from_secs(60);
+
+#[track_caller]
+fn until<T>(mut ask: impl FnMut() -> Option<T>) -> T {
+    let since = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(since.elapsed() < HANG, "it hangs");
+        std::thread::yield_now();
+    }
+}
+
+/// From `rxa` to `rxb`.
+fn net(change: impl FnOnce(&mut VerbsConfig)) -> VerbsNet {
+    let address = Ipv4Addr::LOCALHOST.into();
+    let interface = Interface { name: "lo".to_owned(), address, scope_id: 0 };
+    let mut config = VerbsConfig::new(interface, [42; 32]);
+    config.connect_timeout = Duration::from_secs(20);
+    config.hca = "=rxa,rxb".parse().unwrap();
+    (config.timeout, config.retry_cnt) = (10, 2);
+    change(&mut config);
+    VerbsNet::new(config).unwrap()
+}
+
+fn listener(net: &VerbsNet) -> Listener {
+    let VerbsConfig { interface, secret, connect_timeout, .. } = &*net.config;
+    let door = Door::new(NAME, interface, secret, 0, *connect_timeout).unwrap();
+    Listener::new(door, &net.ports[1], &net.config)
+}
+
+fn call(net: &VerbsNet, listener: &Listener) -> Call {
+    let VerbsConfig { interface, secret, connect_timeout, .. } = &*net.config;
+    let handle = Handle::decode(crate::net::Listener::handle(listener)).unwrap();
+    Call::new(NAME, handle, interface, secret, *connect_timeout).unwrap()
+}
+
+fn connect(net: &VerbsNet) -> (Sender, Receiver) {
+    let mut listener = listener(net);
+    let mut connecting = Connecting::new(call(net, &listener), &net.ports[0], &net.config);
+    let (mut send, mut recv) = (None, None);
+    until(|| {
+        send = send.take().or_else(|| connecting.step().unwrap());
+        recv = recv.take().or_else(|| listener.ready().unwrap());
+        (send.is_some() && recv.is_some()).then_some(())
+    });
+    (send.unwrap(), recv.unwrap())
+}
+
+fn give(recv: &mut Receiver, buffer: &mut [u8]) -> Request {
+    let (address, bytes) = (buffer.as_mut_ptr(), buffer.len());
+    // SAFETY: the tests keep buffers longer than connections, and look at them when they are done.
+    unsafe {
+        let memory = recv.register(address, bytes, MemoryKind::Host).unwrap();
+        recv.irecv(&[RecvBuffer { address, bytes, tag: 0, memory }]).unwrap().unwrap()
+    }
+}
+
+fn send_all(send: &mut Sender, data: &mut [u8]) -> Request {
+    let (address, bytes) = (data.as_mut_ptr(), data.len());
+    // SAFETY: as in `give`.
+    unsafe {
+        let memory = send.register(address, bytes, MemoryKind::Host).unwrap();
+        until(|| send.isend(address, bytes, 0, memory).unwrap())
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: `in_a_vm` has one"]
+fn a_queue_pair_that_fails_is_told_to_both_ends() {
+    let net = net(|_| ());
+    for of_the_sender in [true, false] {
+        let (mut data, mut buffer) = (vec![1u8; 16 << 20], vec![0u8; 16 << 20]);
+        let (mut send, mut recv) = connect(&net);
+        let theirs = give(&mut recv, &mut buffer);
+        let ours = send_all(&mut send, &mut data);
+        let port = if of_the_sender { "rxa:1" } else { "rxb:1" };
+        let pair = if of_the_sender { &send.line().pairs[0] } else { &recv.line().pairs[0] };
+        let name = format!("{port}, queue pair {}: ", pair.number);
+        pair.break_off();
+        let (mut errors, mut size) = ([None, None], [0]);
+        until(|| {
+            errors[0] = errors[0].take().or_else(|| send.test(ours).err());
+            errors[1] = errors[1].take().or_else(|| recv.test(theirs, &mut size).err());
+            errors.iter().all(Option::is_some).then_some(())
+        });
+        let text = format!("{errors:?}");
+        assert!(text.contains(&name) && text.contains(" failed: "), "{name}: {text}");
+        assert!(text.contains("it ended the connection: "), "{text}");
+        // No byte comes any more.
+        let there = buffer.clone();
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(there == buffer, "after the error");
+    }
+}
+
+/// A write to what is nobody's is refused by the other end's device, which ends the connection for both.
+#[test]
+#[ignore = "needs an RDMA device: `in_a_vm` has one"]
+fn a_wrong_key_is_an_error() {
+    let (mut send, mut recv) = connect(&net(|_| ()));
+    let (mut data, mut buffer) = (vec![1u8; 100], vec![0u8; 100]);
+    let theirs = give(&mut recv, &mut buffer);
+    let ours = send_all(&mut send, &mut data);
+    until(|| recv.test(theirs, &mut [0]).unwrap().then_some(()));
+    until(|| send.test(ours).unwrap().then_some(()));
+    let theirs = give(&mut recv, &mut buffer);
+    let (mut remote, line) = (send.line().theirs, send.line());
+    remote.1 = remote.1.wrapping_add(0x100);
+    let from = (data.as_ptr() as u64, 8, 0);
+    line.pairs[0].post(Post::Notify(from, remote, 8, Work::Sent(u64::MAX >> 8)));
+    line.pump();
+    // SAFETY: nothing is begun: the connection breaks, or has no place yet.
+    let error = until(|| unsafe {
+        let memory = send.register(data.as_mut_ptr(), 0, MemoryKind::Host).unwrap();
+        send.isend(data.as_ptr(), 0, 1, memory).err()
+    });
+    let text = format!("{error}");
+    assert!(text.contains("rxa:1, queue pair ") || text.contains("has tag 1"), "{text}");
+    until(|| recv.test(theirs, &mut [0]).err());
+}
+
+#[test]
+#[ignore = "needs an RDMA device: `in_a_vm` has one"]
+fn what_has_arrived_is_flushed() {
+    let (mut send, mut recv) = connect(&net(|config| config.flush_host = true));
+    let (mut data, mut buffer) = (vec![7u8; 5000], vec![0u8; 5000]);
+    for round in 0..200 {
+        let theirs = give(&mut recv, &mut buffer);
+        let ours = send_all(&mut send, &mut data);
+        until(|| recv.test(theirs, &mut [0]).unwrap().then_some(()));
+        let (address, bytes) = (buffer.as_mut_ptr(), buffer.len());
+        // SAFETY: as in `give`.
+        let (flush, none) = unsafe {
+            let memory = recv.register(address, bytes, MemoryKind::Host).unwrap();
+            let buffer = RecvBuffer { address, bytes, tag: 0, memory };
+            let empty = RecvBuffer { bytes: 0, ..buffer };
+            (recv.iflush(&[empty, buffer, empty]).unwrap(), recv.iflush(&[empty]).unwrap())
+        };
+        assert!(none.is_none(), "nothing to read");
+        let flush = flush.expect("a read");
+        until(|| recv.test(flush, &mut []).unwrap().then_some(()));
+        assert!(recv.test(flush, &mut []).is_err(), "it is done, round {round}");
+        until(|| send.test(ours).unwrap().then_some(()));
+    }
+    // Memory of the host needs none, and there is none.
+    let (mut send, mut recv) = connect(&net(|_| ()));
+    let theirs = give(&mut recv, &mut buffer);
+    let _ours = send_all(&mut send, &mut data);
+    until(|| recv.test(theirs, &mut [0]).unwrap().then_some(()));
+    let address = buffer.as_mut_ptr();
+    // SAFETY: as in `give`.
+    let flush = unsafe {
+        let memory = recv.register(address, 5000, MemoryKind::Host).unwrap();
+        recv.iflush(&[RecvBuffer { address, bytes: 5000, tag: 0, memory }]).unwrap()
+    };
+    assert_eq!(flush, None);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: `in_a_vm` has one"]
+fn memory_is_registered_once() {
+    let net = net(|_| ());
+    let (mut a, mut b) = (connect(&net), connect(&net));
+    let mut memory = vec![0u8; 1 << 20];
+    let at = memory.as_mut_ptr();
+    let context = Arc::clone(&net.ports[0].context);
+    let before = context.cache.len();
+    // SAFETY: the memory outlives the connections, and nothing is sent.
+    unsafe {
+        let whole = a.0.register(at, 1 << 20, MemoryKind::Host).unwrap();
+        let same = b.0.register(at, 1 << 20, MemoryKind::Host).unwrap();
+        let part = b.0.register(at.add(4097), 100, MemoryKind::Host).unwrap();
+        assert_eq!(context.cache.len(), before + 1, "one registration for all");
+        a.0.deregister(whole).unwrap();
+        b.0.deregister(part).unwrap();
+        assert_eq!(context.cache.len(), before + 1, "one still uses it");
+        b.0.deregister(same).unwrap();
+        assert_eq!(context.cache.len(), before, "the last takes it back");
+        // Of a GPU there is none here, and it is said why.
+        let error = a.0.register(at, 100, MemoryKind::Cuda).unwrap_err();
+        assert!(error.reason.starts_with("rxa: ") && error.reason.contains("nvidia_peermem"));
+        let file = MemoryKind::DmaBuf { fd: 0, offset: 0 };
+        let error = b.1.register(at, 100, file).unwrap_err();
+        assert!(error.reason.contains("rxb: neither the device registers DMA buffers"), "{error}");
+        // Nor is there anything at 0.
+        let error = a.0.register(std::ptr::null_mut(), 100, MemoryKind::Host).unwrap_err();
+        assert!(error.reason.contains("100 bytes at 0x0 (Host): "), "{error}");
+    }
+}
+
+/// Who knows the secret may still say what makes no sense.
+#[test]
+#[ignore = "needs an RDMA device: `in_a_vm` has one"]
+fn introductions_that_make_no_sense_are_refused() {
+    let net = net(|_| ());
+    let mut listener = listener(&net);
+    let address = net.ports[0].address(None).unwrap();
+    let sane = Introduction {
+        link: Link::Ethernet,
+        address,
+        psn: 0,
+        split: false,
+        memory: (0, 0),
+        pairs: vec![1],
+    };
+    let mut refused = |said: Said| {
+        let mut call = call(&net, &listener);
+        let Sockets { control, .. } = until(|| {
+            assert!(listener.ready().unwrap().is_none());
+            call.poll().unwrap()
+        });
+        let mut control = Control::new(control);
+        control.say(&said);
+        until(|| {
+            assert!(control.flush().is_ok() && listener.ready().unwrap().is_none());
+            match control.hear() {
+                Ok(None) => None,
+                Ok(Some(Said::Farewell { reason, .. })) => Some(reason),
+                other => panic!("{other:?}"),
+            }
+        })
+    };
+    let text = refused(Said::Ready);
+    assert!(text.contains("out of turn"), "{text}");
+    let text = refused(Said::Introduction(Introduction { link: Link::InfiniBand, ..sane.clone() }));
+    assert_eq!(text, "rxb:1 is of Ethernet, the other port of InfiniBand");
+    let text = refused(Said::Introduction(Introduction { pairs: vec![1; 200], ..sane.clone() }));
+    assert!(text.contains("has queue pairs 129"), "{text}");
+    let nowhere = Address { gid: [0; 16], ..address };
+    let text = refused(Said::Introduction(Introduction { address: nowhere, ..sane }));
+    assert!(text.contains("rxb:1: queue pair ") && text.contains("cannot be connected"), "{text}");
+    let text = refused(Said::Farewell { filled: 0, reason: "no".to_owned() });
+    assert_eq!(text, "it refuses: no");
+    // It still takes those that do.
+    let mut connecting = Connecting::new(call(&net, &listener), &net.ports[0], &net.config);
+    let mut send = None;
+    until(|| {
+        send = send.take().or_else(|| connecting.step().unwrap());
+        listener.ready().unwrap()
+    });
+}
