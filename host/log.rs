@@ -112,9 +112,15 @@ impl Subsystems {
     /// NCCL's default: INIT, ENV and BOOTSTRAP.
     pub const DEFAULT: Self = Subsystems(bit(INIT) | bit(ENV) | bit(BOOTSTRAP));
 
-    /// Whether the subsystem with this target is in the set.
+    /// Whether the subsystem with this target is in the set. Modules of the proxy's crate are its own targets, and belong to
+    /// NET if they are networks, else to PROXY.
     #[must_use]
     pub fn contains(self, target: &str) -> bool {
+        let target = match target {
+            target if target.starts_with("ferroccl_proxy::net") => NET,
+            target if target.starts_with("ferroccl_proxy") => PROXY,
+            target => target,
+        };
         SUBSYSTEMS.iter().position(|(_, t)| *t == target).is_some_and(|i| self.0 & 1 << i != 0)
     }
 }
@@ -349,6 +355,15 @@ mod tests {
         tracing::info!(target: COLL, dev = 5u64, "AllReduce");
         tracing::trace!(target: COLL, "step");
         tracing::info!(target: "another_crate", "never");
+    }
+
+    #[test]
+    fn modules_of_the_proxy_belong_to_subsystems() {
+        let of = |text: &str| text.parse::<Subsystems>().unwrap();
+        assert!(of("NET").contains("ferroccl_proxy::net::verbs::device"));
+        assert!(!of("^NET").contains("ferroccl_proxy::net::socket"));
+        assert!(of("PROXY").contains("ferroccl_proxy::connection"));
+        assert!(!of("NET").contains("ferroccl_proxy::thread"));
     }
 
     #[test]

@@ -109,6 +109,7 @@ fn one_vm_choices() {
             (CALLS, "1"),
             ("NCCL_NET", ""),
             ("NCCL_DEBUG", "INFO"),
+            ("NCCL_DEBUG_SUBSYS", "INIT,NET"),
             ("NCCL_DEBUG_FILE", file.to_str().unwrap()),
             env,
         ];
@@ -166,7 +167,7 @@ fn one_vm_a_dead_link_is_an_error() {
     let causes = ["transport retry counter exceeded", "Work Request Flushed Error"];
     let caused = |error: &String| causes.iter().any(|cause| error.contains(cause));
     assert!(errors.iter().any(caused), "{errors:?}");
-    job.ranks.iter_mut().for_each(|(child, _)| drop(child.wait().unwrap()));
+    job.end();
 }
 
 /// This host's part of a job on two: two ranks here, two there.

@@ -3,7 +3,7 @@
 //! ```text
 //! thread      Proxy: one thread that moves operations on, round-robin, and sleeps when there are none
 //! connection  what a kernel's slots have to do with it: steps, credits, and how connections are made
-//! net         Net: a network that moves messages: over sockets, by a plugin, in the process; with faults
+//! net         Net: a network that moves messages: over sockets, by RDMA, by a plugin, in the process; with faults
 //! collnet     CollNet: a network that reduces; in software for tests
 //! error       what goes wrong on a network
 //! ```

@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 /// Runs this binary's ignored tests whose names contain one of these in a VM. What is lacking for one, if anything, is
 /// returned.
@@ -19,6 +20,9 @@ pub(crate) fn in_two_vms(name: &str) -> Result<(), String> {
 }
 
 fn run(how: &[&str], names: &[&str]) -> Result<(), String> {
+    // A machine at a time: each emulates as many processors as there are.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let run = |command: &mut Command| {
         let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
         let (out, err) = (&output.stdout, &output.stderr);

@@ -31,22 +31,23 @@ fn idle() {
     thread::yield_now();
 }
 
-/// Sends so many messages, as many under way at a time.
+/// Sends so many messages, as many under way at a time. When the first has begun: then the receiver is ready, too.
 pub(crate) fn send_all(
     comm: &mut dyn SendComm,
     size: usize,
     count: usize,
     most: usize,
-) -> Result<(), NetError> {
+) -> Result<Instant, NetError> {
     let mut data = vec![1u8; size];
     // SAFETY: the bytes outlive the connection's use of them: all requests are done below.
     let memory = unsafe { comm.register(data.as_mut_ptr(), size, MemoryKind::Host)? };
     let mut under_way = std::collections::VecDeque::new();
-    let mut left = count;
+    let (mut left, mut since) = (count, None);
     while left > 0 || !under_way.is_empty() {
         if left > 0 && under_way.len() < most {
             // SAFETY: as above; nobody writes there.
             if let Some(request) = unsafe { comm.isend(data.as_ptr(), size, 0, memory)? } {
+                since.get_or_insert_with(Instant::now);
                 under_way.push_back(request);
                 left -= 1;
             }
@@ -62,7 +63,7 @@ pub(crate) fn send_all(
             _ => {}
         }
     }
-    Ok(())
+    Ok(since.unwrap_or_else(Instant::now))
 }
 
 /// Receives them.
@@ -106,8 +107,7 @@ pub(crate) fn seconds(
 ) -> Result<f64, NetError> {
     let (mut send, mut recv) = connect(net)?;
     let receiver = thread::spawn(move || recv_all(&mut *recv, size, count, most));
-    let since = Instant::now();
-    send_all(&mut *send, size, count, most)?;
+    let since = send_all(&mut *send, size, count, most)?;
     receiver.join().expect("the receiver")?;
     Ok(since.elapsed().as_secs_f64())
 }

@@ -39,6 +39,9 @@ pub use local::LocalNet;
 pub use plugin::PluginNet;
 pub use trace::TraceNet;
 
+/// Where events go that say which devices are used: NCCL's line has the subsystems INIT and NET, and INIT is logged by default.
+const USING: &str = "ferroccl::init";
+
 /// Bytes of a handle at most: NCCL's `NCCL_NET_HANDLE_MAXSIZE` (`net.h`).
 pub const MAX_HANDLE: usize = 128;
 

@@ -57,7 +57,7 @@ use super::handshake::{Call, Door, Handle, Sockets};
 use super::memory::Memory;
 use super::{
     Connecting, Listener, MAX_REQUESTS, MemoryHandle, MemoryKind, Net, Properties, RecvComm,
-    SendComm,
+    SendComm, USING,
 };
 use crate::NetError;
 
@@ -180,6 +180,7 @@ impl SocketNet {
             let SocketInterface { name, address, .. } = interface;
             let Layout { threads, sockets } = layout;
             info!(
+                target: USING,
                 "NET/Socket : Using [{device}]{name}:{address}, {threads} threads, {sockets} sockets"
             );
         }

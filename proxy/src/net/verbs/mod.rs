@@ -59,7 +59,7 @@ use self::fifo::MAX_RECEIVES;
 use self::library::Library;
 pub use super::handshake::Interface;
 use super::handshake::{Call, Door, Handle};
-use super::{Connecting, Listener, MAX_REQUESTS, Net, Properties};
+use super::{Connecting, Listener, MAX_REQUESTS, Net, Properties, USING};
 use crate::NetError;
 
 const NAME: &str = "IB";
@@ -116,7 +116,7 @@ impl VerbsNet {
             format!(" [{device}]{}/{link}", port.name())
         });
         let oob = &config.interface;
-        info!("NET/IB : Using{}; OOB {}:{}", list.collect::<String>(), oob.name, oob.address);
+        info!(target: USING, "NET/IB : Using{}; OOB {}:{}", list.collect::<String>(), oob.name, oob.address);
         let ports = ports.into_iter().map(Arc::new).collect();
         Ok(VerbsNet { config: Arc::new(config), ports })
     }

@@ -97,6 +97,9 @@ impl Receiver {
         }
         self.tell();
         self.line.settle(moved);
+        if self.line.end.is_broken() {
+            self.flush = None; // it reads buffers, too
+        }
     }
 
     /// A queue pair has said that its part of a request's messages is there.
