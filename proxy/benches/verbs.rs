@@ -124,6 +124,15 @@ impl Drop for Server {
     }
 }
 
+/// Seconds that it takes to send so many messages.
+fn seconds(net: &Arc<dyn Net>, size: usize, count: usize, most: usize) -> Result<f64, NetError> {
+    let (mut send, mut recv) = common::connect(net)?;
+    let receiver = thread::spawn(move || common::recv_all(&mut *recv, size, count, most));
+    let since = common::send_all(&mut *send, size, count, most)?;
+    receiver.join().expect("the receiver")?;
+    Ok(since.elapsed().as_secs_f64())
+}
+
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures[figures.len() / 2]
@@ -168,7 +177,7 @@ fn run(ports: &Ports) -> Result<(), Failed> {
                 &mut || ports.perftest("ib_write_bw", &[], size, count, 3),
                 &mut || ports.perftest("ib_send_bw", &depth, size, count, 3),
                 &mut || {
-                    let seconds = common::seconds(&there, size, count, MAX_REQUESTS)?;
+                    let seconds = seconds(&there, size, count, MAX_REQUESTS)?;
                     Ok((size * count) as f64 / f64::from(1 << 20) / seconds)
                 },
             ],

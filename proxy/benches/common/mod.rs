@@ -98,20 +98,6 @@ pub(crate) fn recv_all(
     Ok(())
 }
 
-/// Seconds that it takes to send so many messages.
-pub(crate) fn seconds(
-    net: &Arc<dyn Net>,
-    size: usize,
-    count: usize,
-    most: usize,
-) -> Result<f64, NetError> {
-    let (mut send, mut recv) = connect(net)?;
-    let receiver = thread::spawn(move || recv_all(&mut *recv, size, count, most));
-    let since = send_all(&mut *send, size, count, most)?;
-    receiver.join().expect("the receiver")?;
-    Ok(since.elapsed().as_secs_f64())
-}
-
 /// Buffers that are named before their messages come: the slots of a connection.
 const AHEAD: u32 = 8;
 
@@ -175,8 +161,8 @@ fn turns(
         if !first {
             receive(recv)?;
         }
-        // SAFETY: as in `send_all`.
         let request = loop {
+            // SAFETY: as in `send_all`.
             match unsafe { send.isend(from.as_ptr(), size, 0, ours)? } {
                 Some(request) => break request,
                 None => hint::spin_loop(),

@@ -49,12 +49,6 @@ pub(crate) fn net(hca: &str) -> Arc<dyn Net> {
 #[derive(Debug)]
 pub(crate) struct Cable(pub(crate) Arc<dyn Net>);
 
-impl Cable {
-    pub(crate) fn new(config: VerbsConfig) -> Arc<dyn Net> {
-        Arc::new(Cable(Arc::new(VerbsNet::new(config).unwrap())))
-    }
-}
-
 impl Net for Cable {
     fn name(&self) -> &str {
         self.0.name()
@@ -81,7 +75,7 @@ impl Net for Cable {
 pub(crate) fn cable(change: impl FnOnce(&mut VerbsConfig)) -> Arc<dyn Net> {
     let mut config = config("=rxa,rxb");
     change(&mut config);
-    Cable::new(config)
+    Arc::new(Cable(Arc::new(VerbsNet::new(config).unwrap())))
 }
 
 #[test]
