@@ -212,10 +212,17 @@ impl Watcher {
             if both[0].any().unwrap_or(false) {
                 return;
             }
+            let gone = PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL;
+            let is_gone = both[1].revents().is_some_and(|events| events.intersects(gone));
             while let Some(mut event) = self.next() {
                 self.note(&event);
                 // SAFETY: `get_async_event` gave it, and this is the only answer.
                 unsafe { (self.library.ack_async_event)(&mut event) };
+            }
+            if is_gone {
+                warn!("NET/IB: {} is gone", self.name);
+                self.events.lock().fatal.push((Of::Device, "the device is gone".to_owned()));
+                return;
             }
         }
     }

@@ -14,6 +14,7 @@ use ibverbs_sys as sys;
 
 use super::context::Context;
 use super::error;
+use super::pair::Local;
 use crate::NetError;
 use crate::net::MemoryKind;
 
@@ -235,10 +236,12 @@ impl Words {
         self.words.as_ptr() as u64 + 8 * word as u64
     }
 
-    pub(super) fn lkey(&self) -> u32 {
-        self.region.lkey()
+    /// So many bytes from a word on, for work requests of this end.
+    pub(super) fn local(&self, word: usize, bytes: u32) -> Local {
+        Local { address: self.address(word), bytes, key: self.region.lkey(), host: true }
     }
 
+    /// The key for those of the other end.
     pub(super) fn rkey(&self) -> u32 {
         self.region.rkey()
     }

@@ -79,8 +79,16 @@ impl Work {
     }
 }
 
-/// Memory of this end: address, bytes, and key.
-pub(super) type Local = (u64, u32, u32);
+/// Memory of this end.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Local {
+    pub(super) address: u64,
+    pub(super) bytes: u32,
+    pub(super) key: u32,
+    /// Whether the processor may read it: what goes along with a work request it copies.
+    pub(super) host: bool,
+}
+
 /// Memory of the other end: address and key.
 pub(super) type Remote = (u64, u32);
 
@@ -396,7 +404,7 @@ fn fill(
     inline: u32,
     signal: bool,
 ) -> bool {
-    let (opcode, (address, bytes, key), remote, work) = match post {
+    let (opcode, local, remote, work) = match post {
         Post::Write(from, to) => (sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, from, to, Work::Unnamed),
         Post::Notify(from, to, immediate, work) => {
             request.__bindgen_anon_1.imm_data = immediate.to_be();
@@ -409,11 +417,11 @@ fn fill(
     request.opcode = opcode;
     request.wr.rdma.remote_addr = remote.0;
     request.wr.rdma.rkey = remote.1;
-    if bytes > 0 {
-        *place = sys::ibv_sge { addr: address, length: bytes, lkey: key };
+    if local.bytes > 0 {
+        *place = sys::ibv_sge { addr: local.address, length: local.bytes, lkey: local.key };
         request.sg_list = place;
         request.num_sge = 1;
-        if bytes <= inline && !is_read {
+        if local.bytes <= inline && local.host && !is_read {
             request.send_flags |= sys::ibv_send_flags::IBV_SEND_INLINE.0;
         }
     }

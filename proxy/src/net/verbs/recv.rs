@@ -176,7 +176,7 @@ impl Receiver {
             let count = (self.buffers - self.told.1).min((ENTRIES - first) as u64);
             let bytes = count as u32 * ENTRY_BYTES as u32; // at most all 256 entries
             let offset = first * ENTRY_BYTES;
-            let from = (self.entries.address(offset / 8), bytes, self.entries.lkey());
+            let from = self.entries.local(offset / 8, bytes);
             let to = (self.line.theirs.0 + offset as u64, self.line.theirs.1);
             let pair = self.line.pairs_of(sequence, self.split).first_mut();
             pair.into_iter().for_each(|pair| pair.post(Post::Write(from, to)));
@@ -295,7 +295,7 @@ impl RecvComm for Receiver {
         let number = self.line.end.next;
         let name = self.line.port.name();
         let Some(flush) = &mut self.flush else { return Ok(None) };
-        let to = (flush.to.address(0), 1, flush.to.lkey());
+        let to = flush.to.local(0, 1);
         flush.pair.post(Post::Read(to, from, Work::Flushed(number)));
         // SAFETY: a byte is read, by the caller's leave, to where nobody looks.
         match unsafe { flush.pair.pump() } {

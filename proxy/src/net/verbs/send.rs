@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use super::fifo::{self, Entry, MAX_RECEIVES};
 use super::line::Line;
 use super::memory::Words;
-use super::pair::{Local, Pair, Post, Work};
+use super::pair::{Local, Pair, Post, Remote, Work};
 use crate::NetError;
 use crate::net::end::End;
 use crate::net::{MAX_REQUESTS, MemoryHandle, MemoryKind, Request, SendComm};
@@ -134,14 +134,14 @@ impl Sender {
             .collect();
         // One message's size goes with its notification; of several, each is written before it.
         let (immediate, sizes) = match parts[..] {
-            [((_, bytes, _), _)] => (bytes, None),
+            [(Local { bytes, .. }, _)] => (bytes, None),
             _ => {
                 let first = fifo::sizes(sequence);
                 let places = self.sizes.words().iter().skip(first);
-                places.zip(&parts).for_each(|(place, ((_, bytes, _), _))| {
-                    fifo::store(place, u64::from(*bytes));
+                places.zip(&parts).for_each(|(place, (from, _))| {
+                    fifo::store(place, u64::from(from.bytes));
                 });
-                let from = (self.sizes.address(first), 8 * count as u32, self.sizes.lkey());
+                let from = self.sizes.local(first, 8 * count as u32);
                 let to = (self.line.theirs.0 + 8 * first as u64, self.line.theirs.1);
                 (0, Some(Post::Write(from, to)))
             }
@@ -154,15 +154,16 @@ impl Sender {
         let pairs = self.line.pairs_of(sequence, split);
         let shares = pairs.len() as u64; // at most 128
         for (share, pair) in (0..).zip(&mut *pairs) {
-            let part = |&((at, bytes, key), entry): &(Local, &Entry)| {
-                let step = u64::from(bytes).div_ceil(shares).next_multiple_of(ALIGN);
-                let start = (share * step).min(bytes.into());
-                let length = step.min(u64::from(bytes) - start) as u32;
-                ((at + start, length, key), (entry.address + start, entry.key))
+            let part = |&(from, entry): &(Local, &Entry)| {
+                let all = u64::from(from.bytes);
+                let step = all.div_ceil(shares).next_multiple_of(ALIGN);
+                let start = (share * step).min(all);
+                let (address, bytes) = (from.address + start, step.min(all - start) as u32);
+                (Local { address, bytes, ..from }, (entry.address + start, entry.key))
             };
             let work = Work::Sent(sequence);
             match &parts[..] {
-                [one] if part(one).0.1 <= whole => {
+                [one] if part(one).0.bytes <= whole => {
                     let (from, to) = part(one);
                     pair.post(Post::Notify(from, to, immediate, work));
                 }
@@ -170,7 +171,7 @@ impl Sender {
                     parts.iter().map(part).for_each(|(from, to)| pieces(pair, from, to, most));
                     // Writes of a queue pair are done in their order: these before the notification.
                     sizes.into_iter().for_each(|post| pair.post(post));
-                    pair.post(Post::Notify((0, 0, 0), (0, 0), immediate, work));
+                    pair.post(Post::Notify(Local::default(), (0, 0), immediate, work));
                 }
             }
         }
@@ -181,11 +182,13 @@ impl Sender {
 }
 
 /// Writes bytes, in pieces that a device takes.
-fn pieces(pair: &mut Pair, (mut at, mut bytes, key): Local, (mut to, rkey): (u64, u32), most: u32) {
-    while bytes > 0 {
-        let piece = bytes.min(most);
-        pair.post(Post::Write((at, piece, key), (to, rkey)));
-        (at, to, bytes) = (at + u64::from(piece), to + u64::from(piece), bytes - piece);
+fn pieces(pair: &mut Pair, mut from: Local, mut to: Remote, most: u32) {
+    while from.bytes > 0 {
+        let bytes = from.bytes.min(most);
+        pair.post(Post::Write(Local { bytes, ..from }, to));
+        let next = from.address + u64::from(bytes);
+        from = Local { address: next, bytes: from.bytes - bytes, ..from };
+        to.0 += u64::from(bytes);
     }
 }
 
@@ -214,6 +217,7 @@ impl SendComm for Sender {
         self.line.end.check("isend")?;
         let region = self.line.memory.check("isend", address, bytes, memory)?;
         let key = region.as_ref().map_or(0, |region| region.lkey());
+        let host = region.as_ref().is_some_and(|region| !region.is_of_a_gpu());
         let Ok(size) = u32::try_from(bytes) else {
             let reason = format!("a message of {bytes} bytes: its size has 32 bits");
             return Err(super::error("isend", reason));
@@ -256,7 +260,7 @@ impl SendComm for Sender {
         match fits {
             Err(reason) => self.line.fail(reason),
             Ok(buffer) => {
-                let from = (address as u64, size, key);
+                let from = Local { address: address as u64, bytes: size, key, host };
                 self.messages[slot] = Some(Message { from, done: false });
                 self.line.end.next += 1;
                 group.messages[buffer] = Some(sequence);

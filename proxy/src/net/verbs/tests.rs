@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::connecting::{Connecting, Listener};
 use super::control::{Control, Introduction, Said};
 use super::device::{Address, Link};
-use super::pair::{Post, Work};
+use super::pair::{Local, Post, Work};
 use super::recv::Receiver;
 use super::send::Sender;
 use super::*;
@@ -138,7 +138,7 @@ fn a_wrong_key_is_an_error() {
     let theirs = give(&mut recv, &mut buffer);
     let (mut remote, line) = (send.line().theirs, send.line());
     remote.1 = remote.1.wrapping_add(0x100);
-    let from = (data.as_ptr() as u64, 8, 0);
+    let from = Local { address: data.as_ptr() as u64, bytes: 8, key: 0, host: true };
     line.pairs[0].post(Post::Notify(from, remote, 8, Work::Sent(u64::MAX >> 8)));
     line.pump();
     // SAFETY: nothing is begun: the connection breaks, or has no place yet.
