@@ -68,8 +68,11 @@ pub(super) fn ports(library: &'static Library, filter: &HcaFilter) -> Result<Vec
     // SAFETY: the count is ours.
     let list = unsafe { (library.get_device_list)(&mut count) };
     if list.is_null() {
-        let reason = std::io::Error::last_os_error();
-        return Err(error("init", format!("no list of devices: {reason}")));
+        let cause = std::io::Error::last_os_error();
+        return Err(match cause.raw_os_error() {
+            Some(libc::ENOSYS) => error("init", "no device: the kernel has no RDMA support"),
+            _ => error("init", format!("no list of devices: {cause}")),
+        });
     }
     let mut ports = Vec::new();
     for i in 0..usize::try_from(count).unwrap_or(0) {
