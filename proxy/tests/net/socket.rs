@@ -9,8 +9,8 @@ use ferroccl_proxy::net::Net;
 use ferroccl_proxy::net::socket::{SocketConfig, SocketInterface, SocketNet};
 
 use crate::conformance;
-use crate::strangers::address;
-use crate::support::{Random, Receiving, Sending, connect, exchange, meet, until};
+
+use crate::support::{Random, Receiving, Sending, address, connect, exchange, meet, until};
 
 /// A network over these addresses of the loopback interface.
 pub(crate) fn config(addresses: &[IpAddr], threads: usize, sockets: usize) -> SocketConfig {

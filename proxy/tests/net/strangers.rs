@@ -4,7 +4,7 @@
 //! is said first, in either direction, begins with 8 bytes of magic and 4 of the version.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,13 +13,7 @@ use ferroccl_proxy::net::{Listener, Net};
 use tracing::Level;
 
 use crate::socket::{V4, config, net};
-use crate::support::{Random, connect, exchange, meet, until, with_log};
-
-/// Where the listener of this handle is, on this machine.
-pub(crate) fn address(handle: &[u8]) -> SocketAddr {
-    let port = u16::from_le_bytes([handle[14], handle[15]]);
-    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
-}
+use crate::support::{Random, address, connect, exchange, log_until, meet, until, with_log};
 
 /// The handle with another port.
 fn with_port(handle: &[u8], port: u16) -> Vec<u8> {
@@ -31,18 +25,6 @@ fn with_port(handle: &[u8], port: u16) -> Vec<u8> {
 fn patient(patience: Duration) -> Arc<dyn Net> {
     let config = SocketConfig { connect_timeout: patience, ..config(&[V4], 0, 1) };
     Arc::new(SocketNet::new(config).unwrap())
-}
-
-/// The listener's log, until it has said this.
-fn log_until(listener: &mut Box<dyn Listener>, wanted: &str) -> String {
-    let mut all = String::new();
-    until(|| {
-        let (accepted, log) = with_log(Level::WARN, || listener.accept().unwrap());
-        assert!(accepted.is_none(), "a stranger is accepted");
-        all += &log;
-        all.contains(wanted).then_some(())
-    });
-    all
 }
 
 /// The listener takes ours.

@@ -1,5 +1,6 @@
 //! What the tests of networks are made of: random numbers that replay, and the two ends of a connection.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -292,6 +293,24 @@ pub(crate) fn with_log<T>(level: tracing::Level, run: impl FnOnce() -> T) -> (T,
     let result = tracing::subscriber::with_default(subscriber, run);
     let text = String::from_utf8(log.lock().unwrap().clone()).unwrap();
     (result, text)
+}
+
+/// The listener's log, until it has said this.
+pub(crate) fn log_until(listener: &mut Box<dyn Listener>, wanted: &str) -> String {
+    let mut all = String::new();
+    until(|| {
+        let (accepted, log) = with_log(tracing::Level::WARN, || listener.accept().unwrap());
+        assert!(accepted.is_none(), "a stranger is accepted");
+        all += &log;
+        all.contains(wanted).then_some(())
+    });
+    all
+}
+
+/// Where the listener of this handle is, on this machine. (A handle has its port at 14: `net::handshake::wire`.)
+pub(crate) fn address(handle: &[u8]) -> SocketAddr {
+    let port = u16::from_le_bytes([handle[14], handle[15]]);
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
 struct Log(Arc<Mutex<Vec<u8>>>);

@@ -1,7 +1,7 @@
 //! How connections end: mistakes, killed peers, cables that break, strangers. Each error says which port, and with whom.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use ferroccl_proxy::NetError;
 use ferroccl_proxy::net::socket::{SocketConfig, SocketNet};
 use ferroccl_proxy::net::verbs::VerbsNet;
-use ferroccl_proxy::net::{FaultNet, Listener, Net, TraceNet};
-use tracing::Level;
+use ferroccl_proxy::net::{FaultNet, Net, TraceNet};
 
-use crate::support::{HANG, Random, Receiving, Sending, connect, exchange, meet, until, with_log};
+use crate::support::{
+    HANG, Random, Receiving, Sending, address, connect, exchange, log_until, meet, until,
+};
 use crate::{cable, config, conformance, net};
 
 /// What does not match is told to both ends, and in the words of who noticed.
@@ -268,7 +269,8 @@ fn a_cable_that_is_pulled_is_an_error() {
         let _pulled = Pulled::new();
         let (ours, theirs) = until_broken(&mut send, &mut recv, 1 << 20);
         let all = format!("{ours}; {theirs}");
-        assert!(all.contains("queue pair ") || all.contains("port"), "{all}");
+        assert!(all.contains(", queue pair ") && all.contains(" failed: "), "{all}");
+        assert!(all.contains("it ended the connection: "), "the other is told: {all}");
         assert!(all.contains("rxa:1") || all.contains("rxb:1"), "{all}");
         // Nor can there be new connections.
         let mut listener = net.listen(0).unwrap();
@@ -298,23 +300,6 @@ fn no_such_address_is_an_error() {
         }
     };
     assert!(error.reason.contains("rxa:1 has no GID 200 (NCCL_IB_GID_INDEX)"), "{error}");
-}
-
-/// Where the listener of this handle is.
-fn address(handle: &[u8]) -> SocketAddr {
-    let port = u16::from_le_bytes([handle[14], handle[15]]);
-    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
-}
-
-fn log_until(listener: &mut Box<dyn Listener>, wanted: &str) -> String {
-    let mut all = String::new();
-    until(|| {
-        let (accepted, log) = with_log(Level::WARN, || listener.accept().unwrap());
-        assert!(accepted.is_none(), "a stranger is accepted");
-        all += &log;
-        all.contains(wanted).then_some(())
-    });
-    all
 }
 
 #[test]

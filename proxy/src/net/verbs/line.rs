@@ -231,7 +231,12 @@ impl Line {
         let done = self.done.pop_front()?;
         if done.failed.is_some() {
             let cause = self.cause(done);
-            let reason = self.explain(&cause);
+            let mut reason = self.explain(&cause);
+            // The other end may know more.
+            self.hear();
+            if let (true, Some(ending)) = (is_flushed(&cause), &self.ending) {
+                reason += &format!("; {}", ending.reason);
+            }
             self.fail(reason);
             return None;
         }
@@ -244,9 +249,6 @@ impl Line {
 
     /// Of a failed completion and those behind it, the one that says why: what was under way beside it is only flushed.
     fn cause(&mut self, failed: Done) -> Done {
-        let is_flushed = |done: &Done| {
-            done.failed.is_some_and(|(status, _)| status == sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR)
-        };
         if !is_flushed(&failed) {
             return failed;
         }
@@ -305,6 +307,14 @@ impl Line {
         if let Some(event) = self.event() {
             return self.fail(format!("{}: {event}", self.port.name()));
         }
+        self.hear();
+    }
+
+    /// Takes what the other end says, if it has not ended.
+    fn hear(&mut self) {
+        if self.ending.is_some() {
+            return;
+        }
         let (filled, reason) = match self.control.hear() {
             Ok(None) => return,
             Ok(Some(Said::Farewell { filled, reason })) if reason.is_empty() => {
@@ -318,13 +328,18 @@ impl Line {
             }
             Err(reason) => (0, reason),
         };
-        self.ending = Some(Ending { filled, reason, since: now });
+        self.ending = Some(Ending { filled, reason, since: Instant::now() });
     }
 
     /// An error of an operation that leaves the connection as it is.
     pub(super) fn error(&self, operation: &'static str, reason: impl Into<String>) -> NetError {
         error(operation, reason)
     }
+}
+
+/// Whether it failed for no reason of its own: the queue pair was in the error state.
+fn is_flushed(done: &Done) -> bool {
+    done.failed.is_some_and(|(status, _)| status == sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR)
 }
 
 impl Drop for Line {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::connecting::{Connecting, Listener};
 use super::control::{Control, Introduction, Said};
 use super::device::{Address, Link};
-use super::pair::{Local, Post, Work};
+use super::pair::{Local, Post};
 use super::recv::Receiver;
 use super::send::Sender;
 use super::*;
@@ -130,25 +130,29 @@ fn a_queue_pair_that_fails_is_told_to_both_ends() {
 #[ignore = "needs an RDMA device: `in_a_vm` has one"]
 fn a_wrong_key_is_an_error() {
     let (mut send, mut recv) = connect(&net(|_| ()));
-    let (mut data, mut buffer) = (vec![1u8; 100], vec![0u8; 100]);
-    let theirs = give(&mut recv, &mut buffer);
-    let ours = send_all(&mut send, &mut data);
-    until(|| recv.test(theirs, &mut [0]).unwrap().then_some(()));
-    until(|| send.test(ours).unwrap().then_some(()));
-    let theirs = give(&mut recv, &mut buffer);
-    let (mut remote, line) = (send.line().theirs, send.line());
-    remote.1 = remote.1.wrapping_add(0x100);
+    let mut data = vec![1u8; 100];
+    let line = send.line();
+    let name = format!("rxa:1, queue pair {}: an RDMA write failed: ", line.pairs[0].number);
+    let remote = (line.theirs.0, line.theirs.1.wrapping_add(0x100));
     let from = Local { address: data.as_ptr() as u64, bytes: 8, key: 0, host: true };
-    line.pairs[0].post(Post::Notify(from, remote, 8, Work::Sent(u64::MAX >> 8)));
+    line.pairs[0].post(Post::Write(from, remote));
     line.pump();
-    // SAFETY: nothing is begun: the connection breaks, or has no place yet.
+    // SAFETY: nothing is begun: there is no buffer for it.
     let error = until(|| unsafe {
         let memory = send.register(data.as_mut_ptr(), 0, MemoryKind::Host).unwrap();
-        send.isend(data.as_ptr(), 0, 1, memory).err()
+        send.isend(data.as_ptr(), 0, 0, memory).err()
     });
-    let text = format!("{error}");
-    assert!(text.contains("rxa:1, queue pair ") || text.contains("has tag 1"), "{text}");
-    until(|| recv.test(theirs, &mut [0]).err());
+    assert!(error.reason.contains(&name), "{error}");
+    let mut buffer = vec![0u8; 100];
+    let (address, bytes) = (buffer.as_mut_ptr(), buffer.len());
+    // SAFETY: as in `give`.
+    let theirs = until(|| unsafe {
+        let memory = recv.register(address, bytes, MemoryKind::Host).unwrap();
+        let request = recv.irecv(&[RecvBuffer { address, bytes, tag: 0, memory }]);
+        request.map_or_else(Some, |request| recv.test(request?, &mut [0]).err())
+    });
+    assert!(theirs.reason.contains("it ended the connection: "), "{theirs}");
+    assert!(theirs.reason.contains(&name), "{theirs}");
 }
 
 #[test]
