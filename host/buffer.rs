@@ -9,6 +9,8 @@ use bytemuck::Pod;
 use ferroccl_device::abi::DataType;
 use ferroccl_device::element::{F8E4M3, F8E5M2};
 
+#[cfg(feature = "cuda")]
+use crate::runtime::cuda;
 use crate::runtime::{Memory, Runtime, StreamOps, cpu, ptx};
 use crate::{Error, Result};
 
@@ -77,6 +79,17 @@ impl Device {
         Ok(Device(ptx::shared()?))
     }
 
+    /// A GPU as a device, by its number in this process (`CUDA_VISIBLE_DEVICES`) and its primary context. Every call gives
+    /// the same device. For another context see [`CudaRuntime`](cuda::CudaRuntime).
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when there is no driver, no GPU, or no PTX in this build; [`Error::InvalidArgument`] when
+    /// there is no GPU of this number.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(ordinal: u32) -> Result<Self> {
+        Ok(Device(cuda::shared(ordinal)?))
+    }
+
     /// A device on any runtime.
     #[must_use]
     pub fn new(runtime: Arc<dyn Runtime>) -> Self {
@@ -126,6 +139,12 @@ impl Device {
 pub struct Stream(Arc<dyn StreamOps>);
 
 impl Stream {
+    /// A stream of a runtime.
+    #[must_use]
+    pub fn new(ops: Arc<dyn StreamOps>) -> Self {
+        Stream(ops)
+    }
+
     /// The runtime's side of it.
     #[must_use]
     pub fn ops(&self) -> &Arc<dyn StreamOps> {
@@ -176,6 +195,12 @@ impl<T> Clone for DeviceBuffer<T> {
 }
 
 impl<T: Element> DeviceBuffer<T> {
+    /// The first `len` elements of an allocation, which has them.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of_memory(memory: Arc<dyn Memory>, len: usize) -> Self {
+        DeviceBuffer { memory, start: 0, len, marker: PhantomData }
+    }
+
     /// Its number of elements.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -1,10 +1,12 @@
 //! The memory of an edge, and the connections that a kernel sees.
 //!
 //! An edge leads from one rank to another. It has a connection for each channel, twice: collectives use one set, sends
-//! and receives the other, so that both may be under way at a time. All of it is one region, a part of the receiver's
-//! inbox. Both ends compute the same layout from the same numbers.
+//! and receives the other, so that both may be under way at a time. Its header is in the host's memory, a part of the
+//! receiver's inbox. Its connections follow there, or are in memory of the receiver's device, where the sender reaches
+//! that. Both ends compute the same layout from the same numbers.
 
 use std::mem::offset_of;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferroccl_device::abi::{
@@ -12,6 +14,8 @@ use ferroccl_device::abi::{
 };
 use ferroccl_proxy::connection::Ends;
 
+use crate::Result;
+use crate::runtime::{Memory, Runtime};
 use crate::transport::Region;
 
 /// Slots and their sizes: equal on all ranks of a communicator.
@@ -34,6 +38,10 @@ pub(crate) enum Set {
 
 /// Edges, and their connections, begin at multiples of this: what is mapped for itself, and not touched together.
 const PAGE: usize = 4096;
+/// Bytes of an edge's header, in the host's memory.
+pub(crate) const HEADER_BYTES: usize = size_of::<EdgeHeader>().next_multiple_of(PAGE);
+/// Bytes of an edge's roll, before its connections.
+const ROLL_BYTES: usize = size_of::<SignatureRing>().next_multiple_of(PAGE);
 
 impl ConnLayout {
     /// Bytes of one connection.
@@ -48,17 +56,24 @@ impl ConnLayout {
         (self.slots as usize * size_of::<u64>()).next_multiple_of(CACHE_LINE)
     }
 
-    /// Bytes of an edge of so many channels.
+    /// Bytes of the connections of an edge of so many channels.
+    pub(crate) fn conns_bytes(&self, channels: usize) -> usize {
+        ROLL_BYTES + 2 * channels * self.conn_bytes()
+    }
+
+    /// Bytes of an edge of so many channels, all of it in the host's memory.
     pub(crate) fn edge_bytes(&self, channels: usize) -> usize {
-        size_of::<EdgeHeader>().next_multiple_of(PAGE) + 2 * channels * self.conn_bytes()
+        HEADER_BYTES + self.conns_bytes(channels)
     }
 }
 
 /// One end of an edge.
 #[derive(Clone, Debug)]
 pub(crate) struct EdgeEnd {
-    /// The memory that both ends share.
+    /// The host's memory that both ends share: the header, and the connections where they are not on a device.
     pub region: Region,
+    /// Where the receiving device has the connections: its memory, and where in it they begin.
+    pub on_device: Option<(Arc<dyn Memory>, usize)>,
     /// The rank at the other end.
     pub peer: u32,
     /// Whether the sender reaches the receiver's buffers.
@@ -86,30 +101,62 @@ impl Edges {
         channel: usize,
         first_step: u64,
     ) -> Peer {
-        let conn = |end: &EdgeEnd| {
-            let conn = end.conn(layout, set as usize * channels + channel, first_step);
-            if first_step != 0 && (end.receiving || end.remote) {
-                // SAFETY: the region is ours until the sender is told, or ours alone; both counters start where the
-                // steps do.
-                unsafe {
-                    let header = conn.header as *mut ConnHeader;
-                    for counter in [&raw mut (*header).tail, &raw mut (*header).head] {
-                        AtomicU64::from_ptr(counter).store(first_step, Ordering::Relaxed);
-                    }
-                }
-            }
-            conn
-        };
+        let conn = |end: &EdgeEnd| end.conn(layout, set as usize * channels + channel, first_step);
         Peer { send: conn(&self.send), recv: conn(&self.recv) }
     }
 }
 
 impl EdgeEnd {
+    /// Address of the connections.
+    fn conns(&self) -> u64 {
+        match &self.on_device {
+            Some((memory, offset)) => memory.address() + *offset as u64,
+            None => self.region.address() + HEADER_BYTES as u64,
+        }
+    }
+
+    /// Has the counters of all connections start where the steps do, if it is for this end to do.
+    ///
+    /// # Errors
+    /// When the device's memory cannot be written.
+    pub(crate) fn start_at(
+        &self,
+        layout: &ConnLayout,
+        channels: usize,
+        first_step: u64,
+        runtime: &dyn Runtime,
+    ) -> Result<()> {
+        if first_step == 0 || !(self.receiving || self.remote) {
+            return Ok(());
+        }
+        for index in 0..2 * channels {
+            for counter in [offset_of!(ConnHeader, tail), offset_of!(ConnHeader, head)] {
+                let at = ROLL_BYTES + index * layout.conn_bytes() + counter;
+                match &self.on_device {
+                    Some((memory, offset)) => {
+                        runtime.write(memory, offset + at, &first_step.to_ne_bytes())?;
+                    }
+                    None => {
+                        let at = (self.conns() + at as u64) as *mut u64;
+                        // SAFETY: the region is ours until the sender is told, or ours alone.
+                        unsafe { AtomicU64::from_ptr(at).store(first_step, Ordering::Relaxed) };
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The host's memory that kernels touch: address, and bytes.
+    pub(crate) fn shared(&self) -> (u64, usize) {
+        let bytes = if self.on_device.is_some() { HEADER_BYTES } else { self.region.len() };
+        (self.region.address(), bytes)
+    }
+
     /// The kernel's view of a connection, which is number `index` of the edge.
     fn conn(&self, layout: &ConnLayout, index: usize, first_step: u64) -> Conn {
-        let edge = self.region.address();
-        let header = edge
-            + (size_of::<EdgeHeader>().next_multiple_of(PAGE) + index * layout.conn_bytes()) as u64;
+        let conns = self.conns();
+        let header = conns + (ROLL_BYTES + index * layout.conn_bytes()) as u64;
         let mut buffers = [0; 3];
         let mut at = header + size_of::<ConnHeader>() as u64;
         for (buffer, &bytes) in buffers.iter_mut().zip(&layout.slot_bytes) {
@@ -124,7 +171,8 @@ impl EdgeEnd {
             peer: self.peer,
             direct: self.direct.into(),
             step: first_step,
-            edge,
+            edge: self.region.address(),
+            roll: conns,
             fifo: if self.remote && !self.receiving { at } else { 0 },
             gated: (self.remote && self.receiving).into(),
             pad: 0,
@@ -140,14 +188,13 @@ impl EdgeEnd {
         index: usize,
         first_step: u64,
     ) -> Option<Ends> {
-        let edge = self.region.address();
         if index < 2 * channels {
             let conn = self.conn(layout, index, first_step);
             let calls = conn.header + offset_of!(ConnHeader, calls) as u64;
             let memory = (conn.header, layout.conn_bytes());
             return Some(Ends { calls, conn: Some(conn), memory });
         }
-        let calls = edge + offset_of!(EdgeHeader, roll) as u64;
+        let calls = self.conns();
         let memory = (calls, size_of::<SignatureRing>());
         (index == 2 * channels).then_some(Ends { calls, conn: None, memory })
     }

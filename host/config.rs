@@ -215,6 +215,8 @@ knobs! {
         "seconds ranks may take to find each other, and to answer one bootstrap message";
     "FERROCCL_WORKERS" workers: Option<u32> = None, 1..=1024,
         "worker threads of the CPU and PTX devices; not set: the cores this process may use";
+    "FERROCCL_CUDA_CACHE" cuda_cache: Option<String> = None, "a directory, or none",
+        "where kernels are kept as the driver has assembled them; not set: ferroccl in the user's cache directory";
     "FERROCCL_PTX_THREADS" ptx_threads: u32 = 128, 32..=512, // MAX_THREADS of the kernels
         "threads of a block on the PTX device, a multiple of 32";
 }

@@ -61,6 +61,11 @@ pub enum Error {
         /// How it was noticed.
         reason: String,
     },
+    /// A call of CUDA's driver failed, or a kernel did what it may not, and the context is lost
+    /// ([`CudaError::is_sticky`](crate::runtime::cuda::CudaError::is_sticky)).
+    #[cfg(feature = "cuda")]
+    #[error("{0}")]
+    Cuda(#[from] crate::runtime::cuda::CudaError),
     /// A kernel gave up (see [`KernelFault`]).
     #[error("{0}")]
     Kernel(Arc<KernelFault>),

@@ -130,8 +130,14 @@ impl CommConfig {
     }
 
     /// Slots and their sizes, of ranks on one host or on several.
-    pub(super) fn layout(&self, several_hosts: bool) -> Result<ConnLayout> {
-        let slots = self.slots.unwrap_or(SLOTS);
+    /// `usual` is what the runtime has where nothing else is asked for: buffers, and their slots.
+    pub(super) fn layout(
+        &self,
+        usual: ([usize; 3], u32),
+        several_hosts: bool,
+    ) -> Result<ConnLayout> {
+        let (usual_bytes, usual_slots) = usual;
+        let slots = self.slots.unwrap_or(usual_slots);
         if !(2..=1024).contains(&slots) {
             return Err(setting("slots", slots, "2 to 1024"));
         }
@@ -140,7 +146,8 @@ impl CommConfig {
         let mut slot_bytes = [0; 3];
         for (i, bytes) in slot_bytes.iter_mut().enumerate() {
             let over_net = several_hosts && i == ProtocolId::Simple as usize;
-            let default = if over_net { NET_BUFFER_BYTES } else { BUFFER_BYTES[i] };
+            let usual = usual_bytes[i];
+            let default = if over_net { usual.max(NET_BUFFER_BYTES) } else { usual };
             let buffer = self.buffer_bytes[i].unwrap_or(default);
             let slot = buffer / slots as usize / grain * grain;
             *bytes =

@@ -1,40 +1,52 @@
 //! The control block of a communicator: what its kernels read, and where they leave a failure.
+//!
+//! What both sides write (the word that stops kernels, the first fault) is in the host's memory. What only kernels use is
+//! in a memory of the runtime, one block of tables that is written once:
+//!
+//! ```text
+//! | peers, by set, channel and rank | of each view: ring's order | channels | Comm |
+//! ```
 
+use std::mem::offset_of;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ferroccl_device::abi::{Channel, Comm, Conn, Fault, FaultCell, Peer};
+use ferroccl_device::abi::{CACHE_LINE, Channel, Comm, Conn, Fault, FaultCell, Peer};
 
-/// Memory that kernels and host share, at fixed addresses for as long as the communicator lives.
+use crate::Result;
+use crate::runtime::{Memory, Runtime};
+use crate::transport::Region;
+
+/// Memory that kernels use, at fixed addresses for as long as the communicator lives.
 #[derive(Debug)]
 pub(super) struct Control {
-    cells: Box<Cells>,
-    /// By set, channel and rank. Read and written by kernels only, as are `views`' channels.
-    peers: Box<[Peer]>,
+    /// A [`Cells`].
+    cells: Region,
+    _tables: Arc<dyn Memory>,
+    /// Address of the peers, and how many there are.
+    peers: (u64, usize),
     views: Vec<View>,
     /// A connection, before any kernel has used it.
     shape: Conn,
 }
 
-#[derive(Debug)]
+/// What host and kernels tell each other.
 #[repr(C)]
 struct Cells {
-    abort: AtomicU64,
-    fault: std::cell::UnsafeCell<FaultCell>,
+    abort: u64,
+    fault: FaultCell,
 }
 
-/// A group of ranks as kernels see it: all of the communicator, or a part that does a part of a call.
+/// A group of ranks as kernels see it: all of the communicator, or a part that does a part of a call. As it was when it
+/// was made: kernels have their own.
 #[derive(Debug)]
 struct View {
-    comm: Box<Comm>,
+    /// Where kernels find `comm`.
+    address: u64,
+    comm: Comm,
     channels: Box<[Channel]>,
-    order: Box<[u32]>,
 }
-
-// SAFETY: `fault` is accessed under its state word (0 -> 1 -> 2, see `FaultCell`); `abort` is atomic.
-unsafe impl Send for Cells {}
-// SAFETY: as above.
-unsafe impl Sync for Cells {}
 
 /// What a view is made of.
 #[derive(Clone, Debug)]
@@ -66,27 +78,44 @@ impl Control {
 
     /// The control block of a rank: its connections by set, channel and rank, and the rings it is in, of which the
     /// first is that of all ranks.
-    pub(super) fn new(frame: Frame, mut peers: Box<[Peer]>, rings: &[Ring]) -> Self {
-        let cells =
-            Box::new(Cells { abort: AtomicU64::new(0), fault: FaultCell::default().into() });
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub(super) fn new(
+        frame: Frame,
+        peers: &[Peer],
+        rings: &[Ring],
+        runtime: &dyn Runtime,
+    ) -> Result<Self> {
+        let cells = Region::anonymous(size_of::<Cells>().next_multiple_of(4096))?;
         // With oneself there is none.
         let shape =
             peers.iter().find(|peer| peer.send.slots > 0).map_or_else(Conn::default, |p| p.send);
-        let peers_at = peers.as_mut_ptr().expose_provenance() as u64;
+        let channels = frame.channels as usize;
+        let mut sizes = vec![size_of_val(peers)];
+        for ring in rings {
+            let order = ring.ranks.len() * size_of::<u32>();
+            sizes.extend([order, channels * size_of::<Channel>(), size_of::<Comm>()]);
+        }
+        let bytes = sizes.iter().map(|size| size.next_multiple_of(CACHE_LINE)).sum();
+        let tables = runtime.allocate(bytes)?;
+        let mut image = Image { base: tables.address(), bytes: Vec::with_capacity(bytes) };
+
+        let peers_at = image.push(peers);
         let of_set = |set: u64, channel: u64| {
             let index = (set * u64::from(frame.channels) + channel) * u64::from(frame.nranks);
             peers_at + index * size_of::<Peer>() as u64
         };
         let views = rings.iter().map(|ring| {
             let k = ring.ranks.len() as u32;
-            let mut order: Box<[u32]> = ring.ranks.clone().into();
-            if k != frame.nranks {
-                // The blocks of a part of the ranks are numbered for themselves.
-                order = (0..k).collect();
-            }
-            let order_at = order.as_mut_ptr().expose_provenance() as u64;
+            // The blocks of a part of the ranks are numbered for themselves.
+            let order_at = if k == frame.nranks {
+                image.push(&ring.ranks)
+            } else {
+                image.push(&(0..k).collect::<Vec<u32>>())
+            };
             let neighbour = |by: u32| ring.ranks[((ring.index + by) % k) as usize];
-            let mut channels: Box<[Channel]> = (0..u64::from(frame.channels))
+            let channels: Box<[Channel]> = (0..u64::from(frame.channels))
                 .map(|channel| Channel {
                     peers: of_set(0, channel),
                     p2p: of_set(1, channel),
@@ -100,61 +129,35 @@ impl Control {
                     progress: 0,
                 })
                 .collect();
-            let comm = Box::new(Comm {
+            let comm = Comm {
                 rank: frame.rank,
                 nranks: k,
-                channels: channels.as_mut_ptr().expose_provenance() as u64,
-                abort: (&raw const cells.abort).expose_provenance() as u64,
-                fault: cells.fault.get().expose_provenance() as u64,
+                channels: image.push(&channels),
+                abort: cells.address() + offset_of!(Cells, abort) as u64,
+                fault: cells.address() + offset_of!(Cells, fault) as u64,
                 timeout_ns: frame.timeout_ns,
-            });
-            View { comm, channels, order }
+            };
+            View { address: image.push(&[comm]), comm, channels }
         });
         let views = views.collect();
-        Control { cells, peers, views, shape }
+        runtime.write(&tables, 0, &image.bytes)?;
+        Ok(Control { cells, _tables: tables, peers: (peers_at, peers.len()), views, shape })
     }
 
-    /// What kernels touch: address, bytes, and what it is.
-    pub(super) fn memory(&self) -> Vec<(u64, usize, &'static str)> {
-        let at = |address: usize| address as u64;
-        let cells = (&raw const *self.cells).expose_provenance();
-        let mut memory = vec![
-            (at(cells), size_of::<Cells>(), "a communicator's control block"),
-            (
-                at(self.peers.as_ptr().expose_provenance()),
-                size_of_val(&*self.peers),
-                "a communicator's connections",
-            ),
-        ];
-        for view in &self.views {
-            let comm = (&raw const *view.comm).expose_provenance();
-            memory.extend([
-                (at(comm), size_of::<Comm>(), "a communicator"),
-                (
-                    at(view.channels.as_ptr().expose_provenance()),
-                    size_of_val(&*view.channels),
-                    "a communicator's channels",
-                ),
-                (
-                    at(view.order.as_ptr().expose_provenance()),
-                    size_of_val(&*view.order),
-                    "a communicator's ring",
-                ),
-            ]);
-        }
-        memory.retain(|(_, bytes, _)| *bytes > 0);
-        memory
+    /// What kernels and host share: address, and bytes.
+    pub(super) fn shared(&self) -> (u64, usize) {
+        (self.cells.address(), self.cells.len())
     }
 
     /// Address of the [`Comm`] of a view; the first is that of all ranks.
     pub(super) fn comm_address(&self, view: usize) -> u64 {
-        (&raw const *self.views[view].comm).expose_provenance() as u64
+        self.views[view].address
     }
 
     /// Ranks of the communicator.
     pub(super) fn ranks(&self) -> usize {
         let channels = self.views.first().map_or(0, |view| view.channels.len());
-        self.peers.len() / (2 * channels).max(1)
+        self.peers.1 / (2 * channels).max(1)
     }
 
     /// Slots and their sizes, as of all connections.
@@ -162,7 +165,7 @@ impl Control {
         self.shape
     }
 
-    /// A view's group and channels, as its kernels see them.
+    /// A view's group and channels, as its kernels find them at first.
     pub(super) fn view(&self, view: usize) -> (&Comm, &[Channel]) {
         let View { comm, channels, .. } = &self.views[view];
         (comm, channels)
@@ -183,16 +186,20 @@ impl Control {
 
     /// The channel and the peer of a connection for sends and receives; `None` when the address is none's.
     pub(super) fn p2p_of(&self, conn: u64) -> Option<(u32, u32)> {
-        let half = self.peers.len() / 2;
-        let first = self.peers.get(half..)?.as_ptr().expose_provenance() as u64;
+        let half = self.peers.1 / 2;
+        let first = self.peers.0 + (half * size_of::<Peer>()) as u64;
         let index = (conn.checked_sub(first)? / size_of::<Peer>() as u64) as usize;
         let ranks = self.ranks();
         (index < half).then(|| ((index / ranks) as u32, (index % ranks) as u32))
     }
 
+    fn cells(&self) -> *mut Cells {
+        std::ptr::with_exposed_provenance_mut(self.cells.address() as usize)
+    }
+
     fn state(&self) -> &AtomicU64 {
         // SAFETY: the word is aligned, lives as long as `self`, and is only accessed atomically.
-        unsafe { AtomicU64::from_ptr(&raw mut (*self.cells.fault.get()).state) }
+        unsafe { AtomicU64::from_ptr(&raw mut (*self.cells()).fault.state) }
     }
 
     /// The first failure.
@@ -202,18 +209,37 @@ impl Control {
             return None;
         }
         // SAFETY: in state 2 nobody writes the fault any more.
-        Some(unsafe { (*self.cells.fault.get()).fault })
+        Some(unsafe { (*self.cells()).fault.fault })
     }
 
     /// Records `fault` unless there is one, and stops our kernels.
     pub(super) fn fail(&self, fault: &Fault) {
         if self.state().compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             // SAFETY: who takes the state from 0 to 1 is the only writer.
-            unsafe { (*self.cells.fault.get()).fault = *fault };
+            unsafe { (*self.cells()).fault.fault = *fault };
             // Pairs with the acquire in `fault`.
             self.state().store(2, Ordering::Release);
         }
+        // SAFETY: the word is aligned, lives as long as `self`, and is only accessed atomically.
+        let abort = unsafe { AtomicU64::from_ptr(&raw mut (*self.cells()).abort) };
         // Pairs with the acquire in `Context::aborted`.
-        self.cells.abort.store(1, Ordering::Release);
+        abort.store(1, Ordering::Release);
+    }
+}
+
+/// Tables one behind the other, each on cache lines of its own.
+struct Image {
+    /// Where it will be.
+    base: u64,
+    bytes: Vec<u8>,
+}
+
+impl Image {
+    /// Adds a table; gives its address.
+    fn push<T: bytemuck::Pod>(&mut self, table: &[T]) -> u64 {
+        let at = self.base + self.bytes.len() as u64;
+        self.bytes.extend_from_slice(bytemuck::cast_slice(table));
+        self.bytes.resize(self.bytes.len().next_multiple_of(CACHE_LINE), 0);
+        at
     }
 }

@@ -13,7 +13,8 @@ use crate::bootstrap::{Bootstrap, BootstrapError};
 use crate::channel::{EdgeEnd, Edges};
 use crate::config::Config;
 use crate::log;
-use crate::transport::{self, Allowed, Inbox, PeerInfo, Transport, network};
+use crate::runtime::Memory;
+use crate::transport::{self, Allowed, Inbox, PeerInfo, Transport, device, network};
 use crate::{Error, Result};
 
 impl Member<'_> {
@@ -115,6 +116,7 @@ impl Member<'_> {
         }
         let shared = used.iter().any(|transport| transport.shares());
         let inbox = Inbox::new(self.inbox_bytes()?, shared)?;
+        let on_device = self.open_device_inbox(peers)?;
         let handles = used
             .iter()
             .map(|transport| Ok((transport.name().to_owned(), transport.offer(&inbox)?)));
@@ -123,7 +125,47 @@ impl Member<'_> {
         let listening = remote.then(|| self.listen(peers)).transpose()?;
         let network =
             listening.as_ref().map(|l| (l.net.name().to_owned(), l.listener.handle().to_vec()));
-        Ok(OwnInbox { handles: Handles { inboxes, network }, inbox, listening })
+        let device = on_device.as_ref().map(|(_, handle)| handle.clone());
+        let on_device = on_device.map(|(memory, _)| memory);
+        Ok(OwnInbox { handles: Handles { inboxes, device, network }, inbox, on_device, listening })
+    }
+
+    /// The part of it that is in memory of our device, for senders whose devices reach that.
+    fn open_device_inbox(
+        &self,
+        peers: &[PeerInfo],
+    ) -> Result<Option<(Arc<dyn Memory>, device::Handle)>> {
+        let (me, allowed) = (&peers[self.rank as usize], allowed(self.config, self.env));
+        let bytes = self.device_bytes(me, peers, allowed);
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let runtime = &**self.device.runtime();
+        let memory = runtime.allocate(bytes)?;
+        let other =
+            |peer: &PeerInfo| peer.process != me.process && device::reaches(peer, me, allowed);
+        let handle = device::offer(&memory, peers.iter().any(other), runtime)?;
+        Ok(Some((memory, handle)))
+    }
+
+    /// Bytes of a receiver's inbox in device memory.
+    fn device_bytes(&self, receiver: &PeerInfo, peers: &[PeerInfo], allowed: Allowed) -> usize {
+        let senders = device::place(None, receiver, peers, allowed);
+        senders * self.layout.conns_bytes(self.channels as usize)
+    }
+
+    /// Where in the receiver's device memory the connections from `sender` are, if they are there.
+    fn device_offset(
+        &self,
+        sender: &PeerInfo,
+        receiver: &PeerInfo,
+        peers: &[PeerInfo],
+    ) -> Option<usize> {
+        let allowed = allowed(self.config, self.env);
+        device::reaches(sender, receiver, allowed).then(|| {
+            let place = device::place(Some(sender.rank), receiver, peers, allowed);
+            place * self.layout.conns_bytes(self.channels as usize)
+        })
     }
 
     /// This rank's ends of all its edges, by peer.
@@ -148,29 +190,60 @@ impl Member<'_> {
             })?;
             let (to_direct, from_direct) = (to.direct(me, peer), from.direct(peer, me));
             let region = to.accept(handle, len, offset(self.rank), bytes)?;
+            let there = match (&handles[rank as usize].device, self.device_offset(me, peer, peers)) {
+                (Some(handle), Some(offset)) if !to.is_remote() => {
+                    let bytes = self.device_bytes(peer, peers, allowed(self.config, self.env));
+                    let same = peer.process == me.process;
+                    let memory = device::accept(handle, same, bytes, &**self.device.runtime())?;
+                    Some((memory, offset))
+                }
+                _ => None,
+            };
+            let here = match (&mine.on_device, self.device_offset(peer, me, peers)) {
+                (Some(memory), Some(offset)) if !from.is_remote() => {
+                    Some((Arc::clone(memory), offset))
+                }
+                _ => None,
+            };
             let previous = (self.rank + self.nranks - 1) % self.nranks;
             for channel in 0..self.channels {
-                let way = |transport: &dyn Transport, direct: bool| match &mine.listening {
+                let way = |transport: &dyn Transport, direct: bool, device: bool| match &mine.listening {
                     Some(l) if transport.is_remote() => {
                         format!("NET/{}/{}", l.net.name(), l.device)
                     }
+                    _ if device && peer.process != me.process => "P2P/IPC".to_owned(),
+                    _ if device && !direct => "P2P/peer access".to_owned(),
                     _ => transport.name().to_owned() + if direct { "/direct pointer" } else { "" },
                 };
                 if rank == previous && from.is_remote() {
                     info!(target: log::INIT, "Channel {channel:02} : {rank} -> {} [receive] via {}", self.rank,
-                          way(from, from_direct));
+                          way(from, from_direct, here.is_some()));
                 }
                 if rank == (self.rank + 1) % self.nranks {
                     let send = if to.is_remote() { " [send]" } else { "" };
                     info!(target: log::INIT, "Channel {channel:02} : {} -> {rank}{send} via {}", self.rank,
-                          way(to, to_direct));
+                          way(to, to_direct, there.is_some()));
                 }
             }
             let remote = to.is_remote();
-            let send = EdgeEnd { region, peer: rank, direct: to_direct, receiving: false, remote };
+            let send = EdgeEnd {
+                region,
+                on_device: there,
+                peer: rank,
+                direct: to_direct,
+                receiving: false,
+                remote,
+            };
             let region = mine.inbox.part(offset(rank), bytes);
             let remote = from.is_remote();
-            let recv = EdgeEnd { region, peer: rank, direct: from_direct, receiving: true, remote };
+            let recv = EdgeEnd {
+                region,
+                on_device: here,
+                peer: rank,
+                direct: from_direct,
+                receiving: true,
+                remote,
+            };
             Ok(Some(Edges { send, recv }))
         });
         edges.collect()
@@ -182,6 +255,8 @@ impl Member<'_> {
 pub(super) struct Handles {
     /// Its inbox, for each transport, by name.
     inboxes: Vec<(String, Vec<u8>)>,
+    /// The part of it in device memory.
+    device: Option<device::Handle>,
     /// Its listener, for those on other hosts: the network's name, and the handle.
     network: Option<(String, Vec<u8>)>,
 }
@@ -189,11 +264,12 @@ pub(super) struct Handles {
 /// A rank's inbox before its peers have found it.
 pub(super) struct OwnInbox {
     inbox: Inbox,
+    on_device: Option<Arc<dyn Memory>>,
     pub handles: Handles,
     pub listening: Option<Listening>,
 }
 
-fn allowed(config: &CommConfig, env: &Config) -> Allowed {
+pub(super) fn allowed(config: &CommConfig, env: &Config) -> Allowed {
     let net = env.net.as_deref().is_none_or(|net| !net.eq_ignore_ascii_case("none"));
     Allowed { p2p: config.p2p.unwrap_or(true), shm: config.shm.unwrap_or(true), net }
 }

@@ -6,7 +6,7 @@ use ferroccl_device::abi::{Algorithm, Collective, NO_RANK, ProtocolId, ReduceOp}
 use ferroccl_device::kernels::Kernel;
 use tracing::debug;
 
-use super::nodes::Table;
+use super::net::Cargo;
 use super::{Inner, Order};
 use crate::buffer::Stream;
 use crate::enqueue::{self, Call, Plan, Way};
@@ -148,7 +148,7 @@ impl Inner {
                count = call.count, channels = plan.way.channels, "{}", call.collective);
         let comm = self.control.comm_address(part.view as usize);
         let mut work = plan.work(comm, part.input, part.output, part.scalar);
-        let mut table: Option<Arc<Table>> = None;
+        let mut table: Option<Arc<dyn Memory>> = None;
         if plan.tree {
             let links = self.trees.table(call.root.unwrap_or(NO_RANK), &**self.device.runtime())?;
             work.extra = links.address();
@@ -164,6 +164,7 @@ impl Inner {
             kernel: plan.kernel,
             blocks: plan.blocks,
             threads: plan.way.threads.min(plan.kernel.threads),
+            sharing: self.sharing,
             work: Box::new(work),
             keep: Vec::new(),
             bytes: call.bytes() as u64,
@@ -175,8 +176,43 @@ impl Inner {
         };
         // SAFETY: the kernel is of the table, or the caller vouches for it (`all_reduce_with`); the buffers
         // hold the call's elements, and buffers and communicator are kept until the launch has ended.
-        unsafe { stream.ops().launch(launch)? };
-        self.carry(cargo)
+        unsafe { self.start(launch, cargo, stream) }
+    }
+
+    /// Launches a kernel with what it has for the proxies. A launch that the device refuses leaves the other ranks waiting
+    /// for a call that never comes: they are told.
+    ///
+    /// # Safety
+    /// As [`StreamOps::launch`](crate::runtime::StreamOps::launch).
+    pub(super) unsafe fn start(
+        self: &Arc<Self>,
+        launch: Launch,
+        cargo: Cargo,
+        stream: &Stream,
+    ) -> Result<()> {
+        let ops = stream.ops();
+        let captured = ops.capture_id().is_some();
+        if captured {
+            // A graph comes by here each time it runs.
+            let inner = Arc::clone(self);
+            ops.check_replays(Arc::new(move |failure| inner.ended(failure)));
+            if !cargo.is_empty() {
+                let (inner, cargo) = (Arc::clone(self), cargo.clone());
+                ops.repeat(Arc::new(move || {
+                    if let Err(error) = inner.carry(cargo.clone()) {
+                        inner.broken(&error);
+                    }
+                }))?;
+            }
+        }
+        // SAFETY: the caller's.
+        let launched = unsafe { ops.launch(launch) };
+        #[cfg(feature = "cuda")]
+        if let Err(error @ Error::Cuda(_)) = &launched {
+            self.broken(error);
+        }
+        launched?;
+        if captured { Ok(()) } else { self.carry(cargo) }
     }
 
     /// A launch has ended; an error of this becomes its stream's.
@@ -203,8 +239,10 @@ impl Order {
 
     /// What is launched next goes into `stream`, behind what was launched before, whatever stream that was.
     pub(super) fn go_on_with(&mut self, stream: &Stream) {
+        // What is captured in a graph runs when that does, which is for its launch to order.
         if let Some(last) = &self.stream
             && !last.is(stream)
+            && last.ops().capture_id() == stream.ops().capture_id()
         {
             let event = Event::new();
             last.ops().record(&event, false);

@@ -20,6 +20,7 @@ mod calls;
 mod collnet;
 mod config;
 mod control;
+mod gpus;
 mod group;
 mod inbox;
 mod launch;
@@ -98,6 +99,8 @@ struct Inner {
     oob: OnceLock<OutOfBand>,
     /// Held by a split.
     forming: Mutex<()>,
+    /// Ranks that have this rank's device.
+    sharing: u32,
 }
 
 /// The order of a communicator's calls. Held while a call is launched, so that numbers are in stream order.
@@ -299,6 +302,10 @@ impl Inner {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Who would make the calls that its kernels, and its peers', wait for?
+            self.0.abort();
+        }
         self.0.drain(Some(net::FAREWELL));
     }
 }

@@ -8,7 +8,7 @@ use ferroccl_device::abi::{NO_RANK, TreeLinks};
 use super::control::Ring;
 use crate::Result;
 use crate::graph::tree;
-use crate::runtime::{Keep, Runtime};
+use crate::runtime::{Memory, Runtime, place};
 use crate::transport::PeerInfo;
 
 /// The nodes of a communicator, each with its ranks in order; the first one of each is its leader.
@@ -98,22 +98,8 @@ pub(super) struct Trees {
     rank: u32,
     channels: u32,
     members: Vec<Vec<u32>>,
-    tables: Mutex<HashMap<u32, Arc<Table>>>,
-}
-
-/// The links of all channels, within reach of kernels.
-#[derive(Debug)]
-pub(super) struct Table {
-    /// Before `links`, to be dropped first.
-    _registered: Keep,
-    links: Box<[TreeLinks]>,
-}
-
-impl Table {
-    /// Its address.
-    pub(super) fn address(&self) -> u64 {
-        self.links.as_ptr().expose_provenance() as u64
-    }
+    /// The links of all channels, within reach of kernels.
+    tables: Mutex<HashMap<u32, Arc<dyn Memory>>>,
 }
 
 impl Trees {
@@ -124,8 +110,8 @@ impl Trees {
     /// The table of the trees with this root; any will do with [`NO_RANK`].
     ///
     /// # Errors
-    /// When kernels cannot be given reach of it.
-    pub(super) fn table(&self, root: u32, runtime: &dyn Runtime) -> Result<Arc<Table>> {
+    /// When there is no memory for it.
+    pub(super) fn table(&self, root: u32, runtime: &dyn Runtime) -> Result<Arc<dyn Memory>> {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(table) = tables.get(&root) {
             return Ok(Arc::clone(table));
@@ -133,11 +119,7 @@ impl Trees {
         let links: Box<[TreeLinks]> = (0..self.channels)
             .map(|channel| links(&self.members, self.rank, root, channel))
             .collect();
-        let address = links.as_ptr().expose_provenance() as u64;
-        // SAFETY: the links live as long as the registration, and nobody writes them.
-        let registered =
-            unsafe { runtime.register(address, size_of_val(&*links), "the links of a tree") }?;
-        let table = Arc::new(Table { _registered: registered, links });
+        let table = place(runtime, bytemuck::cast_slice(&links))?;
         tables.insert(root, Arc::clone(&table));
         Ok(table)
     }

@@ -16,7 +16,7 @@ use super::Inner;
 use crate::buffer::Stream;
 use crate::enqueue::{self, Call};
 use crate::log;
-use crate::runtime::{Keep, Launch, Memory, Runtime};
+use crate::runtime::{Launch, Memory};
 use crate::{Error, Result};
 
 /// A send or a receive.
@@ -41,15 +41,11 @@ pub(super) struct Transfers {
     keep: Vec<Arc<dyn Memory>>,
 }
 
-/// Transfers within reach of kernels.
+/// Transfers, and where kernels have them.
 struct Table {
-    /// Before `transfers`, to be dropped first.
-    _registered: Option<Keep>,
+    memory: Arc<dyn Memory>,
     transfers: Box<[Transfer]>,
 }
-
-// SAFETY: kernels write it, by address, while the launch that keeps it runs; nobody else looks at it.
-unsafe impl Sync for Table {}
 
 impl Inner {
     /// Launches one message.
@@ -159,7 +155,8 @@ impl Inner {
         bytes: u64,
         keep: Vec<Arc<dyn Memory>>,
     ) -> Result<Transfers> {
-        let blocks = lanes.len().clamp(1, MAX_BLOCKS);
+        let most = MAX_BLOCKS.min(self.shape.blocks as usize).max(1);
+        let blocks = lanes.len().clamp(1, most);
         let mut dealt: Vec<Vec<Vec<Transfer>>> = vec![Vec::new(); blocks];
         for (i, lane) in lanes.into_iter().enumerate() {
             dealt[i % blocks].push(lane);
@@ -177,17 +174,14 @@ impl Inner {
             part.count = all.len() as u64 - part.offset;
         }
         let mut transfers: Box<[Transfer]> = all.into();
-        let first = transfers.as_mut_ptr().expose_provenance() as u64;
+        let runtime = &**self.device.runtime();
+        let memory = runtime.allocate(size_of_val(&*transfers))?;
+        let first = memory.address();
         for (transfer, before) in transfers.iter_mut().zip(before) {
             transfer.after = before.map_or(0, |i| first + (i * size_of::<Transfer>()) as u64);
         }
-        let runtime: &dyn Runtime = &**self.device.runtime();
-        let registered = match size_of_val(&*transfers) {
-            0 => None,
-            // SAFETY: the table lives as long as the registration; the kernel of one launch alone accesses it.
-            size => Some(unsafe { runtime.register(first, size, "the transfers of a call") }?),
-        };
-        let table = Table { _registered: registered, transfers };
+        runtime.write(&memory, 0, bytemuck::cast_slice(&transfers))?;
+        let table = Table { memory, transfers };
         Ok(Transfers { table, parts, blocks: blocks as u32, bytes, keep })
     }
 
@@ -212,7 +206,7 @@ impl Inner {
             count: bytes,
             root: 0,
             scalar_by_address: 0,
-            extra: table.transfers.as_ptr().expose_provenance() as u64,
+            extra: table.memory.address(),
             pad: 0,
             signature: Signature { seq, ..Signature::default() },
             channels: parts,
@@ -223,18 +217,18 @@ impl Inner {
             kernel,
             blocks,
             threads: kernel.threads,
+            sharing: self.sharing,
             work: Box::new(work),
             keep: Vec::new(),
             bytes,
             done: Box::new(move |failure| {
-                drop((table, keep));
+                drop((table.memory, keep));
                 done.ended(failure)
             }),
         };
         // SAFETY: the table's transfers are of connections of this communicator, and of buffers that hold them; all of
         // it is kept until the launch has ended.
-        unsafe { stream.ops().launch(launch)? };
-        self.carry(cargo)
+        unsafe { self.start(launch, cargo, stream) }
     }
 }
 

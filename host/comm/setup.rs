@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use ferroccl_device::abi::Peer;
+use ferroccl_proxy::collnet::CollNet;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::info;
@@ -25,7 +26,7 @@ use super::net::Remote;
 use super::nodes::{Nodes, Trees};
 use super::oob::{OutOfBand, Room};
 use super::terms::{Asked, Terms, Token, agree, settings};
-use super::{AbortHandle, CommConfig, Communicator, Inner, machine};
+use super::{AbortHandle, CommConfig, Communicator, Inner, gpus, inbox, machine};
 use crate::bootstrap::{Beat, Bootstrap, Stop, UniqueId};
 use crate::buffer::Device;
 use crate::channel::{ConnLayout, Edges, Set};
@@ -49,6 +50,8 @@ pub(super) struct Member<'a> {
     pub layout: ConnLayout,
     pub channels: u32,
     pub all_channels: bool,
+    /// Blocks of a rank that its device runs at the same time.
+    pub blocks: u32,
 }
 
 impl Communicator {
@@ -79,15 +82,46 @@ impl Communicator {
         if nranks == 0 {
             return Err(Error::argument("nranks", "a group has at least one rank"));
         }
+        Self::init_all_on(&vec![device.clone(); nranks as usize], config)
+    }
+
+    /// All ranks of a group in this process, each on a device of its own or of several (NCCL's `ncclCommInitAll`); element
+    /// `i` is rank `i`, on `devices[i]`.
+    ///
+    /// # Errors
+    /// As [`Communicator::init_all_with`].
+    ///
+    /// ```
+    /// use ferroccl::{CommConfig, Communicator, Device};
+    ///
+    /// let devices = vec![Device::cpu(); 2]; // or Device::cuda(0)?, Device::cuda(1)?
+    /// let ranks = Communicator::init_all_on(&devices, &CommConfig::default())?;
+    /// assert_eq!(ranks[1].world_size(), 2);
+    /// # Ok::<(), ferroccl::Error>(())
+    /// ```
+    pub fn init_all_on(devices: &[Device], config: &CommConfig) -> Result<Vec<Communicator>> {
+        let nranks = u32::try_from(devices.len()).ok().filter(|n| *n > 0);
+        let nranks =
+            nranks.ok_or_else(|| Error::argument("devices", "a group has at least one rank"))?;
         let env = Config::from_env()?;
         let config = &config.or(&CommConfig::from_env(&env));
-        let layout = config.layout(false)?;
-        let (channels, all_channels) = config.channels(device.runtime().parallelism())?;
+        let peers: Vec<PeerInfo> = (0..)
+            .zip(devices)
+            .map(|(rank, device)| process_info(rank, device, &env))
+            .collect::<Result<_>>()?;
+        // What each rank would have; all take the least.
+        let layout = config.layout(devices[0].runtime().buffers(), false)?;
+        let blocks = (0..nranks)
+            .zip(devices)
+            .map(|(rank, device)| device.runtime().parallelism(sharing(&peers, rank)))
+            .min()
+            .unwrap_or(1);
+        let (channels, all_channels) = config.channels(blocks)?;
         let settings = settings(config, &env);
         machine::look(&env)?;
         let token = Token::new()?;
-        let member = |rank| Member {
-            device,
+        let member = |rank: u32| Member {
+            device: &devices[rank as usize],
             config,
             env: &env,
             settings,
@@ -97,25 +131,25 @@ impl Communicator {
             layout,
             channels,
             all_channels,
+            blocks,
         };
         if nranks == 1 {
-            return Ok(vec![member(0).join(
-                vec![None],
-                &[process_info(0, device, &env)?],
-                None,
-                None,
-            )?]);
+            return Ok(vec![member(0).join(vec![None], &peers, None, None)?]);
         }
-        let process = process_info(0, device, &env)?;
-        let peers = vec![process; nranks as usize];
         let inboxes: Vec<OwnInbox> =
             (0..nranks).map(|rank| member(rank).open_inbox(&peers)).collect::<Result<_>>()?;
         let handles: Vec<Handles> = inboxes.iter().map(|inbox| inbox.handles.clone()).collect();
         let all = (0..nranks).map(|rank| Nodes::new(rank, &peers, config.ranks_per_node)).collect();
-        let heads = collnet::join_all(config.collnet(&env, true).as_ref(), all)?;
-        let ranks = (0..nranks).zip(inboxes).zip(heads).map(|((rank, inbox), heads)| {
+        let net = reducing(config, &env, &peers, true)?;
+        let heads = collnet::join_all(net.as_ref(), all)?;
+        // What is offered stays open until all have accepted.
+        let edges = (0..nranks)
+            .zip(&inboxes)
+            .map(|(rank, inbox)| member(rank).edges(inbox, &peers, &handles))
+            .collect::<Result<Vec<_>>>()?;
+        let made = (0..nranks).zip(inboxes).zip(edges).zip(heads);
+        let ranks = made.map(|(((rank, inbox), edges), heads)| {
             let member = member(rank);
-            let edges = member.edges(&inbox, &peers, &handles)?;
             let remote = member.remote(inbox.listening, &edges, &handles)?;
             member.join(edges, &peers, remote, heads)
         });
@@ -199,10 +233,14 @@ impl Communicator {
         let local: HashSet<u64> =
             peers.iter().filter(|p| p.host == *host).map(|p| p.process).collect();
         device.runtime().share_host(local.len());
-        let (natural, all_channels) = config.channels(device.runtime().parallelism())?;
+        let runtime = device.runtime();
+        let blocks = runtime.parallelism(sharing(&peers, rank));
+        let (natural, all_channels) = config.channels(blocks)?;
+        let several_hosts = peers.iter().any(|peer| peer.host != *host);
         let mine = Terms {
-            layout: config.layout(peers.iter().any(|peer| peer.host != *host))?,
+            layout: config.layout(runtime.buffers(), several_hosts)?,
             channels: natural,
+            blocks,
             all_channels,
             settings: settings(config, &env),
             collnet: config.collnet.is_some() || env.collnet_enable,
@@ -210,7 +248,7 @@ impl Communicator {
             timeout_ns: config.timeout_ns(),
         };
         let terms: Vec<Terms> = exchange(&bootstrap, &mine)?;
-        let channels = agree(rank, &mine, &terms)?;
+        let (channels, blocks) = agree(rank, &mine, &terms)?;
 
         let member = Member {
             device,
@@ -223,13 +261,14 @@ impl Communicator {
             layout: mine.layout,
             channels,
             all_channels,
+            blocks,
         };
         if nranks == 1 {
             return member.join(vec![None], &peers, None, None);
         }
         let (edges, remote) = member.connect(&bootstrap, &peers)?;
         let one_process = peers.iter().all(|peer| peer.process == peers[0].process);
-        let net = config.collnet(&env, one_process);
+        let net = reducing(config, &env, &peers, one_process)?;
         let nodes = Nodes::new(rank, &peers, config.ranks_per_node);
         let heads = collnet::join(net.as_ref(), &nodes, |handle| exchange(&bootstrap, handle))?;
         let communicator = member.join(edges, &peers, remote, heads)?;
@@ -275,8 +314,11 @@ pub(super) fn exchange<T: Serialize + DeserializeOwned>(
 
 impl Member<'_> {
     /// How calls are done. Of what all ranks have agreed on only: they must choose alike.
-    fn tuner(&self, nodes: u32, collnet: bool) -> Tuner {
-        let situation = Situation::new(nodes, self.nranks, Devices::Cpu { ring: None });
+    fn tuner(&self, nodes: u32, collnet: bool, peers: &[PeerInfo]) -> Tuner {
+        let allowed = inbox::allowed(self.config, self.env);
+        let graphs = gpus::Graphs::new(peers, self.channels, allowed);
+        let devices = graphs.as_ref().map_or(Devices::Cpu { ring: None }, gpus::Graphs::devices);
+        let situation = Situation::new(nodes, self.nranks, devices);
         let Asked { protocols, algorithms, deterministic, .. } = self.settings;
         let settings = Settings { protocols, algorithms, deterministic, ..Settings::default() };
         let situation = situation.with_channels(self.channels).with_collnet(collnet);
@@ -312,8 +354,13 @@ impl Member<'_> {
             timeout_ns: self.config.timeout_ns(),
             scratch: (scratch.address(), SCRATCH_BYTES as u64),
         };
-        let tuner = self.tuner(nodes.count() as u32, heads.is_some());
-        let control = Control::new(frame, views.into(), &nodes.rings(self.nranks));
+        let tuner = self.tuner(nodes.count() as u32, heads.is_some(), peers);
+        let runtime = &**self.device.runtime();
+        let control = Control::new(frame, &views, &nodes.rings(self.nranks), runtime)?;
+        for Edges { send, recv } in edges.iter().flatten() {
+            send.start_at(&self.layout, channels, first, runtime)?;
+            recv.start_at(&self.layout, channels, first, runtime)?;
+        }
         let registered = self.register(&edges, &control)?;
         info!(target: log::INIT, rank = self.rank, nranks = self.nranks, channels = self.channels,
               nodes = nodes.count(), runtime = self.device.runtime().name(), "Init COMPLETE");
@@ -327,6 +374,7 @@ impl Member<'_> {
                 ranks: self.nranks,
                 nodes: nodes.count() as u32,
                 channels: self.channels,
+                blocks: self.blocks.max(1),
                 tuner,
                 all_channels: self.all_channels,
                 algorithm: self.config.algorithm,
@@ -347,6 +395,7 @@ impl Member<'_> {
             abort,
             oob: OnceLock::new(),
             forming: Mutex::new(()),
+            sharing: sharing(peers, self.rank),
         }));
         communicator.0.abort.guard(&communicator.0);
         Ok(communicator)
@@ -354,17 +403,17 @@ impl Member<'_> {
 
     /// Lets this rank's kernels reach what they share with the host and with the other ranks.
     fn register(&self, edges: &[Option<Edges>], control: &Control) -> Result<Vec<Keep>> {
-        let mut memory = control.memory();
+        let mut memory = vec![(control.shared(), "a communicator's control block")];
         for Edges { send, recv } in edges.iter().flatten() {
-            memory.push((send.region.address(), send.region.len(), "an edge to another rank"));
-            memory.push((recv.region.address(), recv.region.len(), "an edge from another rank"));
+            memory.push((send.shared(), "an edge to another rank"));
+            memory.push((recv.shared(), "an edge from another rank"));
         }
         let runtime = self.device.runtime();
         memory
             .into_iter()
             // SAFETY: the communicator keeps the memory for longer than what is returned here, and each launch
             // keeps the communicator; both sides access it through atomics or under the protocols' orders.
-            .map(|(address, bytes, what)| unsafe { runtime.register(address, bytes, what) })
+            .map(|((address, bytes), what)| unsafe { runtime.register(address, bytes, what) })
             .collect()
     }
 }
@@ -374,6 +423,36 @@ const SCRATCH_BYTES: usize = 128 << 10;
 
 /// Bytes that barriers reduce, behind the scratch memory.
 const BARRIER_BYTES: usize = 256;
+
+/// The network that reduces, if there is one.
+///
+/// # Errors
+/// [`Error::Unavailable`] for GPUs: what there is reduces the host's memory.
+fn reducing(
+    config: &CommConfig,
+    env: &Config,
+    peers: &[PeerInfo],
+    one_process: bool,
+) -> Result<Option<Arc<dyn CollNet>>> {
+    let net = config.collnet(env, one_process);
+    if net.is_some() && peers.iter().any(|peer| peer.device.is_some()) {
+        return Err(Error::Unavailable {
+            what: "a network that reduces (NCCL_COLLNET_ENABLE), for GPUs".to_owned(),
+            reason: "it reduces what is in the host's memory".to_owned(),
+        });
+    }
+    Ok(net)
+}
+
+/// How many ranks have the device of `rank`, itself among them; 1 where devices have no memory of their own.
+fn sharing(peers: &[PeerInfo], rank: u32) -> u32 {
+    let me = &peers[rank as usize];
+    let same = |peer: &&PeerInfo| match (&peer.device, &me.device) {
+        (Some(theirs), Some(mine)) => peer.host == me.host && theirs.id == mine.id,
+        _ => peer.rank == rank,
+    };
+    peers.iter().filter(same).count() as u32
+}
 
 /// What this process tells its peers.
 fn process_info(rank: u32, device: &Device, env: &Config) -> Result<PeerInfo> {
@@ -391,6 +470,7 @@ fn process_info(rank: u32, device: &Device, env: &Config) -> Result<PeerInfo> {
         pid: std::process::id(),
         process: transport::process_token()?,
         space: device.runtime().address_space(),
+        device: device.runtime().device_info()?,
         host: env.hostid.clone().map_or_else(boot_id, Ok)?,
         pid_namespace: namespace,
     })

@@ -38,7 +38,10 @@ const FAR: u64 = u64::MAX / 2;
 /// The other ends of a connection, or of an edge: what there is to be waited for.
 struct Stage {
     headers: Box<[ConnHeader]>,
-    edges: Box<[EdgeHeader]>,
+    /// Of the edges, in pairs: to send, and to receive.
+    rolls: Box<[SignatureRing]>,
+    /// Nobody leaves a fault there.
+    _edge: Box<EdgeHeader>,
     peers: Box<[Peer]>,
 }
 
@@ -127,17 +130,18 @@ impl Stage {
         let heard = SignatureRing { tail: FAR, entries: [*signature; SIGNATURES], ..EMPTY };
         let header =
             |calls| ConnHeader { tail: FAR, head: FAR, calls, ..bytemuck::Zeroable::zeroed() };
-        let edge = |roll| EdgeHeader { roll, ..bytemuck::Zeroable::zeroed() };
         // In pairs: to send, and to receive.
         let mut headers: Box<[ConnHeader]> =
             (0..channels * ranks).flat_map(|_| [header(told), header(heard)]).collect();
-        let mut edges: Box<[EdgeHeader]> =
-            (0..ranks).flat_map(|_| [edge(told), edge(heard)]).collect();
+        let mut rolls: Box<[SignatureRing]> = (0..ranks).flat_map(|_| [told, heard]).collect();
+        let mut edge: Box<EdgeHeader> = Box::new(bytemuck::Zeroable::zeroed());
         let headers_at = headers.as_mut_ptr().expose_provenance();
-        let edges_at = edges.as_mut_ptr().expose_provenance();
+        let rolls_at = rolls.as_mut_ptr().expose_provenance();
+        let edge_at = (&raw mut *edge).expose_provenance() as u64;
         let conn = |i: usize, receiving: usize| Conn {
             header: (headers_at + (2 * i + receiving) * size_of::<ConnHeader>()) as u64,
-            edge: (edges_at + (2 * (i % ranks) + receiving) * size_of::<EdgeHeader>()) as u64,
+            roll: (rolls_at + (2 * (i % ranks) + receiving) * size_of::<SignatureRing>()) as u64,
+            edge: edge_at,
             peer: (i % ranks) as u32,
             step: 0,
             direct: 0,
@@ -147,7 +151,7 @@ impl Stage {
         };
         let peers =
             (0..channels * ranks).map(|i| Peer { send: conn(i, 0), recv: conn(i, 1) }).collect();
-        Stage { headers, edges, peers }
+        Stage { headers, rolls, _edge: edge, peers }
     }
 
     fn counts(&self, channels: usize, ranks: usize, remote: impl Fn(u32) -> bool) -> Vec<Count> {
@@ -162,7 +166,7 @@ impl Stage {
                 let half = usize::from(!sending);
                 let signatures = |ring: &SignatureRing| if sending { ring.tail } else { ring.ack };
                 let rank = peer as u32;
-                let roll = &self.edges[2 * peer + half].roll;
+                let roll = &self.rolls[2 * peer + half];
                 push(Count {
                     channel: None,
                     peer: rank,

@@ -15,6 +15,8 @@ use crate::{Error, Result};
 pub(super) struct Terms {
     pub layout: ConnLayout,
     pub channels: u32,
+    /// Blocks of a rank that its device runs at the same time.
+    pub blocks: u32,
     pub all_channels: bool,
     pub settings: Asked,
     pub collnet: bool,
@@ -70,8 +72,8 @@ pub(super) fn settings(config: &CommConfig, env: &Config) -> Asked {
     }
 }
 
-/// The channels of a group: as many as every rank has. All else must be equal.
-pub(super) fn agree(rank: u32, mine: &Terms, terms: &[Terms]) -> Result<u32> {
+/// The channels of a group, and the blocks of a call at most: as many as every rank has. All else must be equal.
+pub(super) fn agree(rank: u32, mine: &Terms, terms: &[Terms]) -> Result<(u32, u32)> {
     for (peer, theirs) in terms.iter().enumerate() {
         let differs = |what: &str, ours: String, theirs: String| {
             let text = format!(
@@ -112,5 +114,6 @@ pub(super) fn agree(rank: u32, mine: &Terms, terms: &[Terms]) -> Result<u32> {
             return differs("channels", mine.channels.to_string(), theirs.channels.to_string());
         }
     }
-    Ok(terms.iter().map(|t| t.channels).min().unwrap_or(1))
+    let least = |of: fn(&Terms) -> u32| terms.iter().map(of).min().unwrap_or(1);
+    Ok((least(|terms| terms.channels), least(|terms| terms.blocks)))
 }

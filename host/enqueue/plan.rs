@@ -20,6 +20,8 @@ pub struct Shape {
     pub nodes: u32,
     /// Channels there are, 1 to [`MAX_CHANNELS`].
     pub channels: u32,
+    /// Blocks that a call may have at most: what the device runs at the same time.
+    pub blocks: u32,
     /// How a call of so many bytes is done.
     pub tuner: Tuner,
     /// Whether `channels` is what every call uses, instead of the most it may use.
@@ -216,8 +218,15 @@ pub fn choose(call: &Call, shape: &Shape) -> Result<Way, PlanError> {
     } else {
         shape.tuner.channels(call.collective, bytes, algorithm, protocol, shape.channels)
     };
+    let most = if is_paired(call.collective, algorithm) { shape.blocks / 2 } else { shape.blocks };
+    let channels = channels.min(most.max(1));
     let threads = shape.tuner.threads(bytes, algorithm, protocol, channels);
     Ok(Way { algorithm, protocol, channels, threads })
+}
+
+/// Whether a call has two blocks a channel: one up and one down a tree.
+fn is_paired(collective: Collective, algorithm: Algorithm) -> bool {
+    algorithm == Algorithm::Tree && collective != Collective::Broadcast
 }
 
 /// The kernel of sends and receives, if this build has it.
@@ -238,7 +247,6 @@ pub fn plan(call: &Call, way: Way, seq: u64) -> Result<Plan, PlanError> {
     let moves = matches!(call.collective, Collective::AllGather | Collective::Broadcast);
     let (count, size) = if moves { (call.bytes(), 1) } else { (call.count, call.data_type.size()) };
     let tree = algorithm == Algorithm::Tree;
-    let up_and_down = tree && call.collective != Collective::Broadcast;
     let mode = match (call.collective, algorithm) {
         (Collective::Reduce, Algorithm::Ring) => Chain::REDUCE,
         (Collective::Reduce, Algorithm::Chain) => Chain::ORDERED_REDUCE,
@@ -249,8 +257,7 @@ pub fn plan(call: &Call, way: Way, seq: u64) -> Result<Plan, PlanError> {
     Ok(Plan {
         kernel,
         way,
-        // Up and down a tree there is a block for each way.
-        blocks: if up_and_down { 2 * channels } else { channels },
+        blocks: if is_paired(call.collective, algorithm) { 2 * channels } else { channels },
         signature: call.signature(seq, algorithm, protocol, channels),
         count: count as u64,
         root: call.root.unwrap_or(NO_RANK),
@@ -277,6 +284,7 @@ mod tests {
                 ranks: 4,
                 nodes: 1,
                 channels: 2,
+                blocks: u32::MAX,
                 tuner,
                 all_channels: false,
                 algorithm: Some(Algorithm::Ring),

@@ -7,9 +7,11 @@
 //! |---|---|---|
 //! | [`cpu`] | coroutines on worker threads | here |
 //! | [`ptx`] | PTX in an emulator | here |
-//! | cuda | PTX on a GPU | planned |
+//! | `cuda`, with the feature of that name | PTX on a GPU | here |
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod event;
 mod memory;
 mod op;
@@ -57,6 +59,13 @@ pub trait Runtime: Debug + Send + Sync {
     /// program gives.
     unsafe fn register(&self, address: u64, bytes: usize, what: &str) -> Result<Keep>;
 
+    /// Writes `bytes` to `to[offset..]`, at once: before anything that is launched later. Nothing that runs uses that part
+    /// of the memory.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when it does not fit, and when the device refuses.
+    fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()>;
+
     /// Equal for runtimes whose kernels reach each other's memory, within one process.
     fn address_space(&self) -> u64;
 
@@ -66,12 +75,59 @@ pub trait Runtime: Debug + Send + Sync {
     /// When the system refuses.
     fn stream(&self) -> Result<Arc<dyn StreamOps>>;
 
-    /// How many blocks of one rank it runs at the same time: the channels worth having.
-    fn parallelism(&self) -> u32;
+    /// How many blocks of each of its ranks it runs at the same time, where `ranks` ranks of a communicator share the
+    /// device: the most that a call may have, and the channels worth having.
+    fn parallelism(&self, ranks: u32) -> u32;
 
     /// Told by a communicator how many processes of its ranks share this host, so that their workers
     /// together do not outnumber the cores.
     fn share_host(&self, local_processes: usize);
+
+    /// Makes a kernel ready to be launched with so many threads: what would hold up others is done before they wait.
+    ///
+    /// # Errors
+    /// As [`StreamOps::launch`].
+    fn prepare(&self, _kernel: &Kernel, _threads: u32) -> Result<()> {
+        Ok(())
+    }
+
+    /// Bytes of a connection's buffers by protocol (LL, LL128, Simple), and the slots each is cut into, where nothing else
+    /// is asked for.
+    fn buffers(&self) -> ([usize; 3], u32) {
+        crate::comm::default_buffers()
+    }
+
+    /// What ranks need to know of its device to reach its memory; `None` where device memory is the host's.
+    ///
+    /// # Errors
+    /// When the device cannot say.
+    fn device_info(&self) -> Result<Option<DeviceInfo>> {
+        Ok(None)
+    }
+
+    /// What another process of the host needs to [`import`](Runtime::import) an allocation.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] where there is no such thing.
+    fn export(&self, _memory: &Arc<dyn Memory>) -> Result<Vec<u8>> {
+        Err(no_device_memory(self.name()))
+    }
+
+    /// An allocation of `bytes` bytes that another process has exported.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] where there is no such thing.
+    fn import(&self, _handle: &[u8], _bytes: usize) -> Result<Arc<dyn Memory>> {
+        Err(no_device_memory(self.name()))
+    }
+
+    /// Lets kernels reach an allocation of another device of this process, which [`DeviceInfo::reach`] has.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    fn reach(&self, _memory: &Arc<dyn Memory>) -> Result<()> {
+        Ok(())
+    }
 
     /// Whether what is launched goes on when nobody waits for it.
     fn is_driven(&self) -> bool {
@@ -88,12 +144,37 @@ pub trait Runtime: Debug + Send + Sync {
     }
 }
 
+/// A device whose memory is its own, as other ranks need to know it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DeviceInfo {
+    /// What people call it, as `[0000:17:00.0] GPU 0 (NVIDIA H200)`.
+    pub name: String,
+    /// What is the same device in every process: a GPU's UUID.
+    pub id: [u8; 16],
+    /// A GPU's compute capability, times ten.
+    pub capability: u32,
+    /// The devices whose memory its kernels reach, itself among them.
+    pub reach: Vec<[u8; 16]>,
+}
+
+fn no_device_memory(runtime: &str) -> Error {
+    let reason = "its device memory is the host's".to_owned();
+    Error::Unavailable { what: format!("device memory for other processes on {runtime}"), reason }
+}
+
 /// One for all communicators: they share the process's cores.
 static PROXY: LazyLock<Proxy> = LazyLock::new(|| Proxy::new("ferroccl-proxy"));
 
 /// Has an operation go on by the process's proxy thread.
 fn on_proxy_thread(operation: Box<dyn Operation>) -> Result<()> {
     PROXY.append(operation).map_err(|e| Error::system("starting the proxy thread", e))
+}
+
+/// Memory of a runtime with this content.
+pub(crate) fn place(runtime: &dyn Runtime, bytes: &[u8]) -> Result<Arc<dyn Memory>> {
+    let memory = runtime.allocate(bytes.len())?;
+    runtime.write(&memory, 0, bytes)?;
+    Ok(memory)
 }
 
 /// An allocation of device memory; freed when the last handle is dropped.
@@ -118,6 +199,9 @@ pub type Keep = Arc<dyn Any + Send + Sync>;
 /// What is called when a launch has ended.
 pub type Done = Box<dyn FnOnce(Option<&Error>) -> Result<()> + Send>;
 
+/// What is asked after a graph has run, with what the runtime saw go wrong.
+pub type Check = Arc<dyn Fn(Option<&Error>) -> Result<()> + Send + Sync>;
+
 /// One kernel launch.
 pub struct Launch {
     /// What to run.
@@ -127,6 +211,8 @@ pub struct Launch {
     /// Threads of a block where a thread is a lane of a GPU. The CPU's blocks are one lane, and the emulator's have as
     /// many as it was told.
     pub threads: u32,
+    /// Ranks of the communicator that share the device: they all launch as many blocks, which have to run at the same time.
+    pub sharing: u32,
     /// The kernel's argument; the runtime keeps it where the kernel can read it until it has ended.
     pub work: Box<Work>,
     /// What the kernel uses.
@@ -175,6 +261,30 @@ pub trait StreamOps: Debug + Send + Sync {
     /// should be short: it runs on a thread that has blocks to run. A panic in it becomes an error of
     /// the stream.
     fn host_function(&self, function: Box<dyn FnOnce() + Send>);
+
+    /// Has a function of the host run in stream order, and where the stream is captured in a graph each time that runs. At
+    /// once where that is the same.
+    ///
+    /// # Errors
+    /// When the stream cannot.
+    fn repeat(&self, function: Arc<dyn Fn() + Send + Sync>) -> Result<()> {
+        function();
+        Ok(())
+    }
+
+    /// Has `check` asked each time that the graph has run in which the stream is being captured; its error becomes that of
+    /// the stream it ran in.
+    fn check_replays(&self, _check: Check) {}
+
+    /// The runtime's own type of stream, where somebody needs more of it than this.
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
+    }
+
+    /// The graph in which the stream is being captured, by a number; `None` when it runs what is put in.
+    fn capture_id(&self) -> Option<u64> {
+        None
+    }
 
     /// Has `event` happen when all that is in the stream by now has ended. `with_error`: the event takes the stream's
     /// error, if it has one, with it; the stream then has none.

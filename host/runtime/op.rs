@@ -81,7 +81,7 @@ unsafe impl Send for WorkPtr {}
 
 impl<S, R> Launched<S, R> {
     pub(super) fn new(launch: Launch, ready: R, stream: S) -> Self {
-        let Launch { kernel, blocks, threads: _, work, keep, bytes, done } = launch;
+        let Launch { kernel, blocks, work, keep, bytes, done, .. } = launch;
         let (done, failure, verdict) = (Mutex::new(done), OnceLock::new(), OnceLock::new());
         Launched { kernel, blocks, bytes, ready, work, done, keep, failure, verdict, stream }
     }

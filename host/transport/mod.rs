@@ -3,7 +3,8 @@
 //! A rank makes one [`Inbox`] for all that it receives: each peer has a part of it, which only the two touch. Memory that
 //! nobody touches costs nothing. The rank *offers* it, with a handle for each transport that its peers use; the handles
 //! travel through the bootstrap. A sender *accepts*: it maps its part. What is in there, and when, is not the
-//! transport's business.
+//! transport's business. Where the sender's device reaches the receiver's memory, the connections are there ([`device`]),
+//! and the inbox has only the edges' headers.
 //!
 //! | transport | reaches | inbox | direct |
 //! |---|---|---|---|
@@ -11,6 +12,7 @@
 //! | SHM | ranks of one host | a memfd, opened through /proc | no |
 //! | NET | all others | any; the sender has memory of its own, and proxies carry what is in it | no |
 
+pub(crate) mod device;
 mod net;
 pub(crate) mod network;
 mod p2p;
@@ -24,6 +26,7 @@ pub(crate) use p2p::process_token;
 pub(crate) use region::Region;
 use serde::{Deserialize, Serialize};
 
+use crate::runtime::DeviceInfo;
 use crate::{Error, Result};
 
 /// What ranks tell each other before they connect.
@@ -35,6 +38,8 @@ pub(crate) struct PeerInfo {
     pub process: u64,
     /// The device memory that its kernels reach; equal means the same within one process.
     pub space: u64,
+    /// Its device, where that has memory of its own.
+    pub device: Option<DeviceInfo>,
     /// Equal on one host: boot id, or `NCCL_HOSTID`.
     pub host: String,
     /// The PID namespace: `/proc/PID` means the same only within one.

@@ -28,7 +28,7 @@ unsafe impl Sync for Mapping {}
 
 impl Region {
     /// Zeroed anonymous memory of this process.
-    pub(super) fn anonymous(len: usize) -> Result<Self> {
+    pub(crate) fn anonymous(len: usize) -> Result<Self> {
         Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0)
     }
 

@@ -59,6 +59,7 @@ pub(crate) fn launch(
         kernel: Kernel { name: "test", cpu, threads: 1, steps: None },
         blocks,
         threads: 1,
+        sharing: 1,
         work,
         keep: Vec::new(),
         bytes: 0,

@@ -2,10 +2,12 @@
 //!
 //! ```text
 //! edge        one rank to another
-//!   header    | poison by sender | by receiver | roll |
-//!   connections, one for each channel
-//!     header  | tail | head | offer | calls |
-//!     buffers | LL: slots x bytes | LL128: slots x bytes | Simple: slots x bytes |
+//!   header        | poison by sender | by receiver |      in the host's memory: hosts look there, too
+//!   connections                                           in the host's memory, or the receiving device's
+//!     roll        | tail | entries | ack |
+//!     each channel
+//!       header    | tail | head | offer | calls |
+//!       buffers   | LL: slots x bytes | LL128: slots x bytes | Simple: slots x bytes |
 //! ```
 //!
 //! Notation used in every comment of the protocols:
@@ -83,19 +85,17 @@ abi! {
 }
 
 abi! {
-    /// The start of the memory that the two ends of an edge share, all its connections together. Zeroed when made.
+    /// What the two ends of an edge, and their hosts, share of all its connections. Zeroed when made.
     #[repr(align(128))]
     pub struct EdgeHeader {
         /// Left by the sender for the receiver.
         pub from_sender: Poison,
         /// Left by the receiver for the sender.
         pub from_receiver: Poison,
-        /// The calls in which ranks do not use the connections of the ring.
-        pub roll: SignatureRing,
     }
 }
 
-const _: () = assert!(size_of::<EdgeHeader>() == 896);
+const _: () = assert!(size_of::<EdgeHeader>() == 512);
 
 abi! {
     /// The start of a connection. Zeroed when made.
@@ -140,6 +140,8 @@ abi! {
         pub step: u64,
         /// Address of the edge's [`EdgeHeader`].
         pub edge: u64,
+        /// Address of the edge's [`SignatureRing`] for the calls in which ranks do not use the connections of the ring.
+        pub roll: u64,
         /// Of a sender whose receiver is on another host: address of an entry of the step FIFO for each slot (see
         /// [`fifo_entry`](super::fifo_entry)). Else 0.
         pub fifo: u64,
@@ -162,4 +164,4 @@ abi! {
     }
 }
 
-const _: () = assert!(size_of::<Conn>() == 88 && size_of::<Peer>() == 176);
+const _: () = assert!(size_of::<Conn>() == 96 && size_of::<Peer>() == 192);

@@ -83,8 +83,18 @@ impl KernelCode for SendRecv {
                     by_protocol!(transfer, Q => idle::<Q>(&mut cx, transfer, &mut watch));
                 }
             }
-            if cx.stopped && cx.tid() == 0 {
-                cx.pass_on_fault();
+            if cx.stopped {
+                if cx.tid() == 0 {
+                    cx.pass_on_fault();
+                }
+                return;
+            }
+            // A graph launches the same table again. All lanes have seen that all is done.
+            gpu::sync_threads();
+            for i in (cx.tid()..count).step_by(cx.lanes()) {
+                let transfer = first.wrapping_add(i);
+                (*transfer).done = 0;
+                (*transfer).state = TransferState::New as u32;
             }
         }
     }

@@ -129,7 +129,9 @@ unsafe fn up<T: Element, R: Reduction, P: Protocol>(cx: Context, only: bool) {
                 |at, n| {
                     prims.send(at, n);
                     read += 1;
-                    tell_progress(&cx, read);
+                    if !only {
+                        tell_progress(&cx, read);
+                    }
                 },
             );
             prims.close();
@@ -144,7 +146,9 @@ unsafe fn up<T: Element, R: Reduction, P: Protocol>(cx: Context, only: bool) {
                 |at, n| {
                     prims.recv_reduce_send(at, n);
                     read += 1;
-                    tell_progress(&cx, read);
+                    if !only {
+                        tell_progress(&cx, read);
+                    }
                 },
             );
             prims.close();
@@ -194,6 +198,9 @@ unsafe fn down<T: Element, R: Reduction, P: Protocol, const PAIRED: bool>(cx: Co
                 },
             );
             prims.close();
+        }
+        if PAIRED {
+            forget_progress(&cx);
         }
     }
 }
@@ -258,6 +265,20 @@ unsafe fn wait_for_progress<T: Element, R: Reduction, P: Protocol, const NS: usi
                 cx.wait(&recv[0], WaitKind::Progress, recv[0].step, there);
             }
             cx.stopped = gpu::sync_threads_or(cx.stopped);
+        }
+    }
+}
+
+/// All chunks have been waited for: a graph may launch this very call again.
+///
+/// # Safety
+/// As [`KernelCode::run`]; all lanes call it.
+#[inline(always)]
+unsafe fn forget_progress(cx: &Context) {
+    // SAFETY: the caller's. The other block has told of its last chunk, and writes the word no more in this launch.
+    unsafe {
+        if in_place(cx) && cx.tid() == 0 {
+            gpu::st_relaxed(&raw mut (*cx.links().cast_mut()).progress, 0);
         }
     }
 }

@@ -194,8 +194,8 @@ impl Edge {
     /// The calls of the edge, whatever the connection.
     #[inline(always)]
     fn roll(&self) -> *mut SignatureRing {
-        // SAFETY: the header is valid; only an address is computed.
-        unsafe { &raw mut (*self.edge()).roll }
+        // SAFETY: the view of the connection is valid as long as the call.
+        unsafe { (*self.conn).roll as *mut SignatureRing }
     }
 
     /// The receiver's: says where the data of a call goes that begins with the current step.

@@ -26,6 +26,7 @@ pub use self::adversary::Adversity;
 use self::native::Native;
 pub use self::seeded::SeededRuntime;
 use super::memory::HostMemory;
+use super::op::copy_in;
 use super::threads::Threads;
 use super::{Keep, Memory, Runtime, StreamOps};
 use crate::Result;
@@ -79,6 +80,10 @@ impl Runtime for CpuRuntime {
         Ok(Arc::new(()))
     }
 
+    fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
+        copy_in(to, offset, bytes)
+    }
+
     fn address_space(&self) -> u64 {
         0
     }
@@ -87,7 +92,7 @@ impl Runtime for CpuRuntime {
         Ok(self.threads.stream())
     }
 
-    fn parallelism(&self) -> u32 {
+    fn parallelism(&self, _: u32) -> u32 {
         u32::try_from(self.threads.active()).unwrap_or(u32::MAX)
     }
 

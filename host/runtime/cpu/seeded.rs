@@ -24,7 +24,7 @@ use super::adversary::{Adversity, Chaos, Cruel};
 use super::block::{self, BlockRun, Resumed, Why};
 use super::native::same;
 use crate::runtime::memory::HostMemory;
-use crate::runtime::op::panicked;
+use crate::runtime::op::{copy_in, panicked};
 use crate::runtime::sync::lock;
 use crate::runtime::turns::{self, StreamId, Turns, World};
 use crate::runtime::{Keep, Launch, Memory, Runtime, StreamOps};
@@ -117,6 +117,10 @@ impl Runtime for SeededRuntime {
         Ok(Arc::new(()))
     }
 
+    fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
+        copy_in(to, offset, bytes)
+    }
+
     fn address_space(&self) -> u64 {
         0
     }
@@ -126,7 +130,7 @@ impl Runtime for SeededRuntime {
     }
 
     /// Two, as it has one thread but is there to have things happen at the same time.
-    fn parallelism(&self) -> u32 {
+    fn parallelism(&self, _: u32) -> u32 {
         2
     }
 

@@ -52,6 +52,7 @@ use self::emulated::Emulated;
 pub use self::emulated::KernelCounts;
 use self::lockstep::Warps;
 use self::threaded::EmulatedBlocks;
+use super::op::copy_in;
 use super::threads::Threads;
 use super::turns::World;
 use super::{Keep, Memory, Runtime, StreamOps, cpu};
@@ -238,6 +239,10 @@ impl Runtime for PtxRuntime {
         Ok(Arc::new(unsafe { self.emulated.machine.map(address, bytes, what) }))
     }
 
+    fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
+        copy_in(to, offset, bytes)
+    }
+
     fn address_space(&self) -> u64 {
         self.emulated.space
     }
@@ -250,7 +255,7 @@ impl Runtime for PtxRuntime {
     }
 
     /// In lockstep two: it has one thread but is there to have things happen at the same time.
-    fn parallelism(&self) -> u32 {
+    fn parallelism(&self, _: u32) -> u32 {
         match &self.mode {
             Mode::Threads(threads) => u32::try_from(threads.active()).unwrap_or(u32::MAX),
             Mode::Lockstep(_) => 2,

@@ -32,6 +32,8 @@ struct List<R> {
     submitted: u64,
     /// The first error since the last `synchronize`.
     error: Option<Error>,
+    /// What happens with the end of the operation under way.
+    happens: Option<(Event, Result<()>)>,
 }
 
 impl<B: Blocks> StreamState<B> {
@@ -63,7 +65,12 @@ impl<B: Blocks> StreamState<B> {
             self.completed.fetch_add(1, Ordering::Release);
             let next = list.waiting.pop_front();
             list.busy = next.is_some();
+            let happens = list.happens.take();
             drop(list);
+            // Only now: who waits for it may ask this stream how far it is.
+            if let Some((event, result)) = happens {
+                event.complete(result);
+            }
             self.executor.stream_moved(self);
             let Some(next) = next else { return };
             match self.start(next) {
@@ -87,7 +94,9 @@ impl<B: Blocks> StreamState<B> {
             Op::CopyIn { to, offset, bytes } => Some(copy_in(&to, offset, &bytes)),
             Op::Host(function) => Some(run_host(function)),
             Op::Record(event, with_error) => {
-                event.complete(if with_error { self.take_error() } else { Ok(()) });
+                let mut list = lock(&self.list);
+                let error = if with_error { list.error.take() } else { None };
+                list.happens = Some((event, error.map_or(Ok(()), Err)));
                 Some(Ok(()))
             }
             Op::Wait(event) => {
@@ -152,7 +161,13 @@ pub(super) struct ThreadStream<B: Blocks> {
 impl<B: Blocks> ThreadStream<B> {
     pub(super) fn new(handle: &Arc<Handle<B>>, number: u32) -> Self {
         let executor = Arc::clone(&handle.0);
-        let list = List { waiting: VecDeque::new(), busy: false, submitted: 0, error: None };
+        let list = List {
+            waiting: VecDeque::new(),
+            busy: false,
+            submitted: 0,
+            error: None,
+            happens: None,
+        };
         let state = StreamState { executor, list: Mutex::new(list), completed: AtomicU64::new(0) };
         ThreadStream { state: Arc::new(state), number, _handle: Arc::clone(handle) }
     }

@@ -30,13 +30,17 @@ Examples:
   ferroccl perf reduce_scatter -g 8 --algo bruck       one algorithm
   ferroccl perf broadcast -g 4 -r all -e 1M            every rank as root
   ferroccl perf all_reduce -g 4 -e 1M --runtime ptx    the GPU's kernels, emulated and counted
+  ferroccl perf all_reduce -g 4 -e 1G --runtime cuda   4 ranks on the GPUs there are, or the one
   ferroccl run -n 4 -- ferroccl perf all_reduce        4 processes
 
 Exit status: 0 when all went well, 1 when an element was wrong or a call failed, 2 for a bad command \
 line.
 
-Of nccl-tests' flags --cudagraph (-G) and --local_register (-R) are absent, as there is neither a graph \
-to capture nor memory to register; for --output_file (-F) there is --json.";
+On GPUs the time is the GPU's own, between events in the ranks' streams; with -G calls are captured in a graph, \
+which is what is then timed.
+
+Of nccl-tests' flags --local_register (-R) is absent, as there is no memory to register; for --output_file (-F) \
+there is --json.";
 
 /// Measure a collective and check its results, as nccl-tests does
 #[derive(Args, Clone, Debug)]
@@ -150,6 +154,15 @@ pub(crate) struct PerfArgs {
     #[arg(short = 'C', long = "report_cputime", value_name = "0|1", default_value = "0",
           help_heading = "Measuring", value_parser = on_or_off(), action = ArgAction::Set)]
     pub(crate) report_cputime: bool,
+    /// Capture the calls in a graph, and launch that so often; 0 does without (--runtime cuda)
+    #[arg(
+        short = 'G',
+        long = "cudagraph",
+        value_name = "N",
+        default_value_t = 0,
+        help_heading = "Measuring"
+    )]
+    pub(crate) cudagraph: u32,
     /// Whether the ranks of a process join through a unique id, each in a thread of its own; ranks of
     /// several processes always do
     #[arg(short, long = "parallel_init", value_name = "0|1", default_value = "0",

@@ -14,6 +14,7 @@ use ferroccl::{Communicator, DeviceBuffer, Operator, ReduceOp, Result, Stream, g
 use super::args::PerfArgs;
 use super::data::{self, Case, PERIOD, TestElement, with_element_type};
 use super::emulated::{CallCounts, Emulator};
+use super::gpus::{Clock, Graph};
 use super::operation::{Operation, Shape};
 use super::region::{Answers, Call, Content, GUARD, Place};
 use super::sweep::Sweep;
@@ -57,8 +58,10 @@ struct Buffers<T> {
 impl<T: TestElement> Buffers<T> {
     fn of_each_rank(member: &Member, sweep: Sweep) -> Result<Vec<Self>> {
         let len = sweep.largest(size_of::<T>()).saturating_add(2 * GUARD);
-        let buffers =
-            |_| Ok(Buffers { send: member.device.alloc(len)?, recv: member.device.alloc(len)? });
+        let buffers = |rank: &Rank| {
+            let device = rank.comm.device();
+            Ok(Buffers { send: device.alloc(len)?, recv: device.alloc(len)? })
+        };
         member.ranks.iter().map(buffers).collect()
     }
 
@@ -105,7 +108,7 @@ impl<'a, T: TestElement> Bench<'a, T> {
         // What only moves may be anything: the data of a maximum are.
         let op = redop.unwrap_or(ReduceOp::Max);
         let case = Case { op, ranks: member.layout().world_size() };
-        let operators = member.ranks.iter().map(|r| operator(member, op, r.comm.rank()));
+        let operators = member.ranks.iter().map(|rank| operator(rank, op));
         let operators = operators.collect::<Result<_>>()?;
         let answers = Answers::new(case);
         Ok(Bench { member, args, emulator, redop, case, buffers, operators, answers })
@@ -156,17 +159,30 @@ impl<'a, T: TestElement> Bench<'a, T> {
         if let Some(emulator) = self.emulator {
             emulator.begin(self.member)?;
         }
+        let graph =
+            Graph::capture(self.args, self.member, || (0..calls).try_for_each(|_| self.call(at)))?;
+        let rounds = graph.as_ref().map_or(1, |_| u64::from(self.args.cudagraph));
+        let clock = Clock::start(self.member)?;
         let start = Instant::now();
-        for _ in 0..calls {
-            self.call(at)?;
-            if self.args.blocking {
-                self.member.synchronize()?;
+        for _ in 0..rounds {
+            match &graph {
+                Some(graph) => graph.launch(self.member)?,
+                None => {
+                    for _ in 0..calls {
+                        self.call(at)?;
+                        if self.args.blocking {
+                            self.member.synchronize()?;
+                        }
+                    }
+                }
             }
         }
         let enqueued = start.elapsed();
+        clock.stop(self.member)?;
         self.member.synchronize()?;
-        let ended = start.elapsed();
-        let time = if self.args.report_cputime { enqueued } else { ended };
+        let ended = clock.seconds()?.unwrap_or_else(|| start.elapsed().as_secs_f64());
+        let time = if self.args.report_cputime { enqueued.as_secs_f64() } else { ended };
+        let calls = calls * rounds;
         let delivered = self.args.collective.delivered(at.shape, self.case.ranks);
         let counts = match self.emulator {
             Some(emulator) => {
@@ -174,7 +190,7 @@ impl<'a, T: TestElement> Bench<'a, T> {
             }
             None => None,
         };
-        Ok((time.as_secs_f64() * 1e6 / calls as f64, counts))
+        Ok((time * 1e6 / calls as f64, counts))
     }
 
     /// This thread's ranks, each with its buffers and its part in a call.
@@ -300,12 +316,13 @@ fn bytes<T>(elements: usize) -> u64 {
 }
 
 /// What a rank calls with.
-fn operator<T: TestElement>(member: &Member, op: ReduceOp, rank: u32) -> Result<Operator<T>> {
+fn operator<T: TestElement>(rank: &Rank, op: ReduceOp) -> Result<Operator<T>> {
+    let (device, factor) = (rank.comm.device(), T::factor(rank.comm.rank()));
     Ok(match op {
-        ReduceOp::PreMulSum if rank % 2 == 1 => {
-            Operator::pre_mul_sum_at(&member.device.upload(&[T::factor(rank)])?)
+        ReduceOp::PreMulSum if rank.comm.rank() % 2 == 1 => {
+            Operator::pre_mul_sum_at(&device.upload(&[factor])?)
         }
-        ReduceOp::PreMulSum => Operator::pre_mul_sum(T::factor(rank)),
+        ReduceOp::PreMulSum => Operator::pre_mul_sum(factor),
         builtin => builtin.into(),
     })
 }

@@ -6,6 +6,7 @@
 //! operation     sizes and bandwidths         region      where data lie, and what must be there
 //! measure       fill, warm up, time, check   table, report what is shown
 //! emulated      the PTX emulator's settings and figures
+//! gpus          GPUs: whose they are, their clocks, graphs
 //! ```
 //!
 //! Every thread of every process runs [`measure::run`] in step; the thread of rank 0 also reports. The
@@ -14,6 +15,7 @@
 mod args;
 mod data;
 mod emulated;
+mod gpus;
 mod measure;
 mod operation;
 mod region;
@@ -92,15 +94,19 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
         crate::Cli::command().error(ErrorKind::ValueValidation, reason).exit();
     }
     let emulator = emulated::runtime(args, layout)?;
-    let device = emulator.as_ref().map_or_else(Device::cpu, |e| Device::new(e.runtime.clone()));
+    let devices = gpus::devices(args, layout)?;
+    let devices = devices.unwrap_or_else(|| {
+        let one = emulator.as_ref().map_or_else(Device::cpu, |e| Device::new(e.runtime.clone()));
+        vec![one; layout.local_ranks() as usize]
+    });
     let mut config = CommConfig::default();
     config.protocol = args.protocol;
     config.algorithm = args.algorithm;
     config.channels = args.channels;
     let processes = team::processes(launched.as_ref(), &env)?;
     let parallel = args.parallel_init;
-    let comms = team::connect(layout, processes.as_ref(), &device, &env, &config, parallel)?;
-    let team = Member::team(layout, &device, comms, processes)?;
+    let comms = team::connect(layout, processes.as_ref(), &devices, &env, &config, parallel)?;
+    let team = Member::team(layout, comms, processes)?;
 
     let (outcomes, outcome) = mpsc::channel();
     for member in team {
@@ -127,8 +133,11 @@ fn measure_as(
     emulator: Option<&Emulator>,
     sweep: Sweep,
 ) -> Result<u64, Failure> {
-    let device = emulator.map_or_else(|| format!("[cpu] {}", machine::cpu_name()), Emulator::name);
-    let ranks = introduce(member, &device)?;
+    let usual =
+        || emulator.map_or_else(|| format!("[cpu] {}", machine::cpu_name()), Emulator::name);
+    let name = |device: &Device| gpus::name(device).unwrap_or_else(usual);
+    let names: Vec<String> = member.ranks.iter().map(|rank| name(rank.comm.device())).collect();
+    let ranks = introduce(member, &names)?;
     let mut report = None;
     if member.leads() {
         report = Some(Report::begin(args, sweep, member.layout(), ranks)?);
@@ -139,27 +148,30 @@ fn measure_as(
     report.map_or(Ok(0), |report| report.end().map_err(Failure::from))
 }
 
-/// Bytes in which a thread introduces itself to the others: its process, host and device.
+/// Bytes in which a thread introduces each of its ranks to the others: its process, host and device.
 const CARD: usize = 256;
 
 /// Who the ranks are.
-fn introduce(member: &Member, device: &str) -> Result<Vec<RankInfo>, Failure> {
+fn introduce(member: &Member, devices: &[String]) -> Result<Vec<RankInfo>, Failure> {
     let layout = member.layout();
-    let mut card = format!("{}\n{}\n{device}", std::process::id(), machine::host_name());
-    card.truncate(card.floor_char_boundary(CARD));
-    let mut words = [0u64; CARD / 8];
-    bytemuck::cast_slice_mut(&mut words)[..card.len()].copy_from_slice(card.as_bytes());
-    let cards = member.all_gather(&words)?;
-    let ranks = cards.iter().zip(0u32..).flat_map(|(card, thread)| {
+    let words: Vec<u64> = devices
+        .iter()
+        .flat_map(|device| {
+            let mut card = format!("{}\n{}\n{device}", std::process::id(), machine::host_name());
+            card.truncate(card.floor_char_boundary(CARD));
+            let mut words = [0u64; CARD / 8];
+            bytemuck::cast_slice_mut(&mut words)[..card.len()].copy_from_slice(card.as_bytes());
+            words
+        })
+        .collect();
+    let threads = member.all_gather(&words)?;
+    let cards = threads.iter().flat_map(|cards| cards.chunks(CARD / 8));
+    let ranks = cards.zip(0u32..).map(|(card, rank)| {
         let text = String::from_utf8_lossy(bytemuck::cast_slice(card));
         let mut lines = text.trim_end_matches('\0').splitn(3, '\n').map(str::to_owned);
         let mut line = || lines.next().unwrap_or_default();
         let (pid, host, name) = (line().parse().unwrap_or(0), line(), line());
-        (0..layout.per_thread).map(move |i| {
-            let rank = thread * layout.per_thread + i;
-            let device = rank % layout.local_ranks();
-            RankInfo { rank, pid, host: host.clone(), device, name: name.clone() }
-        })
+        RankInfo { rank, pid, host, device: rank % layout.local_ranks(), name }
     });
     Ok(ranks.collect())
 }

@@ -50,7 +50,7 @@ impl Layout {
     }
 
     /// The ranks of this process.
-    fn ranks(self) -> impl Iterator<Item = u32> {
+    pub(crate) fn ranks(self) -> impl Iterator<Item = u32> {
         let first = self.process * self.local_ranks();
         first..first + self.local_ranks()
     }
@@ -65,20 +65,20 @@ pub(crate) fn processes(env: Option<&RankEnv>, config: &Config) -> Result<Option
     Bootstrap::connect(&id, env.rank, env.world_size, config).map(Some)
 }
 
-/// The communicators of this process's ranks, in order.
+/// The communicators of this process's ranks, in order, each on its device.
 ///
 /// In one process they are made together, unless `parallel`; else each joins in a thread of its own.
 pub(crate) fn connect(
     layout: Layout,
     processes: Option<&Bootstrap>,
-    device: &Device,
+    devices: &[Device],
     env: &Config,
     config: &CommConfig,
     parallel: bool,
 ) -> Result<Vec<Communicator>> {
     let nranks = layout.world_size();
     let id = match processes {
-        None if !parallel => return Communicator::init_all_with(device, nranks, config),
+        None if !parallel => return Communicator::init_all_on(devices, config),
         None => UniqueId::new(env)?,
         Some(group) => {
             let made = (layout.process == 0).then(|| UniqueId::new(env)).transpose()?;
@@ -88,10 +88,10 @@ pub(crate) fn connect(
         }
     };
     thread::scope(|scope| {
-        let join = |rank| Communicator::init_rank_with(device, nranks, &id, rank, config);
-        let joining = layout.ranks().map(|rank| {
+        let join = |device, rank| Communicator::init_rank_with(device, nranks, &id, rank, config);
+        let joining = layout.ranks().zip(devices).map(|(rank, device)| {
             let named = thread::Builder::new().name(format!("init {rank}"));
-            let thread = named.spawn_scoped(scope, move || join(rank));
+            let thread = named.spawn_scoped(scope, move || join(device, rank));
             thread.map_err(|e| Error::system("cannot start a thread", e))
         });
         // All are started before the first is waited for.
@@ -116,8 +116,6 @@ pub(crate) struct Rank {
 /// A thread and the ranks it drives.
 #[derive(Debug)]
 pub(crate) struct Member {
-    /// Where the ranks' buffers are.
-    pub(crate) device: Device,
     /// The ranks.
     pub(crate) ranks: Vec<Rank>,
     layout: Layout,
@@ -130,7 +128,6 @@ impl Member {
     /// Shares the ranks of this process out to its threads.
     pub(crate) fn team(
         layout: Layout,
-        device: &Device,
         comms: Vec<Communicator>,
         processes: Option<Bootstrap>,
     ) -> Result<Vec<Member>> {
@@ -140,10 +137,12 @@ impl Member {
         (0..layout.threads)
             .map(|thread| {
                 let ranks = comms.by_ref().take(layout.per_thread as usize);
-                let ranks = ranks.map(|comm| Ok(Rank { comm, stream: device.stream()? }));
+                let ranks = ranks.map(|comm| {
+                    let stream = comm.device().stream()?;
+                    Ok(Rank { comm, stream })
+                });
                 let ranks = ranks.collect::<Result<_>>()?;
                 Ok(Member {
-                    device: device.clone(),
                     ranks,
                     layout,
                     thread,

@@ -16,6 +16,8 @@ pub(crate) enum RuntimeKind {
     Cpu,
     /// The PTX that a GPU would get, in an emulator: what it does is counted
     Ptx,
+    /// GPUs: local ranks take them in turn, so that several may share one (CUDA_VISIBLE_DEVICES)
+    Cuda,
 }
 
 impl fmt::Display for RuntimeKind {
@@ -23,6 +25,7 @@ impl fmt::Display for RuntimeKind {
         match self {
             RuntimeKind::Cpu => f.write_str("cpu"),
             RuntimeKind::Ptx => f.write_str("ptx"),
+            RuntimeKind::Cuda => f.write_str("cuda"),
         }
     }
 }

@@ -1,0 +1,80 @@
+//! What the tuning model is told of the GPUs of a communicator.
+//!
+//! Until ranks are laid out by the search (`graph::search`), they are a ring in their own order, every channel as fast as
+//! the slowest way between two neighbours: within a GPU, by NVLink, or through the host.
+
+use crate::graph::tuning::{Devices, Gpus};
+use crate::graph::{ChannelGraph, GraphChannel, GraphId, Pattern};
+use crate::topology::{Arch, PathKind, Vendor};
+use crate::transport::{Allowed, PeerInfo, device};
+
+/// Bandwidth of a channel between GPUs that reach each other, 10^9 bytes a second: what a block of a ring moves at most,
+/// as of `NVLink` in the search's list of speeds. Not measured yet.
+const DEVICE_BW: f64 = 20.0;
+/// Of one through the host's memory.
+const HOST_BW: f64 = 12.0;
+
+/// A ring and a tree over the GPUs of the first host.
+pub(super) struct Graphs {
+    ring: ChannelGraph,
+    tree: ChannelGraph,
+    capabilities: (u32, u32),
+}
+
+impl Graphs {
+    /// Of ranks that all have GPUs; else none.
+    pub(super) fn new(peers: &[PeerInfo], channels: u32, allowed: Allowed) -> Option<Self> {
+        let capabilities: Vec<u32> = peers
+            .iter()
+            .map(|peer| peer.device.as_ref().map(|d| d.capability))
+            .collect::<Option<_>>()?;
+        let capabilities = (*capabilities.iter().min()?, *capabilities.iter().max()?);
+        let first = peers.first()?;
+        let local: Vec<&PeerInfo> = peers.iter().filter(|peer| peer.host == first.host).collect();
+        let pairs = || local.iter().zip(local.iter().cycle().skip(1));
+        let reach = peers.iter().enumerate().all(|(i, peer)| {
+            let next = &peers[(i + 1) % peers.len()];
+            peers.len() == 1 || peer.host != next.host || device::reaches(peer, next, allowed)
+        });
+        let one = pairs()
+            .all(|(a, b)| a.device.as_ref().map(|d| d.id) == b.device.as_ref().map(|d| d.id));
+        let (kind_intra, bw_intra) = match (reach, one) {
+            (true, true) => (PathKind::Loc, DEVICE_BW),
+            (true, false) => (PathKind::Nvl, DEVICE_BW),
+            (false, _) => (PathKind::Phb, HOST_BW),
+        };
+        let channel = GraphChannel { nets: None, gpus: (0..local.len()).collect() };
+        let graph = |id, pattern| ChannelGraph {
+            id,
+            pattern,
+            cross_nic: false,
+            same_channels: true,
+            bw_intra,
+            bw_inter: HOST_BW,
+            latency_inter: 0.0,
+            kind_intra,
+            // A proxy moves data through the host's memory.
+            kind_inter: PathKind::Phb,
+            channels: vec![channel.clone(); channels as usize],
+        };
+        Some(Graphs {
+            ring: graph(GraphId::Ring, Pattern::Ring),
+            tree: graph(GraphId::Tree, Pattern::BalancedTree),
+            capabilities,
+        })
+    }
+
+    /// As the model takes them.
+    pub(super) fn devices(&self) -> Devices<'_> {
+        let cpu = if cfg!(target_arch = "aarch64") { Arch::Arm } else { Arch::X86 };
+        Devices::Gpus(Gpus {
+            ring: &self.ring,
+            tree: Some(&self.tree),
+            collnet: None,
+            min_sm: self.capabilities.0,
+            max_sm: self.capabilities.1,
+            cpu: (cpu, Vendor::Intel),
+            nvswitch: false,
+        })
+    }
+}

@@ -1,0 +1,411 @@
+//! A GPU and the context that is used on it.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::{Mutex, MutexGuard};
+
+use ferroccl_device::abi::{CACHE_LINE, Work};
+
+use super::CudaError;
+use super::driver::{self, Address, Context, Driver, RawEvent, RawStream, attribute};
+use super::module::Modules;
+use crate::runtime::sync::lock;
+use crate::{Error, Result};
+
+/// Bytes of device memory up to which an allocation is kept for the next one: giving it back to the driver would wait
+/// for all kernels of the context (`cuMemFree`), which may be waiting for us.
+const KEPT_BYTES: usize = 1 << 20;
+/// The smallest size that is kept.
+const LEAST_BYTES: usize = 512;
+/// Bytes of one argument of a kernel, on cache lines of its own.
+const WORK_BYTES: usize = size_of::<Work>().next_multiple_of(CACHE_LINE);
+/// Bytes of pinned memory that are allocated at a time, for arguments.
+const SLAB_BYTES: usize = 64 << 10;
+
+/// A context on a GPU, and what all that runs in it shares.
+pub(super) struct Gpu {
+    pub(super) driver: &'static Driver,
+    pub(super) context: Context,
+    /// The primary context, which we have retained and release.
+    retained: bool,
+    pub(super) ordinal: u32,
+    device: driver::Device,
+    /// As `GPU 0 (NVIDIA H200)`: what errors call it.
+    pub(super) name: String,
+    /// What is the same GPU in every process.
+    pub(super) uuid: [u8; 16],
+    /// 90 for 9.0.
+    pub(super) capability: u32,
+    pub(super) multiprocessors: u32,
+    pub(super) modules: Modules,
+    /// A stream for what is done at once.
+    service: Mutex<RawStream>,
+    /// Device memory that is free, by size.
+    free: Mutex<HashMap<usize, Vec<Address>>>,
+    pinned: Mutex<Pinned>,
+    events: Mutex<Vec<RawEvent>>,
+}
+
+/// Pinned memory for the arguments of kernels, which read it where it is.
+#[derive(Default)]
+struct Pinned {
+    slabs: Vec<*mut c_void>,
+    free: Vec<*mut Work>,
+}
+
+// SAFETY: handles of the driver may be used from any thread, and so may the pinned memory, which is handed out once.
+unsafe impl Send for Gpu {}
+// SAFETY: as above; what changes is behind mutexes.
+unsafe impl Sync for Gpu {}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gpu").field("name", &self.name).field("sm", &self.capability).finish()
+    }
+}
+
+/// The number of GPUs that the driver shows.
+pub(super) fn count(driver: &Driver) -> Result<u32> {
+    let mut count = 0;
+    // SAFETY: writes to a place that is there.
+    unsafe { driver.device_get_count(&raw mut count)? };
+    Ok(u32::try_from(count).unwrap_or(0))
+}
+
+impl Gpu {
+    /// The GPU of this number, by its primary context, which the CUDA runtime and most libraries use, too.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when there is no such GPU, [`Error::Unavailable`] when it is too old,
+    /// [`Error::Cuda`].
+    pub(super) fn open(ordinal: u32) -> Result<Self> {
+        let driver = Driver::get()?;
+        let count = count(driver)?;
+        if ordinal >= count {
+            let gpus = if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs") };
+            let reason = format!("{ordinal} is none of the {gpus} that the driver shows");
+            return Err(Error::argument("ordinal", reason));
+        }
+        let (mut device, mut context) = (0, std::ptr::null_mut());
+        // SAFETY: both write to a place that is there.
+        unsafe {
+            driver.device_get(&raw mut device, ordinal as c_int)?;
+            driver.device_primary_ctx_retain(&raw mut context, device)?;
+        }
+        let mut gpu = Self::new(driver, ordinal, device, context).inspect_err(|_| {
+            drop(Release { driver, device });
+        })?;
+        gpu.retained = true;
+        Ok(gpu)
+    }
+
+    /// A context of the caller's.
+    ///
+    /// # Errors
+    /// As [`Gpu::open`].
+    ///
+    /// # Safety
+    /// The context outlives what is returned.
+    pub(super) unsafe fn of_context(context: Context) -> Result<Self> {
+        let driver = Driver::get()?;
+        let mut device = 0;
+        driver.within(context, || {
+            // SAFETY: writes to a place that is there.
+            unsafe { driver.ctx_get_device(&raw mut device).map_err(Error::from) }
+        })?;
+        // A device's number is its handle (`cuDeviceGet`).
+        Self::new(driver, u32::try_from(device).unwrap_or(0), device, context)
+    }
+
+    fn new(
+        driver: &'static Driver,
+        ordinal: u32,
+        device: driver::Device,
+        context: Context,
+    ) -> Result<Self> {
+        let attribute = |which: c_int| {
+            let mut value = 0;
+            // SAFETY: writes to a place that is there.
+            unsafe { driver.device_get_attribute(&raw mut value, which, device)? };
+            Ok::<_, Error>(u32::try_from(value).unwrap_or(0))
+        };
+        let mut name = [0 as c_char; 256];
+        let mut uuid = [0; 16];
+        // SAFETY: both write to places of the size that they are told, the first a text that ends with a zero.
+        let model = unsafe {
+            driver.device_get_name(name.as_mut_ptr(), name.len() as c_int, device)?;
+            driver.device_get_uuid(&raw mut uuid, device)?;
+            CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+        };
+        let name = format!("GPU {ordinal} ({model})");
+        let capability = attribute(attribute::COMPUTE_CAPABILITY_MAJOR)? * 10
+            + attribute(attribute::COMPUTE_CAPABILITY_MINOR)?;
+        let unavailable = |reason: String| Error::Unavailable { what: name.clone(), reason };
+        if let Some(why) = crate::ptx::unavailable() {
+            return Err(unavailable(format!("this build has no kernels for it: {why}")));
+        }
+        let oldest = crate::ptx::modules().iter().map(crate::ptx::Module::arch).min().unwrap_or(0);
+        if capability < oldest {
+            return Err(unavailable(format!(
+                "its compute capability is {}.{}, and kernels need {}.{} or later",
+                capability / 10,
+                capability % 10,
+                oldest / 10,
+                oldest % 10
+            )));
+        }
+        // Kernels, the host and proxies reach the same memory by the same address.
+        for (which, what) in [
+            (attribute::CAN_MAP_HOST_MEMORY, "it cannot reach the host's memory"),
+            (
+                attribute::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+                "it does not reach the host's memory by the host's addresses",
+            ),
+        ] {
+            if attribute(which)? == 0 {
+                return Err(unavailable(what.to_owned()));
+            }
+        }
+        let multiprocessors = attribute(attribute::MULTIPROCESSOR_COUNT)?;
+        let mut service = std::ptr::null_mut();
+        driver.within(context, || {
+            // SAFETY: writes to a place that is there.
+            unsafe {
+                driver
+                    .stream_create(&raw mut service, driver::STREAM_NON_BLOCKING)
+                    .map_err(Error::from)
+            }
+        })?;
+        Ok(Gpu {
+            driver,
+            context,
+            retained: false,
+            ordinal,
+            device,
+            name,
+            uuid,
+            capability,
+            multiprocessors,
+            modules: Modules::default(),
+            service: Mutex::new(service),
+            free: Mutex::default(),
+            pinned: Mutex::default(),
+            events: Mutex::default(),
+        })
+    }
+
+    /// Its memory in bytes.
+    pub(super) fn total_memory(&self) -> Result<usize> {
+        let mut bytes = 0;
+        // SAFETY: writes to a place that is there.
+        unsafe { self.driver.device_total_mem(&raw mut bytes, self.device) }
+            .map_err(|e| self.error(&e))?;
+        Ok(bytes)
+    }
+
+    /// Its place on the PCI bus, as `0000:17:00.0`.
+    pub(super) fn bus_id(&self) -> Result<String> {
+        let mut id = [0 as c_char; 32];
+        // SAFETY: writes a text that ends with a zero to a place of that size.
+        unsafe {
+            self.driver
+                .device_get_pci_bus_id(id.as_mut_ptr(), id.len() as c_int, self.device)
+                .map_err(|e| self.error(&e))?;
+            Ok(CStr::from_ptr(id.as_ptr()).to_string_lossy().to_lowercase())
+        }
+    }
+
+    /// The GPUs whose memory its kernels reach, itself among them, by UUID.
+    pub(super) fn reach(&self) -> Result<Vec<[u8; 16]>> {
+        let mut all = vec![self.uuid];
+        for ordinal in 0..count(self.driver)? {
+            let (mut peer, mut can, mut uuid) = (0, 0, [0; 16]);
+            // SAFETY: all write to places that are there.
+            unsafe {
+                self.driver.device_get(&raw mut peer, ordinal as c_int)?;
+                if peer == self.device {
+                    continue;
+                }
+                self.driver.device_can_access_peer(&raw mut can, self.device, peer)?;
+                self.driver.device_get_uuid(&raw mut uuid, peer)?;
+            }
+            if can != 0 {
+                all.push(uuid);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Lets kernels reach memory of another context of this process.
+    pub(super) fn enable_peer(&self, peer: Context) -> Result<()> {
+        if peer == self.context {
+            return Ok(());
+        }
+        self.run(|| {
+            // SAFETY: the context is alive as long as its memory, which the caller holds.
+            match unsafe { self.driver.ctx_enable_peer_access(peer, 0) } {
+                Err(e) if e.code() == driver::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+                other => other.map_err(|e| self.error(&e)),
+            }
+        })
+    }
+
+    /// Has `f` run with the context current.
+    pub(super) fn run<R>(&self, f: impl FnOnce() -> Result<R>) -> Result<R> {
+        self.driver.within(self.context, f)
+    }
+
+    /// An error of this GPU.
+    pub(super) fn error(&self, error: &CudaError) -> Error {
+        error.on(&self.name).into()
+    }
+
+    /// What is done on the service stream, to its end.
+    pub(super) fn at_once(
+        &self,
+        f: impl FnOnce(RawStream) -> std::result::Result<(), CudaError>,
+    ) -> Result<()> {
+        let service: MutexGuard<'_, RawStream> = lock(&self.service);
+        self.run(|| {
+            f(*service).map_err(|e| self.error(&e))?;
+            // SAFETY: the stream is ours.
+            unsafe { self.driver.stream_synchronize(*service) }.map_err(|e| self.error(&e))
+        })
+    }
+
+    /// `bytes` of zeroed device memory.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<Address> {
+        let size = size_class(bytes);
+        let kept = lock(&self.free).get_mut(&size).and_then(Vec::pop);
+        let address = match kept {
+            Some(address) => address,
+            None => self.run(|| {
+                let mut address = 0;
+                // SAFETY: writes to a place that is there.
+                match unsafe { self.driver.mem_alloc(&raw mut address, size) } {
+                    Err(e) if e.code() == driver::OUT_OF_MEMORY => {
+                        let what = format!("allocating {bytes} bytes on {}", self.name);
+                        let enomem = std::io::Error::from_raw_os_error(libc::ENOMEM);
+                        Err(Error::system(what, enomem))
+                    }
+                    Err(e) => Err(self.error(&e)),
+                    Ok(()) => Ok(address),
+                }
+            })?,
+        };
+        // SAFETY: the memory is ours, and of that size.
+        let zeroed =
+            self.at_once(|stream| unsafe { self.driver.memset_d8_async(address, 0, size, stream) });
+        if let Err(error) = zeroed {
+            self.free(address, bytes);
+            return Err(error);
+        }
+        Ok(address)
+    }
+
+    /// Gives memory back.
+    pub(super) fn free(&self, address: Address, bytes: usize) {
+        let size = size_class(bytes);
+        if size <= KEPT_BYTES {
+            lock(&self.free).entry(size).or_default().push(address);
+            return;
+        }
+        // An error is that of a context that is lost, memory and all.
+        // SAFETY: `allocate` has made it, and the last handle is gone.
+        let _ = self.run(|| unsafe { self.driver.mem_free(address).map_err(Error::from) });
+    }
+
+    /// A place for the argument of a kernel.
+    pub(super) fn argument(&self) -> Result<*mut Work> {
+        let mut pinned = lock(&self.pinned);
+        if let Some(free) = pinned.free.pop() {
+            return Ok(free);
+        }
+        let mut slab = std::ptr::null_mut();
+        self.run(|| {
+            // SAFETY: writes to a place that is there.
+            unsafe {
+                self.driver.mem_host_alloc(&raw mut slab, SLAB_BYTES, driver::HOST_ALLOC_MAPPED)
+            }
+            .map_err(|e| self.error(&e))
+        })?;
+        pinned.slabs.push(slab);
+        let places = (0..SLAB_BYTES / WORK_BYTES).map(|i| {
+            // SAFETY: inside the slab; pages are aligned.
+            unsafe { slab.cast::<u8>().add(i * WORK_BYTES).cast::<Work>() }
+        });
+        pinned.free.extend(places);
+        pinned.free.pop().ok_or_else(|| Error::argument("work", "larger than a slab"))
+    }
+
+    /// Gives the place of an argument back, which no kernel reads any more.
+    pub(super) fn return_argument(&self, place: *mut Work) {
+        lock(&self.pinned).free.push(place);
+    }
+
+    /// An event without timing.
+    pub(super) fn event(&self) -> Result<RawEvent> {
+        if let Some(event) = lock(&self.events).pop() {
+            return Ok(event);
+        }
+        let mut event = std::ptr::null_mut();
+        self.run(|| {
+            // SAFETY: writes to a place that is there.
+            unsafe { self.driver.event_create(&raw mut event, driver::EVENT_DISABLE_TIMING) }
+                .map_err(|e| self.error(&e))
+        })?;
+        Ok(event)
+    }
+
+    /// Gives an event back that nobody waits for.
+    pub(super) fn return_event(&self, event: RawEvent) {
+        lock(&self.events).push(event);
+    }
+}
+
+impl Drop for Gpu {
+    /// Nothing of it is in use any more: whatever is in a stream keeps the GPU.
+    fn drop(&mut self) {
+        let driver = self.driver;
+        let _ = driver.within(self.context, || {
+            let free = std::mem::take(&mut *lock(&self.free));
+            let slabs = std::mem::take(&mut lock(&self.pinned).slabs);
+            // SAFETY: all of it is ours, and not in use. Errors are those of a context that is lost.
+            unsafe {
+                for event in lock(&self.events).drain(..) {
+                    let _ = driver.event_destroy(event);
+                }
+                for address in free.into_values().flatten() {
+                    let _ = driver.mem_free(address);
+                }
+                for slab in slabs {
+                    let _ = driver.mem_free_host(slab);
+                }
+                let _ = driver.stream_destroy(*lock(&self.service));
+            }
+            self.modules.unload(driver);
+            Ok(())
+        });
+        if self.retained {
+            drop(Release { driver, device: self.device });
+        }
+    }
+}
+
+/// Releases a primary context.
+struct Release {
+    driver: &'static Driver,
+    device: driver::Device,
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        // SAFETY: retained by whoever made this.
+        let _ = unsafe { self.driver.device_primary_ctx_release(self.device) };
+    }
+}
+
+/// Bytes that are allocated for so many.
+fn size_class(bytes: usize) -> usize {
+    if bytes <= KEPT_BYTES { bytes.next_power_of_two().max(LEAST_BYTES) } else { bytes }
+}

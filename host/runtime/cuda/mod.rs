@@ -1,0 +1,294 @@
+//! GPUs as devices: kernels are the PTX of this build, run by NVIDIA's driver.
+//!
+//! ```text
+//! driver.rs   the driver's library, opened when first needed; error.rs what it says
+//! gpu.rs      a GPU and a context on it: attributes, memory, events, arguments
+//! module.rs   PTX -> functions, and the cache on disk
+//! memory.rs   allocations, other processes' memory, the caller's, the host's
+//! stream.rs   streams; watch.rs what happens at ends; capture.rs what a graph needs; graph.rs graphs and timers
+//! ```
+//!
+//! * **The driver is opened at run time**: a binary starts without one, and says what is missing when it is asked for a GPU.
+//! * **The caller's things are used as they are**: the primary context or another ([`CudaRuntime::of_context`]), any stream
+//!   ([`CudaRuntime::stream_of`]), any memory ([`CudaRuntime::buffer_of`]).
+//! * **Calls are asynchronous, in stream order, and can be captured** in a graph, each stream's on its own. A graph keeps
+//!   what its calls need. Within one communicator a graph counts as a call: launch it in the order of the others.
+//! * **All blocks of all ranks on a GPU run at the same time**, or a call is refused: kernels wait for each other. Ranks in
+//!   one process share the GPU by themselves; of several processes only one runs at a time, unless NVIDIA's MPS lets them
+//!   share it. More than 8 streams of a process need `CUDA_DEVICE_MAX_CONNECTIONS=32` to run beside each other.
+//! * **Errors of kernels stay**: after one that traps every call of the context gives the same error, and every
+//!   communicator on it fails. A kernel that waits gives up after `FERROCCL_TIMEOUT`, or when its communicator is aborted,
+//!   or is dropped by a thread that panics.
+//!
+//! ```no_run
+//! use ferroccl::{Communicator, Device, ReduceOp};
+//!
+//! let device = Device::cuda(0)?; // 4 ranks on one GPU
+//! let ranks = Communicator::init_all(&device, 4)?;
+//! let streams = ranks.iter().map(|_| device.stream()).collect::<Result<Vec<_>, _>>()?;
+//! let buffers = (0..4).map(|r| device.upload(&[r as f32; 1000])).collect::<Result<Vec<_>, _>>()?;
+//! for ((rank, buffer), stream) in ranks.iter().zip(&buffers).zip(&streams) {
+//!     rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream)?;
+//! }
+//! assert_eq!(buffers[3].to_vec(&streams[3])?, [6.0; 1000]);
+//! # Ok::<(), ferroccl::Error>(())
+//! ```
+
+mod capture;
+mod driver;
+mod error;
+mod gpu;
+mod graph;
+mod memory;
+mod module;
+mod stream;
+mod watch;
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+pub use error::CudaError;
+pub use graph::{CudaGraph, CudaTimer};
+
+use self::gpu::Gpu;
+use self::memory::{CudaMemory, Registered};
+use self::stream::CudaStream;
+use super::{DeviceInfo, Keep, Memory, Runtime, StreamOps};
+use crate::buffer::{DeviceBuffer, Element, Stream};
+use crate::device::kernels::Kernel;
+use crate::runtime::sync::lock;
+use crate::{Error, Result};
+
+/// Slots of a connection in device memory, and bytes of its buffers by protocol, LL, LL128 and Simple: what two channels
+/// of every rank need stays in the L2 cache of a GPU of some 50 MB. NCCL has 8 (`NCCL_STEPS`). Not measured yet.
+const SLOTS: u32 = 8;
+const BUFFER_BYTES: [usize; 3] = [128 << 10, 256 << 10, 512 << 10];
+
+/// A GPU as a runtime.
+pub struct CudaRuntime {
+    gpu: Arc<Gpu>,
+}
+
+/// What there is to know of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// Its number in this process.
+    pub ordinal: u32,
+    /// Its name with its number, as `GPU 0 (NVIDIA H200)`.
+    pub name: String,
+    /// Its place on the PCI bus, as `0000:17:00.0`.
+    pub bus_id: String,
+    /// Its compute capability, times ten: 90 is 9.0.
+    pub compute_capability: u32,
+    /// Its multiprocessors.
+    pub multiprocessors: u32,
+    /// Its memory in bytes.
+    pub memory: usize,
+    /// The driver's version of CUDA, as 12040 for 12.4.
+    pub driver_version: u32,
+}
+
+/// The number of GPUs that the driver shows to this process (`CUDA_VISIBLE_DEVICES`).
+///
+/// # Errors
+/// [`Error::Unavailable`] when there is no driver, or no GPU: it says which.
+pub fn count() -> Result<u32> {
+    gpu::count(driver::Driver::get()?)
+}
+
+/// The process's runtime on the GPU of this number: every call gives the same while one is in use.
+///
+/// # Errors
+/// As [`CudaRuntime::new`].
+pub fn shared(ordinal: u32) -> Result<Arc<CudaRuntime>> {
+    static SHARED: Mutex<Option<HashMap<u32, Arc<CudaRuntime>>>> = Mutex::new(None);
+    let mut shared = lock(&SHARED);
+    let all = shared.get_or_insert_default();
+    if let Some(runtime) = all.get(&ordinal) {
+        return Ok(Arc::clone(runtime));
+    }
+    let runtime = Arc::new(CudaRuntime::new(ordinal)?);
+    all.insert(ordinal, Arc::clone(&runtime));
+    Ok(runtime)
+}
+
+impl CudaRuntime {
+    /// A runtime of its own on the GPU of this number, by its primary context: the one that the CUDA runtime, and so most
+    /// libraries, use.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when there is no driver, no GPU, one that is too old, or no PTX in this build;
+    /// [`Error::InvalidArgument`] when there is no GPU of this number; [`Error::Cuda`].
+    pub fn new(ordinal: u32) -> Result<Self> {
+        Ok(CudaRuntime { gpu: Arc::new(Gpu::open(ordinal)?) })
+    }
+
+    /// A runtime in a context (`CUcontext`) of the caller's.
+    ///
+    /// # Errors
+    /// As [`CudaRuntime::new`].
+    ///
+    /// # Safety
+    /// `context` is a context, and outlives the runtime and all that is made on it.
+    pub unsafe fn of_context(context: *mut c_void) -> Result<Self> {
+        // SAFETY: the caller's.
+        Ok(CudaRuntime { gpu: Arc::new(unsafe { Gpu::of_context(context)? }) })
+    }
+
+    /// With `text`, a module of PTX, in place of the kernel that is called `kernel`: an edited one, or one of your own for
+    /// [`Communicator::all_reduce_with`](crate::Communicator::all_reduce_with). It is assembled when it is first launched.
+    #[must_use]
+    pub fn with_source(self, kernel: &str, text: &str) -> Self {
+        self.gpu.modules.replace(kernel, text);
+        self
+    }
+
+    /// What there is to know of the GPU.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub fn info(&self) -> Result<GpuInfo> {
+        let gpu = &self.gpu;
+        Ok(GpuInfo {
+            ordinal: gpu.ordinal,
+            name: gpu.name.clone(),
+            bus_id: gpu.bus_id()?,
+            compute_capability: gpu.capability,
+            multiprocessors: gpu.multiprocessors,
+            memory: gpu.total_memory()?,
+            driver_version: u32::try_from(gpu.driver.version()).unwrap_or(0),
+        })
+    }
+
+    /// The context (`CUcontext`).
+    #[must_use]
+    pub fn context(&self) -> *mut c_void {
+        self.gpu.context
+    }
+
+    /// A stream (`CUstream`) of the caller's, which `keep` keeps alive. The same stream should be wrapped once: handles of
+    /// two wraps count as two streams, which costs an event between calls.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when it is of another context.
+    ///
+    /// # Safety
+    /// `stream` is a stream, as long as `keep` lives; it is not destroyed before what was put in has ended.
+    pub unsafe fn stream_of(&self, stream: *mut c_void, keep: Keep) -> Result<Stream> {
+        // SAFETY: the caller's.
+        let stream = unsafe { CudaStream::foreign(&self.gpu, stream, keep)? };
+        Ok(Stream::new(Arc::new(stream)))
+    }
+
+    /// `len` elements of the caller's memory at `address` (`CUdeviceptr`), which `keep` keeps alive.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the address is no multiple of the element's size, or the range is none.
+    ///
+    /// # Safety
+    /// The range is memory that kernels of the context may read and write, as long as `keep` lives.
+    pub unsafe fn buffer_of<T: Element>(
+        &self,
+        address: u64,
+        len: usize,
+        keep: Keep,
+    ) -> Result<DeviceBuffer<T>> {
+        let bytes = len.checked_mul(size_of::<T>());
+        let bytes = bytes.filter(|bytes| address.checked_add(*bytes as u64).is_some());
+        let Some(bytes) = bytes else {
+            let reason = format!("{len} elements from {address:#x} on are no range of memory");
+            return Err(Error::argument("len", reason));
+        };
+        if !address.is_multiple_of(size_of::<T>() as u64) {
+            let reason = format!("{address:#x} is no multiple of {}", size_of::<T>());
+            return Err(Error::argument("address", reason));
+        }
+        // SAFETY: the caller's.
+        let memory = unsafe { CudaMemory::foreign(&self.gpu, address, bytes, keep) };
+        Ok(DeviceBuffer::of_memory(Arc::new(memory), len))
+    }
+}
+
+impl fmt::Debug for CudaRuntime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaRuntime").field("gpu", &self.gpu).finish()
+    }
+}
+
+impl Runtime for CudaRuntime {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
+        Ok(Arc::new(CudaMemory::allocate(&self.gpu, bytes)?))
+    }
+
+    unsafe fn register(&self, address: u64, bytes: usize, what: &str) -> Result<Keep> {
+        // SAFETY: the caller's.
+        Ok(Arc::new(unsafe { Registered::new(&self.gpu, address, bytes, what)? }))
+    }
+
+    fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
+        let at = super::memory::range(to, offset, bytes.len())? as u64;
+        let driver = self.gpu.driver;
+        self.gpu.at_once(|stream| {
+            // SAFETY: the range was checked, and `bytes` is there until it is over.
+            unsafe { driver.memcpy_htod_async(at, bytes.as_ptr().cast(), bytes.len(), stream) }
+        })
+    }
+
+    /// Of a context: kernels of one reach all of its memory.
+    fn address_space(&self) -> u64 {
+        self.gpu.context as u64
+    }
+
+    fn stream(&self) -> Result<Arc<dyn StreamOps>> {
+        Ok(Arc::new(CudaStream::new(&self.gpu)?))
+    }
+
+    /// A multiprocessor holds a block of the largest kernels.
+    fn parallelism(&self, ranks: u32) -> u32 {
+        (self.gpu.multiprocessors / ranks.max(1)).max(1)
+    }
+
+    fn share_host(&self, _: usize) {}
+
+    fn prepare(&self, kernel: &Kernel, threads: u32) -> Result<()> {
+        self.gpu.entry(kernel, threads).map(drop)
+    }
+
+    fn buffers(&self) -> ([usize; 3], u32) {
+        (BUFFER_BYTES, SLOTS)
+    }
+
+    fn device_info(&self) -> Result<Option<DeviceInfo>> {
+        let gpu = &self.gpu;
+        let name = format!("[{}] {}", gpu.bus_id()?, gpu.name);
+        Ok(Some(DeviceInfo { name, id: gpu.uuid, capability: gpu.capability, reach: gpu.reach()? }))
+    }
+
+    fn export(&self, memory: &Arc<dyn Memory>) -> Result<Vec<u8>> {
+        CudaMemory::export(&self.gpu, memory.address())
+    }
+
+    fn import(&self, handle: &[u8], bytes: usize) -> Result<Arc<dyn Memory>> {
+        Ok(Arc::new(CudaMemory::import(&self.gpu, handle, bytes)?))
+    }
+
+    fn reach(&self, memory: &Arc<dyn Memory>) -> Result<()> {
+        let gpu = &self.gpu;
+        let mut context = std::ptr::null_mut::<c_void>();
+        gpu.run(|| {
+            let to = (&raw mut context).cast();
+            // SAFETY: writes a context to a place that is there.
+            unsafe {
+                gpu.driver.pointer_get_attribute(to, driver::POINTER_CONTEXT, memory.address())
+            }
+            .map_err(|e| gpu.error(&e))
+        })?;
+        gpu.enable_peer(context)
+    }
+}

@@ -1,0 +1,334 @@
+//! From embedded PTX to functions of a context: assembled when first needed, and kept on disk.
+//!
+//! A module is some dozen kernels of one family. The driver's assembler takes up to seconds for one, so what it makes is
+//! kept in a directory (`FERROCCL_CUDA_CACHE`), in a file whose name is a hash of all that it depends on: the text, the
+//! GPU's compute capability, the driver's version. A file that is not what it should be is made anew.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_int, c_void};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use ferroccl_device::kernels::Kernel;
+use sha2::{Digest, Sha256};
+use tracing::{debug, warn};
+
+use super::driver::{Driver, Function, Module, jit};
+use super::gpu::Gpu;
+use crate::config::Config;
+use crate::runtime::sync::lock;
+use crate::{Error, Result, log, ptx};
+
+/// Bytes of the assembler's messages that are kept.
+const LOG_BYTES: usize = 16 << 10;
+/// What a file of the cache begins with, before the hash of the rest.
+const MAGIC: &[u8; 8] = b"FERCUBI1";
+/// Bytes before the cubin.
+const HEAD: usize = MAGIC.len() + 32;
+
+/// What has been loaded into a context.
+#[derive(Default)]
+pub(super) struct Modules {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    modules: HashMap<String, Loaded>,
+    functions: HashMap<String, Entry>,
+    /// PTX of the user's, by kernel.
+    sources: HashMap<String, String>,
+}
+
+#[derive(Clone, Copy)]
+struct Loaded(Module);
+
+// SAFETY: a module may be used from any thread.
+unsafe impl Send for Loaded {}
+
+/// A kernel that can be launched.
+#[derive(Clone, Copy)]
+pub(super) struct Entry {
+    pub(super) function: Function,
+    /// Blocks that a multiprocessor holds, and of how many threads.
+    occupancy: (u32, u32),
+}
+
+// SAFETY: a function may be launched from any thread.
+unsafe impl Send for Entry {}
+
+impl Modules {
+    /// Has `text` take the place of a kernel.
+    pub(super) fn replace(&self, kernel: &str, text: &str) {
+        let mut state = lock(&self.state);
+        state.functions.remove(kernel);
+        state.modules.remove(&own(kernel));
+        state.sources.insert(kernel.to_owned(), text.to_owned());
+    }
+
+    /// Forgets all modules; their context is current.
+    pub(super) fn unload(&self, driver: &Driver) {
+        let mut state = lock(&self.state);
+        state.functions.clear();
+        for (_, Loaded(module)) in state.modules.drain() {
+            // SAFETY: nothing of it runs any more. An error is that of a context that is lost.
+            let _ = unsafe { driver.module_unload(module) };
+        }
+    }
+}
+
+/// The name of the module of a kernel with a source of its own.
+fn own(kernel: &str) -> String {
+    format!("own/{kernel}")
+}
+
+impl Gpu {
+    /// A kernel, ready to be launched, and how many blocks of `threads` threads the GPU holds at a time.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when this build has no PTX of it, [`Error::Cuda`] with the assembler's messages.
+    pub(super) fn entry(&self, kernel: &Kernel, threads: u32) -> Result<(Function, u32)> {
+        let name = kernel.name;
+        let mut state = lock(&self.modules.state);
+        let known = state.functions.get(name).copied();
+        let mut entry = match known {
+            Some(entry) => entry,
+            None => {
+                let function = self.load(&mut state, name)?;
+                Entry { function, occupancy: (0, 0) }
+            }
+        };
+        if entry.occupancy.1 != threads {
+            let mut blocks = 0;
+            self.run(|| {
+                // SAFETY: writes to a place that is there; the function is of this context.
+                unsafe {
+                    self.driver
+                        .occupancy(&raw mut blocks, entry.function, threads as c_int, 0)
+                        .map_err(|e| self.error(&e))
+                }
+            })?;
+            entry.occupancy = (u32::try_from(blocks).unwrap_or(0), threads);
+        }
+        state.functions.insert(name.to_owned(), entry);
+        Ok((entry.function, entry.occupancy.0 * self.multiprocessors))
+    }
+
+    fn load(&self, state: &mut State, kernel: &str) -> Result<Function> {
+        let unavailable = |reason: String| Error::Unavailable { what: kernel.to_owned(), reason };
+        let source = state.sources.get(kernel).cloned();
+        let (key, text) = match &source {
+            Some(text) => (own(kernel), text.as_str()),
+            None => {
+                let module = ptx::module(kernel, self.capability).ok_or_else(|| {
+                    unavailable(format!("this build has no PTX of it for {}", self.name))
+                })?;
+                (module.to_string(), "")
+            }
+        };
+        let module = match state.modules.get(&key) {
+            Some(Loaded(module)) => *module,
+            None => {
+                let text = match ptx::module(kernel, self.capability) {
+                    Some(module) if source.is_none() => module.text(),
+                    _ => text,
+                };
+                let module = self.assembled(&key, text)?;
+                state.modules.insert(key, Loaded(module));
+                module
+            }
+        };
+        let name =
+            CString::new(kernel).map_err(|_| unavailable("its name has a zero".to_owned()))?;
+        self.run(|| {
+            let mut function = std::ptr::null_mut();
+            // SAFETY: writes to a place that is there; the module is loaded, and the name ends with a zero.
+            unsafe { self.driver.module_get_function(&raw mut function, module, name.as_ptr()) }
+                .map_err(|e| self.error(&e))?;
+            Ok(function)
+        })
+    }
+
+    /// A module of `text`, from the cache or the driver's assembler.
+    fn assembled(&self, name: &str, text: &str) -> Result<Module> {
+        let directory = directory(&Config::from_env()?);
+        let path = directory.as_deref().map(|directory| directory.join(self.file_name(text)));
+        if let Some(cubin) = path.as_deref().and_then(read) {
+            match self.load_cubin(&cubin) {
+                Ok(module) => {
+                    debug!(target: log::INIT, gpu = self.name, "{name} is from the cache");
+                    return Ok(module);
+                }
+                Err(error) => {
+                    warn!(target: log::INIT, "{name} in the cache cannot be loaded: {error}");
+                }
+            }
+        }
+        let begun = std::time::Instant::now();
+        let (module, cubin) = self.assemble(name, text)?;
+        debug!(target: log::INIT, gpu = self.name, ms = begun.elapsed().as_millis() as u64, "{name} is assembled");
+        if let Some(path) = path
+            && let Err(error) = write(&path, &cubin)
+        {
+            // It will be assembled again: slower, and not wrong.
+            warn!(target: log::INIT, "{} cannot be written (FERROCCL_CUDA_CACHE): {error}", path.display());
+        }
+        Ok(module)
+    }
+
+    fn file_name(&self, text: &str) -> String {
+        let mut hash = Sha256::new();
+        hash.update(env!("CARGO_PKG_VERSION"));
+        hash.update(self.capability.to_le_bytes());
+        hash.update(self.driver.version().to_le_bytes());
+        hash.update(text);
+        let mut name = String::new();
+        for byte in hash.finalize() {
+            let _ = write!(name, "{byte:02x}");
+        }
+        name + ".cubin"
+    }
+
+    fn load_cubin(&self, cubin: &[u8]) -> Result<Module> {
+        self.run(|| {
+            let mut module = std::ptr::null_mut();
+            // SAFETY: writes to a place that is there; a cubin has its size in itself, and its hash was right.
+            unsafe { self.driver.module_load_data(&raw mut module, cubin.as_ptr().cast()) }
+                .map_err(|e| self.error(&e))?;
+            Ok(module)
+        })
+    }
+
+    /// Has the driver assemble; the error has its messages.
+    fn assemble(&self, name: &str, text: &str) -> Result<(Module, Vec<u8>)> {
+        let broken = |_| Error::Unavailable {
+            what: name.to_owned(),
+            reason: "there is a zero in it".to_owned(),
+        };
+        // PTX is a text that ends with a zero, which counts.
+        let text = CString::new(text).map_err(broken)?;
+        let title = CString::new(name).map_err(broken)?;
+        let (mut errors, mut infos) = (vec![0u8; LOG_BYTES], vec![0u8; LOG_BYTES]);
+        let mut options = [
+            jit::ERROR_LOG_BUFFER,
+            jit::ERROR_LOG_BUFFER_SIZE_BYTES,
+            jit::INFO_LOG_BUFFER,
+            jit::INFO_LOG_BUFFER_SIZE_BYTES,
+        ];
+        // Sizes are passed as what a pointer would be (cuLinkCreate).
+        let size = std::ptr::without_provenance_mut::<c_void>(LOG_BYTES - 1);
+        let mut values =
+            [errors.as_mut_ptr().cast(), size, infos.as_mut_ptr().cast::<c_void>(), size];
+        let result = self.run(|| {
+            let driver = self.driver;
+            let mut state = std::ptr::null_mut();
+            // SAFETY: options and values are as many as is said, and live until the linker is destroyed, as do the
+            // logs; the text is as long as is said; the cubin is the linker's, and copied before that is destroyed.
+            unsafe {
+                driver
+                    .link_create(
+                        options.len() as u32,
+                        options.as_mut_ptr(),
+                        values.as_mut_ptr(),
+                        &raw mut state,
+                    )
+                    .map_err(|e| self.error(&e))?;
+                let (mut cubin, mut bytes) = (std::ptr::null_mut(), 0);
+                let linked = driver
+                    .link_add_data(
+                        state,
+                        jit::INPUT_PTX,
+                        text.as_ptr().cast_mut().cast(),
+                        text.as_bytes_with_nul().len(),
+                        title.as_ptr(),
+                        0,
+                        std::ptr::null_mut(),
+                        std::ptr::null_mut(),
+                    )
+                    .and_then(|()| driver.link_complete(state, &raw mut cubin, &raw mut bytes));
+                let cubin = linked.map(|()| {
+                    std::slice::from_raw_parts(cubin.cast::<u8>().cast_const(), bytes).to_vec()
+                });
+                let _ = driver.link_destroy(state);
+                Ok(cubin)
+            }
+        })?;
+        let said = |log: &[u8]| {
+            let end = log.iter().position(|b| *b == 0).unwrap_or(log.len());
+            String::from_utf8_lossy(&log[..end]).into_owned()
+        };
+        let cubin = result.map_err(|e| {
+            let log = format!("{} {}", said(&errors), said(&infos));
+            Error::from(e.on(&self.name).with_log(&log))
+        })?;
+        let module = self.load_cubin(&cubin)?;
+        Ok((module, cubin))
+    }
+}
+
+/// Where modules are kept; `None`: nowhere.
+fn directory(env: &Config) -> Option<PathBuf> {
+    match env.cuda_cache.as_deref() {
+        Some("none") => None,
+        Some(path) => Some(path.into()),
+        None => {
+            let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+            let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
+            let cache = cache.or_else(|| set("HOME").map(|home| Path::new(&home).join(".cache")));
+            cache.map(|cache| cache.join("ferroccl"))
+        }
+    }
+}
+
+/// A cubin of the cache, if it is there and whole.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let file = fs::read(path).ok()?;
+    let (head, cubin) = file.split_at_checked(HEAD)?;
+    let hash = Sha256::digest(cubin);
+    (head[..MAGIC.len()] == *MAGIC && head[MAGIC.len()..] == *hash).then(|| cubin.to_vec())
+}
+
+/// Puts a cubin into the cache; other processes see all of it or nothing.
+fn write(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(directory)?;
+    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+    let mut file = MAGIC.to_vec();
+    file.extend_from_slice(&Sha256::digest(cubin));
+    file.extend_from_slice(cubin);
+    let written = fs::write(&temporary, file).and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_whole_comes_out_of_the_cache() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("deeper/one.cubin");
+        assert_eq!(read(&path), None);
+        write(&path, b"some code").unwrap();
+        assert_eq!(read(&path).as_deref(), Some(&b"some code"[..]));
+        let whole = fs::read(&path).unwrap();
+        for end in 0..whole.len() {
+            fs::write(&path, &whole[..end]).unwrap();
+            assert_eq!(read(&path), None, "{end} bytes");
+        }
+        for at in 0..whole.len() {
+            let mut changed = whole.clone();
+            changed[at] ^= 1;
+            fs::write(&path, &changed).unwrap();
+            assert_eq!(read(&path), None, "byte {at}");
+        }
+        write(&path, b"some code").unwrap();
+        assert_eq!(read(&path).as_deref(), Some(&b"some code"[..]));
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "what is left over");
+    }
+}

@@ -1,0 +1,196 @@
+//! What has ended: who notices, and what is then done.
+//!
+//! A stream of the driver calls nobody back without stopping for it, so behind each launch there is an event. What is to
+//! happen at its end ([`Pending`]) waits in a list of the stream, in order, and is done by whoever comes first: the thread
+//! that waits for the stream, or else the watch, a thread of the process that looks at all streams while something is
+//! under way and sleeps otherwise. An event that says that the context is lost ends all that is pending, with that error.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, LazyLock, Mutex};
+use std::time::Duration;
+
+use super::driver::{NOT_READY, RawEvent};
+use super::gpu::Gpu;
+use crate::runtime::Done;
+use crate::runtime::op::{panic_message, panicked};
+use crate::runtime::sync::lock;
+use crate::{Error, Result};
+
+/// How long the watch sleeps between two looks. Nothing waits for it but the end of what is kept alive, and other hosts.
+const PAUSE: Duration = Duration::from_micros(100);
+/// `CUDA_ERROR_DEINITIALIZED`: the process is about to end.
+const DEINITIALIZED: i32 = 4;
+
+/// What is to happen when an event has.
+pub(super) struct Pending {
+    pub(super) event: Recorded,
+    /// What ends, for a panic.
+    pub(super) what: &'static str,
+    /// Is given what the driver says, if that is an error; what it returns becomes the stream's error.
+    pub(super) then: Done,
+}
+
+/// An event in a stream, which is given back when this is dropped.
+pub(super) struct Recorded {
+    pub(super) gpu: Arc<Gpu>,
+    pub(super) raw: RawEvent,
+}
+
+// SAFETY: an event may be used from any thread.
+unsafe impl Send for Recorded {}
+// SAFETY: as above.
+unsafe impl Sync for Recorded {}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        self.gpu.return_event(self.raw);
+    }
+}
+
+impl Recorded {
+    /// Whether it has happened; an error is that of the context.
+    fn look(&self) -> Option<Result<()>> {
+        let gpu = &self.gpu;
+        // SAFETY: the event is ours, and recorded.
+        let result = gpu.run(|| match unsafe { gpu.driver.event_query(self.raw) } {
+            Err(e) if e.code() == NOT_READY => Ok(false),
+            other => other.map(|()| true).map_err(|e| gpu.error(&e)),
+        });
+        match result {
+            Ok(false) => None,
+            other => Some(other.map(drop)),
+        }
+    }
+}
+
+/// What a stream has pending, and its error.
+#[derive(Default)]
+pub(super) struct Progress {
+    pending: Mutex<VecDeque<Pending>>,
+    error: Mutex<Option<Error>>,
+}
+
+/// One thread at a time does what is to happen at ends, so that it is in order; what it does may look at other streams.
+static REAPING: Mutex<()> = Mutex::new(());
+thread_local! {
+    static REAPS: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Progress {
+    /// Notes an error; the first one stays until it is taken.
+    pub(super) fn fail(&self, error: Error) {
+        lock(&self.error).get_or_insert(error);
+    }
+
+    pub(super) fn take_error(&self) -> Result<()> {
+        lock(&self.error).take().map_or(Ok(()), Err)
+    }
+
+    /// Adds what is to happen behind all that is there.
+    pub(super) fn push(self: &Arc<Self>, pending: Pending) {
+        lock(&self.pending).push_back(pending);
+        WATCH.see(self);
+    }
+
+    /// Does what is to happen at all ends that there are by now; whether anything is left.
+    pub(super) fn reap(&self) -> bool {
+        if REAPS.get() {
+            return self.go_through();
+        }
+        let _reaping = lock(&REAPING);
+        REAPS.set(true);
+        let left = self.go_through();
+        REAPS.set(false);
+        left
+    }
+
+    fn go_through(&self) -> bool {
+        loop {
+            let mut pending = lock(&self.pending);
+            let Some(first) = pending.front() else { return false };
+            let Some(result) = first.event.look() else { return true };
+            let Some(Pending { event, what, then }) = pending.pop_front() else { return false };
+            drop(pending);
+            let failure = result.err();
+            let result = catch_unwind(AssertUnwindSafe(|| then(failure.as_ref())));
+            let result = result.unwrap_or_else(|panic| {
+                Err(panicked(what, format!("at its end: {}", panic_message(panic.as_ref()))))
+            });
+            if let Err(error) = failure.map_or(result, Err) {
+                self.fail(error);
+            }
+            drop(event);
+        }
+    }
+}
+
+/// The thread that looks when nobody else does.
+struct Watch {
+    seen: Mutex<Seen>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct Seen {
+    started: bool,
+    streams: Vec<Arc<Progress>>,
+    /// What a graph has let go of: it may not be dropped where the driver says so.
+    dropped: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+static WATCH: LazyLock<Watch> =
+    LazyLock::new(|| Watch { seen: Mutex::default(), more: Condvar::new() });
+
+/// Has something done by the watch, soon.
+pub(super) fn later(f: Box<dyn FnOnce() + Send>) {
+    let mut seen = lock(&WATCH.seen);
+    seen.dropped.push(f);
+    WATCH.start(&mut seen);
+}
+
+impl Watch {
+    fn see(&'static self, stream: &Arc<Progress>) {
+        let mut seen = lock(&self.seen);
+        if seen.streams.iter().all(|other| !Arc::ptr_eq(other, stream)) {
+            seen.streams.push(Arc::clone(stream));
+        }
+        self.start(&mut seen);
+    }
+
+    fn start(&'static self, seen: &mut Seen) {
+        if !seen.started {
+            let thread = std::thread::Builder::new().name("ferroccl-cuda".to_owned());
+            // Without it, ends are noticed by who waits for a stream.
+            seen.started = thread.spawn(|| self.run()).is_ok();
+        }
+        self.more.notify_one();
+    }
+
+    fn run(&self) {
+        loop {
+            let mut seen = lock(&self.seen);
+            while seen.streams.is_empty() && seen.dropped.is_empty() {
+                seen = self.more.wait(seen).unwrap_or_else(std::sync::PoisonError::into_inner);
+            }
+            let (streams, dropped) = (seen.streams.clone(), std::mem::take(&mut seen.dropped));
+            drop(seen);
+            for f in dropped {
+                let _ = catch_unwind(AssertUnwindSafe(f));
+            }
+            for stream in &streams {
+                stream.reap();
+            }
+            drop(streams);
+            // What has nothing pending is told of by `push` when it has again: both are under the lock.
+            lock(&self.seen).streams.retain(|stream| !lock(&stream.pending).is_empty());
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Whether an error means no more than that the process ends.
+pub(super) fn is_farewell(error: &Error) -> bool {
+    matches!(error, Error::Cuda(error) if error.code() == DEINITIALIZED)
+}

@@ -1,0 +1,117 @@
+//! What the caller has is used as it is: contexts, streams, memory.
+
+use std::sync::Arc;
+
+use ferroccl::runtime::cuda::CudaRuntime;
+use ferroccl::{Communicator, Device, ReduceOp};
+
+use crate::stand_in::{Handle, Kind, alone, live, ready, symbol};
+
+/// A context of the caller's: current, with a stream and memory.
+struct Caller {
+    context: Handle,
+    stream: Handle,
+    memory: u64,
+}
+
+const COUNT: usize = 5000;
+
+impl Caller {
+    fn new(ordinal: i32) -> Self {
+        let retain: unsafe extern "C" fn(*mut Handle, i32) -> i32 =
+            symbol("cuDevicePrimaryCtxRetain");
+        let push: unsafe extern "C" fn(Handle) -> i32 = symbol("cuCtxPushCurrent_v2");
+        let pop: unsafe extern "C" fn(*mut Handle) -> i32 = symbol("cuCtxPopCurrent_v2");
+        let create: unsafe extern "C" fn(*mut Handle, u32) -> i32 = symbol("cuStreamCreate");
+        let alloc: unsafe extern "C" fn(*mut u64, usize) -> i32 = symbol("cuMemAlloc_v2");
+        let (mut context, mut stream, mut memory) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        // SAFETY: places that are there.
+        unsafe {
+            assert_eq!(retain(&raw mut context, ordinal), 0);
+            assert_eq!(push(context), 0);
+            assert_eq!(create(&raw mut stream, 0), 0);
+            assert_eq!(alloc(&raw mut memory, COUNT * 4), 0);
+            assert_eq!(pop(std::ptr::null_mut()), 0);
+        }
+        Caller { context, stream, memory }
+    }
+}
+
+#[test]
+fn contexts_streams_and_memory() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let caller = Caller::new(1);
+    // SAFETY: the stand-in's contexts live as long as the process.
+    let runtime = Arc::new(unsafe { CudaRuntime::of_context(caller.context) }.unwrap());
+    assert_eq!(runtime.info().unwrap().ordinal, 1);
+    assert_eq!(runtime.context(), caller.context);
+    let keep = Arc::new(());
+    // SAFETY: stream and memory are never destroyed here.
+    let (stream, mine) = unsafe {
+        let stream = runtime.stream_of(caller.stream, keep.clone()).unwrap();
+        (stream, runtime.buffer_of::<f32>(caller.memory, COUNT, keep.clone()).unwrap())
+    };
+    let device = Device::new(runtime);
+    let ranks = Communicator::init_all(&device, 2).unwrap();
+    let (other, theirs) = (device.stream().unwrap(), device.upload(&[2.0f32; COUNT]).unwrap());
+    mine.copy_from(&[1.0; COUNT], &stream).unwrap();
+    ranks[0].all_reduce(&mine, &mine, ReduceOp::Sum, &stream).unwrap();
+    ranks[1].all_reduce(&theirs, &theirs, ReduceOp::Sum, &other).unwrap();
+    assert_eq!(mine.to_vec(&stream).unwrap(), [3.0; COUNT]);
+    assert_eq!(theirs.to_vec(&other).unwrap(), [3.0; COUNT]);
+    assert_eq!(mine.address(), caller.memory);
+    // Calls keep what they use as long as they need it, and no longer.
+    drop((mine, ranks));
+    drop(stream);
+    crate::errors::until(|| Arc::strong_count(&keep) == 1);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let caller = Caller::new(0);
+    let other = CudaRuntime::new(1).unwrap();
+    let keep = Arc::new(());
+    // SAFETY: refused, or never used.
+    unsafe {
+        let error = other.stream_of(caller.stream, keep.clone()).unwrap_err().to_string();
+        assert!(error.contains("stream") && error.contains("another context"), "{error}");
+        let error = other.buffer_of::<f32>(caller.memory + 1, 3, keep.clone()).unwrap_err();
+        assert!(error.to_string().contains("multiple of 4"), "{error}");
+        for len in [usize::MAX / 4, usize::MAX] {
+            let error = other.buffer_of::<f32>(u64::MAX - 7, len, keep.clone()).unwrap_err();
+            assert!(error.to_string().contains("no range of memory"), "{error}");
+        }
+    }
+}
+
+/// Nothing is left behind: memory, streams, what is registered.
+#[test]
+fn what_is_made_is_given_back() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let count = || [Kind::Allocation, Kind::Registered, Kind::Stream].map(live);
+    let before = count();
+    for _ in 0..3 {
+        let device = Device::new(Arc::new(CudaRuntime::new(0).unwrap()));
+        let ranks = Communicator::init_all(&device, 3).unwrap();
+        let streams: Vec<_> = ranks.iter().map(|_| device.stream().unwrap()).collect();
+        let buffers: Vec<_> =
+            ranks.iter().map(|_| device.upload(&vec![1u32; 400_000]).unwrap()).collect();
+        for ((rank, buffer), stream) in ranks.iter().zip(&buffers).zip(&streams) {
+            rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream).unwrap();
+            rank.all_to_all(buffer, &device.alloc(400_000).unwrap(), stream).unwrap_err();
+            rank.barrier(stream).unwrap();
+        }
+        // Handles are dropped while calls are under way.
+    }
+    crate::errors::until(|| count() == before);
+}

@@ -1,0 +1,193 @@
+//! Device memory is a memfd each, so that other processes can open it; what kernels may touch is known.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint, c_void};
+use std::fs::OpenOptions;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Mutex;
+
+use crate::{Ctx, INVALID_VALUE, Kind, count, driver, lock};
+
+/// A range that kernels reach.
+pub(crate) struct Range {
+    pub(crate) bytes: usize,
+    kind: Kind,
+    /// The context it is of.
+    context: usize,
+    /// What it is a mapping of.
+    file: Option<OwnedFd>,
+    /// How often another process's was opened.
+    opened: usize,
+    origin: Option<[u8; 64]>,
+}
+
+static RANGES: Mutex<BTreeMap<u64, Range>> = Mutex::new(BTreeMap::new());
+
+/// Whether `bytes` from `at` on are memory that kernels reach.
+pub(crate) fn known(at: u64, bytes: u64) -> bool {
+    let ranges = lock(&RANGES);
+    let before = ranges.range(..=at).next_back();
+    before.is_some_and(|(start, range)| at + bytes <= start + range.bytes as u64)
+}
+
+fn map(fd: c_int, bytes: usize, flags: c_int) -> Result<u64, c_int> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a fresh mapping at an address of the system's choice.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, fd, 0) };
+    if at == libc::MAP_FAILED { Err(2) } else { Ok(at as u64) }
+}
+
+fn add(at: u64, bytes: usize, kind: Kind, context: &Ctx, file: Option<OwnedFd>) {
+    let context = std::ptr::from_ref(context) as usize;
+    let range = Range { bytes, kind, context, file, opened: 1, origin: None };
+    count(kind, 1);
+    lock(&RANGES).insert(at, range);
+}
+
+fn remove(at: u64, kind: Kind) -> Result<Range, c_int> {
+    let mut ranges = lock(&RANGES);
+    if ranges.get(&at).is_none_or(|range| range.kind as usize != kind as usize) {
+        return Err(INVALID_VALUE);
+    }
+    count(kind, -1);
+    ranges.remove(&at).ok_or(INVALID_VALUE)
+}
+
+fn unmap(at: u64, bytes: usize) {
+    // SAFETY: mapped by `map`, and nobody has it any more.
+    unsafe { libc::munmap(at as *mut c_void, bytes) };
+}
+
+driver! {
+    cuMemAlloc_v2(to: *mut u64, bytes: usize) |context| {
+        if bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        if bytes > 1 << 34 {
+            return Err(2);
+        }
+        let pages = bytes.next_multiple_of(4096);
+        // SAFETY: a constant name and flags; then a size; then the descriptor is ours alone.
+        let file = unsafe {
+            let fd = libc::memfd_create(c"fake-cuda".as_ptr(), libc::MFD_CLOEXEC);
+            if fd < 0 || libc::ftruncate(fd, pages as libc::off_t) != 0 {
+                return Err(2);
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        let at = map(file.as_raw_fd(), pages, libc::MAP_SHARED | libc::MAP_NORESERVE)?;
+        if pages <= 1 << 22 {
+            // Fresh device memory is anything but zeros.
+            // SAFETY: just mapped.
+            unsafe { std::ptr::write_bytes(at as *mut u8, 0xcd, pages) };
+        }
+        add(at, pages, Kind::Allocation, context, Some(file));
+        // SAFETY: the caller's place.
+        // SAFETY: the caller's place.
+        unsafe { *to = at };
+        Ok(())
+    }
+    cuMemFree_v2(at: u64) |_context| {
+        let range = remove(at, Kind::Allocation)?;
+        unmap(at, range.bytes);
+        Ok(())
+    }
+    cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, _flags: c_uint) |context| {
+        let pages = bytes.next_multiple_of(4096);
+        let at = map(-1, pages, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)?;
+        add(at, pages, Kind::Pinned, context, None);
+        // SAFETY: the caller's place.
+        unsafe { *to = at as *mut c_void };
+        Ok(())
+    }
+    cuMemFreeHost(at: *mut c_void) |_context| {
+        let range = remove(at as u64, Kind::Pinned)?;
+        unmap(at as u64, range.bytes);
+        Ok(())
+    }
+    cuMemHostRegister_v2(at: *mut c_void, bytes: usize, _flags: c_uint) |context| {
+        let at = at as u64;
+        if bytes == 0 || !at.is_multiple_of(4096) {
+            return Err(INVALID_VALUE);
+        }
+        let overlaps = {
+            let ranges = lock(&RANGES);
+            let before = ranges.range(..at + bytes as u64).next_back();
+            before.is_some_and(|(start, range)| start + range.bytes as u64 > at)
+        };
+        if overlaps {
+            return Err(712);
+        }
+        add(at, bytes, Kind::Registered, context, None);
+        Ok(())
+    }
+    cuMemHostUnregister(at: *mut c_void) |_context| {
+        remove(at as u64, Kind::Registered).map(drop).map_err(|_| 713)
+    }
+    cuPointerGetAttribute(to: *mut c_void, attribute: c_int, at: u64) |_context| {
+        let ranges = lock(&RANGES);
+        let (_, range) = ranges.range(..=at).next_back().ok_or(INVALID_VALUE)?;
+        if attribute != 1 {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the caller's place, for a context.
+        unsafe { *to.cast::<usize>() = range.context };
+        Ok(())
+    }
+    cuIpcGetMemHandle(to: *mut [u8; 64], at: u64) |_context| {
+        let ranges = lock(&RANGES);
+        let range = ranges.get(&at).ok_or(INVALID_VALUE)?;
+        let file = range.file.as_ref().ok_or(INVALID_VALUE)?;
+        let mut handle = [0; 64];
+        let words = [u64::from(std::process::id()), file.as_raw_fd() as u64, range.bytes as u64];
+        for (to, word) in handle.as_chunks_mut().0.iter_mut().zip(words) {
+            *to = word.to_ne_bytes();
+        }
+        // SAFETY: the caller's place.
+        unsafe { *to = handle };
+        Ok(())
+    }
+    cuIpcOpenMemHandle_v2(to: *mut u64, handle: Handle, _flags: c_uint) |context| {
+        let word = |i: usize| u64::from_ne_bytes(handle.0.as_chunks().0[i]);
+        let (pid, fd, bytes) = (word(0), word(1), word(2) as usize);
+        if pid == u64::from(std::process::id()) {
+            // Not in the process that it is of (cuIpcOpenMemHandle).
+            return Err(201);
+        }
+        let mut ranges = lock(&RANGES);
+        if let Some((at, range)) = ranges.iter_mut().find(|(_, range)| range.origin == Some(handle.0)) {
+            range.opened += 1;
+            // SAFETY: the caller's place.
+            unsafe { *to = *at };
+            return Ok(());
+        }
+        drop(ranges);
+        let path = format!("/proc/{pid}/fd/{fd}");
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| INVALID_VALUE)?;
+        let at = map(file.as_raw_fd(), bytes, libc::MAP_SHARED | libc::MAP_NORESERVE)?;
+        add(at, bytes, Kind::Import, context, Some(file.into()));
+        if let Some(range) = lock(&RANGES).get_mut(&at) {
+            range.origin = Some(handle.0);
+        }
+        // SAFETY: the caller's place.
+        unsafe { *to = at };
+        Ok(())
+    }
+    cuIpcCloseMemHandle(at: u64) |_context| {
+        let mut ranges = lock(&RANGES);
+        let range = ranges.get_mut(&at).ok_or(INVALID_VALUE)?;
+        range.opened -= 1;
+        if range.opened > 0 {
+            return Ok(());
+        }
+        drop(ranges);
+        let range = remove(at, Kind::Import)?;
+        unmap(at, range.bytes);
+        Ok(())
+    }
+}
+
+/// `CUipcMemHandle`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Handle([u8; 64]);

@@ -1,0 +1,131 @@
+//! The linker and modules: a "cubin" is the list of its kernels' names.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+use ferroccl::device::kernels::{self, Kernel};
+
+use crate::{INVALID_HANDLE, Kind, count, driver, setting};
+
+const MAGIC: &str = "FAKECUBIN\n";
+
+/// What is being linked.
+struct Link {
+    errors: *mut u8,
+    bytes: usize,
+    cubin: Vec<u8>,
+}
+
+pub(crate) struct Module {
+    names: Vec<String>,
+}
+
+driver! {
+    cuLinkCreate_v2(n: c_uint, options: *mut c_int, values: *mut *mut c_void, to: *mut *mut c_void) |_context| {
+        let mut link = Link { errors: std::ptr::null_mut(), bytes: 0, cubin: Vec::new() };
+        for i in 0..n as usize {
+            // SAFETY: as many as is said.
+            let (option, value) = unsafe { (*options.add(i), *values.add(i)) };
+            match option {
+                5 => link.errors = value.cast(),
+                6 => link.bytes = value as usize,
+                _ => {}
+            }
+        }
+        // SAFETY: the caller's place.
+        unsafe { *to = Box::into_raw(Box::new(link)).cast() };
+        Ok(())
+    }
+    cuLinkAddData_v2(state: *mut c_void, kind: c_int, data: *mut c_void, bytes: usize, _name: *const c_char,
+        _n: c_uint, _options: *mut c_int, _values: *mut *mut c_void) |_context| {
+        // SAFETY: the caller's: what `cuLinkCreate` gave, and as much text as is said.
+        let (link, text) = unsafe {
+            (&mut *state.cast::<Link>(), std::slice::from_raw_parts(data.cast::<u8>(), bytes))
+        };
+        let text = text.strip_suffix(&[0]).and_then(|text| std::str::from_utf8(text).ok());
+        let complain = |words: &str| {
+            let n = words.len().min(link.bytes.saturating_sub(1));
+            // SAFETY: the caller's place for so many bytes.
+            unsafe {
+                std::ptr::copy_nonoverlapping(words.as_ptr(), link.errors, n);
+                *link.errors.add(n) = 0;
+            }
+            Err(218)
+        };
+        let Some(text) = text.filter(|_| kind == 1) else {
+            return complain("ptxas fatal : not a text that ends with a zero");
+        };
+        let target = text.lines().find_map(|line| line.trim().strip_prefix(".target sm_"));
+        let digits = |text: &str| text.chars().take_while(char::is_ascii_digit).collect::<String>();
+        let Some(target) = target.and_then(|target| digits(target).parse::<c_int>().ok()) else {
+            return complain("ptxas fatal : Missing .target directive at start of file");
+        };
+        if target > setting("FAKE_CUDA_SM", 90) {
+            return complain("ptxas fatal : SM version specified by .target is higher than default SM version assumed");
+        }
+        let names = text.split(".visible .entry ").skip(1).filter_map(|rest| rest.split('(').next());
+        link.cubin = MAGIC.as_bytes().to_vec();
+        for name in names {
+            link.cubin.extend_from_slice(name.trim().as_bytes());
+            link.cubin.push(b'\n');
+        }
+        link.cubin.push(0);
+        Ok(())
+    }
+    cuLinkComplete(state: *mut c_void, to: *mut *mut c_void, bytes: *mut usize) |_context| {
+        // SAFETY: what `cuLinkCreate` gave; the caller's places.
+        unsafe {
+            let link = &mut *state.cast::<Link>();
+            (*to, *bytes) = (link.cubin.as_mut_ptr().cast(), link.cubin.len());
+        }
+        Ok(())
+    }
+    cuLinkDestroy(state: *mut c_void) |_context| {
+        // SAFETY: what `cuLinkCreate` gave, once.
+        drop(unsafe { Box::from_raw(state.cast::<Link>()) });
+        Ok(())
+    }
+    cuModuleLoadData(to: *mut *mut c_void, image: *const c_void) |_context| {
+        // SAFETY: ours end with a zero, and others do not begin like ours.
+        let text = unsafe { CStr::from_ptr(image.cast()) }.to_str().map_err(|_| 200)?;
+        let names = text.strip_prefix(MAGIC).ok_or(200)?;
+        count(Kind::Module, 1);
+        let names = names.lines().map(str::to_owned).collect();
+        // SAFETY: the caller's place.
+        unsafe { *to = Box::into_raw(Box::new(Module { names })).cast() };
+        Ok(())
+    }
+    cuModuleUnload(module: *mut c_void) |_context| {
+        count(Kind::Module, -1);
+        // SAFETY: what `cuModuleLoadData` gave, once.
+        drop(unsafe { Box::from_raw(module.cast::<Module>()) });
+        Ok(())
+    }
+    cuModuleGetFunction(to: *mut *const c_void, module: *mut c_void, name: *const c_char) |_context| {
+        // SAFETY: what `cuModuleLoadData` gave, and a name that ends with a zero.
+        let (module, name) = unsafe { (&*module.cast::<Module>(), CStr::from_ptr(name)) };
+        let name = name.to_str().map_err(|_| 500)?;
+        if !module.names.iter().any(|known| known == name) {
+            return Err(500);
+        }
+        // Kernels that the table does not have are none's.
+        let kernel = kernels::all().find(|kernel| kernel.name == name).ok_or(500)?;
+        // SAFETY: the caller's place. A function lives as long as the process.
+        unsafe { *to = std::ptr::from_ref(Box::leak(Box::new(kernel))).cast() };
+        Ok(())
+    }
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(to: *mut c_int, _function: *const c_void, threads: c_int,
+        _shared: usize) |_context| {
+        // SAFETY: the caller's place.
+        unsafe { *to = 1024 / threads.max(512) };
+        Ok(())
+    }
+}
+
+/// The kernel of a function.
+pub(crate) fn kernel(function: *const c_void) -> Result<Kernel, c_int> {
+    if function.is_null() {
+        return Err(INVALID_HANDLE);
+    }
+    // SAFETY: what `cuModuleGetFunction` gave.
+    Ok(unsafe { *function.cast::<Kernel>() })
+}

@@ -1,0 +1,343 @@
+//! Streams and events: those of the CPU runtime.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use ferroccl::device::abi::Work;
+use ferroccl::device::kernels::Kernel;
+use ferroccl::runtime::{Event, Launch, Runtime, StreamOps};
+
+use crate::graph::{Captured, Node, Recording};
+use crate::{
+    Ctx, INVALID_VALUE, Kind, LAUNCH_FAILED, RUNTIME, count, driver, lock, memory, module, ordered,
+};
+
+/// `CUstream`.
+pub(crate) struct Stream {
+    pub(crate) ops: Arc<dyn StreamOps>,
+    pub(crate) context: &'static Ctx,
+    /// What it is being captured in, and as which lane.
+    pub(crate) capture: Mutex<Option<(Weak<Recording>, usize)>>,
+}
+
+/// `CUevent`.
+pub(crate) struct RawEvent {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    event: Option<Event>,
+    done: Option<Arc<AtomicBool>>,
+    time: Arc<Mutex<Option<Instant>>>,
+    captured: Option<Captured>,
+}
+
+pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+/// What the host calls in stream order.
+#[derive(Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) function: HostFunction,
+    pub(crate) data: *mut c_void,
+}
+
+// SAFETY: it is the caller's to make it so (cuLaunchHostFunc).
+unsafe impl Send for Call {}
+// SAFETY: as above.
+unsafe impl Sync for Call {}
+
+impl Call {
+    pub(crate) fn put(self, ops: &dyn StreamOps) {
+        ops.host_function(Box::new(move || {
+            let call = self;
+            // SAFETY: the function takes what came with it.
+            unsafe { (call.function)(call.data) }
+        }));
+    }
+}
+
+/// A launch.
+#[derive(Clone, Copy)]
+pub(crate) struct Start {
+    pub(crate) kernel: Kernel,
+    pub(crate) blocks: u32,
+    /// Address of the argument: read when it runs.
+    pub(crate) work: u64,
+    pub(crate) context: &'static Ctx,
+}
+
+impl Start {
+    /// Puts it into a stream.
+    pub(crate) fn put(self, ops: &Arc<dyn StreamOps>) {
+        let Start { kernel, blocks, work, context } = self;
+        let trap = move || context.sticky.store(LAUNCH_FAILED, Ordering::Relaxed);
+        if ordered(&format!("kernel:{}", kernel.name)).is_some() {
+            return ops.host_function(Box::new(trap));
+        }
+        // SAFETY: checked when it was launched: pinned memory, which is kept until the end.
+        let work: Work = unsafe { *(work as *const Work) };
+        let (sharing, bytes) = (1, work.count);
+        context.running.fetch_add(1, Ordering::AcqRel);
+        let done = Box::new(move |failure: Option<&ferroccl::Error>| {
+            context.running.fetch_sub(1, Ordering::AcqRel);
+            if failure.is_some() {
+                trap();
+            }
+            Ok(())
+        });
+        let work = Box::new(work);
+        let keep = Vec::new();
+        let launch = Launch { kernel, blocks, threads: 1, sharing, work, keep, bytes, done };
+        // SAFETY: the kernel is of the table, and takes a `Work`; the rest is the caller's.
+        if unsafe { ops.launch(launch) }.is_err() {
+            trap();
+        }
+    }
+}
+
+pub(crate) fn stream<'a>(raw: *mut c_void) -> Result<&'a Stream, c_int> {
+    if raw.is_null() {
+        return Err(INVALID_VALUE); // there is no legacy stream
+    }
+    // SAFETY: what `cuStreamCreate` gave.
+    Ok(unsafe { &*raw.cast::<Stream>() })
+}
+
+fn event<'a>(raw: *mut c_void) -> Result<&'a RawEvent, c_int> {
+    if raw.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: what `cuEventCreate` gave.
+    Ok(unsafe { &*raw.cast::<RawEvent>() })
+}
+
+impl Stream {
+    /// What it is being captured in, if that goes on.
+    pub(crate) fn capturing(&self) -> Option<(Arc<Recording>, usize)> {
+        let (recording, lane) = lock(&self.capture).clone()?;
+        let recording = recording.upgrade().filter(|recording| !recording.has_ended())?;
+        Some((recording, lane))
+    }
+
+    /// Waits, as long as the context is well.
+    fn drain(&self) -> Result<(), c_int> {
+        loop {
+            match self.context.sticky.load(Ordering::Relaxed) {
+                0 => {}
+                code => return Err(code),
+            }
+            // An error of a kernel has been noted by its end.
+            if !matches!(self.ops.query(), Ok(false)) {
+                return match self.context.sticky.load(Ordering::Relaxed) {
+                    0 => Ok(()),
+                    code => Err(code),
+                };
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+}
+
+driver! {
+    cuStreamCreate(to: *mut *mut c_void, _flags: c_uint) |context| {
+        let ops = RUNTIME.stream().map_err(|_| 2)?;
+        let stream = Stream { ops, context, capture: Mutex::default() };
+        count(Kind::Stream, 1);
+        // SAFETY: the caller's place.
+        unsafe { *to = Box::into_raw(Box::new(stream)).cast() };
+        Ok(())
+    }
+    cuStreamDestroy_v2(raw: *mut c_void) |_context| {
+        stream(raw)?;
+        count(Kind::Stream, -1);
+        // SAFETY: what `cuStreamCreate` gave, once. What is in it runs on.
+        drop(unsafe { Box::from_raw(raw.cast::<Stream>()) });
+        Ok(())
+    }
+    cuStreamGetCtx(raw: *mut c_void, to: *mut *mut c_void) |_context| {
+        // SAFETY: the caller's place.
+        unsafe { *to = std::ptr::from_ref(stream(raw)?.context).cast_mut().cast() };
+        Ok(())
+    }
+    cuStreamSynchronize(raw: *mut c_void) |_context| {
+        let stream = stream(raw)?;
+        if stream.capturing().is_some() {
+            return Err(900);
+        }
+        stream.drain()
+    }
+    cuStreamQuery(raw: *mut c_void) |_context| {
+        let stream = stream(raw)?;
+        if stream.capturing().is_some() {
+            return Err(900);
+        }
+        if matches!(stream.ops.query(), Ok(false)) { Err(600) } else { Ok(()) }
+    }
+    cuStreamWaitEvent(raw: *mut c_void, which: *mut c_void, _flags: c_uint) |_context| {
+        let (stream, which) = (stream(raw)?, event(which)?);
+        let state = lock(&which.state);
+        match (&state.captured, stream.capturing()) {
+            (Some(captured), Some((recording, lane))) => recording.wait(lane, captured),
+            (Some(captured), None) => {
+                // It is captured from here on, too.
+                let (recording, lane) = captured.fork()?;
+                *lock(&stream.capture) = Some((Arc::downgrade(&recording), lane));
+                Ok(())
+            }
+            (None, Some(_)) => Err(905),
+            (None, None) => {
+                if let Some(event) = &state.event {
+                    stream.ops.wait(event);
+                }
+                Ok(())
+            }
+        }
+    }
+    cuStreamWaitValue32_v2(raw: *mut c_void, at: u64, value: u32, flags: c_uint) |_context| {
+        if flags != 0 || !memory::known(at, 4) {
+            return Err(INVALID_VALUE);
+        }
+        let reached = Event::new();
+        stream(raw)?.ops.wait(&reached);
+        std::thread::spawn(move || {
+            // SAFETY: memory that kernels reach; the waiter keeps it until the stream has passed.
+            let word = unsafe { AtomicU32::from_ptr(at as *mut u32) };
+            while word.load(Ordering::Acquire) < value {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            reached.complete(Ok(()));
+        });
+        Ok(())
+    }
+    cuEventCreate(to: *mut *mut c_void, _flags: c_uint) |_context| {
+        count(Kind::Event, 1);
+        // SAFETY: the caller's place.
+        unsafe { *to = Box::into_raw(Box::new(RawEvent { state: Mutex::default() })).cast() };
+        Ok(())
+    }
+    cuEventDestroy_v2(raw: *mut c_void) |_context| {
+        event(raw)?;
+        count(Kind::Event, -1);
+        // SAFETY: what `cuEventCreate` gave, once.
+        drop(unsafe { Box::from_raw(raw.cast::<RawEvent>()) });
+        Ok(())
+    }
+    cuEventRecord(raw: *mut c_void, into: *mut c_void) |_context| {
+        let (which, stream) = (event(raw)?, stream(into)?);
+        let mut state = lock(&which.state);
+        *state = State::default();
+        if let Some((recording, lane)) = stream.capturing() {
+            state.captured = Some(recording.record(lane));
+            return Ok(());
+        }
+        let (event, done) = (Event::new(), Arc::new(AtomicBool::new(false)));
+        stream.ops.record(&event, false);
+        let (told, time) = (Arc::clone(&done), Arc::clone(&state.time));
+        stream.ops.host_function(Box::new(move || {
+            *lock(&time) = Some(Instant::now());
+            told.store(true, Ordering::Release);
+        }));
+        (state.event, state.done) = (Some(event), Some(done));
+        Ok(())
+    }
+    cuEventQuery(raw: *mut c_void) |_context| {
+        let state = lock(&event(raw)?.state);
+        if state.captured.is_some() {
+            return Err(907);
+        }
+        let done = state.done.as_ref().is_none_or(|done| done.load(Ordering::Acquire));
+        if done { Ok(()) } else { Err(600) }
+    }
+    cuEventSynchronize(raw: *mut c_void) |context| {
+        let done = lock(&event(raw)?.state).done.clone();
+        while done.as_ref().is_some_and(|done| !done.load(Ordering::Acquire)) {
+            match context.sticky.load(Ordering::Relaxed) {
+                0 => std::thread::sleep(Duration::from_micros(20)),
+                code => return Err(code),
+            }
+        }
+        Ok(())
+    }
+    cuEventElapsedTime(to: *mut f32, from: *mut c_void, until: *mut c_void) |_context| {
+        let time = |raw| Ok::<_, c_int>(*lock(&lock(&event(raw)?.state).time));
+        let (Some(from), Some(until)) = (time(from)?, time(until)?) else { return Err(600) };
+        // SAFETY: the caller's place.
+        unsafe { *to = until.saturating_duration_since(from).as_secs_f32() * 1e3 };
+        Ok(())
+    }
+    cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, into: *mut c_void) |_context| {
+        let stream = stream(into)?;
+        if !memory::known(to, bytes as u64) {
+            return Err(INVALID_VALUE);
+        }
+        if stream.capturing().is_some() {
+            return Err(900);
+        }
+        // SAFETY: as much as is said. Pageable memory is read before the call returns.
+        let copy = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec();
+        stream.ops.host_function(Box::new(move || {
+            // SAFETY: memory that was known; the stream's order keeps others away.
+            unsafe { std::ptr::copy_nonoverlapping(copy.as_ptr(), to as *mut u8, copy.len()) }
+        }));
+        Ok(())
+    }
+    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, into: *mut c_void) |_context| {
+        let stream = stream(into)?;
+        if !memory::known(from, bytes as u64) {
+            return Err(INVALID_VALUE);
+        }
+        let to = to as usize;
+        stream.ops.host_function(Box::new(move || {
+            // SAFETY: as much as was said, on both sides.
+            unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) }
+        }));
+        Ok(())
+    }
+    cuMemsetD8Async(at: u64, value: u8, bytes: usize, into: *mut c_void) |_context| {
+        let stream = stream(into)?;
+        if !memory::known(at, bytes as u64) {
+            return Err(INVALID_VALUE);
+        }
+        stream.ops.host_function(Box::new(move || {
+            // SAFETY: memory that was known; the stream's order keeps others away.
+            unsafe { std::ptr::write_bytes(at as *mut u8, value, bytes) }
+        }));
+        Ok(())
+    }
+    cuLaunchHostFunc(into: *mut c_void, function: HostFunction, data: *mut c_void) |_context| {
+        let stream = stream(into)?;
+        let call = Call { function, data };
+        match stream.capturing() {
+            Some((recording, lane)) => recording.push(lane, Node::Host(call)),
+            None => call.put(&*stream.ops),
+        }
+        Ok(())
+    }
+    cuLaunchKernel(function: *const c_void, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+        _shared: c_uint, into: *mut c_void, arguments: *mut *mut c_void, _extra: *mut *mut c_void) |context| {
+        let stream = stream(into)?;
+        let kernel = module::kernel(function)?;
+        if gx == 0 || (gy, gz, by, bz) != (1, 1, 1, 1) || bx == 0 || bx > kernel.threads || !bx.is_multiple_of(32) {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: one argument, the address of the work.
+        let work = unsafe { *(*arguments).cast::<u64>() };
+        if !memory::known(work, size_of::<Work>() as u64) {
+            return Err(700);
+        }
+        // SAFETY: memory that is known.
+        let call: Work = unsafe { *(work as *const Work) };
+        if !memory::known(call.comm, 1) || (call.input != 0 && call.count > 0 && !memory::known(call.input, 1)) {
+            return Err(700);
+        }
+        let start = Start { kernel, blocks: gx, work, context };
+        match stream.capturing() {
+            Some((recording, lane)) => recording.push(lane, Node::Kernel(start)),
+            None => start.put(&stream.ops),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,263 @@
+//! What can go wrong: nothing there, too much asked for, kernels that trap, devices that are lost, peers that never come.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ferroccl::runtime::cuda::CudaRuntime;
+use ferroccl::{Algorithm, CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp};
+
+use crate::stand_in::{Healed, alone, fail, gpus, ready};
+
+/// Waits until it is so; a minute is for ever.
+pub(crate) fn until(mut so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !so() {
+        assert!(Instant::now() < deadline, "it never came to be");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there() {
+    if !ready() {
+        return;
+    }
+    let error = Device::cuda(2).unwrap_err().to_string();
+    assert_eq!(error, "invalid argument ordinal: 2 is none of the 2 GPUs that the driver shows");
+}
+
+#[test]
+fn a_call_that_the_driver_refuses_is_named() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::cuda(0).unwrap();
+    fail("cuStreamCreate", 0, 2);
+    let error = device.stream().unwrap_err();
+    let Error::Cuda(cuda) = &error else { panic!("{error}") };
+    assert_eq!(
+        (cuda.call(), cuda.code(), cuda.device()),
+        ("cuStreamCreate", 2, Some("GPU 0 (Stand-in)"))
+    );
+    assert!(!cuda.is_sticky());
+    assert_eq!(
+        error.to_string(),
+        "cuStreamCreate: CUDA_ERROR_OUT_OF_MEMORY (2), out of memory, on GPU 0 (Stand-in)"
+    );
+    fail("cuMemHostRegister_v2", 0, 1);
+    let error = Communicator::init_all(&device, 2).unwrap_err().to_string();
+    assert!(error.starts_with("registering a communicator's control block"), "{error}");
+    let error = device.alloc::<u8>(1 << 40).unwrap_err().to_string();
+    assert!(error.contains("allocating 1099511627776 bytes on GPU 0"), "{error}");
+    // All of it is as before.
+    assert!(Communicator::init_all(&device, 2).is_ok());
+}
+
+/// 16 multiprocessors: 4 ranks have 4 blocks each, and no more.
+#[test]
+fn blocks_that_cannot_all_run_are_refused() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::cuda(0).unwrap();
+    let ranks = Communicator::init_all(&device, 4).unwrap();
+    assert_eq!(ranks[0].channels(), 4);
+    assert_eq!(Communicator::init_all(&device, 1).unwrap()[0].channels(), 16);
+    let both = Communicator::init_all_on(&gpus(&[0, 1, 0, 0]), &CommConfig::default()).unwrap();
+    assert_eq!(both[1].channels(), 5, "of 16 for 3 ranks");
+    let mut config = CommConfig::default();
+    config.channels = Some(17);
+    let ranks = Communicator::init_all_with(&device, 2, &config);
+    let stream = device.stream().unwrap();
+    let buffer = device.alloc::<f32>(1 << 20).unwrap();
+    let ranks = ranks.unwrap();
+    // A call takes what there is room for.
+    let other = device.alloc::<f32>(1 << 20).unwrap();
+    let second = device.stream().unwrap();
+    ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
+    ranks[1].all_reduce(&other, &other, ReduceOp::Sum, &second).unwrap();
+    stream.synchronize().unwrap();
+    second.synchronize().unwrap();
+}
+
+/// More ranks than multiprocessors.
+#[test]
+fn ranks_that_have_no_room_are_told() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::cuda(0).unwrap();
+    let ranks = Communicator::init_all(&device, 40).unwrap();
+    let stream = device.stream().unwrap();
+    let buffer = device.alloc::<f32>(100).unwrap();
+    let error = ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Unavailable { .. }), "{text}");
+    for part in ["40 ranks of 1 blocks", "16 multiprocessors", "NCCL_MAX_NCHANNELS"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+fn short() -> CommConfig {
+    let mut config = CommConfig::default();
+    config.timeout = Some(Duration::from_millis(300));
+    config
+}
+
+#[test]
+fn a_peer_that_never_calls_is_waited_for_as_long_as_was_said() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::cuda(0).unwrap();
+    let ranks = Communicator::init_all_with(&device, 2, &short()).unwrap();
+    let stream = device.stream().unwrap();
+    let buffer = device.alloc::<f32>(100).unwrap();
+    ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
+    let error = stream.synchronize().unwrap_err().to_string();
+    assert!(error.starts_with("timeout: rank 0"), "{error}");
+    assert!(ranks[0].async_error().is_err());
+    // The stream and the GPU are as good as before.
+    let again = Communicator::init_all(&device, 1).unwrap();
+    again[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn an_abort_ends_kernels_that_wait() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::cuda(0).unwrap();
+    let ranks = Communicator::init_all(&device, 2).unwrap();
+    let stream = device.stream().unwrap();
+    let buffer = device.alloc::<f32>(100).unwrap();
+    ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
+    assert!(!stream.query().unwrap());
+    ranks[0].abort();
+    let error = stream.synchronize().unwrap_err().to_string();
+    assert!(error.contains("abort"), "{error}");
+}
+
+/// A thread that panics drops what it has: its kernels, and those of its peers, end.
+#[test]
+fn a_panic_leaves_no_kernel_waiting() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::cuda(0).unwrap();
+    let mut ranks = Communicator::init_all(&device, 2).unwrap();
+    let (second, first) = (ranks.pop().unwrap(), ranks.pop().unwrap());
+    let streams = [device.stream().unwrap(), device.stream().unwrap()];
+    let buffer = device.alloc::<f32>(100).unwrap();
+    first.all_reduce(&buffer, &buffer, ReduceOp::Sum, &streams[0]).unwrap();
+    let theirs = streams[1].clone();
+    let device = device.clone();
+    let panicked = std::thread::spawn(move || {
+        // Its own kernel waits, too: for a broadcast that nobody else makes.
+        let buffer = device.alloc::<f32>(100).unwrap();
+        second.recv(&buffer, 0, &theirs).unwrap();
+        panic!("on purpose");
+    });
+    assert!(panicked.join().is_err());
+    assert!(streams[1].synchronize().is_err());
+    assert!(streams[0].synchronize().is_err());
+    assert!(first.async_error().is_err());
+}
+
+#[test]
+fn a_kernel_that_traps_fails_all_that_is_on_its_gpu() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let _healed = Healed;
+    let devices = [0, 0, 1].map(|gpu| Device::new(Arc::new(CudaRuntime::new(gpu).unwrap())));
+    let mut config = CommConfig::default();
+    (config.protocol, config.algorithm) = (Some(ProtocolId::Ll), Some(Algorithm::Ring));
+    let ranks = Communicator::init_all_on(&devices, &config).unwrap();
+    let bystander = Communicator::init_all(&devices[0], 1).unwrap().remove(0);
+    let streams: Vec<_> = devices.iter().map(|device| device.stream().unwrap()).collect();
+    let buffers: Vec<_> = devices.iter().map(|d| d.upload(&[1u32; 1000]).unwrap()).collect();
+    fail("kernel:all_reduce_ring_ll_sum_uint32", 0, 719);
+    for (i, rank) in ranks.iter().enumerate() {
+        // The driver may say it at any call from the trap on.
+        let _ = rank.all_reduce(&buffers[i], &buffers[i], ReduceOp::Sum, &streams[i]);
+    }
+    for (i, stream) in streams.iter().enumerate() {
+        let error = stream.synchronize().unwrap_err();
+        println!("rank {i}: {error}");
+        if i < 2 {
+            let Error::Cuda(cuda) = &error else { panic!("rank {i}: {error}") };
+            assert!(cuda.is_sticky() && cuda.code() == 719, "{error}");
+            assert_eq!(cuda.device(), Some("GPU 0 (Stand-in)"));
+        }
+        assert!(ranks[i].async_error().is_err());
+    }
+    let error = bystander.all_reduce(&buffers[0], &buffers[0], ReduceOp::Sum, &streams[0]);
+    assert!(matches!(error, Err(Error::Cuda(_))), "{error:?}");
+    assert!(bystander.async_error().is_err(), "its other ranks would wait for ever");
+}
+
+#[test]
+fn a_device_that_is_lost_is_named_by_every_stream() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let _healed = Healed;
+    let device = Device::new(Arc::new(CudaRuntime::new(0).unwrap()));
+    let ranks = Communicator::init_all(&device, 2).unwrap();
+    let stream = device.stream().unwrap();
+    let buffer = device.alloc::<f32>(100).unwrap();
+    ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
+    // While the kernel waits: ECC_UNCORRECTABLE would do as well.
+    fail("cuEventQuery", 0, 700);
+    let error = stream.synchronize().unwrap_err();
+    let Error::Cuda(cuda) = &error else { panic!("{error}") };
+    assert!(cuda.is_sticky() && cuda.name() == "CUDA_ERROR_ILLEGAL_ADDRESS", "{error}");
+    assert!(ranks[0].async_error().is_err());
+    let after = ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap_err();
+    assert!(after.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{after}");
+    // Another rank of the GPU hears it from the driver, and its communicator ends, too.
+    let after = ranks[1].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap_err();
+    assert!(matches!(after, Error::Cuda(_)), "{after}");
+    assert!(ranks[1].async_error().is_err());
+}
+
+#[test]
+fn calls_that_differ_are_told_apart() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::cuda(0).unwrap();
+    let ranks = Communicator::init_all(&device, 2).unwrap();
+    let streams = [device.stream().unwrap(), device.stream().unwrap()];
+    let buffer = device.alloc::<f32>(100).unwrap();
+    ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &streams[0]).unwrap();
+    let part = buffer.slice(..50);
+    ranks[1].all_reduce(&part, &part, ReduceOp::Sum, &streams[1]).unwrap();
+    for stream in &streams {
+        let error = stream.synchronize().unwrap_err().to_string();
+        assert!(error.contains("differs between ranks"), "{error}");
+    }
+}
+
+#[test]
+fn a_network_that_reduces_is_not_for_gpus() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let mut config = CommConfig::default();
+    config.collnet = Some(Arc::new(ferroccl::collnet::SoftwareCollNet::new()));
+    let error = Communicator::init_all_with(&Device::cuda(0).unwrap(), 2, &config).unwrap_err();
+    assert!(error.to_string().contains("host's memory"), "{error}");
+}

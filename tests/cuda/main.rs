@@ -1,0 +1,20 @@
+//! The cuda runtime over a stand-in for the driver (`driver/`): everything but the GPU. Kernels run by their CPU face, so
+//! that what comes out is checked, too. `tests/gpu.rs` has the conformance cases on a real one.
+#![cfg(target_os = "linux")]
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../skip/mod.rs"]
+mod skip;
+mod stand_in;
+#[path = "../team/mod.rs"]
+mod team;
+
+mod callers;
+mod collectives;
+mod errors;
+mod graphs;
+mod modules;
+mod processes;
+
+use common::random;

@@ -1,0 +1,97 @@
+//! From PTX to functions: what the assembler says, and what is kept on disk.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ferroccl::runtime::cuda::CudaRuntime;
+use ferroccl::runtime::ptx::source;
+use ferroccl::{CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp};
+
+use crate::stand_in::{alone, ready};
+
+const KERNEL: &str = "all_reduce_ring_ll_sum_float";
+
+fn all_reduce(runtime: CudaRuntime) -> Result<(), Error> {
+    let device = Device::new(Arc::new(runtime));
+    let mut config = CommConfig::default();
+    config.protocol = Some(ProtocolId::Ll);
+    config.algorithm = Some(ferroccl::Algorithm::Ring);
+    let ranks = Communicator::init_all_with(&device, 2, &config)?;
+    let streams = [device.stream()?, device.stream()?];
+    let buffers = [device.upload(&[1.0f32; 100])?, device.upload(&[2.0f32; 100])?];
+    for r in 0..2 {
+        ranks[r].all_reduce(&buffers[r], &buffers[r], ReduceOp::Sum, &streams[r])?;
+    }
+    assert_eq!(buffers[0].to_vec(&streams[0])?, [3.0; 100]);
+    assert_eq!(buffers[1].to_vec(&streams[1])?, [3.0; 100]);
+    Ok(())
+}
+
+#[test]
+fn what_the_assembler_says_is_in_the_error() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let broken = CudaRuntime::new(0).unwrap().with_source(KERNEL, "not PTX at all");
+    let error = all_reduce(broken).unwrap_err();
+    let Error::Cuda(cuda) = &error else { panic!("{error}") };
+    assert_eq!((cuda.call(), cuda.code()), ("cuLinkAddData_v2", 218));
+    assert_eq!(cuda.log(), "ptxas fatal : Missing .target directive at start of file");
+    assert!(error.to_string().ends_with(cuda.log()), "{error}");
+}
+
+#[test]
+fn an_edited_kernel_takes_the_place_of_ours() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let text = source(KERNEL, 90).unwrap();
+    all_reduce(CudaRuntime::new(0).unwrap().with_source(KERNEL, &text)).unwrap();
+    let gone = text.replace(KERNEL, "another");
+    let error = all_reduce(CudaRuntime::new(0).unwrap().with_source(KERNEL, &gone)).unwrap_err();
+    assert!(error.to_string().contains("cuModuleGetFunction"), "{error}");
+    let later =
+        text.replace(".target sm_80", ".target sm_120").replace(".target sm_90", ".target sm_120");
+    let error = all_reduce(CudaRuntime::new(0).unwrap().with_source(KERNEL, &later)).unwrap_err();
+    assert!(error.to_string().contains("SM version"), "{error}");
+}
+
+/// Files of the cache, with their content.
+fn cached() -> Vec<(PathBuf, Vec<u8>)> {
+    let directory = std::env::var_os("FERROCCL_CUDA_CACHE").unwrap();
+    let mut files: Vec<_> = fs::read_dir(directory)
+        .map(|entries| entries.map(|entry| entry.unwrap().path()).collect())
+        .unwrap_or_default();
+    files.sort();
+    files.into_iter().map(|path: PathBuf| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+#[test]
+fn what_was_assembled_is_kept() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    all_reduce(CudaRuntime::new(0).unwrap()).unwrap();
+    let before = cached();
+    assert!(!before.is_empty());
+    all_reduce(CudaRuntime::new(1).unwrap()).unwrap();
+    assert_eq!(before, cached(), "both GPUs are of a kind");
+    // Whatever has become of a file, it is made again.
+    for (path, content) in &before {
+        fs::write(path, &content[..content.len() / 2]).unwrap();
+    }
+    all_reduce(CudaRuntime::new(0).unwrap()).unwrap();
+    let after = cached();
+    assert_eq!(before.len(), after.len());
+    let repaired = before.iter().zip(&after).filter(|(a, b)| a == b).count();
+    assert!(repaired >= 1, "the module that was needed");
+    for (path, _) in after {
+        fs::remove_file(path).unwrap();
+    }
+    all_reduce(CudaRuntime::new(0).unwrap()).unwrap();
+    assert_eq!(cached().len(), 1);
+}

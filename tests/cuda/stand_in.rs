@@ -1,0 +1,116 @@
+//! The stand-in: built, chosen in place of a driver, and what tests ask of it.
+
+use std::ffi::{CString, c_int, c_uint, c_void};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use ferroccl::{Device, ptx};
+use libloading::Library;
+
+/// The stand-in's library, as cargo has built it with this test's features.
+pub(crate) fn library() -> &'static PathBuf {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        // `cargo test` builds examples; `cargo test --test cuda` does not.
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--example", "fake_cuda"]);
+        let mut features = vec!["cuda"];
+        if cfg!(feature = "verbs") {
+            features.push("verbs");
+        }
+        cargo.args(["--features", &features.join(",")]);
+        if !cfg!(debug_assertions) {
+            cargo.arg("--release");
+        }
+        let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status();
+        assert!(built.is_ok_and(|status| status.success()), "{cargo:?}");
+        // target/PROFILE/deps/cuda-HASH
+        let test = std::env::current_exe().unwrap();
+        test.ancestors().nth(2).unwrap().join("examples/libfake_cuda.so")
+    })
+}
+
+/// The driver of this process is the stand-in from here on; whether there are kernels for it.
+pub(crate) fn ready() -> bool {
+    static CHOSEN: OnceLock<()> = OnceLock::new();
+    CHOSEN.get_or_init(|| {
+        let path = library();
+        let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cuda-cache");
+        // SAFETY: the lock of `std::env` keeps Rust's readers away, and nothing of C's reads these.
+        unsafe {
+            std::env::set_var("FERROCCL_CUDA_LIBRARY", path);
+            std::env::set_var("FERROCCL_CUDA_CACHE", cache);
+        }
+    });
+    if let Some(why) = ptx::unavailable() {
+        skip_without_kernels(why);
+        return false;
+    }
+    true
+}
+
+fn skip_without_kernels(why: &str) {
+    crate::skip::skip(why);
+}
+
+/// What the stand-in exports besides a driver's functions.
+pub(crate) fn symbol<F: Copy>(name: &str) -> F {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    let library = LIBRARY.get_or_init(|| {
+        // SAFETY: loaded by the runtime already, or about to be.
+        unsafe { Library::new(library()) }.unwrap()
+    });
+    // SAFETY: callers name the functions of `driver/` with their types.
+    unsafe { *library.get::<F>(name.as_bytes()).unwrap() }
+}
+
+/// The kinds of objects that the stand-in counts.
+#[derive(Clone, Copy, Debug)]
+#[repr(u32)]
+pub(crate) enum Kind {
+    Allocation = 0,
+    Registered = 2,
+    Stream = 3,
+    Graph = 6,
+    UserObject = 7,
+}
+
+pub(crate) fn live(kind: Kind) -> i64 {
+    let live: unsafe extern "C" fn(c_uint) -> i64 = symbol("fake_cuda_live");
+    // SAFETY: takes a number.
+    unsafe { live(kind as c_uint) }
+}
+
+/// Tests that count objects, or have calls fail, run alone.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has a call fail; see the stand-in's `fake_cuda_fail`.
+pub(crate) fn fail(name: &str, after: u32, code: c_int) {
+    let fail: unsafe extern "C" fn(*const i8, c_uint, c_int) = symbol("fake_cuda_fail");
+    let name = CString::new(name).unwrap();
+    // SAFETY: a text that ends with a zero.
+    unsafe { fail(name.as_ptr().cast(), after, code) }
+}
+
+/// Makes contexts well again.
+pub(crate) struct Healed;
+
+impl Drop for Healed {
+    fn drop(&mut self) {
+        let heal: unsafe extern "C" fn() = symbol("fake_cuda_heal");
+        // SAFETY: takes nothing.
+        unsafe { heal() }
+    }
+}
+
+/// GPUs, so many a rank.
+pub(crate) fn gpus(ordinals: &[u32]) -> Vec<Device> {
+    ordinals.iter().map(|gpu| Device::cuda(*gpu).unwrap()).collect()
+}
+
+/// A handle of the driver's.
+pub(crate) type Handle = *mut c_void;
