@@ -101,6 +101,8 @@ struct Inner {
     forming: Mutex<()>,
     /// Ranks that have this rank's device.
     sharing: u32,
+    /// The most blocks of a launch of messages.
+    message_blocks: u32,
 }
 
 /// The order of a communicator's calls. Held while a call is launched, so that numbers are in stream order.

@@ -155,7 +155,7 @@ impl Inner {
         bytes: u64,
         keep: Vec<Arc<dyn Memory>>,
     ) -> Result<Transfers> {
-        let most = MAX_BLOCKS.min(self.shape.blocks as usize).max(1);
+        let most = MAX_BLOCKS.min(self.message_blocks as usize);
         let blocks = lanes.len().clamp(1, most);
         let mut dealt: Vec<Vec<Vec<Transfer>>> = vec![Vec::new(); blocks];
         for (i, lane) in lanes.into_iter().enumerate() {

@@ -50,8 +50,23 @@ pub(super) struct Member<'a> {
     pub layout: ConnLayout,
     pub channels: u32,
     pub all_channels: bool,
-    /// Blocks of a rank that its device runs at the same time.
-    pub blocks: u32,
+    pub blocks: Blocks,
+}
+
+/// The blocks that a rank's calls may have at most, so that all of them are there at a time: a collective may be under way
+/// beside messages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocks {
+    pub collectives: u32,
+    pub messages: u32,
+}
+
+impl Blocks {
+    /// Of so many. Messages need fewer: a block goes through several, in turns.
+    fn of(resident: u32) -> Self {
+        let messages = (resident / 4).clamp(1, 16);
+        Blocks { collectives: resident.saturating_sub(messages).max(1), messages }
+    }
 }
 
 impl Communicator {
@@ -111,12 +126,14 @@ impl Communicator {
             .collect::<Result<_>>()?;
         // What each rank would have; all take the least.
         let layout = config.layout(devices[0].runtime().buffers(), false)?;
-        let blocks = (0..nranks)
-            .zip(devices)
-            .map(|(rank, device)| device.runtime().parallelism(sharing(&peers, rank)))
-            .min()
-            .unwrap_or(1);
-        let (channels, all_channels) = config.channels(blocks)?;
+        let ranks = || (0..nranks).zip(devices);
+        let blocks = ranks()
+            .map(|(rank, device)| device.runtime().resident_blocks(sharing(&peers, rank)))
+            .min();
+        let blocks = Blocks::of(blocks.unwrap_or(1));
+        let natural = ranks().map(|(_, device)| device.runtime().parallelism()).min();
+        let (channels, all_channels) =
+            config.channels(natural.unwrap_or(1).min(blocks.collectives))?;
         let settings = settings(config, &env);
         machine::look(&env)?;
         let token = Token::new()?;
@@ -234,13 +251,14 @@ impl Communicator {
             peers.iter().filter(|p| p.host == *host).map(|p| p.process).collect();
         device.runtime().share_host(local.len());
         let runtime = device.runtime();
-        let blocks = runtime.parallelism(sharing(&peers, rank));
-        let (natural, all_channels) = config.channels(blocks)?;
+        let resident = runtime.resident_blocks(sharing(&peers, rank));
+        let most = Blocks::of(resident).collectives;
+        let (natural, all_channels) = config.channels(runtime.parallelism().min(most))?;
         let several_hosts = peers.iter().any(|peer| peer.host != *host);
         let mine = Terms {
             layout: config.layout(runtime.buffers(), several_hosts)?,
             channels: natural,
-            blocks,
+            blocks: resident,
             all_channels,
             settings: settings(config, &env),
             collnet: config.collnet.is_some() || env.collnet_enable,
@@ -261,7 +279,7 @@ impl Communicator {
             layout: mine.layout,
             channels,
             all_channels,
-            blocks,
+            blocks: Blocks::of(blocks),
         };
         if nranks == 1 {
             return member.join(vec![None], &peers, None, None);
@@ -374,7 +392,7 @@ impl Member<'_> {
                 ranks: self.nranks,
                 nodes: nodes.count() as u32,
                 channels: self.channels,
-                blocks: self.blocks.max(1),
+                blocks: self.blocks.collectives,
                 tuner,
                 all_channels: self.all_channels,
                 algorithm: self.config.algorithm,
@@ -396,6 +414,7 @@ impl Member<'_> {
             oob: OnceLock::new(),
             forming: Mutex::new(()),
             sharing: sharing(peers, self.rank),
+            message_blocks: self.blocks.messages,
         }));
         communicator.0.abort.guard(&communicator.0);
         Ok(communicator)

@@ -75,9 +75,14 @@ pub trait Runtime: Debug + Send + Sync {
     /// When the system refuses.
     fn stream(&self) -> Result<Arc<dyn StreamOps>>;
 
-    /// How many blocks of each of its ranks it runs at the same time, where `ranks` ranks of a communicator share the
-    /// device: the most that a call may have, and the channels worth having.
-    fn parallelism(&self, ranks: u32) -> u32;
+    /// How many blocks of one rank it runs at the same time: the channels worth having.
+    fn parallelism(&self) -> u32;
+
+    /// How many blocks of each rank the device can hold at a time, where `ranks` ranks of a communicator share it: blocks
+    /// that wait for each other must all be there. No limit where a block that waits makes way.
+    fn resident_blocks(&self, _ranks: u32) -> u32 {
+        u32::MAX
+    }
 
     /// Told by a communicator how many processes of its ranks share this host, so that their workers
     /// together do not outnumber the cores.

@@ -135,6 +135,40 @@ fn a_split_in_the_background() {
     assert!(ranks[0].split(Some(0), 0).is_err());
 }
 
+/// Ranks of a process do without each other's addresses, as those of several do.
+#[test]
+fn ranks_of_a_process_share_memory_where_p2p_is_off() {
+    let mut config = CommConfig::default();
+    config.p2p = Some(false);
+    let device = Device::cpu();
+    let ranks = Communicator::init_all_with(&device, 3, &config).unwrap();
+    let ones: Vec<_> = ranks.iter().map(|rank| (rank, 1)).collect();
+    assert!(sums(&device, &ones).into_iter().all(|sum| sum.unwrap() == 3));
+}
+
+/// What a thread leaves behind that panics does not wait for calls that nobody will make.
+#[test]
+fn a_panic_ends_what_waits() {
+    let device = Device::cpu();
+    let mut ranks = Communicator::init_all(&device, 2).unwrap();
+    let (second, first) = (ranks.pop().unwrap(), ranks.pop().unwrap());
+    let streams = [device.stream().unwrap(), device.stream().unwrap()];
+    let buffer = device.alloc::<u32>(100).unwrap();
+    first.all_reduce(&buffer, &buffer, ReduceOp::Sum, &streams[0]).unwrap();
+    let (theirs, other) = (streams[1].clone(), buffer.clone());
+    let panicked = std::thread::spawn(move || {
+        second.recv(&other, 0, &theirs).unwrap();
+        panic!("on purpose");
+    });
+    assert!(panicked.join().is_err());
+    let begun = Instant::now();
+    for stream in &streams {
+        let error = stream.synchronize().unwrap_err().to_string();
+        assert!(error.contains("abort"), "{error}");
+    }
+    assert!(begun.elapsed() < SOON);
+}
+
 /// What was sent is received, though its sender finalizes and is gone before.
 #[test]
 fn finalize_waits_for_all_that_was_called() {

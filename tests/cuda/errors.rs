@@ -54,7 +54,7 @@ fn a_call_that_the_driver_refuses_is_named() {
     assert!(Communicator::init_all(&device, 2).is_ok());
 }
 
-/// 16 multiprocessors: 4 ranks have 4 blocks each, and no more.
+/// 16 multiprocessors: 4 ranks have 4 blocks each, of which one is for messages.
 #[test]
 fn blocks_that_cannot_all_run_are_refused() {
     if !ready() {
@@ -63,10 +63,10 @@ fn blocks_that_cannot_all_run_are_refused() {
     let _alone = alone();
     let device = Device::cuda(0).unwrap();
     let ranks = Communicator::init_all(&device, 4).unwrap();
-    assert_eq!(ranks[0].channels(), 4);
-    assert_eq!(Communicator::init_all(&device, 1).unwrap()[0].channels(), 16);
+    assert_eq!(ranks[0].channels(), 3);
+    assert_eq!(Communicator::init_all(&device, 1).unwrap()[0].channels(), 12);
     let both = Communicator::init_all_on(&gpus(&[0, 1, 0, 0]), &CommConfig::default()).unwrap();
-    assert_eq!(both[1].channels(), 5, "of 16 for 3 ranks");
+    assert_eq!(both[1].channels(), 4, "of 5 of 16 for 3 ranks");
     let mut config = CommConfig::default();
     config.channels = Some(17);
     let ranks = Communicator::init_all_with(&device, 2, &config);

@@ -73,7 +73,7 @@ fn what_is_missing_is_said() {
     for (environment, words) in [
         (
             ("FERROCCL_CUDA_LIBRARY", "/nowhere/libcuda.so.1"),
-            "driver library /nowhere/libcuda.so.1 cannot be opened",
+            "driver library cannot be opened: /nowhere/libcuda.so.1: cannot open shared object file",
         ),
         (("FAKE_CUDA_DEVICES", "0"), "the driver finds no GPU"),
         (("FAKE_CUDA_SM", "75"), "its compute capability is 7.5, and kernels need 8.0 or later"),

@@ -92,7 +92,7 @@ impl Runtime for CpuRuntime {
         Ok(self.threads.stream())
     }
 
-    fn parallelism(&self, _: u32) -> u32 {
+    fn parallelism(&self) -> u32 {
         u32::try_from(self.threads.active()).unwrap_or(u32::MAX)
     }
 

@@ -130,7 +130,7 @@ impl Runtime for SeededRuntime {
     }
 
     /// Two, as it has one thread but is there to have things happen at the same time.
-    fn parallelism(&self, _: u32) -> u32 {
+    fn parallelism(&self) -> u32 {
         2
     }
 

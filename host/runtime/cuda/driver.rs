@@ -63,6 +63,8 @@ pub(crate) const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
 pub(crate) mod attribute {
     use std::ffi::c_int;
 
+    /// In kilohertz.
+    pub(crate) const CLOCK_RATE: c_int = 13;
     pub(crate) const MULTIPROCESSOR_COUNT: c_int = 16;
     pub(crate) const CAN_MAP_HOST_MEMORY: c_int = 19;
     pub(crate) const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
@@ -172,6 +174,7 @@ api! {
     pointer_get_attribute = "cuPointerGetAttribute" (value: *mut c_void, attribute: c_int, at: Address);
     memcpy_htod_async = "cuMemcpyHtoDAsync_v2" (to: Address, from: *const c_void, bytes: usize, stream: RawStream);
     memcpy_dtoh_async = "cuMemcpyDtoHAsync_v2" (to: *mut c_void, from: Address, bytes: usize, stream: RawStream);
+    memcpy_dtod_async = "cuMemcpyDtoDAsync_v2" (to: Address, from: Address, bytes: usize, stream: RawStream);
     memset_d8_async = "cuMemsetD8Async" (at: Address, value: u8, bytes: usize, stream: RawStream);
     ipc_get_mem_handle = "cuIpcGetMemHandle" (handle: *mut IpcHandle, address: Address);
     ipc_open_mem_handle = "cuIpcOpenMemHandle_v2" (address: *mut Address, handle: IpcHandle, flags: c_uint);
@@ -216,6 +219,8 @@ api! {
         threads: c_int, shared_bytes: usize);
     launch_kernel = "cuLaunchKernel" (function: Function, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint,
         bz: c_uint, shared_bytes: c_uint, stream: RawStream, arguments: *mut *mut c_void, extra: *mut *mut c_void);
+    profiler_start = "cuProfilerStart" ();
+    profiler_stop = "cuProfilerStop" ();
     launch_host_function = "cuLaunchHostFunc" (stream: RawStream, function: HostFunction, data: *mut c_void);
 }
 
@@ -250,10 +255,9 @@ impl Driver {
         let name = name.unwrap_or_else(|| OsString::from(LIBRARY));
         // SAFETY: the library's initialisers are the driver's own and are run by every program that uses a GPU.
         let library = unsafe { Library::new(&name) }.map_err(|e| {
-            missing(format!(
-                "NVIDIA's driver library {} cannot be opened ({e}): install the driver of a GPU",
-                name.display()
-            ))
+            let why =
+                std::error::Error::source(&e).map_or_else(|| e.to_string(), |e| e.to_string());
+            missing(format!("NVIDIA's driver library cannot be opened: {why}"))
         })?;
         let library: &'static Library = Box::leak(Box::new(library));
         // SAFETY: the types are those of cuda.h.

@@ -37,6 +37,8 @@ pub(super) struct Gpu {
     /// 90 for 9.0.
     pub(super) capability: u32,
     pub(super) multiprocessors: u32,
+    /// Of its multiprocessors, in kilohertz, at most.
+    pub(super) clock_khz: u32,
     pub(super) modules: Modules,
     /// A stream for what is done at once.
     service: Mutex<RawStream>,
@@ -167,6 +169,7 @@ impl Gpu {
             }
         }
         let multiprocessors = attribute(attribute::MULTIPROCESSOR_COUNT)?;
+        let clock_khz = attribute(attribute::CLOCK_RATE)?;
         let mut service = std::ptr::null_mut();
         driver.within(context, || {
             // SAFETY: writes to a place that is there.
@@ -186,6 +189,7 @@ impl Gpu {
             uuid,
             capability,
             multiprocessors,
+            clock_khz,
             modules: Modules::default(),
             service: Mutex::new(service),
             free: Mutex::default(),

@@ -6,7 +6,7 @@ use super::capture::{self, Check};
 use super::driver::{self, Graph, GraphExec, RawEvent};
 use super::gpu::Gpu;
 use super::stream::CudaStream;
-use crate::buffer::Stream;
+use crate::buffer::{DeviceBuffer, Element, Stream};
 use crate::{Error, Result};
 
 /// Calls that were captured, ready to be run as often as one likes (`cuGraphExec`). It keeps what they need: buffers and
@@ -159,6 +159,47 @@ impl CudaGraph {
         );
         Ok(())
     }
+}
+
+/// Enqueues a copy of all of `from` to the start of `to`, by the GPU's own means (`cuMemcpyDtoDAsync`): what a kernel's
+/// bandwidth is compared with. It can be captured.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] when `to` is shorter, or the stream of another runtime; [`Error::Cuda`].
+pub fn copy<T: Element>(
+    from: &DeviceBuffer<T>,
+    to: &DeviceBuffer<T>,
+    stream: &Stream,
+) -> Result<()> {
+    if to.len() < from.len() {
+        let reason = format!("{} elements do not fit a buffer of {}", from.len(), to.len());
+        return Err(Error::argument("to", reason));
+    }
+    let stream = native(stream)?;
+    let (gpu, bytes) = (stream.gpu(), from.len() * size_of::<T>());
+    gpu.run(|| {
+        // SAFETY: both ranges are of allocations that live until the stream has come by, below; or as long as the graph,
+        // whose maker keeps them.
+        unsafe { gpu.driver.memcpy_dtod_async(to.address(), from.address(), bytes, stream.raw()) }
+            .map_err(|e| gpu.error(&e))
+    })?;
+    let keep = (from.clone(), to.clone());
+    stream.keep(Box::new(move || drop(keep)))
+}
+
+/// Begins, or ends, what a profiler looks at that was told to wait for it (`cuProfilerStart`, `cuProfilerStop`): Nsight
+/// Compute's ranges, in which kernels that wait for each other run together. Of the stream's context.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a stream of another runtime, [`Error::Cuda`].
+pub fn profile(stream: &Stream, on: bool) -> Result<()> {
+    let gpu = native(stream)?.gpu();
+    gpu.run(|| {
+        let driver = gpu.driver;
+        // SAFETY: they take nothing.
+        let told = unsafe { if on { driver.profiler_start() } else { driver.profiler_stop() } };
+        told.map_err(|e| gpu.error(&e))
+    })
 }
 
 /// Two places in a stream, and the time between them by the GPU's clock (`cuEventElapsedTime`).

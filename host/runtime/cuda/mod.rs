@@ -50,7 +50,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 pub use error::CudaError;
-pub use graph::{CudaGraph, CudaTimer};
+pub use graph::{CudaGraph, CudaTimer, copy, profile};
 
 use self::gpu::Gpu;
 use self::memory::{CudaMemory, Registered};
@@ -84,6 +84,8 @@ pub struct GpuInfo {
     pub compute_capability: u32,
     /// Its multiprocessors.
     pub multiprocessors: u32,
+    /// The clock of its multiprocessors in kilohertz, at most.
+    pub clock_khz: u32,
     /// Its memory in bytes.
     pub memory: usize,
     /// The driver's version of CUDA, as 12040 for 12.4.
@@ -157,6 +159,7 @@ impl CudaRuntime {
             bus_id: gpu.bus_id()?,
             compute_capability: gpu.capability,
             multiprocessors: gpu.multiprocessors,
+            clock_khz: gpu.clock_khz,
             memory: gpu.total_memory()?,
             driver_version: u32::try_from(gpu.driver.version()).unwrap_or(0),
         })
@@ -249,8 +252,12 @@ impl Runtime for CudaRuntime {
         Ok(Arc::new(CudaStream::new(&self.gpu)?))
     }
 
+    fn parallelism(&self) -> u32 {
+        self.gpu.multiprocessors
+    }
+
     /// A multiprocessor holds a block of the largest kernels.
-    fn parallelism(&self, ranks: u32) -> u32 {
+    fn resident_blocks(&self, ranks: u32) -> u32 {
         (self.gpu.multiprocessors / ranks.max(1)).max(1)
     }
 

@@ -148,6 +148,21 @@ impl CudaStream {
         }
     }
 
+    /// Has `end` called when all that is in the stream by now has ended; or, where it is captured, when the graph is gone.
+    pub(super) fn keep(&self, end: Box<dyn FnOnce() + Send>) -> Result<()> {
+        if let Some((_, graph)) = capture::find(&self.gpu, self.raw)? {
+            return capture::retain(&self.gpu, graph, end);
+        }
+        self.then(
+            "(what is kept)",
+            Box::new(move |_| {
+                end();
+                Ok(())
+            }),
+        );
+        Ok(())
+    }
+
     /// What does not go into a graph.
     fn refuse_capture(&self, what: &str) -> Result<()> {
         match self.capture_id() {

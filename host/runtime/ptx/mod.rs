@@ -255,7 +255,7 @@ impl Runtime for PtxRuntime {
     }
 
     /// In lockstep two: it has one thread but is there to have things happen at the same time.
-    fn parallelism(&self, _: u32) -> u32 {
+    fn parallelism(&self) -> u32 {
         match &self.mode {
             Mode::Threads(threads) => u32::try_from(threads.active()).unwrap_or(u32::MAX),
             Mode::Lockstep(_) => 2,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use ferroccl::runtime::{Event, Runtime, StreamOps};
 
-use crate::stream::{Call, HostFunction, Start, stream};
+use crate::stream::{Call, HostFunction, Start, copy, stream};
 use crate::{INVALID_VALUE, Kind, RUNTIME, count, driver, lock};
 
 /// A step of a lane.
@@ -16,6 +16,8 @@ use crate::{INVALID_VALUE, Kind, RUNTIME, count, driver, lock};
 pub(crate) enum Node {
     Kernel(Start),
     Host(Call),
+    /// To, from, bytes.
+    Copy(u64, u64, usize),
     Record(u64),
     Wait(u64),
 }
@@ -100,6 +102,7 @@ impl Recording {
                 match node {
                     Node::Kernel(start) => start.put(ops),
                     Node::Host(call) => call.put(&**ops),
+                    Node::Copy(to, from, bytes) => copy(&**ops, *to, *from, *bytes),
                     Node::Record(key) => ops.record(events.entry(*key).or_default(), false),
                     Node::Wait(key) => ops.wait(events.entry(*key).or_default()),
                 }

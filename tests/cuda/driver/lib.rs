@@ -307,6 +307,7 @@ plain! {
         device(of)?;
         let sm = setting("FAKE_CUDA_SM", 90);
         *to = match attribute {
+            13 => 1_980_000,
             16 => setting("FAKE_CUDA_MULTIPROCESSORS", 16),
             19 | 41 | 91 => 1,
             75 => sm / 10,
@@ -361,6 +362,8 @@ pub(crate) unsafe extern "C" fn cuGetErrorString(of: c_int, to: *mut *const c_ch
 }
 
 driver! {
+    cuProfilerStart() |_context| { Ok(()) }
+    cuProfilerStop() |_context| { Ok(()) }
     cuCtxGetDevice(to: *mut c_int) |context| {
         // SAFETY: the caller's place.
         unsafe { *to = context.device };

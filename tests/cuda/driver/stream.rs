@@ -141,6 +141,14 @@ impl Stream {
     }
 }
 
+/// Copies within device memory.
+pub(crate) fn copy(ops: &dyn StreamOps, to: u64, from: u64, bytes: usize) {
+    ops.host_function(Box::new(move || {
+        // SAFETY: memory that was known; the stream's order keeps others away.
+        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) }
+    }));
+}
+
 driver! {
     cuStreamCreate(to: *mut *mut c_void, _flags: c_uint) |context| {
         let ops = RUNTIME.stream().map_err(|_| 2)?;
@@ -294,6 +302,17 @@ driver! {
             // SAFETY: as much as was said, on both sides.
             unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) }
         }));
+        Ok(())
+    }
+    cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, into: *mut c_void) |_context| {
+        let stream = stream(into)?;
+        if !memory::known(to, bytes as u64) || !memory::known(from, bytes as u64) {
+            return Err(INVALID_VALUE);
+        }
+        match stream.capturing() {
+            Some((recording, lane)) => recording.push(lane, Node::Copy(to, from, bytes)),
+            None => copy(&*stream.ops, to, from, bytes),
+        }
         Ok(())
     }
     cuMemsetD8Async(at: u64, value: u8, bytes: usize, into: *mut c_void) |_context| {

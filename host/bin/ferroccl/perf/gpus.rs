@@ -49,7 +49,7 @@ mod absent {
             Ok(())
         }
 
-        pub(in super::super) fn seconds(&self) -> Result<Option<f64>> {
+        pub(in super::super) fn seconds(&self, _: &Member) -> Result<Option<f64>> {
             Ok(None)
         }
     }
@@ -87,22 +87,31 @@ mod present {
         layout.ranks().map(|rank| Device::cuda(rank % gpus.max(1))).collect()
     }
 
-    /// The GPUs' clocks, one a rank.
+    /// The GPUs' clocks, one a rank. What is timed is also what a profiler sees that was told to wait for it.
     pub(in super::super) struct Clock(Vec<CudaTimer>);
 
     impl Clock {
         pub(in super::super) fn start(member: &Member) -> Result<Self> {
             let gpus =
                 member.ranks.iter().filter(|rank| rank.comm.device().runtime().name() == "cuda");
-            gpus.map(|rank| CudaTimer::start(&rank.stream)).collect::<Result<_>>().map(Clock)
+            let streams: Vec<_> = gpus.map(|rank| &rank.stream).collect();
+            if let Some(first) = streams.first().filter(|_| member.speaks_for_process()) {
+                cuda::profile(first, true)?;
+            }
+            streams.into_iter().map(CudaTimer::start).collect::<Result<_>>().map(Clock)
         }
 
         pub(in super::super) fn stop(&self, member: &Member) -> Result<()> {
             self.0.iter().zip(&member.ranks).try_for_each(|(timer, rank)| timer.stop(&rank.stream))
         }
 
-        /// The slowest rank's time; `None` where there are no GPUs.
-        pub(in super::super) fn seconds(&self) -> Result<Option<f64>> {
+        /// The slowest rank's time, when all is done; `None` where there are no GPUs.
+        pub(in super::super) fn seconds(&self, member: &Member) -> Result<Option<f64>> {
+            if let Some(first) = member.ranks.first().filter(|_| !self.0.is_empty())
+                && member.speaks_for_process()
+            {
+                cuda::profile(&first.stream, false)?;
+            }
             let times = self.0.iter().map(CudaTimer::seconds).collect::<Result<Vec<f64>>>()?;
             Ok(times.into_iter().reduce(f64::max))
         }

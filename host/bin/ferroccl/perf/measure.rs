@@ -180,7 +180,7 @@ impl<'a, T: TestElement> Bench<'a, T> {
         let enqueued = start.elapsed();
         clock.stop(self.member)?;
         self.member.synchronize()?;
-        let ended = clock.seconds()?.unwrap_or_else(|| start.elapsed().as_secs_f64());
+        let ended = clock.seconds(self.member)?.unwrap_or_else(|| start.elapsed().as_secs_f64());
         let time = if self.args.report_cputime { enqueued.as_secs_f64() } else { ended };
         let calls = calls * rounds;
         let delivered = self.args.collective.delivered(at.shape, self.case.ranks);
