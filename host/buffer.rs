@@ -127,9 +127,7 @@ impl Device {
     /// As [`Device::alloc`].
     pub fn upload<T: Element>(&self, data: &[T]) -> Result<DeviceBuffer<T>> {
         let buffer = self.alloc(data.len())?;
-        let stream = self.stream()?;
-        buffer.copy_from(data, &stream)?;
-        stream.synchronize()?;
+        self.0.write(&buffer.memory, 0, bytemuck::cast_slice(data))?;
         Ok(buffer)
     }
 }

@@ -19,7 +19,7 @@ const KEPT_BYTES: usize = 1 << 20;
 const LEAST_BYTES: usize = 512;
 /// Bytes of one argument of a kernel, on cache lines of its own.
 const WORK_BYTES: usize = size_of::<Work>().next_multiple_of(CACHE_LINE);
-/// Bytes of pinned memory that are allocated at a time, for arguments.
+/// Bytes that are allocated at a time for arguments: pinned memory, and as much of the device's.
 const SLAB_BYTES: usize = 64 << 10;
 
 /// A context on a GPU, and what all that runs in it shares.
@@ -48,11 +48,19 @@ pub(super) struct Gpu {
     events: Mutex<Vec<RawEvent>>,
 }
 
-/// Pinned memory for the arguments of kernels, which read it where it is.
+/// Places for the arguments of kernels.
 #[derive(Default)]
 struct Pinned {
-    slabs: Vec<*mut c_void>,
-    free: Vec<*mut Work>,
+    slabs: Vec<(*mut c_void, Address)>,
+    free: Vec<Place>,
+}
+
+/// A place for the argument of a kernel: where the host writes it, and where the kernel reads it. A kernel looks there
+/// often, which would each time go over the bus if it were the host's memory.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) host: *mut Work,
+    pub(super) device: Address,
 }
 
 // SAFETY: handles of the driver may be used from any thread, and so may the pinned memory, which is handed out once.
@@ -320,7 +328,7 @@ impl Gpu {
     }
 
     /// A place for the argument of a kernel.
-    pub(super) fn argument(&self) -> Result<*mut Work> {
+    pub(super) fn argument(&self) -> Result<Place> {
         let mut pinned = lock(&self.pinned);
         if let Some(free) = pinned.free.pop() {
             return Ok(free);
@@ -333,17 +341,22 @@ impl Gpu {
             }
             .map_err(|e| self.error(&e))
         })?;
-        pinned.slabs.push(slab);
-        let places = (0..SLAB_BYTES / WORK_BYTES).map(|i| {
+        let device = self.allocate(SLAB_BYTES).inspect_err(|_| {
+            // SAFETY: just allocated, and nobody's.
+            let _ = self.run(|| unsafe { self.driver.mem_free_host(slab).map_err(Error::from) });
+        })?;
+        pinned.slabs.push((slab, device));
+        let places = (0..SLAB_BYTES / WORK_BYTES).map(|i| Place {
             // SAFETY: inside the slab; pages are aligned.
-            unsafe { slab.cast::<u8>().add(i * WORK_BYTES).cast::<Work>() }
+            host: unsafe { slab.cast::<u8>().add(i * WORK_BYTES).cast::<Work>() },
+            device: device + (i * WORK_BYTES) as u64,
         });
         pinned.free.extend(places);
         pinned.free.pop().ok_or_else(|| Error::argument("work", "larger than a slab"))
     }
 
     /// Gives the place of an argument back, which no kernel reads any more.
-    pub(super) fn return_argument(&self, place: *mut Work) {
+    pub(super) fn return_argument(&self, place: Place) {
         lock(&self.pinned).free.push(place);
     }
 
@@ -382,8 +395,9 @@ impl Drop for Gpu {
                 for address in free.into_values().flatten() {
                     let _ = driver.mem_free(address);
                 }
-                for slab in slabs {
+                for (slab, device) in slabs {
                     let _ = driver.mem_free_host(slab);
+                    let _ = driver.mem_free(device);
                 }
                 let _ = driver.stream_destroy(*lock(&self.service));
             }

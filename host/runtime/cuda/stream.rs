@@ -10,7 +10,7 @@ use ferroccl_device::abi::Work;
 
 use super::capture::{self, Check};
 use super::driver::{self, RawStream};
-use super::gpu::Gpu;
+use super::gpu::{Gpu, Place};
 use super::watch::{Pending, Progress, Recorded, is_farewell};
 use crate::runtime::op::{panic_message, panicked};
 use crate::runtime::{Done, Event, Keep, Launch, Memory, StreamOps, memory};
@@ -49,7 +49,7 @@ struct Native {
 /// The argument of a launch, given back when nobody reads it any more.
 pub(super) struct Argument {
     gpu: Arc<Gpu>,
-    pub(super) place: *mut Work,
+    pub(super) place: Place,
 }
 
 // SAFETY: whoever has it has the place alone.
@@ -61,7 +61,7 @@ impl Argument {
     fn new(gpu: &Arc<Gpu>, work: &Work) -> Result<Self> {
         let place = gpu.argument()?;
         // SAFETY: the place is ours, aligned, and large enough.
-        unsafe { place.write(*work) };
+        unsafe { place.host.write(*work) };
         Ok(Argument { gpu: Arc::clone(gpu), place })
     }
 }
@@ -179,7 +179,7 @@ impl CudaStream {
         let gpu = &self.gpu;
         // A word of pinned memory: what the host writes there lets the stream go on.
         let word = Arc::new(Argument::new(gpu, &bytemuck::Zeroable::zeroed())?);
-        let at = word.place as u64;
+        let at = word.place.host as u64;
         let set = Arc::clone(&word);
         let progress = Arc::downgrade(&self.progress);
         let happened = move |result: Result<()>| {
@@ -188,7 +188,7 @@ impl CudaStream {
             }
             // SAFETY: the word lives as long as `set`; host and device access it whole. What came before is seen by who
             // sees it.
-            unsafe { AtomicU32::from_ptr(set.place.cast()) }.store(1, Ordering::Release);
+            unsafe { AtomicU32::from_ptr(set.place.host.cast()) }.store(1, Ordering::Release);
         };
         gpu.run(|| {
             // SAFETY: the word is pinned, and kept until the stream has passed, below.
@@ -271,24 +271,30 @@ impl StreamOps for CudaStream {
         let captured = capture::find(gpu, self.raw)?;
         let argument = Argument::new(gpu, &work)?;
         if blocks > 0 {
-            let mut address = argument.place as u64;
+            let Place { host, device } = argument.place;
+            let mut address = device;
             let mut arguments = [(&raw mut address).cast::<c_void>()];
             gpu.run(|| {
-                // SAFETY: the kernel takes the address of its work, which is pinned and kept until it has ended; the rest
-                // is the caller's.
+                let bytes = size_of::<Work>();
+                // SAFETY: the kernel takes the address of its work; both places are kept until it has ended; the rest is the
+                // caller's.
                 unsafe {
-                    gpu.driver.launch_kernel(
-                        function,
-                        blocks,
-                        1,
-                        1,
-                        threads,
-                        1,
-                        1,
-                        0,
-                        self.raw,
-                        arguments.as_mut_ptr(),
-                        std::ptr::null_mut(),
+                    gpu.driver.memcpy_htod_async(device, host.cast(), bytes, self.raw).and_then(
+                        |()| {
+                            gpu.driver.launch_kernel(
+                                function,
+                                blocks,
+                                1,
+                                1,
+                                threads,
+                                1,
+                                1,
+                                0,
+                                self.raw,
+                                arguments.as_mut_ptr(),
+                                std::ptr::null_mut(),
+                            )
+                        },
                     )
                 }
                 .map_err(|e| gpu.error(&e.doing(format!("launching {}", kernel.name))))
