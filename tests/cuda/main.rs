@@ -12,6 +12,7 @@ mod team;
 
 mod callers;
 mod collectives;
+mod crates;
 mod errors;
 mod graphs;
 mod modules;

@@ -11,24 +11,27 @@ use libloading::Library;
 /// The stand-in's library, as cargo has built it with this test's features.
 pub(crate) fn library() -> &'static PathBuf {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        // `cargo test` builds examples; `cargo test --test cuda` does not.
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--example", "fake_cuda"]);
-        let mut features = vec!["cuda"];
-        if cfg!(feature = "verbs") {
-            features.push("verbs");
-        }
-        cargo.args(["--features", &features.join(",")]);
-        if !cfg!(debug_assertions) {
-            cargo.arg("--release");
-        }
-        let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status();
-        assert!(built.is_ok_and(|status| status.success()), "{cargo:?}");
-        // target/PROFILE/deps/cuda-HASH
-        let test = std::env::current_exe().unwrap();
-        test.ancestors().nth(2).unwrap().join("examples/libfake_cuda.so")
-    })
+    // Without what applications use: see the stand-in.
+    LIBRARY.get_or_init(|| built("fake_cuda", &["cuda"]).with_file_name("libfake_cuda.so"))
+}
+
+/// An example, built with this test's features: `cargo test` builds examples; `cargo test --test cuda` does not.
+pub(crate) fn built(example: &str, features: &[&str]) -> PathBuf {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--example", example]);
+    let mut features = features.to_vec();
+    if cfg!(feature = "verbs") {
+        features.push("verbs");
+    }
+    cargo.args(["--features", &features.join(",")]);
+    if !cfg!(debug_assertions) {
+        cargo.arg("--release");
+    }
+    let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status();
+    assert!(status.is_ok_and(|status| status.success()), "{cargo:?}");
+    // target/PROFILE/deps/cuda-HASH
+    let test = std::env::current_exe().unwrap();
+    test.ancestors().nth(2).unwrap().join("examples").join(example)
 }
 
 /// The driver of this process is the stand-in from here on; whether there are kernels for it.

@@ -86,6 +86,9 @@ pub(crate) mod jit {
 
 /// `CU_POINTER_ATTRIBUTE_CONTEXT`: the context that an address is of.
 pub(crate) const POINTER_CONTEXT: c_int = 1;
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`: the number of the GPU that it is of.
+#[cfg(feature = "cust")]
+pub(crate) const POINTER_ORDINAL: c_int = 9;
 /// `CU_STREAM_NON_BLOCKING`: does not wait for the legacy stream.
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.

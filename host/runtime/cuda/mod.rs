@@ -4,13 +4,13 @@
 //! driver.rs   the driver's library, opened when first needed; error.rs what it says
 //! gpu.rs      a GPU and a context on it: attributes, memory, events, arguments
 //! module.rs   PTX -> functions, and the cache on disk
-//! memory.rs   allocations, other processes' memory, the caller's, the host's
+//! memory.rs   allocations, other processes' memory, the caller's, the host's; cust.rs, cudarc.rs that of these crates
 //! stream.rs   streams; watch.rs what happens at ends; capture.rs what a graph needs; graph.rs graphs and timers
 //! ```
 //!
 //! * **The driver is opened at run time**: a binary starts without one, and says what is missing when it is asked for a GPU.
 //! * **The caller's things are used as they are**: the primary context or another ([`CudaRuntime::of_context`]), any stream
-//!   ([`CudaRuntime::stream_of`]), any memory ([`CudaRuntime::buffer_of`]).
+//!   ([`CudaRuntime::stream_of`]), any memory ([`CudaRuntime::buffer_of`]); those of `cust` and `cudarc` safely.
 //! * **Calls are asynchronous, in stream order, and can be captured** in a graph, each stream's on its own. A graph keeps
 //!   what its calls need. Within one communicator a graph counts as a call: launch it in the order of the others.
 //! * **All blocks of all ranks on a GPU run at the same time**, or a call is refused: kernels wait for each other. Ranks in
@@ -35,10 +35,16 @@
 //! ```
 
 mod capture;
+#[cfg(feature = "cudarc")]
+mod cudarc;
+#[cfg(feature = "cust")]
+mod cust;
 mod driver;
 mod error;
 mod gpu;
 mod graph;
+#[cfg(any(feature = "cust", feature = "cudarc"))]
+mod handed;
 mod memory;
 mod module;
 mod stream;

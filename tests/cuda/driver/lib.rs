@@ -11,11 +11,15 @@
 //! | `FAKE_CUDA_SM` | 90 | their compute capability, times ten |
 //! | `FAKE_CUDA_MULTIPROCESSORS` | 16 | of each |
 //! | `FAKE_CUDA_PEERS` | 1 | whether GPUs reach each other's memory |
+//! | `FAKE_CUDA_POOLS` | 1 | whether they have memory pools |
 //! | `FAKE_CUDA_VERSION` | 12040 | the driver's |
 //!
 //! What tests ask of it besides: [`fake_cuda_fail`], [`fake_cuda_live`].
 #![allow(missing_docs, reason = "cuda.h documents them")]
+// With this feature there are functions of these names to be linked already: tests build this without it.
+#![cfg(not(feature = "cust"))]
 
+mod crates;
 mod graph;
 mod memory;
 mod module;
@@ -178,8 +182,9 @@ pub(crate) fn ordered(name: &str) -> Option<c_int> {
 }
 
 /// The calls that give something back.
-const GIVES_BACK: [&str; 8] = [
+const GIVES_BACK: [&str; 9] = [
     "cuMemFree_v2",
+    "cuMemFreeAsync",
     "cuMemFreeHost",
     "cuMemHostUnregister",
     "cuIpcCloseMemHandle",
@@ -284,6 +289,7 @@ macro_rules! plain {
         }
     )* };
 }
+pub(crate) use plain;
 
 plain! {
     cuInit(_flags: c_uint) { if CONTEXTS.is_empty() { Err(NO_DEVICE) } else { Ok(()) } }
@@ -312,6 +318,7 @@ plain! {
             19 | 41 | 91 => 1,
             75 => sm / 10,
             76 => sm % 10,
+            115 => crates::pools(),
             _ => return Err(INVALID_VALUE),
         };
         Ok(())

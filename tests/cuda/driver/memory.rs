@@ -37,8 +37,8 @@ fn map(fd: c_int, bytes: usize, flags: c_int) -> Result<u64, c_int> {
     if at == libc::MAP_FAILED { Err(2) } else { Ok(at as u64) }
 }
 
-fn add(at: u64, bytes: usize, kind: Kind, context: &Ctx, file: Option<OwnedFd>) {
-    let context = std::ptr::from_ref(context) as usize;
+fn add(at: u64, bytes: usize, kind: Kind, context: Option<&Ctx>, file: Option<OwnedFd>) {
+    let context = context.map_or(0, |context| std::ptr::from_ref(context) as usize);
     let range = Range { bytes, kind, context, file, opened: 1, origin: None };
     count(kind, 1);
     lock(&RANGES).insert(at, range);
@@ -58,44 +58,53 @@ fn unmap(at: u64, bytes: usize) {
     unsafe { libc::munmap(at as *mut c_void, bytes) };
 }
 
-driver! {
-    cuMemAlloc_v2(to: *mut u64, bytes: usize) |context| {
-        if bytes == 0 {
-            return Err(INVALID_VALUE);
-        }
-        if bytes > 1 << 34 {
+/// Device memory of a context, or of a pool, which is of none.
+pub(crate) fn allocate(bytes: usize, context: Option<&Ctx>) -> Result<u64, c_int> {
+    if bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    if bytes > 1 << 34 {
+        return Err(2);
+    }
+    let pages = bytes.next_multiple_of(4096);
+    // SAFETY: a constant name and flags; then a size; then the descriptor is ours alone.
+    let file = unsafe {
+        let fd = libc::memfd_create(c"fake-cuda".as_ptr(), libc::MFD_CLOEXEC);
+        if fd < 0 || libc::ftruncate(fd, pages as libc::off_t) != 0 {
             return Err(2);
         }
-        let pages = bytes.next_multiple_of(4096);
-        // SAFETY: a constant name and flags; then a size; then the descriptor is ours alone.
-        let file = unsafe {
-            let fd = libc::memfd_create(c"fake-cuda".as_ptr(), libc::MFD_CLOEXEC);
-            if fd < 0 || libc::ftruncate(fd, pages as libc::off_t) != 0 {
-                return Err(2);
-            }
-            OwnedFd::from_raw_fd(fd)
-        };
-        let at = map(file.as_raw_fd(), pages, libc::MAP_SHARED | libc::MAP_NORESERVE)?;
-        if pages <= 1 << 22 {
-            // Fresh device memory is anything but zeros.
-            // SAFETY: just mapped.
-            unsafe { std::ptr::write_bytes(at as *mut u8, 0xcd, pages) };
-        }
-        add(at, pages, Kind::Allocation, context, Some(file));
-        // SAFETY: the caller's place.
+        OwnedFd::from_raw_fd(fd)
+    };
+    let at = map(file.as_raw_fd(), pages, libc::MAP_SHARED | libc::MAP_NORESERVE)?;
+    if pages <= 1 << 22 {
+        // Fresh device memory is anything but zeros.
+        // SAFETY: just mapped.
+        unsafe { std::ptr::write_bytes(at as *mut u8, 0xcd, pages) };
+    }
+    add(at, pages, Kind::Allocation, context, Some(file));
+    Ok(at)
+}
+
+pub(crate) fn free(at: u64) -> Result<(), c_int> {
+    let range = remove(at, Kind::Allocation)?;
+    unmap(at, range.bytes);
+    Ok(())
+}
+
+driver! {
+    cuMemAlloc_v2(to: *mut u64, bytes: usize) |context| {
+        let at = allocate(bytes, Some(context))?;
         // SAFETY: the caller's place.
         unsafe { *to = at };
         Ok(())
     }
     cuMemFree_v2(at: u64) |_context| {
-        let range = remove(at, Kind::Allocation)?;
-        unmap(at, range.bytes);
-        Ok(())
+        free(at)
     }
     cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, _flags: c_uint) |context| {
         let pages = bytes.next_multiple_of(4096);
         let at = map(-1, pages, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)?;
-        add(at, pages, Kind::Pinned, context, None);
+        add(at, pages, Kind::Pinned, Some(context), None);
         // SAFETY: the caller's place.
         unsafe { *to = at as *mut c_void };
         Ok(())
@@ -118,20 +127,26 @@ driver! {
         if overlaps {
             return Err(712);
         }
-        add(at, bytes, Kind::Registered, context, None);
+        add(at, bytes, Kind::Registered, Some(context), None);
         Ok(())
     }
     cuMemHostUnregister(at: *mut c_void) |_context| {
         remove(at as u64, Kind::Registered).map(drop).map_err(|_| 713)
     }
-    cuPointerGetAttribute(to: *mut c_void, attribute: c_int, at: u64) |_context| {
+    cuPointerGetAttribute(to: *mut c_void, attribute: c_int, at: u64) |context| {
         let ranges = lock(&RANGES);
-        let (_, range) = ranges.range(..=at).next_back().ok_or(INVALID_VALUE)?;
-        if attribute != 1 {
+        let (start, range) = ranges.range(..=at).next_back().ok_or(INVALID_VALUE)?;
+        if at >= *start + range.bytes as u64 {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: the caller's place, for a context.
-        unsafe { *to.cast::<usize>() = range.context };
+        // SAFETY: the caller's place, for a context or a number. A pool's memory is of the GPU that asked: there is one pool.
+        unsafe {
+            match attribute {
+                1 => *to.cast::<usize>() = range.context,
+                9 => *to.cast::<c_int>() = context.device,
+                _ => return Err(INVALID_VALUE),
+            }
+        }
         Ok(())
     }
     cuIpcGetMemHandle(to: *mut [u8; 64], at: u64) |_context| {
@@ -165,7 +180,7 @@ driver! {
         let path = format!("/proc/{pid}/fd/{fd}");
         let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| INVALID_VALUE)?;
         let at = map(file.as_raw_fd(), bytes, libc::MAP_SHARED | libc::MAP_NORESERVE)?;
-        add(at, bytes, Kind::Import, context, Some(file.into()));
+        add(at, bytes, Kind::Import, Some(context), Some(file.into()));
         if let Some(range) = lock(&RANGES).get_mut(&at) {
             range.origin = Some(handle.0);
         }

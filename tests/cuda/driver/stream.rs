@@ -308,12 +308,13 @@ driver! {
         if !memory::known(from, bytes as u64) {
             return Err(INVALID_VALUE);
         }
-        let to = to as usize;
+        let (to, pageable) = (to as usize, !memory::known(to as u64, bytes as u64));
         stream.ops.host_function(Box::new(move || {
             // SAFETY: as much as was said, on both sides.
             unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) }
         }));
-        Ok(())
+        // Into pageable memory a driver copies before it returns, and there are those who count on it.
+        if pageable && stream.capturing().is_none() { stream.drain() } else { Ok(()) }
     }
     cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, into: *mut c_void) |_context| {
         let stream = stream(into)?;
