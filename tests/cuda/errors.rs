@@ -17,6 +17,20 @@ pub(crate) fn until(mut so: impl FnMut() -> bool) {
     }
 }
 
+/// What is counted once it no longer changes: what earlier tests have dropped goes a little later.
+pub(crate) fn settled<T: PartialEq>(count: impl Fn() -> T) -> T {
+    let mut last = count();
+    let mut since = Instant::now();
+    while since.elapsed() < Duration::from_millis(50) {
+        std::thread::sleep(Duration::from_millis(1));
+        let now = count();
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+    last
+}
+
 #[test]
 fn a_gpu_that_is_not_there() {
     if !ready() {
@@ -50,6 +64,10 @@ fn a_call_that_the_driver_refuses_is_named() {
     assert!(error.starts_with("registering a communicator's control block"), "{error}");
     let error = device.alloc::<u8>(1 << 40).unwrap_err().to_string();
     assert!(error.contains("allocating 1099511627776 bytes on GPU 0"), "{error}");
+    // The rank on the other GPU is to write into this one's memory.
+    fail("cuCtxEnablePeerAccess", 0, 217);
+    let error = Communicator::init_all_on(&gpus(&[0, 1]), &CommConfig::default()).unwrap_err();
+    assert!(error.to_string().starts_with("cuCtxEnablePeerAccess: "), "{error}");
     // All of it is as before.
     assert!(Communicator::init_all(&device, 2).is_ok());
 }
@@ -67,19 +85,19 @@ fn blocks_that_cannot_all_run_are_refused() {
     assert_eq!(Communicator::init_all(&device, 1).unwrap()[0].channels(), 12);
     let both = Communicator::init_all_on(&gpus(&[0, 1, 0, 0]), &CommConfig::default()).unwrap();
     assert_eq!(both[1].channels(), 4, "of 5 of 16 for 3 ranks");
-    let mut config = CommConfig::default();
-    config.channels = Some(17);
-    let ranks = Communicator::init_all_with(&device, 2, &config);
-    let stream = device.stream().unwrap();
-    let buffer = device.alloc::<f32>(1 << 20).unwrap();
-    let ranks = ranks.unwrap();
-    // A call takes what there is room for.
-    let other = device.alloc::<f32>(1 << 20).unwrap();
-    let second = device.stream().unwrap();
-    ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
-    ranks[1].all_reduce(&other, &other, ReduceOp::Sum, &second).unwrap();
-    stream.synchronize().unwrap();
-    second.synchronize().unwrap();
+    // A call takes what there is room for, be it of two blocks a channel.
+    for algorithm in [Algorithm::Ring, Algorithm::Tree] {
+        let mut config = CommConfig::default();
+        config.channels = Some(17);
+        (config.protocol, config.algorithm) = (Some(ProtocolId::Ll128), Some(algorithm));
+        let ranks = Communicator::init_all_with(&device, 2, &config).unwrap();
+        let streams = [device.stream().unwrap(), device.stream().unwrap()];
+        let buffers = [0, 1].map(|_| device.upload(&vec![1.0f32; 1 << 20]).unwrap());
+        for (r, rank) in ranks.iter().enumerate() {
+            rank.all_reduce(&buffers[r], &buffers[r], ReduceOp::Sum, &streams[r]).unwrap();
+        }
+        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+    }
 }
 
 /// More ranks than multiprocessors.
@@ -90,9 +108,12 @@ fn ranks_that_have_no_room_are_told() {
     }
     let _alone = alone();
     let device = Device::cuda(0).unwrap();
-    let ranks = Communicator::init_all(&device, 40).unwrap();
+    // Small blocks would all fit.
+    let mut config = CommConfig::default();
+    config.protocol = Some(ProtocolId::Simple);
+    let ranks = Communicator::init_all_with(&device, 40, &config).unwrap();
     let stream = device.stream().unwrap();
-    let buffer = device.alloc::<f32>(100).unwrap();
+    let buffer = device.alloc::<f32>(1 << 20).unwrap();
     let error = ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, Error::Unavailable { .. }), "{text}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ferroccl::runtime::cuda::{CudaGraph, CudaRuntime, CudaTimer};
 use ferroccl::{Algorithm, CommConfig, Communicator, Device, ProtocolId, ReduceOp, Stream, group};
 
-use crate::errors::until;
+use crate::errors::{settled, until};
 use crate::stand_in::{Kind, alone, live, ready};
 
 const COUNT: usize = 3001;
@@ -154,7 +154,7 @@ fn a_graph_keeps_what_it_needs() {
     }
     let _alone = alone();
     let objects = || [Kind::Allocation, Kind::Graph, Kind::UserObject, Kind::Stream].map(live);
-    let before = objects();
+    let before = settled(objects);
     let all = Ranks::new(2, &CommConfig::default());
     let result = all.device.alloc::<u32>(COUNT).unwrap();
     let graph = {
@@ -179,6 +179,26 @@ fn a_graph_keeps_what_it_needs() {
     }
     drop((graph, streams, result, device));
     until(|| objects() == before);
+}
+
+/// What is captured is in order with the graph, and not with what was called before.
+#[test]
+fn calls_before_a_capture_are_no_part_of_it() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let all = Ranks::new(1, &CommConfig::default());
+    let buffer = all.device.upload(&[7u32; COUNT]).unwrap();
+    let call = |stream: &Stream| all.ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, stream);
+    call(&all.streams[0]).unwrap();
+    let other = all.device.stream().unwrap();
+    let graph = CudaGraph::capture(&[&other], || call(&other)).unwrap();
+    call(&all.streams[0]).unwrap();
+    all.streams[0].synchronize().unwrap();
+    graph.launch(&other).unwrap();
+    other.synchronize().unwrap();
+    assert_eq!(buffer.to_vec(&other).unwrap(), [7; COUNT]);
 }
 
 /// Who is told when a replay goes wrong: the stream that it ran in.

@@ -17,5 +17,6 @@ mod errors;
 mod graphs;
 mod modules;
 mod processes;
+mod streams;
 
 use common::random;

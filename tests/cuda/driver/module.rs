@@ -115,8 +115,9 @@ driver! {
     }
     cuOccupancyMaxActiveBlocksPerMultiprocessor(to: *mut c_int, _function: *const c_void, threads: c_int,
         _shared: usize) |_context| {
+        // Registers of 64 threads in 1024 are others': one block of 512 threads of 128 registers fills a multiprocessor.
         // SAFETY: the caller's place.
-        unsafe { *to = 1024 / threads.max(512) };
+        unsafe { *to = (960 / threads.max(32)).clamp(1, 16) };
         Ok(())
     }
 }
