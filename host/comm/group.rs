@@ -161,9 +161,16 @@ fn launch(kept: Vec<Kept>) -> Result<()> {
     // What can go wrong before anything is launched.
     for lane in &mut lanes {
         drop(lane.inner.lock_order()?);
-        if let LaneWork::Messages(messages) = &mut lane.work {
-            let transfers = lane.inner.transfers(std::mem::take(messages))?;
-            lane.work = LaneWork::Transfers(Box::new(transfers));
+        match &mut lane.work {
+            LaneWork::Messages(messages) => {
+                lane.inner.prepare_messages()?;
+                let transfers = lane.inner.transfers(std::mem::take(messages))?;
+                lane.work = LaneWork::Transfers(Box::new(transfers));
+            }
+            LaneWork::Collectives(requests) => {
+                requests.iter().try_for_each(|request| lane.inner.prepare(request))?;
+            }
+            LaneWork::Transfers(_) => {}
         }
     }
     let starts = Starts::of(&lanes);

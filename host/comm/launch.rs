@@ -73,13 +73,7 @@ impl Inner {
         stream: &Stream,
     ) -> Result<()> {
         let call = request.call;
-        let mut way = enqueue::choose(&call, &self.shape)?;
-        if let Some((_, protocol)) = request.own {
-            let tuner = self.shape.tuner.only(protocol);
-            let shape =
-                enqueue::Shape { tuner, algorithm: Some(Algorithm::Ring), ..self.shape.clone() };
-            way = enqueue::choose(&call, &shape)?;
-        }
+        let mut way = self.way(&request)?;
         let seq = order.seq + 1;
         if let (Algorithm::CollnetDirect, Some(heads)) = (way.algorithm, &self.heads) {
             self.collnet(seq, &request, way, heads, stream)?;
@@ -101,6 +95,41 @@ impl Inner {
         Ok(())
     }
 
+    /// How a call is done.
+    fn way(&self, request: &Request) -> Result<Way> {
+        let Some((_, protocol)) = request.own else {
+            return Ok(enqueue::choose(&request.call, &self.shape)?);
+        };
+        let tuner = self.shape.tuner.only(protocol);
+        let shape =
+            enqueue::Shape { tuner, algorithm: Some(Algorithm::Ring), ..self.shape.clone() };
+        Ok(enqueue::choose(&request.call, &shape)?)
+    }
+
+    /// Has the device make ready what a call will launch, where that is to be done before other calls wait for it.
+    ///
+    /// # Errors
+    /// Those of the call that are known before it is launched.
+    pub(super) fn prepare(&self, request: &Request) -> Result<()> {
+        let runtime = self.device.runtime();
+        if !runtime.loads_kernels() {
+            return Ok(());
+        }
+        let call = request.call;
+        let way = self.way(request)?;
+        if way.algorithm != Algorithm::Hierarchical {
+            let plan = enqueue::plan(&call, way, 0)?;
+            let kernel = request.own.map_or(plan.kernel, |(kernel, _)| kernel);
+            return runtime.prepare(&kernel, way.threads);
+        }
+        for (collective, _, op, root) in hierarchy(&call) {
+            let step = Call { collective, op, root, ..call };
+            let plan = enqueue::plan(&step, Way { algorithm: Algorithm::Ring, ..way }, 0)?;
+            runtime.prepare(&plan.kernel, way.threads)?;
+        }
+        Ok(())
+    }
+
     /// Within each node to its leader, among the leaders around a ring, and within each node to all.
     fn hierarchical(
         self: &Arc<Self>,
@@ -111,22 +140,12 @@ impl Inner {
     ) -> Result<()> {
         let Request { call, input, output, scalar, .. } = request;
         let ring = Way { algorithm: Algorithm::Ring, ..way };
-        // What scales a rank's own value has done so once it has been reduced; what divides does so at the end.
-        let divides = call.op == ReduceOp::Avg && !call.data_type.is_float();
-        let (first, then) = match call.op {
-            ReduceOp::Avg if divides => (ReduceOp::Sum, ReduceOp::Avg),
-            op if op.scales() => (op, ReduceOp::Sum),
-            op => (op, op),
-        };
-        let steps = [
-            (Collective::Reduce, View::Node, first, Some(0), *input),
-            (Collective::AllReduce, View::Leaders, then, None, *output),
-            (Collective::Broadcast, View::Node, ReduceOp::Sum, Some(0), *output),
-        ];
-        let steps = steps
+        let steps = hierarchy(call)
             .into_iter()
             .filter(|(_, view, ..)| !matches!(view, View::Leaders) || self.nodes.is_leader());
-        for (collective, view, op, root, input) in steps {
+        for (i, (collective, view, op, root)) in steps.enumerate() {
+            // From then on in place.
+            let input = if i == 0 { *input } else { *output };
             let step = Call { collective, op, root, ..*call };
             let plan = enqueue::plan(&step, ring, seq)?;
             let part = Part { view, input, output: *output, scalar: *scalar };
@@ -226,6 +245,22 @@ impl Inner {
             Err(failure)
         })
     }
+}
+
+/// The kernels of a hierarchical all-reduce, each a ring of its view.
+fn hierarchy(call: &Call) -> [(Collective, View, ReduceOp, Option<u32>); 3] {
+    // What scales a rank's own value has done so once it has been reduced; what divides does so at the end.
+    let divides = call.op == ReduceOp::Avg && !call.data_type.is_float();
+    let (first, then) = match call.op {
+        ReduceOp::Avg if divides => (ReduceOp::Sum, ReduceOp::Avg),
+        op if op.scales() => (op, ReduceOp::Sum),
+        op => (op, op),
+    };
+    [
+        (Collective::Reduce, View::Node, first, Some(0)),
+        (Collective::AllReduce, View::Leaders, then, None),
+        (Collective::Broadcast, View::Node, ReduceOp::Sum, Some(0)),
+    ]
 }
 
 impl Order {

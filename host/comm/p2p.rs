@@ -10,6 +10,7 @@ use ferroccl_device::abi::{
     Algorithm, ChannelWork, Collective, DataType, MAX_CHANNELS, ProtocolId, ReduceOp, Signature,
     Transfer, TransferKind, TransferState, Work,
 };
+use ferroccl_device::kernels::Kernel;
 use tracing::debug;
 
 use super::Inner;
@@ -185,6 +186,24 @@ impl Inner {
         Ok(Transfers { table, parts, blocks: blocks as u32, bytes, keep })
     }
 
+    /// The kernel of messages.
+    fn messages_kernel() -> Result<Kernel> {
+        enqueue::send_recv_kernel().ok_or_else(|| Error::Unavailable {
+            what: "send and receive".to_owned(),
+            reason: "this build is without the cargo feature `send-recv`".to_owned(),
+        })
+    }
+
+    /// As [`Inner::prepare`], for messages.
+    pub(super) fn prepare_messages(&self) -> Result<()> {
+        let runtime = self.device.runtime();
+        if !runtime.loads_kernels() {
+            return Ok(());
+        }
+        let kernel = Self::messages_kernel()?;
+        runtime.prepare(&kernel, kernel.threads)
+    }
+
     /// Launches transfers; `seq` is the number of the last collective.
     pub(super) fn launch_transfers(
         self: &Arc<Self>,
@@ -193,10 +212,7 @@ impl Inner {
         stream: &Stream,
     ) -> Result<()> {
         let Transfers { table, parts, blocks, bytes, keep } = transfers;
-        let kernel = enqueue::send_recv_kernel().ok_or_else(|| Error::Unavailable {
-            what: "send and receive".to_owned(),
-            reason: "this build is without the cargo feature `send-recv`".to_owned(),
-        })?;
+        let kernel = Self::messages_kernel()?;
         debug!(target: log::COLL, rank = self.rank, transfers = table.transfers.len(), bytes, blocks, "SendRecv");
         let work = Work {
             comm: self.control.comm_address(0),

@@ -88,7 +88,13 @@ pub trait Runtime: Debug + Send + Sync {
     /// together do not outnumber the cores.
     fn share_host(&self, local_processes: usize);
 
-    /// Makes a kernel ready to be launched with so many threads: what would hold up others is done before they wait.
+    /// Whether kernels have to be loaded before they are launched. Loading one may wait for those that run, which may wait
+    /// for what the same thread is about to launch: so whatever starts together is [prepared](Runtime::prepare) first.
+    fn loads_kernels(&self) -> bool {
+        false
+    }
+
+    /// Makes a kernel ready to be launched with so many threads.
     ///
     /// # Errors
     /// As [`StreamOps::launch`].

@@ -106,9 +106,12 @@ fn what_is_made_is_given_back() {
         let streams: Vec<_> = ranks.iter().map(|_| device.stream().unwrap()).collect();
         let buffers: Vec<_> =
             ranks.iter().map(|_| device.upload(&vec![1u32; 400_000]).unwrap()).collect();
+        let other = device.alloc(400_000).unwrap();
         for ((rank, buffer), stream) in ranks.iter().zip(&buffers).zip(&streams) {
             rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream).unwrap();
-            rank.all_to_all(buffer, &device.alloc(400_000).unwrap(), stream).unwrap_err();
+            rank.all_to_all(buffer, &other, stream).unwrap_err();
+        }
+        for (rank, stream) in ranks.iter().zip(&streams) {
             rank.barrier(stream).unwrap();
         }
         // Handles are dropped while calls are under way.

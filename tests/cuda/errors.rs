@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferroccl::runtime::cuda::CudaRuntime;
-use ferroccl::{Algorithm, CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp};
+use ferroccl::{Algorithm, CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp, group};
 
 use crate::stand_in::{Healed, alone, fail, gpus, ready};
 
@@ -177,6 +177,13 @@ fn a_panic_leaves_no_kernel_waiting() {
     let (second, first) = (ranks.pop().unwrap(), ranks.pop().unwrap());
     let streams = [device.stream().unwrap(), device.stream().unwrap()];
     let buffer = device.alloc::<f32>(100).unwrap();
+    // Loaded before anything waits.
+    group(|| {
+        first.send(&buffer, 1, &streams[0])?;
+        second.recv(&buffer, 0, &streams[1])
+    })
+    .unwrap();
+    streams[1].synchronize().unwrap();
     first.all_reduce(&buffer, &buffer, ReduceOp::Sum, &streams[0]).unwrap();
     let theirs = streams[1].clone();
     let device = device.clone();

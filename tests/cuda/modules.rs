@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ferroccl::runtime::cuda::CudaRuntime;
 use ferroccl::runtime::ptx::source;
-use ferroccl::{CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp};
+use ferroccl::{CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp, group};
 
 use crate::stand_in::{alone, ready};
 
@@ -94,4 +94,46 @@ fn what_was_assembled_is_kept() {
     }
     all_reduce(CudaRuntime::new(0).unwrap()).unwrap();
     assert_eq!(cached().len(), 1);
+}
+
+/// Loading may wait for kernels that wait for what the same thread is about to launch: a group loads first. The stand-in
+/// does wait.
+#[test]
+fn what_starts_together_is_loaded_before() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let mut config = CommConfig::default();
+    config.timeout = Some(std::time::Duration::from_secs(5));
+    for hierarchical in [false, true] {
+        if hierarchical {
+            config.algorithm = Some(ferroccl::Algorithm::Hierarchical);
+            config.ranks_per_node = Some(1);
+        }
+        let device = Device::new(Arc::new(CudaRuntime::new(0).unwrap()));
+        let ranks = Communicator::init_all_with(&device, 2, &config).unwrap();
+        let streams = [device.stream().unwrap(), device.stream().unwrap()];
+        let floats = [0, 1].map(|_| device.upload(&[1.0f32; 100]).unwrap());
+        let bytes = [0, 1].map(|_| device.upload(&[1u8; 100]).unwrap());
+        let both = [0, 1].map(|_| device.alloc::<u8>(200).unwrap());
+        let sent = [7u32, 8].map(|x| device.upload(&[x; 10]).unwrap());
+        let received = [0, 1].map(|_| device.alloc::<u32>(10).unwrap());
+        group(|| {
+            for r in 0..2 {
+                let (rank, stream, peer) = (&ranks[r], &streams[r], 1 - r as u32);
+                rank.all_reduce(&floats[r], &floats[r], ReduceOp::Avg, stream)?;
+                rank.all_gather(&bytes[r], &both[r], stream)?;
+                rank.all_reduce(&bytes[r], &bytes[r], ReduceOp::Max, stream)?;
+                rank.send(&sent[r], peer, stream)?;
+                rank.recv(&received[r], peer, stream)?;
+            }
+            Ok(())
+        })
+        .unwrap();
+        for r in 0..2 {
+            assert_eq!(both[r].to_vec(&streams[r]).unwrap(), [1; 200], "{hierarchical}");
+            assert_eq!(received[r].to_vec(&streams[r]).unwrap(), [8 - r as u32; 10]);
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ferroccl::runtime::cuda::CudaRuntime;
 use ferroccl::runtime::ptx::source;
-use ferroccl::{Algorithm, CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp};
+use ferroccl::{Algorithm, CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp, group};
 use libtest_mimic::Trial;
 
 use crate::{gpu, trial};
@@ -80,6 +80,13 @@ fn a_panic() {
     let (second, first) = (ranks.pop().unwrap(), ranks.pop().unwrap());
     let streams = [device.stream().unwrap(), device.stream().unwrap()];
     let buffer = device.alloc::<f32>(100).unwrap();
+    // Loaded before anything waits.
+    group(|| {
+        first.send(&buffer, 1, &streams[0])?;
+        second.recv(&buffer, 0, &streams[1])
+    })
+    .unwrap();
+    streams[1].synchronize().unwrap();
     first.all_reduce(&buffer, &buffer, ReduceOp::Sum, &streams[0]).unwrap();
     let (theirs, other) = (streams[1].clone(), buffer.clone());
     let panicked = std::thread::spawn(move || {

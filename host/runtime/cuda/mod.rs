@@ -16,6 +16,9 @@
 //! * **All blocks of all ranks on a GPU run at the same time**, or a call is refused: kernels wait for each other. Ranks in
 //!   one process share the GPU by themselves; of several processes only one runs at a time, unless NVIDIA's MPS lets them
 //!   share it. More than 8 streams of a process need `CUDA_DEVICE_MAX_CONNECTIONS=32` to run beside each other.
+//! * **A kernel is loaded when it is first launched**, and that may wait for all that runs. So a thread that drives several
+//!   ranks makes each call on all of them before the next, or puts calls into a group, as with NCCL: a group loads first.
+//!   So may freeing memory: allocations of up to 1 MiB are kept for the next one, larger ones go back to the driver.
 //! * **Errors of kernels stay**: after one that traps every call of the context gives the same error, and every
 //!   communicator on it fails. A kernel that waits gives up after `FERROCCL_TIMEOUT`, or when its communicator is aborted,
 //!   or is dropped by a thread that panics.
@@ -269,8 +272,13 @@ impl Runtime for CudaRuntime {
 
     fn share_host(&self, _: usize) {}
 
+    /// "Loading a kernel may require context synchronization" (CUDA's programming guide, Lazy Loading).
+    fn loads_kernels(&self) -> bool {
+        true
+    }
+
     fn prepare(&self, kernel: &Kernel, threads: u32) -> Result<()> {
-        self.gpu.entry(kernel, threads).map(drop)
+        self.gpu.entry(kernel, stream::threads_of(kernel, threads)).map(drop)
     }
 
     fn buffers(&self) -> ([usize; 3], u32) {

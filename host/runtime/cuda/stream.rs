@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use ferroccl_device::abi::Work;
+use ferroccl_device::kernels::Kernel;
 
 use super::capture::{self, Check};
 use super::driver::{self, RawStream};
@@ -70,6 +71,11 @@ impl Drop for Argument {
     fn drop(&mut self) {
         self.gpu.return_argument(self.place);
     }
+}
+
+/// The threads of a block that is to have so many: whole warps, and no more than the kernel takes.
+pub(super) fn threads_of(kernel: &Kernel, threads: u32) -> u32 {
+    threads.clamp(32, kernel.threads.max(32)) / 32 * 32
 }
 
 impl CudaStream {
@@ -256,7 +262,7 @@ impl StreamOps for CudaStream {
     unsafe fn launch(&self, launch: Launch) -> Result<()> {
         let Launch { kernel, blocks, threads, sharing, work, keep, bytes: _, done } = launch;
         let gpu = &self.gpu;
-        let threads = threads.clamp(32, kernel.threads.max(32)) / 32 * 32;
+        let threads = threads_of(&kernel, threads);
         let (function, room) = gpu.entry(&kernel, threads)?;
         let wanted = blocks.saturating_mul(sharing.max(1));
         if wanted > room {

@@ -98,6 +98,19 @@ pub(crate) struct Ctx {
     peers: Mutex<Vec<usize>>,
 }
 
+impl Ctx {
+    /// Waits until no kernel runs, or the context is lost.
+    pub(crate) fn wait_for_kernels(&self) -> Result<(), c_int> {
+        while self.running.load(Ordering::Acquire) > 0 {
+            match self.sticky.load(Ordering::Relaxed) {
+                0 => std::thread::sleep(std::time::Duration::from_micros(50)),
+                code => return Err(code),
+            }
+        }
+        Ok(())
+    }
+}
+
 /// What runs kernels, of all GPUs.
 pub(crate) static RUNTIME: LazyLock<Arc<CpuRuntime>> =
     LazyLock::new(|| Arc::new(CpuRuntime::with_workers(2)));

@@ -98,7 +98,8 @@ driver! {
         unsafe { *to = at };
         Ok(())
     }
-    cuMemFree_v2(at: u64) |_context| {
+    cuMemFree_v2(at: u64) |context| {
+        context.wait_for_kernels()?;
         free(at)
     }
     cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, _flags: c_uint) |context| {

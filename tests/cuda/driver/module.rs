@@ -84,7 +84,9 @@ driver! {
         drop(unsafe { Box::from_raw(state.cast::<Link>()) });
         Ok(())
     }
-    cuModuleLoadData(to: *mut *mut c_void, image: *const c_void) |_context| {
+    cuModuleLoadData(to: *mut *mut c_void, image: *const c_void) |context| {
+        // A driver may (Lazy Loading, in CUDA's programming guide).
+        context.wait_for_kernels()?;
         // SAFETY: ours end with a zero, and others do not begin like ours.
         let text = unsafe { CStr::from_ptr(image.cast()) }.to_str().map_err(|_| 200)?;
         let names = text.strip_prefix(MAGIC).ok_or(200)?;
