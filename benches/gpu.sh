@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All that there is to run on a GPU, in one go, from binaries that were built elsewhere.
 #
-#   benches/gpu.sh pack [DIR]                 builds what is run and puts it into DIR (target/gpu), some 20 MB
+#   benches/gpu.sh pack [DIR]                 builds what is run and puts it into DIR (target/gpu), some 60 MB
 #   benches/gpu.sh run [DIR [OUT [PART...]]]  runs it on this machine; the record and all output go to OUT (DIR/out)
 #
 # A PART is one of: tests sanitizers perf device ncu; without one, all of them in this order. DIR needs nothing of the
