@@ -1,4 +1,4 @@
-//! Applications that use other crates hand us what they have: the examples, what is refused, and that nothing is left over.
+//! Applications that use the driver or other crates hand us what they have: the examples, what is refused, and that nothing is left over.
 
 use std::path::Path;
 use std::process::Command;
@@ -30,6 +30,11 @@ fn example(name: &str, has: bool) {
     for rank in 0..2 {
         assert!(text.contains(&format!("rank {rank} of 2: 1 + 2 = 3")), "{output:?}");
     }
+}
+
+#[test]
+fn the_example_of_the_driver() {
+    example("cuda", true);
 }
 
 #[test]

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use ferroccl::runtime::Event;
-use ferroccl::{Device, Error};
+use ferroccl::runtime::{Event, cuda};
+use ferroccl::{CommConfig, Communicator, Device, Error, ReduceOp};
 
-use crate::stand_in::{alone, ready};
+use crate::stand_in::{Handle, alone, ready, symbol};
 
 fn error(text: &str) -> Error {
     Error::argument("test", text)
@@ -95,4 +96,82 @@ fn streams_wait_for_the_host() {
         assert!(found.contains("test: no"), "{found}");
         stream.synchronize().unwrap();
     }
+}
+
+/// What is copied is free again when the call returns, be it pinned memory, which the GPU reads when the stream comes by.
+#[test]
+fn a_copy_of_pinned_memory_is_over_when_it_returns() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::cuda(0).unwrap();
+    let stream = device.stream().unwrap();
+    let buffer = device.alloc::<u32>(1000).unwrap();
+    let pinned = pinned(1000);
+    pinned.fill(1);
+    let gate = Event::new();
+    stream.ops().wait(&gate);
+    let opener = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        gate.complete(Ok(()));
+    });
+    buffer.copy_from(pinned, &stream).unwrap();
+    pinned.fill(2);
+    assert_eq!(buffer.to_vec(&stream).unwrap(), [1; 1000]);
+    opener.join().unwrap();
+}
+
+/// Pinned memory, for ever.
+fn pinned(len: usize) -> &'static mut [u32] {
+    let push: unsafe extern "C" fn(Handle) -> i32 = symbol("cuCtxPushCurrent_v2");
+    let pop: unsafe extern "C" fn(*mut Handle) -> i32 = symbol("cuCtxPopCurrent_v2");
+    let alloc: unsafe extern "C" fn(*mut Handle, usize, u32) -> i32 = symbol("cuMemHostAlloc");
+    let mut at = std::ptr::null_mut();
+    // SAFETY: a context that is there; zeroed memory of that size, of which there is one slice.
+    unsafe {
+        assert_eq!(push(cuda::shared(0).unwrap().context()), 0);
+        assert_eq!(alloc(&raw mut at, len * 4, 0), 0);
+        assert_eq!(pop(std::ptr::null_mut()), 0);
+        std::slice::from_raw_parts_mut(at.cast(), len)
+    }
+}
+
+/// A buffer whose last handle a call had is freed behind it, and that may wait for kernels which wait for the thread that
+/// waits for another stream.
+#[test]
+fn giving_memory_back_holds_nobody_up() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::cuda(0).unwrap();
+    let mut config = CommConfig::default();
+    config.timeout = Some(Duration::from_secs(5));
+    let ranks = Communicator::init_all_with(&device, 2, &config).unwrap();
+    let alone = Communicator::init_all(&device, 1).unwrap().remove(0);
+    let streams = [0; 4].map(|_| device.stream().unwrap());
+    let small = [0; 2].map(|_| device.alloc::<u32>(100).unwrap());
+    let call = |r: usize| ranks[r].all_reduce(&small[r], &small[r], ReduceOp::Sum, &streams[r]);
+    let copy = |len: usize| {
+        let [from, to] = [0; 2].map(|_| device.alloc::<u32>(len).unwrap());
+        alone.all_reduce(&from, &to, ReduceOp::Sum, &streams[2]).unwrap();
+        (from, to)
+    };
+    // Kernels are loaded.
+    (0..2).for_each(|r| call(r).unwrap());
+    streams.iter().for_each(|stream| stream.synchronize().unwrap());
+    let gate = Event::new();
+    streams[2].ops().wait(&gate);
+    let large = copy(1 << 20);
+    call(0).unwrap();
+    drop(large);
+    gate.complete(Ok(()));
+    // It is noticed that the copy has ended, by us or by the watch.
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(2));
+        streams[3].synchronize().unwrap();
+    }
+    call(1).unwrap();
+    streams.iter().for_each(|stream| stream.synchronize().unwrap());
 }

@@ -86,6 +86,8 @@ pub(crate) mod jit {
 
 /// `CU_POINTER_ATTRIBUTE_CONTEXT`: the context that an address is of.
 pub(crate) const POINTER_CONTEXT: c_int = 1;
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`: of memory that the driver knows.
+pub(crate) const POINTER_MEMORY_TYPE: c_int = 2;
 /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`: the number of the GPU that it is of.
 #[cfg(feature = "cust")]
 pub(crate) const POINTER_ORDINAL: c_int = 9;

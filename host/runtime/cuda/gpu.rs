@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use ferroccl_device::abi::{CACHE_LINE, Work};
 
 use super::CudaError;
 use super::driver::{self, Address, Context, Driver, RawEvent, RawStream, attribute};
 use super::module::Modules;
+use super::watch;
 use crate::runtime::sync::lock;
 use crate::{Error, Result};
 
@@ -272,6 +273,15 @@ impl Gpu {
         error.on(&self.name).into()
     }
 
+    /// Whether the driver knows what is at an address: device memory, or pinned memory of the host's. The context is
+    /// current.
+    pub(super) fn is_known(&self, at: u64) -> bool {
+        let mut kind = 0u32;
+        let to = (&raw mut kind).cast();
+        // SAFETY: writes a number to a place that is there; what is unknown is an error.
+        unsafe { self.driver.pointer_get_attribute(to, driver::POINTER_MEMORY_TYPE, at).is_ok() }
+    }
+
     /// What is done on the service stream, to its end.
     pub(super) fn at_once(
         &self,
@@ -286,7 +296,7 @@ impl Gpu {
     }
 
     /// `bytes` of zeroed device memory.
-    pub(super) fn allocate(&self, bytes: usize) -> Result<Address> {
+    pub(super) fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Address> {
         let size = size_class(bytes);
         let kept = lock(&self.free).get_mut(&size).and_then(Vec::pop);
         let address = match kept {
@@ -316,19 +326,22 @@ impl Gpu {
     }
 
     /// Gives memory back.
-    pub(super) fn free(&self, address: Address, bytes: usize) {
+    pub(super) fn free(self: &Arc<Self>, address: Address, bytes: usize) {
         let size = size_class(bytes);
         if size <= KEPT_BYTES {
             lock(&self.free).entry(size).or_default().push(address);
             return;
         }
-        // An error is that of a context that is lost, memory and all.
-        // SAFETY: `allocate` has made it, and the last handle is gone.
-        let _ = self.run(|| unsafe { self.driver.mem_free(address).map_err(Error::from) });
+        let gpu = Arc::clone(self);
+        watch::outside(move || {
+            // An error is that of a context that is lost, memory and all.
+            // SAFETY: `allocate` has made it, and the last handle is gone.
+            let _ = gpu.run(|| unsafe { gpu.driver.mem_free(address).map_err(Error::from) });
+        });
     }
 
     /// A place for the argument of a kernel.
-    pub(super) fn argument(&self) -> Result<Place> {
+    pub(super) fn argument(self: &Arc<Self>) -> Result<Place> {
         let mut pinned = lock(&self.pinned);
         if let Some(free) = pinned.free.pop() {
             return Ok(free);

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::driver::{self, Address, IpcHandle};
 use super::gpu::Gpu;
+use super::watch;
 use crate::runtime::sync::lock;
 use crate::runtime::{Keep, Memory};
 use crate::{Error, Result};
@@ -95,10 +96,12 @@ impl Drop for CudaMemory {
         match self.origin {
             Origin::Allocated => self.gpu.free(self.address, self.len),
             Origin::Imported => {
-                let gpu = &self.gpu;
-                // SAFETY: opened by `import`, and the last handle is gone. An error is that of a lost context.
-                let _ = gpu.run(|| unsafe {
-                    gpu.driver.ipc_close_mem_handle(self.address).map_err(Error::from)
+                let (gpu, address) = (Arc::clone(&self.gpu), self.address);
+                watch::outside(move || {
+                    // SAFETY: opened by `import`, and the last handle is gone. An error is that of a lost context.
+                    let _ = gpu.run(|| unsafe {
+                        gpu.driver.ipc_close_mem_handle(address).map_err(Error::from)
+                    });
                 });
             }
             Origin::Foreign { .. } => {}

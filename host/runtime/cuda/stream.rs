@@ -335,13 +335,20 @@ impl StreamOps for CudaStream {
         let at = memory::range(to, offset, bytes.len())? as u64;
         self.refuse_capture("a copy of the host's memory")?;
         let gpu = &self.gpu;
-        // Memory that is not pinned is read before the call returns (cuMemcpyHtoDAsync).
+        // Memory that is not pinned is read before the call returns; what is pinned, when the stream comes by
+        // (cuMemcpyHtoDAsync).
         gpu.run(|| {
             // SAFETY: the range was checked, and `bytes` is what it says.
             unsafe {
                 gpu.driver.memcpy_htod_async(at, bytes.as_ptr().cast(), bytes.len(), self.raw)
             }
-            .map_err(|e| gpu.error(&e))
+            .map_err(|e| gpu.error(&e))?;
+            let ends = [bytes.first(), bytes.last()].into_iter().flatten();
+            if ends.map(|byte| std::ptr::from_ref(byte) as u64).any(|at| gpu.is_known(at)) {
+                // SAFETY: the stream is alive.
+                unsafe { gpu.driver.stream_synchronize(self.raw) }.map_err(|e| gpu.error(&e))?;
+            }
+            Ok(())
         })?;
         let keep = Arc::clone(to);
         self.then(

@@ -150,6 +150,12 @@ pub(super) fn later(f: Box<dyn FnOnce() + Send>) {
     WATCH.start(&mut seen);
 }
 
+/// Does what may wait for kernels, such as giving memory back. Not while ends are gone through: who waits for a stream
+/// waits for that, too, and may be about to launch what those kernels wait for.
+pub(super) fn outside(f: impl FnOnce() + Send + 'static) {
+    if REAPS.get() { later(Box::new(f)) } else { f() }
+}
+
 impl Watch {
     fn see(&'static self, stream: &Arc<Progress>) {
         let mut seen = lock(&self.seen);

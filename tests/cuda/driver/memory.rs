@@ -144,6 +144,7 @@ driver! {
         unsafe {
             match attribute {
                 1 => *to.cast::<usize>() = range.context,
+                2 => *to.cast::<u32>() = if matches!(range.kind, Kind::Pinned | Kind::Registered) { 1 } else { 2 },
                 9 => *to.cast::<c_int>() = context.device,
                 _ => return Err(INVALID_VALUE),
             }
