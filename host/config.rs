@@ -190,6 +190,12 @@ knobs! {
         "the farthest two GPUs may be to write each other's memory; not set: what the CPU is good for";
     "NCCL_NET_GDR_LEVEL" net_gdr_level: Option<Level> = None, Level::FORM,
         "the farthest a network card may be from a GPU whose memory it reaches; not set: PXB";
+    "NCCL_NET_GDR_READ" net_gdr_read: Option<bool> = None, (),
+        "whether a network card also reads a GPU's memory, to send; not set: where nothing else needs the GPU's PCI";
+    "NCCL_NET_FORCE_FLUSH" net_force_flush: bool = false, (),
+        "what a network card writes to a GPU's memory is flushed even where the GPU sees such writes in order";
+    "NCCL_DMABUF_ENABLE" dmabuf_enable: bool = true, (),
+        "network cards may reach a GPU's memory as a DMA buffer";
     "NCCL_NVB_DISABLE" nvb_disable: bool = false, (),
         "no path goes through a GPU by NVLink";
     "NCCL_PXN_DISABLE" pxn_disable: bool = false, (),

@@ -229,7 +229,8 @@ pub(crate) fn run() -> Outcome<()> {
         ..Conn::default()
     };
     let calls = header + offset_of!(ConnHeader, calls) as u64;
-    let ends = Ends { calls, conn: Some(conn), memory: (at, size_of::<Memory>()) };
+    let memory = (at, size_of::<Memory>());
+    let ends = Ends { calls, conn: Some(conn), memory, on_gpu: None };
     let word = |at: u64| std::ptr::with_exposed_provenance_mut::<u64>(at as usize);
     // SAFETY: words of memory that is never freed and that is only accessed atomically from here on.
     let words = unsafe {

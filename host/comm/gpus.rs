@@ -13,6 +13,18 @@ use crate::transport::{Allowed, PeerInfo, device};
 const DEVICE_BW: f64 = 20.0;
 /// Of one through the host's memory.
 const HOST_BW: f64 = 12.0;
+/// Channels at most where GPUs do not all reach each other: a bus or a card is full with fewer, and each channel has pinned
+/// memory of its own with every peer. As many as NCCL makes for the 8 GPUs and 8 cards of a host.
+const HOST_CHANNELS: u32 = 16;
+
+/// Channels worth having at most.
+pub(super) fn most_channels(peers: &[PeerInfo], allowed: Allowed) -> u32 {
+    let gpus = peers.iter().any(|peer| peer.device.is_some());
+    let reach = peers.iter().all(|from| {
+        peers.iter().all(|to| from.rank == to.rank || device::reaches(from, to, allowed))
+    });
+    if gpus && !reach { HOST_CHANNELS } else { u32::MAX }
+}
 
 /// A ring and a tree over the GPUs of the first host.
 pub(super) struct Graphs {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use super::CommConfig;
+use super::gdr::{self, Gdr, SlotPlaces};
 use super::net::{Listening, Remote};
 use super::setup::{Member, exchange};
 use crate::bootstrap::{Bootstrap, BootstrapError};
@@ -62,24 +63,22 @@ impl Member<'_> {
     }
 
     /// Ready for connections of ranks on other hosts.
-    fn listen(&self, peers: &[PeerInfo]) -> Result<Listening> {
+    fn listen(&self, peers: &[PeerInfo]) -> Result<(Listening, Option<Gdr>)> {
         let limit = self.config.timeout.filter(|t| !t.is_zero()).unwrap_or(Duration::MAX);
         let net = match &self.config.net {
             Some(net) => Arc::clone(net),
             None => network::open(self.env, self.token.secret, limit)?,
         };
-        // Ranks of a host take its devices in turn.
+        // Ranks of a host take its devices in turn, or those of them that are nearest to their GPU.
         let me = &peers[self.rank as usize];
         let before = peers[..self.rank as usize].iter().filter(|peer| peer.host == me.host);
-        let devices = net.devices();
-        let device = before.count().checked_rem(devices).ok_or_else(|| Error::Unavailable {
-            what: format!("network {}", net.name()),
-            reason: "it has no device".to_owned(),
-        })?;
+        let rdma = self.device.runtime().rdma();
+        let gpu = (me.device.as_ref(), rdma.as_ref());
+        let gdr::Card { device, gdr } = gdr::choose(&*net, gpu, before.count(), self.env)?;
         let listener = net.listen(device)?;
         let properties = net.properties(device)?;
         info!(target: log::NET, "NET/{} : Using [{device}]{}", net.name(), properties.name);
-        Ok(Listening { net, device, listener })
+        Ok((Listening { net, device, listener }, gdr))
     }
 
     /// Bytes of an edge.
@@ -123,11 +122,26 @@ impl Member<'_> {
         let inboxes = handles.collect::<Result<_>>()?;
         let remote = used.iter().any(|transport| transport.is_remote());
         let listening = remote.then(|| self.listen(peers)).transpose()?;
+        let (listening, gdr) = listening.unzip();
+        let slots = match gdr.flatten() {
+            Some(gdr) => self.place_slots(gdr, &self.remote_edges(peers)?),
+            None => None,
+        };
         let network =
             listening.as_ref().map(|l| (l.net.name().to_owned(), l.listener.handle().to_vec()));
         let device = on_device.as_ref().map(|(_, handle)| handle.clone());
         let on_device = on_device.map(|(memory, _)| memory);
-        Ok(OwnInbox { handles: Handles { inboxes, device, network }, inbox, on_device, listening })
+        let handles = Handles { inboxes, device, network };
+        Ok(OwnInbox { handles, inbox, on_device, listening, slots })
+    }
+
+    /// Of each rank, whether the network carries what comes from it, and what goes to it.
+    fn remote_edges(&self, peers: &[PeerInfo]) -> Result<Vec<(bool, bool)>> {
+        let (me, allowed) = (&peers[self.rank as usize], allowed(self.config, self.env));
+        let remote = |from: &PeerInfo, to: &PeerInfo| -> Result<bool> {
+            Ok(from.rank != to.rank && transport::select(from, to, allowed)?.is_remote())
+        };
+        peers.iter().map(|peer| Ok((remote(peer, me)?, remote(me, peer)?))).collect()
     }
 
     /// The part of it that is in memory of our device, for senders whose devices reach that.
@@ -190,7 +204,8 @@ impl Member<'_> {
             })?;
             let (to_direct, from_direct) = (to.direct(me, peer), from.direct(peer, me));
             let region = to.accept(handle, len, offset(self.rank), bytes)?;
-            let there = match (&handles[rank as usize].device, self.device_offset(me, peer, peers)) {
+            let there = match (&handles[rank as usize].device, self.device_offset(me, peer, peers))
+            {
                 (Some(handle), Some(offset)) if !to.is_remote() => {
                     let bytes = self.device_bytes(peer, peers, allowed(self.config, self.env));
                     let same = peer.process == me.process;
@@ -205,26 +220,6 @@ impl Member<'_> {
                 }
                 _ => None,
             };
-            let previous = (self.rank + self.nranks - 1) % self.nranks;
-            for channel in 0..self.channels {
-                let way = |transport: &dyn Transport, direct: bool, device: bool| match &mine.listening {
-                    Some(l) if transport.is_remote() => {
-                        format!("NET/{}/{}", l.net.name(), l.device)
-                    }
-                    _ if device && peer.process != me.process => "P2P/IPC".to_owned(),
-                    _ if device && !direct => "P2P/peer access".to_owned(),
-                    _ => transport.name().to_owned() + if direct { "/direct pointer" } else { "" },
-                };
-                if rank == previous && from.is_remote() {
-                    info!(target: log::INIT, "Channel {channel:02} : {rank} -> {} [receive] via {}", self.rank,
-                          way(from, from_direct, here.is_some()));
-                }
-                if rank == (self.rank + 1) % self.nranks {
-                    let send = if to.is_remote() { " [send]" } else { "" };
-                    info!(target: log::INIT, "Channel {channel:02} : {} -> {rank}{send} via {}", self.rank,
-                          way(to, to_direct, there.is_some()));
-                }
-            }
             let remote = to.is_remote();
             let send = EdgeEnd {
                 region,
@@ -233,6 +228,7 @@ impl Member<'_> {
                 direct: to_direct,
                 receiving: false,
                 remote,
+                slots: mine.slots.as_ref().and_then(|slots| slots.to(rank)),
             };
             let region = mine.inbox.part(offset(rank), bytes);
             let remote = from.is_remote();
@@ -243,10 +239,45 @@ impl Member<'_> {
                 direct: from_direct,
                 receiving: true,
                 remote,
+                slots: mine.slots.as_ref().and_then(|slots| slots.from(rank)),
             };
+            for (transport, end) in [(from, &recv), (to, &send)] {
+                self.tell(transport, end, peer.process == me.process, mine.listening.as_ref());
+            }
             Ok(Some(Edges { send, recv }))
         });
         edges.collect()
+    }
+
+    /// Says how the edges of the ring are reached, in NCCL's words.
+    fn tell(
+        &self,
+        transport: &dyn Transport,
+        end: &EdgeEnd,
+        same_process: bool,
+        listening: Option<&Listening>,
+    ) {
+        let (next, previous) =
+            ((self.rank + 1) % self.nranks, (self.rank + self.nranks - 1) % self.nranks);
+        let way = match listening {
+            Some(listening) if transport.is_remote() => {
+                let gdr = if end.slots.is_some() { "/GDRDMA" } else { "" };
+                format!("NET/{}/{}{gdr}", listening.net.name(), listening.device)
+            }
+            _ if end.on_device.is_some() && !same_process => "P2P/IPC".to_owned(),
+            _ if end.on_device.is_some() && !end.direct => "P2P/peer access".to_owned(),
+            _ => transport.name().to_owned() + if end.direct { "/direct pointer" } else { "" },
+        };
+        let (rank, peer) = (self.rank, end.peer);
+        for channel in 0..self.channels {
+            if end.receiving && peer == previous && transport.is_remote() {
+                info!(target: log::INIT, "Channel {channel:02} : {peer} -> {rank} [receive] via {way}");
+            }
+            if !end.receiving && peer == next {
+                let send = if transport.is_remote() { " [send]" } else { "" };
+                info!(target: log::INIT, "Channel {channel:02} : {rank} -> {peer}{send} via {way}");
+            }
+        }
     }
 }
 
@@ -267,6 +298,7 @@ pub(super) struct OwnInbox {
     on_device: Option<Arc<dyn Memory>>,
     pub handles: Handles,
     pub listening: Option<Listening>,
+    slots: Option<SlotPlaces>,
 }
 
 pub(super) fn allowed(config: &CommConfig, env: &Config) -> Allowed {

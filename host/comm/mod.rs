@@ -20,6 +20,7 @@ mod calls;
 mod collnet;
 mod config;
 mod control;
+mod gdr;
 mod gpus;
 mod group;
 mod inbox;

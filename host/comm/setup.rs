@@ -29,7 +29,7 @@ use super::terms::{Asked, Terms, Token, agree, settings};
 use super::{AbortHandle, CommConfig, Communicator, Inner, gpus, inbox, machine};
 use crate::bootstrap::{Beat, Bootstrap, Stop, UniqueId};
 use crate::buffer::Device;
-use crate::channel::{ConnLayout, Edges, Set};
+use crate::channel::{ConnLayout, EdgeEnd, Edges, Set};
 use crate::config::Config;
 use crate::enqueue::{NetworkOps, Shape};
 use crate::graph::tuning::{Devices, Settings, Situation, Tuner};
@@ -132,8 +132,9 @@ impl Communicator {
             .min();
         let blocks = Blocks::of(blocks.unwrap_or(1));
         let natural = ranks().map(|(_, device)| device.runtime().parallelism()).min();
-        let (channels, all_channels) =
-            config.channels(natural.unwrap_or(1).min(blocks.collectives))?;
+        let natural = natural.unwrap_or(1).min(blocks.collectives);
+        let natural = natural.min(gpus::most_channels(&peers, inbox::allowed(config, &env)));
+        let (channels, all_channels) = config.channels(natural)?;
         let settings = settings(config, &env);
         machine::look(&env)?;
         let token = Token::new()?;
@@ -253,6 +254,7 @@ impl Communicator {
         let runtime = device.runtime();
         let resident = runtime.resident_blocks(sharing(&peers, rank));
         let most = Blocks::of(resident).collectives;
+        let most = most.min(gpus::most_channels(&peers, inbox::allowed(config, &env)));
         let (natural, all_channels) = config.channels(runtime.parallelism().min(most))?;
         let several_hosts = peers.iter().any(|peer| peer.host != *host);
         let mine = Terms {
@@ -423,9 +425,10 @@ impl Member<'_> {
     /// Lets this rank's kernels reach what they share with the host and with the other ranks.
     fn register(&self, edges: &[Option<Edges>], control: &Control) -> Result<Vec<Keep>> {
         let mut memory = vec![(control.shared(), "a communicator's control block")];
+        let shared = |end: &EdgeEnd| end.shared(&self.layout, self.channels as usize);
         for Edges { send, recv } in edges.iter().flatten() {
-            memory.push((send.shared(), "an edge to another rank"));
-            memory.push((recv.shared(), "an edge from another rank"));
+            memory.push((shared(send), "an edge to another rank"));
+            memory.push((shared(recv), "an edge from another rank"));
         }
         let runtime = self.device.runtime();
         memory

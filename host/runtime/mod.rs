@@ -22,6 +22,7 @@ mod turns;
 
 use std::any::Any;
 use std::fmt::Debug;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
 
 use ferroccl_device::abi::Work;
@@ -140,6 +141,20 @@ pub trait Runtime: Debug + Send + Sync {
         Ok(())
     }
 
+    /// How network cards reach allocations; `None` where device memory is the host's, or they do not reach it.
+    fn rdma(&self) -> Option<RdmaInfo> {
+        None
+    }
+
+    /// `bytes` bytes of an allocation from `offset` on as a DMA buffer, which a network card can register. Both ends are
+    /// multiples of the host's pages, as addresses.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] where there is no such thing; when the driver refuses.
+    fn dma_buf(&self, _memory: &Arc<dyn Memory>, _offset: usize, _bytes: usize) -> Result<OwnedFd> {
+        Err(no_device_memory(self.name()))
+    }
+
     /// Whether what is launched goes on when nobody waits for it.
     fn is_driven(&self) -> bool {
         true
@@ -160,6 +175,8 @@ pub trait Runtime: Debug + Send + Sync {
 pub struct DeviceInfo {
     /// What people call it, as `[0000:17:00.0] GPU 0 (NVIDIA H200)`.
     pub name: String,
+    /// Its place on the PCI bus, as `0000:17:00.0`.
+    pub bus_id: String,
     /// What is the same device in every process: a GPU's UUID.
     pub id: [u8; 16],
     /// A GPU's compute capability, times ten.
@@ -168,9 +185,20 @@ pub struct DeviceInfo {
     pub reach: Vec<[u8; 16]>,
 }
 
+/// How network cards reach a device's memory (GPU Direct RDMA).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RdmaInfo {
+    /// Whether cards that know its driver reach it by its address.
+    pub by_address: bool,
+    /// Whether it can be had as a DMA buffer.
+    pub dma_buf: bool,
+    /// Whether its kernels see what cards write in order, so that nothing has to be flushed.
+    pub ordered: bool,
+}
+
 fn no_device_memory(runtime: &str) -> Error {
     let reason = "its device memory is the host's".to_owned();
-    Error::Unavailable { what: format!("device memory for other processes on {runtime}"), reason }
+    Error::Unavailable { what: format!("device memory for others than {runtime}"), reason }
 }
 
 /// One for all communicators: they share the process's cores.

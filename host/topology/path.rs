@@ -313,6 +313,12 @@ impl Paths {
     }
 }
 
+/// How one node reaches another by itself, whatever a policy has of the memory there; `nvb`: also through a GPU by `NVLink`.
+#[must_use]
+pub fn direct(system: &System, from: NodeId, to: NodeId, nvb: bool) -> Path {
+    from_node(system, from, nvb).into_iter().nth(to.0 as usize).unwrap_or(Path::NONE)
+}
+
 /// The cores near a GPU, by its local rank: those of the nearest CPU, where its threads should run and its host
 /// memory should lie. Empty where they are not known.
 #[must_use]

@@ -100,6 +100,12 @@ impl Policy {
                 why: "the card's driver does not offer it".to_owned(),
             };
         }
+        self.gdr_at(kind)
+    }
+
+    /// The same of a card and a GPU whose drivers offer it.
+    #[must_use]
+    pub fn gdr_at(&self, kind: PathKind) -> Decision {
         let (level, whose) = match self.gdr_level {
             Some(level) => (level, "NCCL_NET_GDR_LEVEL"),
             None => (PathKind::Pxb, "the default"),

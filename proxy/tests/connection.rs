@@ -2,19 +2,22 @@
 //! Under ThreadSanitizer this is the test of `Sending` and `Receiving` themselves; of their orders there is a model in
 //! `fifo_model`.
 
+mod card;
+
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use card::CardNet;
 use ferroccl_device::abi::{
     Conn, ConnHeader, LL_LINE, LL128_LINE, ProtocolId, SIGNATURES, Signature, fifo_entry,
 };
 use ferroccl_device::gpu::{self, LINE_WORDS};
-use ferroccl_proxy::connection::{Ends, Receiving, Sending, Steps};
+use ferroccl_proxy::connection::{Ends, GpuSlots, Receiving, Sending, Steps};
 use ferroccl_proxy::net::socket::{SocketConfig, SocketInterface, SocketNet};
-use ferroccl_proxy::net::{LocalNet, Net, RecvComm, SendComm};
+use ferroccl_proxy::net::{LocalNet, MemoryKind, Net, RecvComm, SendComm};
 use ferroccl_proxy::{NetError, Progress};
 
 const SLOTS: u64 = 2;
@@ -26,18 +29,32 @@ const STEPS_A_CALL: u64 = 25;
 /// Nothing here takes so long but a hang.
 const HANG: Duration = Duration::from_secs(60);
 
+/// The slots of all protocols.
+#[repr(C, align(128))]
+struct Slots([[[u64; SLOT_WORDS]; SLOTS as usize]; 3]);
+
 /// A host's memory of a connection.
 #[repr(C, align(128))]
 struct Memory {
     header: ConnHeader,
     fifo: [u64; SLOTS as usize],
-    slots: [[u64; SLOT_WORDS]; SLOTS as usize],
+    slots: Slots,
+}
+
+/// Which slots a GPU has, and whether it sees what a card writes in order.
+#[derive(Clone, Copy, Debug)]
+struct OnGpu {
+    protocols: &'static [ProtocolId],
+    ordered: bool,
 }
 
 /// One end, of a kernel and its proxy.
 #[derive(Clone, Copy)]
 struct End {
     memory: *mut Memory,
+    /// What stands for a GPU's memory.
+    gpu: *mut Slots,
+    on_gpu: Option<OnGpu>,
     protocol: ProtocolId,
 }
 
@@ -88,24 +105,35 @@ fn signature(call: u64) -> Signature {
 impl End {
     fn ends(self) -> Ends {
         let at = self.memory as u64;
-        let slots = at + offset_of!(Memory, slots) as u64;
         let conn = Conn {
             header: at,
-            buffers: [slots; 3],
+            buffers: std::array::from_fn(|i| self.buffer(ProtocolId::ALL[i]) as u64),
             slot_bytes: [SLOT_BYTES as u32; 3],
             slots: SLOTS as u32,
             fifo: at + offset_of!(Memory, fifo) as u64,
             ..Conn::default()
         };
         let calls = at + offset_of!(ConnHeader, calls) as u64;
-        Ends { calls, conn: Some(conn), memory: (at, size_of::<Memory>()) }
+        let on_gpu = self.on_gpu.map(|on_gpu| GpuSlots {
+            memory: (self.gpu as u64, size_of::<Slots>()),
+            kind: MemoryKind::Cuda,
+            flush: !on_gpu.ordered,
+        });
+        Ends { calls, conn: Some(conn), memory: (at, size_of::<Memory>()), on_gpu }
+    }
+
+    /// The buffer of a protocol.
+    fn buffer(self, protocol: ProtocolId) -> *mut u64 {
+        let there = self.on_gpu.is_some_and(|on_gpu| on_gpu.protocols.contains(&protocol));
+        // SAFETY: only an address is made.
+        let host = unsafe { &raw mut (*self.memory).slots };
+        let slots = if there { self.gpu } else { host };
+        slots.cast::<u64>().wrapping_add(protocol as usize * SLOTS as usize * SLOT_WORDS)
     }
 
     /// The slot of a step.
     fn slot(self, step: u64) -> *mut u64 {
-        // SAFETY: an address inside the memory.
-        unsafe { (&raw mut (*self.memory).slots).cast::<u64>() }
-            .wrapping_add((step % SLOTS) as usize * SLOT_WORDS)
+        self.buffer(self.protocol).wrapping_add((step % SLOTS) as usize * SLOT_WORDS)
     }
 
     /// As the device's `can_tell` and `write_signature`.
@@ -253,10 +281,18 @@ fn carry(mut progress: impl FnMut() -> Result<Progress, NetError>) {
     until(|| progress().unwrap() == Progress::Done);
 }
 
-fn crosses(net: &dyn Net, protocol: ProtocolId) {
+fn crosses(net: &dyn Net, protocol: ProtocolId, on_gpu: [Option<OnGpu>; 2]) {
     // SAFETY: zeros are what the memory starts as.
     let mut memories = [(); 2].map(|()| unsafe { Box::<Memory>::new_zeroed().assume_init() });
-    let [from, to] = memories.each_mut().map(|memory| End { memory: &raw mut **memory, protocol });
+    // SAFETY: any bits are words.
+    let mut gpus = [(); 2].map(|()| unsafe { Box::<Slots>::new_zeroed().assume_init() });
+    let end = |i: usize, memory: &mut Memory, gpu: &mut Slots| End {
+        memory: &raw mut *memory,
+        gpu: &raw mut *gpu,
+        on_gpu: on_gpu[i],
+        protocol,
+    };
+    let [from, to] = [0, 1].map(|i| end(i, &mut memories[i], &mut gpus[i]));
     let (send, recv) = connect(net);
     thread::scope(|scope| {
         // SAFETY: the memory lives longer than the scope's threads; one of each kind uses an end.
@@ -294,7 +330,7 @@ fn crosses(net: &dyn Net, protocol: ProtocolId) {
 
 /// Within the process, and over several sockets, each with a thread.
 fn crosses_all(protocol: ProtocolId) {
-    crosses(&LocalNet::default(), protocol);
+    crosses(&LocalNet::default(), protocol, [None; 2]);
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let sockets = SocketConfig {
         interfaces: vec![SocketInterface { name: "lo".to_owned(), address, scope_id: 0 }],
@@ -303,7 +339,7 @@ fn crosses_all(protocol: ProtocolId) {
         secret: [42; 32],
         connect_timeout: HANG,
     };
-    crosses(&SocketNet::new(sockets).unwrap(), protocol);
+    crosses(&SocketNet::new(sockets).unwrap(), protocol, [None; 2]);
 }
 
 #[test]
@@ -319,4 +355,46 @@ fn ll_lines_cross() {
 #[test]
 fn ll128_lines_cross() {
     crosses_all(ProtocolId::Ll128);
+}
+
+const SIMPLE: &[ProtocolId] = &[ProtocolId::Simple];
+
+/// A card that writes to a GPU's memory: a kernel is told when the GPU sees it, and not before.
+#[test]
+fn slots_in_gpu_memory_cross() {
+    for ordered in [false, true] {
+        for (sent, received) in [(&[][..], ProtocolId::ALL), (SIMPLE, SIMPLE), (SIMPLE, &[])] {
+            for &protocol in ProtocolId::ALL {
+                let net = CardNet::new((true, false), ordered);
+                let on_gpu = [sent, received].map(|protocols| Some(OnGpu { protocols, ordered }));
+                crosses(&net, protocol, on_gpu);
+                let what = format!("{protocol}, {on_gpu:?}, {:?}", net.seen);
+                println!("{what}");
+                let seen = &net.seen;
+                let there = received.contains(&protocol);
+                assert_eq!(seen.of(|s| &s.sent) > 0, sent.contains(&protocol), "{what}");
+                assert_eq!(seen.of(|s| &s.arrived) > 0, there, "{what}");
+                assert_eq!(seen.of(|s| &s.flushes) > 0, there && !ordered, "{what}");
+                assert_eq!(seen.of(|s| &s.by_address), 2, "{what}");
+            }
+        }
+    }
+}
+
+/// The proxy cannot see the lines of what a GPU sends from its own memory.
+#[test]
+fn lines_are_not_sent_from_gpu_memory() {
+    for protocol in [ProtocolId::Ll, ProtocolId::Ll128] {
+        // SAFETY: as in `crosses`.
+        let (mut memory, mut gpu) = unsafe {
+            (Box::<Memory>::new_zeroed().assume_init(), Box::<Slots>::new_zeroed().assume_init())
+        };
+        let protocols = ProtocolId::ALL;
+        let on_gpu = Some(OnGpu { protocols, ordered: false });
+        let end = End { memory: &raw mut *memory, gpu: &raw mut *gpu, on_gpu, protocol };
+        let (send, _recv) = connect(&CardNet::new((true, false), false));
+        // SAFETY: the memory outlives what is not made.
+        let error = unsafe { Sending::new(end.ends(), send, 0) }.err().unwrap();
+        assert!(error.to_string().contains("in a GPU's memory"), "{error}");
+    }
 }

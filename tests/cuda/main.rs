@@ -2,6 +2,8 @@
 //! that what comes out is checked, too. `tests/gpu.rs` has the conformance cases on a real one.
 #![cfg(target_os = "linux")]
 
+#[path = "../../proxy/tests/card/mod.rs"]
+mod card;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../skip/mod.rs"]
@@ -14,6 +16,7 @@ mod callers;
 mod collectives;
 mod crates;
 mod errors;
+mod gdr;
 mod graphs;
 mod modules;
 mod processes;

@@ -44,6 +44,8 @@ pub(crate) fn ready() -> bool {
         unsafe {
             std::env::set_var("FERROCCL_CUDA_LIBRARY", path);
             std::env::set_var("FERROCCL_CUDA_CACHE", cache);
+            // Its GPUs are nowhere on PCI: any card is far away.
+            std::env::set_var("NCCL_NET_GDR_LEVEL", "SYS");
         }
     });
     if let Some(why) = ptx::unavailable() {

@@ -70,6 +70,10 @@ pub(crate) mod attribute {
     pub(crate) const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
     pub(crate) const COMPUTE_CAPABILITY_MINOR: c_int = 76;
     pub(crate) const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: c_int = 91;
+    pub(crate) const GPU_DIRECT_RDMA_SUPPORTED: c_int = 116;
+    /// A `CUGPUDirectRDMAWritesOrdering`.
+    pub(crate) const GPU_DIRECT_RDMA_WRITES_ORDERING: c_int = 118;
+    pub(crate) const DMA_BUF_SUPPORTED: c_int = 124;
 }
 
 /// `CUjit_option`.
@@ -91,6 +95,10 @@ pub(crate) const POINTER_MEMORY_TYPE: c_int = 2;
 /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`: the number of the GPU that it is of.
 #[cfg(feature = "cust")]
 pub(crate) const POINTER_ORDINAL: c_int = 9;
+/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`: "natively, the device can consistently consume remote writes".
+pub(crate) const WRITES_ORDERING_OWNER: c_int = 100;
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
+pub(crate) const RANGE_HANDLE_DMA_BUF: c_int = 1;
 /// `CU_STREAM_NON_BLOCKING`: does not wait for the legacy stream.
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
@@ -176,6 +184,8 @@ api! {
     mem_free_host = "cuMemFreeHost" (at: *mut c_void);
     mem_host_register = "cuMemHostRegister_v2" (at: *mut c_void, bytes: usize, flags: c_uint);
     mem_host_unregister = "cuMemHostUnregister" (at: *mut c_void);
+    mem_get_handle_for_address_range = "cuMemGetHandleForAddressRange" (handle: *mut c_void, address: Address,
+        bytes: usize, kind: c_int, flags: u64);
     pointer_get_attribute = "cuPointerGetAttribute" (value: *mut c_void, attribute: c_int, at: Address);
     memcpy_htod_async = "cuMemcpyHtoDAsync_v2" (to: Address, from: *const c_void, bytes: usize, stream: RawStream);
     memcpy_dtoh_async = "cuMemcpyDtoHAsync_v2" (to: *mut c_void, from: Address, bytes: usize, stream: RawStream);

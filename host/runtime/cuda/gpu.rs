@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use ferroccl_device::abi::{CACHE_LINE, Work};
@@ -10,6 +11,7 @@ use super::CudaError;
 use super::driver::{self, Address, Context, Driver, RawEvent, RawStream, attribute};
 use super::module::Modules;
 use super::watch;
+use crate::runtime::RdmaInfo;
 use crate::runtime::sync::lock;
 use crate::{Error, Result};
 
@@ -226,6 +228,40 @@ impl Gpu {
                 .map_err(|e| self.error(&e))?;
             Ok(CStr::from_ptr(id.as_ptr()).to_string_lossy().to_lowercase())
         }
+    }
+
+    /// An attribute that not every driver knows: 0 where it does not.
+    fn attribute(&self, which: c_int) -> c_int {
+        let mut value = 0;
+        // SAFETY: writes to a place that is there; what is unknown is an error.
+        let known = unsafe { self.driver.device_get_attribute(&raw mut value, which, self.device) };
+        known.map_or(0, |()| value)
+    }
+
+    /// How network cards reach its memory; `None` where they do not.
+    pub(super) fn rdma(&self) -> Option<RdmaInfo> {
+        let by_address = self.attribute(attribute::GPU_DIRECT_RDMA_SUPPORTED) != 0;
+        let dma_buf = self.attribute(attribute::DMA_BUF_SUPPORTED) != 0;
+        let ordering = self.attribute(attribute::GPU_DIRECT_RDMA_WRITES_ORDERING);
+        let ordered = ordering >= driver::WRITES_ORDERING_OWNER;
+        (by_address || dma_buf).then_some(RdmaInfo { by_address, dma_buf, ordered })
+    }
+
+    /// Part of an allocation as a DMA buffer.
+    pub(super) fn dma_buf(&self, address: Address, bytes: usize) -> Result<OwnedFd> {
+        self.run(|| {
+            let mut file: c_int = -1;
+            let (to, kind) = ((&raw mut file).cast(), driver::RANGE_HANDLE_DMA_BUF);
+            // SAFETY: for this kind it writes a file descriptor, to a place that is there.
+            unsafe { self.driver.mem_get_handle_for_address_range(to, address, bytes, kind, 0) }
+                .map_err(|e| self.error(&e))?;
+            if file < 0 {
+                let reason = format!("the driver's DMA buffer is file {file}");
+                return Err(Error::Unavailable { what: self.name.clone(), reason });
+            }
+            // SAFETY: a descriptor that is ours, and nobody else's.
+            Ok(unsafe { OwnedFd::from_raw_fd(file) })
+        })
     }
 
     /// The GPUs whose memory its kernels reach, itself among them, by UUID.

@@ -56,6 +56,7 @@ mod watch;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 pub use error::CudaError;
@@ -64,7 +65,7 @@ pub use graph::{CudaGraph, CudaTimer, copy, profile};
 use self::gpu::Gpu;
 use self::memory::{CudaMemory, Registered};
 use self::stream::CudaStream;
-use super::{DeviceInfo, Keep, Memory, Runtime, StreamOps};
+use super::{DeviceInfo, Keep, Memory, RdmaInfo, Runtime, StreamOps};
 use crate::buffer::{DeviceBuffer, Element, Stream};
 use crate::device::kernels::Kernel;
 use crate::runtime::sync::lock;
@@ -287,8 +288,10 @@ impl Runtime for CudaRuntime {
 
     fn device_info(&self) -> Result<Option<DeviceInfo>> {
         let gpu = &self.gpu;
-        let name = format!("[{}] {}", gpu.bus_id()?, gpu.name);
-        Ok(Some(DeviceInfo { name, id: gpu.uuid, capability: gpu.capability, reach: gpu.reach()? }))
+        let bus_id = gpu.bus_id()?;
+        let name = format!("[{bus_id}] {}", gpu.name);
+        let (id, capability, reach) = (gpu.uuid, gpu.capability, gpu.reach()?);
+        Ok(Some(DeviceInfo { name, bus_id, id, capability, reach }))
     }
 
     fn export(&self, memory: &Arc<dyn Memory>) -> Result<Vec<u8>> {
@@ -297,6 +300,15 @@ impl Runtime for CudaRuntime {
 
     fn import(&self, handle: &[u8], bytes: usize) -> Result<Arc<dyn Memory>> {
         Ok(Arc::new(CudaMemory::import(&self.gpu, handle, bytes)?))
+    }
+
+    fn rdma(&self) -> Option<RdmaInfo> {
+        self.gpu.rdma()
+    }
+
+    fn dma_buf(&self, memory: &Arc<dyn Memory>, offset: usize, bytes: usize) -> Result<OwnedFd> {
+        let at = super::memory::range(memory, offset, bytes)? as u64;
+        self.gpu.dma_buf(at, bytes)
     }
 
     fn reach(&self, memory: &Arc<dyn Memory>) -> Result<()> {

@@ -18,12 +18,17 @@
 //! Receiving:  posted (irecv called) ≥ transmitted (arrived) ≥ done (flushed: the kernel may read)
 //! ```
 //!
+//! What the proxy looks at itself is in the host's memory. Slots may be in a GPU's, where the network reaches that
+//! ([`GpuSlots`], NCCL's GPU Direct RDMA): then the data does not pass the host at all. Slots of LL stay with the host, as
+//! in NCCL, and of a sender those of LL128 as well.
+//!
 //! A connection is made when it is first needed: the sender connects to the listener that the receiver has for all, and
 //! says which connection it means ([`Hello`]). Source: NCCL's `net.cc` (`sendProxyProgress`, `recvProxyProgress`) for the
 //! states and their orders.
 
 mod hello;
 pub mod orders;
+mod reach;
 mod recv;
 mod send;
 mod set;
@@ -37,7 +42,7 @@ pub use recv::Receiving;
 pub use send::Sending;
 pub use set::{Connections, Failed, FindEnds, Key};
 
-use crate::net::MemoryHandle;
+use crate::net::MemoryKind;
 
 /// What a call has on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +64,24 @@ pub struct Ends {
     pub calls: u64,
     /// The slots; `None` where only calls are compared.
     pub conn: Option<Conn>,
-    /// All of its memory: address and bytes.
+    /// The part of it that is the host's: address and bytes.
     pub memory: (u64, usize),
+    /// Slots that are in a GPU's memory, which the network reaches. Of those that are sent from, Simple's only: of the
+    /// other protocols the proxy has to see the lines.
+    pub on_gpu: Option<GpuSlots>,
+}
+
+/// Memory of a GPU that has slots of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuSlots {
+    /// Address and bytes.
+    pub memory: (u64, usize),
+    /// How the network reaches it.
+    pub kind: MemoryKind,
+    /// Whether the GPU may see what the network has written only after a flush ([`RecvComm::iflush`]).
+    ///
+    /// [`RecvComm::iflush`]: crate::net::RecvComm::iflush
+    pub flush: bool,
 }
 
 impl Ends {
@@ -144,10 +165,6 @@ enum Message {
     Signature,
     Step,
 }
-
-/// Registered memory, and what it is.
-#[derive(Clone, Copy, Debug)]
-struct Registered(MemoryHandle);
 
 /// # Safety
 /// `address` is a word that is only accessed atomically, valid for `'a`.

@@ -6,9 +6,10 @@ use std::mem::offset_of;
 use ferroccl_device::abi::{ConnHeader, ProtocolId, SIGNATURES};
 
 use super::orders::{self, receiving};
+use super::reach::Reach;
 use super::send::header;
-use super::{Cursor, Ends, Message, Next, Registered, SIGNATURE_BYTES, Steps};
-use crate::net::{MAX_REQUESTS, MemoryKind, RecvBuffer, RecvComm, Request};
+use super::{Cursor, Ends, Message, Next, SIGNATURE_BYTES, Steps};
+use crate::net::{MAX_REQUESTS, RecvBuffer, RecvComm, Request};
 use crate::{NetError, Progress};
 
 /// Receives into slots for a kernel.
@@ -16,15 +17,28 @@ use crate::{NetError, Progress};
 pub struct Receiving {
     ends: Ends,
     comm: Box<dyn RecvComm>,
-    memory: Registered,
+    reach: Reach,
     cursor: Cursor,
-    requests: VecDeque<(Request, Message)>,
+    requests: VecDeque<(Request, Pending)>,
+    /// What has arrived in a GPU's memory since the last flush was begun: the last of it, address and bytes.
+    unflushed: Option<(u64, usize)>,
+    /// The flush that is under way, and how many steps had arrived before.
+    flush: Option<(Request, u64)>,
     /// Signatures for which there is a buffer.
     heard: u64,
     /// Steps for which there is a buffer.
     posted: u64,
+    /// Steps that have arrived.
+    transmitted: u64,
     /// Steps that the kernel may read.
     done: u64,
+}
+
+/// A message that is under way, and where it goes.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    message: Message,
+    at: u64,
 }
 
 impl Receiving {
@@ -40,17 +54,21 @@ impl Receiving {
         mut comm: Box<dyn RecvComm>,
         first: u64,
     ) -> Result<Self, NetError> {
-        let (address, bytes) = ends.memory;
-        // SAFETY: the caller's.
-        let memory = unsafe { comm.register(address as *mut u8, bytes, MemoryKind::Host)? };
+        let reach = Reach::new(&ends, |(address, bytes), kind| {
+            // SAFETY: the caller's.
+            unsafe { comm.register(address as *mut u8, bytes, kind) }
+        })?;
         Ok(Receiving {
             ends,
             comm,
-            memory: Registered(memory),
+            reach,
             cursor: Cursor::default(),
             requests: VecDeque::new(),
+            unflushed: None,
+            flush: None,
             heard: 0,
             posted: first,
+            transmitted: first,
             done: first,
         })
     }
@@ -63,7 +81,12 @@ impl Receiving {
     /// The call whose data is awaited; `None` when all has come.
     pub fn seq(&mut self) -> Option<u64> {
         let more = self.cursor.next().is_some();
-        self.cursor.seq().or((more || !self.requests.is_empty()).then_some(0))
+        self.cursor.seq().or((more || self.is_awaiting()).then_some(0))
+    }
+
+    /// Whether anything is under way.
+    fn is_awaiting(&self) -> bool {
+        !self.requests.is_empty() || self.done < self.transmitted
     }
 
     /// Does what can be done at once.
@@ -72,19 +95,22 @@ impl Receiving {
     /// When the connection is broken, or a message is not what it should be.
     pub fn progress(&mut self) -> Result<Progress, NetError> {
         let mut moved = false;
-        while self.requests.len() < MAX_REQUESTS && self.begin()? {
+        // A flush is a request, too.
+        let most = MAX_REQUESTS - usize::from(self.reach.ever_flushes());
+        while self.requests.len() < most && self.begin()? {
             moved = true;
         }
-        while let Some(&(request, message)) = self.requests.front() {
+        while let Some(&(request, pending)) = self.requests.front() {
             let mut size = [0];
             if !self.comm.test(request, &mut size)? {
                 break;
             }
             self.requests.pop_front();
-            self.arrived(message, size[0])?;
+            self.arrived(pending, size[0])?;
             moved = true;
         }
-        let done = self.requests.is_empty() && self.cursor.next().is_none();
+        moved |= self.deliver()?;
+        let done = !self.is_awaiting() && self.cursor.next().is_none();
         Ok(match (done, moved) {
             (true, _) => Progress::Done,
             (_, true) => Progress::Moved,
@@ -109,11 +135,11 @@ impl Receiving {
                 None => return Ok(false),
             },
         };
-        let buffer = RecvBuffer { address, bytes, tag: 0, memory: self.memory.0 };
-        // SAFETY: inside the registered memory; the kernel reads it only after `arrived`.
-        let request = unsafe { self.comm.irecv(&[buffer])? };
+        let at = address as u64;
+        // SAFETY: inside the registered memory; the kernel reads it only after `arrived`, or `deliver`.
+        let request = unsafe { self.comm.irecv(&[self.buffer(at, bytes)])? };
         let Some(request) = request else { return Ok(false) };
-        self.requests.push_back((request, message));
+        self.requests.push_back((request, Pending { message, at }));
         match message {
             Message::Signature => {
                 self.heard += 1;
@@ -143,8 +169,12 @@ impl Receiving {
         Ok(Some((at as *mut u8, room)))
     }
 
-    /// A message has come: the kernel may read it.
-    fn arrived(&mut self, message: Message, size: usize) -> Result<(), NetError> {
+    fn buffer(&self, at: u64, bytes: usize) -> RecvBuffer {
+        RecvBuffer { address: at as *mut u8, bytes, tag: 0, memory: self.reach.of(at) }
+    }
+
+    /// A message has come.
+    fn arrived(&mut self, Pending { message, at }: Pending, size: usize) -> Result<(), NetError> {
         match message {
             Message::Signature if size != SIGNATURE_BYTES => {
                 let reason = format!("a signature of {size} bytes instead of {SIGNATURE_BYTES}");
@@ -157,14 +187,47 @@ impl Receiving {
                 ring.tail.store(ring.tail.load(orders::OWN) + 1, receiving::SIGNATURES);
             }
             Message::Step => {
-                self.done += 1;
-                if let Some(conn) = &self.ends.conn {
-                    // SAFETY: `new`'s contract.
-                    unsafe { header(conn, offset_of!(ConnHeader, tail)) }
-                        .store(self.done, receiving::TAIL);
+                self.transmitted += 1;
+                if size > 0 && self.reach.flushes(at) {
+                    self.unflushed = Some((at, size));
                 }
             }
         }
         Ok(())
+    }
+
+    /// Has the kernel read what has arrived, once its GPU sees it. One flush does for all that came before.
+    fn deliver(&mut self) -> Result<bool, NetError> {
+        let mut moved = false;
+        if let Some((request, until)) = self.flush {
+            if !self.comm.test(request, &mut [0])? {
+                return Ok(false);
+            }
+            self.flush = None;
+            self.publish(until);
+            moved = true;
+        }
+        if self.done == self.transmitted {
+            return Ok(moved);
+        }
+        if let Some((at, bytes)) = self.unflushed.take() {
+            // SAFETY: inside the registered memory, and not written before the kernel has given it back.
+            let request = unsafe { self.comm.iflush(&[self.buffer(at, bytes)])? };
+            if let Some(request) = request {
+                self.flush = Some((request, self.transmitted));
+                return Ok(true);
+            }
+        }
+        self.publish(self.transmitted);
+        Ok(true)
+    }
+
+    /// The kernel may read all steps below `until`.
+    fn publish(&mut self, until: u64) {
+        self.done = until;
+        if let Some(conn) = &self.ends.conn {
+            // SAFETY: `new`'s contract.
+            unsafe { header(conn, offset_of!(ConnHeader, tail)) }.store(until, receiving::TAIL);
+        }
     }
 }

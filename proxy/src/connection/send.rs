@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, fence};
 use ferroccl_device::abi::{Conn, ConnHeader, LL_LINE, LL128_LINE, ProtocolId, fifo_bytes};
 
 use super::orders::{self, sending};
-use super::{Cursor, Ends, Message, Next, Registered, SIGNATURE_BYTES, Steps, word};
-use crate::net::{MAX_REQUESTS, MemoryKind, Request, SendComm};
+use super::reach::Reach;
+use super::{Cursor, Ends, Message, Next, SIGNATURE_BYTES, Steps, word};
+use crate::net::{MAX_REQUESTS, Request, SendComm};
 use crate::{NetError, Progress};
 
 /// Sends what a kernel puts into slots.
@@ -16,7 +17,7 @@ use crate::{NetError, Progress};
 pub struct Sending {
     ends: Ends,
     comm: Box<dyn SendComm>,
-    memory: Registered,
+    reach: Reach,
     cursor: Cursor,
     requests: VecDeque<(Request, Message)>,
     /// Signatures that are on their way.
@@ -33,7 +34,7 @@ impl Sending {
     /// Over a network's connection, from step `first` on.
     ///
     /// # Errors
-    /// When the network can't reach the memory.
+    /// When the network can't reach the memory, or slots are in a GPU's whose lines the proxy has to see.
     ///
     /// # Safety
     /// The memory of `ends` is laid out as [`Conn`] says and valid for as long as the value lives; a kernel that sends is
@@ -43,13 +44,23 @@ impl Sending {
         mut comm: Box<dyn SendComm>,
         first: u64,
     ) -> Result<Self, NetError> {
-        let (address, bytes) = ends.memory;
-        // SAFETY: the caller's.
-        let memory = unsafe { comm.register(address as *mut u8, bytes, MemoryKind::Host)? };
+        if let (Some(slots), Some(conn)) = (ends.on_gpu, &ends.conn) {
+            let (start, end) = (slots.memory.0, slots.memory.0 + slots.memory.1 as u64);
+            for protocol in [ProtocolId::Ll, ProtocolId::Ll128] {
+                if (start..end).contains(&conn.buffers[protocol as usize]) {
+                    let reason = format!("slots of {protocol} are in a GPU's memory");
+                    return Err(NetError::new("proxy", "connect", reason).with_peer(conn.peer));
+                }
+            }
+        }
+        let reach = Reach::new(&ends, |(address, bytes), kind| {
+            // SAFETY: the caller's.
+            unsafe { comm.register(address as *mut u8, bytes, kind) }
+        })?;
         Ok(Sending {
             ends,
             comm,
-            memory: Registered(memory),
+            reach,
             cursor: Cursor::default(),
             requests: VecDeque::new(),
             told: 0,
@@ -113,7 +124,7 @@ impl Sending {
             },
         };
         // SAFETY: inside the registered memory; the kernel writes neither before `sent` gives it back.
-        let request = unsafe { self.comm.isend(at, bytes, 0, self.memory.0)? };
+        let request = unsafe { self.comm.isend(at, bytes, 0, self.reach.of(at as u64))? };
         let Some(request) = request else { return Ok(false) };
         self.requests.push_back((request, message));
         match message {

@@ -46,7 +46,6 @@ pub struct Connections {
     listener: Box<dyn Listener>,
     /// By rank; empty for those that are not reached by the network.
     handles: Vec<Vec<u8>>,
-    ends: FindEnds,
     sending: BTreeMap<Key, Outgoing>,
     receiving: BTreeMap<Key, Incoming>,
     /// Those of them that have something to do.
@@ -55,6 +54,8 @@ pub struct Connections {
     arriving: Vec<Arriving>,
     /// Where the next round begins, so that none is always the first.
     turn: usize,
+    /// Dropped last: it may keep the memory that the connections have registered.
+    ends: FindEnds,
 }
 
 /// Connections that have been accepted and say nothing: more are not accepted before some do.
@@ -126,12 +127,12 @@ impl Connections {
             first,
             listener,
             handles,
-            ends,
             sending: BTreeMap::new(),
             receiving: BTreeMap::new(),
             active: Vec::new(),
             arriving: Vec::new(),
             turn: 0,
+            ends,
         }
     }
 

@@ -332,6 +332,10 @@ plain! {
             75 => sm / 10,
             76 => sm % 10,
             115 => crates::pools(),
+            // Cards reach the memory by address and as a DMA buffer; every other GPU orders what they write.
+            116 => setting("FAKE_CUDA_RDMA", 3) & 1,
+            118 => if of % 2 == 1 { 100 } else { 0 },
+            124 => setting("FAKE_CUDA_RDMA", 3) >> 1,
             _ => return Err(INVALID_VALUE),
         };
         Ok(())

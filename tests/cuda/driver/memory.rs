@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::fs::OpenOptions;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Mutex;
 
 use crate::{Ctx, INVALID_VALUE, Kind, count, driver, lock};
@@ -149,6 +149,18 @@ driver! {
                 _ => return Err(INVALID_VALUE),
             }
         }
+        Ok(())
+    }
+    cuMemGetHandleForAddressRange(to: *mut c_void, at: u64, bytes: usize, kind: c_int, flags: u64) |_context| {
+        let ranges = lock(&RANGES);
+        let range = ranges.get(&at).ok_or(INVALID_VALUE)?;
+        // Whole pages, of what is allocated; a DMA buffer is the file behind it.
+        if kind != 1 || flags != 0 || !bytes.is_multiple_of(4096) || bytes > range.bytes {
+            return Err(INVALID_VALUE);
+        }
+        let file = range.file.as_ref().and_then(|file| file.try_clone().ok()).ok_or(INVALID_VALUE)?;
+        // SAFETY: the caller's place, for a descriptor.
+        unsafe { *to.cast::<c_int>() = file.into_raw_fd() };
         Ok(())
     }
     cuIpcGetMemHandle(to: *mut [u8; 64], at: u64) |_context| {

@@ -1,0 +1,412 @@
+//! Which card a rank's GPU uses, and what of its connections is in the GPU's memory (GPU Direct RDMA).
+//!
+//! A rank on a GPU takes the card that is nearest, as NCCL does (`ncclTopoGetLocalNet`). Where card and GPU can, and are
+//! near enough (`NCCL_NET_GDR_LEVEL`), the card writes what arrives straight into the GPU's memory, and reads there what is
+//! sent. What the proxy looks at itself stays with the host: headers, slots of LL, and of LL128 those that are sent from.
+//!
+//! ```text
+//! Net::properties ─┐
+//! Runtime::rdma ───┼─► choose ─► Card { device, gdr } ─► SlotPlaces (one allocation) ─► EdgeEnd::slots ─► proxy
+//! topology ────────┘
+//! ```
+//!
+//! Both ends decide for themselves: a host that has it may talk to one that has not.
+
+use std::sync::Arc;
+
+use ferroccl_device::abi::ProtocolId;
+use ferroccl_proxy::net::{Net, Properties};
+use tracing::{info, warn};
+
+use super::setup::Member;
+use crate::channel::{SlotMemory, Slots};
+use crate::config::Config;
+use crate::log;
+use crate::runtime::{DeviceInfo, RdmaInfo};
+use crate::topology::path::direct;
+use crate::topology::{self, BusId, LinkKind, Node, NodeId, PathKind, Policy, System};
+use crate::{Error, Result};
+
+/// What is received into the GPU's memory: LL stays with the host, as in NCCL (`net.cc`).
+const RECEIVED: &[ProtocolId] = &[ProtocolId::Ll128, ProtocolId::Simple];
+/// What is sent from there: the proxy has to see the lines of the others.
+const SENT: &[ProtocolId] = &[ProtocolId::Simple];
+/// From this capability on reading a GPU's memory is as good as writing it: NCCL's rule (`ncclTopoCheckGdr`).
+const READS_WELL: u32 = 80;
+
+/// The card of a rank.
+#[derive(Debug)]
+pub(super) struct Card {
+    /// Its number in the network.
+    pub device: usize,
+    /// How it reaches the memory of the rank's GPU, if it does.
+    pub gdr: Option<Gdr>,
+}
+
+/// How a card reaches a GPU's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gdr {
+    /// As a DMA buffer, and whether the address would do as well; else by the address.
+    by: By,
+    /// Whether it reads there, too.
+    read: bool,
+    /// Whether what it writes has to be flushed.
+    flush: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Address,
+    DmaBuf { else_address: bool },
+}
+
+/// How far a card is from the GPU.
+#[derive(Clone, Copy, Debug)]
+struct Distance {
+    kind: PathKind,
+    bw: f64,
+}
+
+/// What is known of the GPU's place among the cards.
+struct Neighbourhood {
+    system: System,
+    gpu: Option<NodeId>,
+    nvb: bool,
+}
+
+impl Neighbourhood {
+    /// # Errors
+    /// When a file is asked for (`NCCL_TOPO_FILE`) that makes no sense.
+    fn of(gpu: &DeviceInfo, env: &Config) -> Result<Self> {
+        let mut env = env.clone();
+        env.topo_dump_file = None; // `machine::look` writes it
+        let system = match topology::load(&env) {
+            Err(error) if env.topo_file.is_none() => {
+                warn!(target: log::NET, "which card is near {} is not known: {error}", gpu.name);
+                System::default()
+            }
+            system => system?,
+        };
+        let id = gpu.bus_id.parse::<BusId>().ok();
+        let found = system.gpus().into_iter().find(|(_, gpu)| Some(gpu.bus_id) == id);
+        let gpu = found.map(|(node, _)| node);
+        Ok(Neighbourhood { gpu, system, nvb: !env.nvb_disable })
+    }
+
+    /// Of a card: by its name and port, or the PCI device that it says it is.
+    fn distance(&self, card: &Properties) -> Option<Distance> {
+        let id = card.pci_path.as_deref().and_then(|path| path.rsplit('/').next()?.parse().ok());
+        let nets = self.system.nets();
+        let named = nets.iter().find(|(_, net)| net.name == card.name && net.port == card.port);
+        let placed = || nets.iter().find(|(node, _)| id.is_some() && self.nic_of(*node) == id);
+        let (net, _) = named.or_else(placed)?;
+        let path = direct(&self.system, self.gpu?, *net, self.nvb);
+        path.exists().then_some(Distance { kind: path.kind, bw: path.bw })
+    }
+
+    /// The PCI device that a port is of.
+    fn nic_of(&self, net: NodeId) -> Option<BusId> {
+        let mut links = self.system.links_from(net);
+        links.find_map(|(_, link)| match self.system.node(link.to) {
+            Node::Nic(nic) => nic.bus_id,
+            _ => None,
+        })
+    }
+
+    /// Whether the GPU has links of a kind.
+    fn has(&self, kind: LinkKind) -> bool {
+        self.gpu.is_some_and(|gpu| self.system.links_from(gpu).any(|(_, link)| link.kind == kind))
+    }
+
+    fn is_only_gpu(&self) -> bool {
+        self.system.gpus().len() <= 1
+    }
+}
+
+/// The card for a rank of which `turn` others of the host come before.
+///
+/// # Errors
+/// When the network has no device, or does not say what it is; a topology file that makes no sense.
+pub(super) fn choose(
+    net: &dyn Net,
+    (gpu, rdma): (Option<&DeviceInfo>, Option<&RdmaInfo>),
+    turn: usize,
+    env: &Config,
+) -> Result<Card> {
+    let devices = net.devices();
+    let in_turn = turn.checked_rem(devices).ok_or_else(|| Error::Unavailable {
+        what: format!("network {}", net.name()),
+        reason: "it has no device".to_owned(),
+    })?;
+    let Some(gpu) = gpu else { return Ok(Card { device: in_turn, gdr: None }) };
+    let around = Neighbourhood::of(gpu, env)?;
+    let cards = (0..devices).map(|device| net.properties(device));
+    let cards = cards.collect::<std::result::Result<Vec<_>, _>>()?;
+    let distances: Vec<_> = cards.iter().map(|card| around.distance(card)).collect();
+    let device = nearest(&distances, turn).unwrap_or(in_turn);
+    let card = &cards[device];
+    // What is not on PCI, or not found there, is at the other end of the host.
+    let kind = distances[device].map_or(PathKind::Sys, |distance| distance.kind);
+    let decision = Policy::from_config(env).gdr_at(kind);
+    let by = rdma.map_or(Err("the GPU's driver does not offer it"), |rdma| by(card, rdma, env));
+    let (name, gpu_name) = (format!("NET/{}", net.name()), &gpu.name);
+    let by = match by {
+        Ok(by) if decision.allowed => by,
+        by => {
+            let why = by.err().map_or(decision.why, str::to_owned);
+            info!(target: log::NET, "{name} : GPU Direct RDMA Disabled for {gpu_name} / {}: {why}", card.name);
+            return Ok(Card { device, gdr: None });
+        }
+    };
+    let read = env.net_gdr_read.unwrap_or_else(|| {
+        gpu.capability >= READS_WELL || around.is_only_gpu() || around.has(LinkKind::Nvl)
+    });
+    // Where data and what tells of it take different ways, order on one of them says nothing (NCCL's
+    // `ncclTopoNeedFlush`).
+    let ordered = rdma.is_some_and(|rdma| rdma.ordered) && !around.has(LinkKind::C2c);
+    let flush = env.net_force_flush || !ordered;
+    info!(target: log::NET, "{name} : GPU Direct RDMA Enabled for {gpu_name} / {} ({}), read {}, flush {}{}",
+          card.name, decision.why, u32::from(read), u32::from(flush),
+          if by == By::Address { "" } else { ", DMA-BUF" });
+    Ok(Card { device, gdr: Some(Gdr { by, read, flush }) })
+}
+
+/// Of several that are equally near, the one at its turn.
+fn nearest(distances: &[Option<Distance>], turn: usize) -> Option<usize> {
+    let known = || (0..distances.len()).filter_map(|i| Some((i, distances[i]?)));
+    let order = |a: &Distance, b: &Distance| a.kind.cmp(&b.kind).then(b.bw.total_cmp(&a.bw));
+    let (_, best) = known().min_by(|(_, a), (_, b)| order(a, b))?;
+    let equal: Vec<usize> =
+        known().filter(|(_, d)| order(d, &best).is_eq()).map(|(i, _)| i).collect();
+    equal.get(turn % equal.len().max(1)).copied()
+}
+
+/// What card and GPU have in common.
+fn by(card: &Properties, rdma: &RdmaInfo, env: &Config) -> std::result::Result<By, &'static str> {
+    let address = card.cuda && rdma.by_address;
+    match (card.dma_buf && rdma.dma_buf, env.dmabuf_enable) {
+        (true, true) => Ok(By::DmaBuf { else_address: address }),
+        _ if address => Ok(By::Address),
+        (true, false) => Err("NCCL_DMABUF_ENABLE is 0, and nvidia_peermem is not there"),
+        (false, _) => Err("the card's driver does not offer it"),
+    }
+}
+
+/// Where the slots of a rank are that are in its GPU's memory.
+#[derive(Debug)]
+pub(super) struct SlotPlaces {
+    memory: Arc<SlotMemory>,
+    /// By rank: where those of the edges from it and to it begin.
+    from: Vec<Option<usize>>,
+    to: Vec<Option<usize>>,
+}
+
+impl SlotPlaces {
+    /// Of the edge from a rank.
+    pub(super) fn from(&self, rank: u32) -> Option<Slots> {
+        self.at(self.from.get(rank as usize), RECEIVED)
+    }
+
+    /// Of the edge to a rank.
+    pub(super) fn to(&self, rank: u32) -> Option<Slots> {
+        self.at(self.to.get(rank as usize), SENT)
+    }
+
+    fn at(&self, place: Option<&Option<usize>>, protocols: &'static [ProtocolId]) -> Option<Slots> {
+        let offset = place.copied().flatten()?;
+        Some(Slots { memory: Arc::clone(&self.memory), offset, protocols })
+    }
+}
+
+impl Member<'_> {
+    /// Memory for the slots of edges over the network, `remote` by rank: whether that from it is one, and that to it.
+    /// `None` where there is not enough, or the driver does not let the card at it; then the host's does.
+    pub(super) fn place_slots(&self, gdr: Gdr, remote: &[(bool, bool)]) -> Option<SlotPlaces> {
+        let channels = self.channels as usize;
+        let (received, sent) =
+            (self.layout.slots_bytes(RECEIVED, channels), self.layout.slots_bytes(SENT, channels));
+        let mut bytes = 0usize;
+        let mut place = |there: bool, size: usize| {
+            let at = bytes;
+            bytes = if there { bytes.saturating_add(size) } else { bytes };
+            there.then_some(at)
+        };
+        let from = remote.iter().map(|(from, _)| place(*from, received)).collect();
+        let to = remote.iter().map(|(_, to)| place(*to && gdr.read, sent)).collect();
+        match self.slot_memory(gdr, bytes) {
+            Ok(memory) => Some(SlotPlaces { memory: Arc::new(memory), from, to }),
+            Err(error) => {
+                warn!(target: log::NET, "rank {}: GPU Direct RDMA Disabled: {bytes} bytes of slots: {error}",
+                      self.rank);
+                None
+            }
+        }
+    }
+
+    fn slot_memory(&self, gdr: Gdr, bytes: usize) -> Result<SlotMemory> {
+        // SAFETY: no preconditions.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+        let bytes = bytes.next_multiple_of(page);
+        let runtime = self.device.runtime();
+        let memory = runtime.allocate(bytes.saturating_add(page))?;
+        let address = usize::try_from(memory.address()).unwrap_or(0);
+        let start = address.next_multiple_of(page) - address;
+        let dma_buf = match gdr.by {
+            By::Address => None,
+            By::DmaBuf { else_address } => match runtime.dma_buf(&memory, start, bytes) {
+                Ok(file) => Some(file),
+                Err(error) if else_address => {
+                    info!(target: log::NET, "rank {}: no DMA buffer, by the address: {error}", self.rank);
+                    None
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        Ok(SlotMemory { memory, start, dma_buf, flush: gdr.flush })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use ferroccl_proxy::NetError;
+    use ferroccl_proxy::net::{Connecting, Listener};
+
+    use super::*;
+
+    /// Cards that nobody sends by.
+    #[derive(Debug)]
+    struct Cards(Vec<Properties>);
+
+    impl Net for Cards {
+        fn name(&self) -> &str {
+            "IB"
+        }
+
+        fn devices(&self) -> usize {
+            self.0.len()
+        }
+
+        fn properties(&self, device: usize) -> std::result::Result<Properties, NetError> {
+            Ok(self.0[device].clone())
+        }
+
+        fn listen(&self, _: usize) -> std::result::Result<Box<dyn Listener>, NetError> {
+            Err(NetError::new("IB", "listen", "nobody sends"))
+        }
+
+        fn connect(
+            &self,
+            _: usize,
+            _: &[u8],
+        ) -> std::result::Result<Box<dyn Connecting>, NetError> {
+            Err(NetError::new("IB", "connect", "nobody sends"))
+        }
+    }
+
+    fn card(name: &str, pci_path: Option<&str>) -> Properties {
+        Properties {
+            name: name.to_owned(),
+            pci_path: pci_path.map(str::to_owned),
+            guid: 0,
+            speed: 200_000,
+            port: 1,
+            max_requests: 32,
+            max_receives: 8,
+            cuda: true,
+            dma_buf: true,
+        }
+    }
+
+    fn mlx(numbers: &[u32]) -> Cards {
+        Cards(numbers.iter().map(|n| card(&format!("mlx5_{n}"), None)).collect())
+    }
+
+    const ALL: RdmaInfo = RdmaInfo { by_address: true, dma_buf: true, ordered: true };
+
+    /// On a DGX A100: each two GPUs are on a switch with two cards.
+    fn on_dgx(
+        cards: &Cards,
+        bus_id: &str,
+        turn: usize,
+        rdma: &RdmaInfo,
+        settings: &[(&str, &str)],
+    ) -> Card {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/topology_files/dgx-a100.xml");
+        let file = file.to_str().unwrap();
+        let mut settings = settings.to_vec();
+        settings.push(("NCCL_TOPO_FILE", file));
+        let get = |name: &str| Some(settings.iter().find(|(n, _)| *n == name)?.1.to_owned());
+        let env = Config::from_lookup(get).unwrap();
+        let gpu = DeviceInfo {
+            name: "GPU".to_owned(),
+            bus_id: bus_id.to_owned(),
+            id: [0; 16],
+            capability: 80,
+            reach: Vec::new(),
+        };
+        choose(cards, (Some(&gpu), Some(rdma)), turn, &env).unwrap()
+    }
+
+    #[test]
+    fn a_gpu_takes_the_nearest_card() {
+        let all = mlx(&[7, 6, 5, 4, 3, 2, 1, 0]);
+        for (bus_id, turn, number) in [
+            ("0000:11:00.0", 0, 0),
+            ("0000:13:00.0", 1, 1),
+            ("0000:13:00.0", 2, 0),
+            ("0000:21:00.0", 2, 3),
+            ("0000:43:00.0", 7, 6),
+        ] {
+            let card = on_dgx(&all, bus_id, turn, &ALL, &[]);
+            assert!(card.gdr.is_some());
+            let name = &all.0[card.device].name;
+            // Of two that are equally near the first in the network's order is the first.
+            let near = [number, number ^ 1].map(|n| format!("mlx5_{n}"));
+            assert!(near.contains(name), "{bus_id}, turn {turn}: {name}");
+        }
+        let two = [0, 1].map(|turn| on_dgx(&all, "0000:11:00.0", turn, &ALL, &[]).device);
+        assert_ne!(two[0], two[1], "in turn");
+        // A card that is known by its place alone.
+        let path = "/sys/devices/pci0000:10/0000:10:00.0/0000:19:00.0";
+        let by_place = Cards(vec![card("mlx5_7", None), card("own", Some(path))]);
+        assert_eq!(on_dgx(&by_place, "0000:11:00.0", 0, &ALL, &[]).device, 1);
+        // None is known: in turn.
+        let unknown = Cards(vec![card("a", None), card("b", None)]);
+        assert_eq!(on_dgx(&unknown, "0000:11:00.0", 3, &ALL, &[]).device, 1);
+        // No GPU: in turn.
+        let config = Config::from_lookup(|_| None).unwrap();
+        let none = choose(&all, (None, None), 11, &config).unwrap();
+        assert_eq!((none.device, none.gdr), (3, None));
+        let empty = choose(&mlx(&[]), (None, None), 0, &config).unwrap_err();
+        assert!(empty.to_string().contains("no device"), "{empty}");
+    }
+
+    #[test]
+    fn a_card_reaches_memory_where_it_is_near_and_can() {
+        let gdr = |number, rdma: &RdmaInfo, settings: &[_]| {
+            on_dgx(&mlx(&[number]), "0000:11:00.0", 0, rdma, settings).gdr
+        };
+        let dma_buf = By::DmaBuf { else_address: true };
+        assert_eq!(gdr(0, &ALL, &[]), Some(Gdr { by: dma_buf, read: true, flush: false }));
+        assert_eq!(gdr(7, &ALL, &[]), None, "at the other socket");
+        assert!(gdr(7, &ALL, &[("NCCL_NET_GDR_LEVEL", "SYS")]).is_some());
+        assert_eq!(gdr(0, &ALL, &[("NCCL_NET_GDR_LEVEL", "LOC")]), None);
+        let forced = gdr(0, &ALL, &[("NCCL_NET_FORCE_FLUSH", "1")]);
+        assert_eq!(forced, Some(Gdr { by: dma_buf, read: true, flush: true }));
+        let unordered = RdmaInfo { ordered: false, ..ALL };
+        let read = gdr(0, &unordered, &[("NCCL_NET_GDR_READ", "0")]);
+        assert_eq!(read, Some(Gdr { by: dma_buf, read: false, flush: true }));
+        let off = gdr(0, &ALL, &[("NCCL_DMABUF_ENABLE", "0")]);
+        assert_eq!(off.map(|gdr| gdr.by), Some(By::Address));
+        let only_dma = RdmaInfo { by_address: false, ..ALL };
+        let by = gdr(0, &only_dma, &[]).map(|gdr| gdr.by);
+        assert_eq!(by, Some(By::DmaBuf { else_address: false }));
+        assert_eq!(gdr(0, &only_dma, &[("NCCL_DMABUF_ENABLE", "0")]), None);
+        let only_address = RdmaInfo { dma_buf: false, ..ALL };
+        assert_eq!(gdr(0, &only_address, &[]).map(|gdr| gdr.by), Some(By::Address));
+        let none = RdmaInfo { by_address: false, dma_buf: false, ordered: true };
+        assert_eq!(gdr(0, &none, &[]), None);
+    }
+}
