@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use ferroccl::runtime::cuda::{CudaGraph, CudaRuntime};
+use ferroccl::runtime::cuda::CudaRuntime;
 use ferroccl::{CommConfig, Communicator, Device, ProtocolId, ReduceOp};
 
 use crate::card::CardNet;
 use crate::errors::{settled, until};
+use crate::scenarios;
 use crate::stand_in::{Kind, alone, fail, live, ready};
 use crate::team::team_on;
 
@@ -94,26 +95,8 @@ fn a_graph_over_it() {
     }
     let _alone = alone();
     let net = Arc::new(CardNet::new((false, true), false));
-    let device = Device::cuda(0).unwrap();
-    let ranks = Communicator::init_all_with(&device, 2, &over(&net)).unwrap();
-    let streams = [device.stream().unwrap(), device.stream().unwrap()];
-    let buffers = [(); 2].map(|()| device.alloc::<u32>(70_001).unwrap());
-    let graph = CudaGraph::capture(&streams.each_ref(), || {
-        for ((rank, buffer), stream) in ranks.iter().zip(&buffers).zip(&streams) {
-            rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream)?;
-        }
-        Ok(())
-    })
-    .unwrap();
-    for round in 1..4u32 {
-        for (i, (buffer, stream)) in (0..).zip(buffers.iter().zip(&streams)) {
-            buffer.copy_from(&vec![round * (i + 1); 70_001], stream).unwrap();
-            stream.synchronize().unwrap();
-        }
-        graph.launch(&streams[0]).unwrap();
-        streams[0].synchronize().unwrap();
-        for (buffer, stream) in buffers.iter().zip(&streams) {
-            assert!(buffer.to_vec(stream).unwrap().iter().all(|n| *n == 3 * round), "{round}");
-        }
-    }
+    let mut config = over(&net);
+    config.protocol = Some(ProtocolId::Simple);
+    scenarios::over_a_network(&Device::cuda(0).unwrap(), &config);
+    assert!(net.seen.of(|s| &s.arrived) > 0, "{:?}", net.seen);
 }

@@ -6,11 +6,12 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../scenarios/mod.rs"]
+mod scenarios;
 #[path = "../team/mod.rs"]
 mod team;
 
 mod failures;
-mod graphs;
 
 use std::process::Command;
 
@@ -105,7 +106,12 @@ fn trials() -> Vec<Trial> {
     ] {
         all.push(trial(format!("processes over {name}"), move || processes(variables)));
     }
-    all.extend(graphs::trials());
+    macro_rules! scenario {
+        ($($name:ident,)*) => {
+            $( all.push(trial(stringify!($name).replace('_', " "), || scenarios::$name(&gpu()))); )*
+        };
+    }
+    scenarios::scenarios!(scenario);
     all.extend(failures::trials());
     all
 }
