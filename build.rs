@@ -203,9 +203,10 @@ fn kernels(ptx: &str) -> Vec<String> {
     entries.filter_map(|rest| Some(rest.split_once('(')?.0.to_owned())).collect()
 }
 
-/// What rustc cannot say. Moves the `//@maxntid N` that [`gpu::launch_bounds`] leaves in a kernel's body to
-/// its header, and keeps the assembler from unrolling what the compiler has left as a loop: those are loops
-/// over the odd elements at an end, and their copies would be half of the code.
+/// What rustc cannot say. Calls the parameter of every kernel `work`, by which [`gpu::argument`] asks for it. Moves
+/// the `//@maxntid N` that [`gpu::launch_bounds`] leaves in a kernel's body to its header, and keeps the assembler
+/// from unrolling what the compiler has left as a loop: those are loops over the odd elements at an end, and their
+/// copies would be half of the code.
 fn finish(asm: &str) -> String {
     let mut ptx = String::with_capacity(asm.len());
     let mut rest = asm;
@@ -218,7 +219,9 @@ fn finish(asm: &str) -> String {
     while let Some(entry) = rest.find(".entry ") {
         let body = entry + rest[entry..].find("\n{").map_or(0, |i| i + 1);
         let end = body + rest[body..].find("\n}").unwrap_or(rest.len() - body);
-        ptx += &rest[..body];
+        let name = rest[entry + ".entry ".len()..].split('(').next().unwrap_or_default();
+        ptx += &rest[..entry];
+        ptx += &rest[entry..body].replace(&format!("{name}_param_0"), "work");
         for bound in rest[body..end].lines().filter_map(|l| l.trim().strip_prefix("//@")) {
             let _ = writeln!(ptx, ".{bound}");
         }

@@ -19,14 +19,15 @@ use ferroccl::{
 /// Longer than any of this takes on a busy machine: only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
 
-/// A kernel of one parameter, the address of the call, with the first lane's way through `body`: `%in` and `%out` are
+/// A kernel of one parameter, the call, with the first lane's way through `body`: `%in` and `%out` are
 /// the call's addresses, `%block` the block's index.
 fn text(name: &str, body: &str) -> String {
     format!(
-        ".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry {name}(.param .u64 work)\n{{\n\
-         .reg .b32 %block, %tid;\n.reg .b64 %work, %in, %out, %a, %b;\n.reg .pred %p;\n\
-         ld.param.u64 %work, [work];\nld.global.u64 %in, [%work+8];\nld.global.u64 %out, [%work+16];\n\
-         mov.u32 %block, %ctaid.x;\nmov.u32 %tid, %tid.x;\nsetp.ne.u32 %p, %tid, 0;\n@%p ret;\n{body}\nret;\n}}\n"
+        ".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry {name}(.param .align 16 .b8 work[{}])\n{{\n\
+         .reg .b32 %block, %tid;\n.reg .b64 %in, %out, %a, %b;\n.reg .pred %p;\n\
+         ld.param.u64 %in, [work+8];\nld.param.u64 %out, [work+16];\n\
+         mov.u32 %block, %ctaid.x;\nmov.u32 %tid, %tid.x;\nsetp.ne.u32 %p, %tid, 0;\n@%p ret;\n{body}\nret;\n}}\n",
+        size_of::<Work>()
     )
 }
 
@@ -259,7 +260,7 @@ fn settings_are_checked_by_name() {
     }
     let error = PtxRuntime::seeded(1).with_source("k", &text("k", "frobnicate;")).map(drop);
     let error = reason(error.unwrap_err());
-    assert!(error.starts_with("k is not available: line 16:1: "), "{error}");
+    assert!(error.starts_with("k is not available: line 15:1: "), "{error}");
     let error = PtxRuntime::seeded(1).with_source("other", &text("k", "")).map(drop);
     assert!(reason(error.unwrap_err()).contains("no kernel `other`"));
     for runtime in runtimes() {

@@ -49,18 +49,25 @@ mod entries {
     use super::*;
     use crate::reduce::{Avg, Max, Min, PreMulSum, Prod, Reduction};
 
+    /// A [`Work`] as rustc passes it by value: with the alignment that a parameter can have.
+    #[repr(C, align(16))]
+    struct Argument([u64; size_of::<Work>() / 8]);
+
+    const _: () = assert!(size_of::<Argument>() == size_of::<Work>());
+    const _: () = assert!(align_of::<Argument>() == align_of::<Work>());
+
     // What a build has no use for it does not ask for: see `build.rs`.
     macro_rules! entry {
         ($family:literal $module:literal $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
             #[cfg(any(not(split), all(family = $family, module = $module)))]
             const _: () = {
                 /// # Safety
-                /// `work` is the call, in memory that the device reads, until all blocks have ended.
+                /// The argument is the call.
                 #[unsafe(export_name = $name)]
-                unsafe extern "ptx-kernel" fn entry(work: *const Work) {
+                unsafe extern "ptx-kernel" fn entry(_: Argument) {
                     crate::gpu::launch_bounds::<{ threads::<$A, $T>(<$R as Reduction>::ID) }>();
-                    // SAFETY: the launch's contract.
-                    unsafe { <$A as KernelCode>::run::<$T, $R, $P>(work) }
+                    // SAFETY: the launch's contract; `gpu::argument` finds the argument without its address.
+                    unsafe { <$A as KernelCode>::run::<$T, $R, $P>(core::ptr::null()) }
                 }
             };
         };

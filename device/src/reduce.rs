@@ -40,9 +40,10 @@
 
 use core::marker::PhantomData;
 
-use crate::abi::{ReduceOp, Work};
+use crate::abi::ReduceOp;
 use crate::element::{Arith, Array, BinOp, Element, Unit};
 use crate::gpu;
+use crate::prims::Call;
 
 /// A reduction as a type.
 pub trait Reduction: Copy + 'static {
@@ -50,7 +51,7 @@ pub trait Reduction: Copy + 'static {
     const ID: ReduceOp;
     /// How two values are combined.
     type Op: BinOp;
-    /// What [`Work::scalar`] is to it.
+    /// What [`Work::scalar`](crate::abi::Work::scalar) is to it.
     const SCALAR: Scalar = Scalar::Unused;
     /// Whether it is whatever the call says, and the rest of this trait says nothing.
     const ANY: bool = false;
@@ -170,25 +171,21 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
     /// The reducer of a call.
     ///
     /// # Safety
-    /// `work` is valid. Where its scalar is an address, an element is there, in memory that the device reads and
-    /// nobody writes meanwhile.
+    /// Where the scalar is an address, an element is there, in memory that the device reads and nobody writes meanwhile.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn of(work: *const Work) -> Self {
-        // SAFETY: the caller's.
-        let scalar = unsafe {
-            let scalar = (*work).scalar;
-            if (Self::PRE || R::ANY) && (*work).scalar_by_address != 0 {
-                gpu::ld_data(scalar as *const T).to_unit().scalar()
-            } else {
-                scalar
-            }
+    pub unsafe fn of(call: Call) -> Self {
+        let (scalar, by_address) = call.scalar();
+        let scalar = if (Self::PRE || R::ANY) && by_address {
+            // SAFETY: the caller's.
+            unsafe { gpu::ld_data(scalar as *const T) }.to_unit().scalar()
+        } else {
+            scalar
         };
         Reducer {
             factor: T::Unit::factor(scalar),
             divisor: T::Unit::divisor(scalar),
-            // SAFETY: the caller's.
-            op: if R::ANY { unsafe { (*work).signature.op() } } else { R::ID },
+            op: if R::ANY { call.signature().op() } else { R::ID },
             marker: PhantomData,
         }
     }

@@ -53,6 +53,11 @@ fn an_edited_kernel_takes_the_place_of_ours() {
     let gone = text.replace(KERNEL, "another");
     let error = all_reduce(CudaRuntime::new(0).unwrap().with_source(KERNEL, &gone)).unwrap_err();
     assert!(error.to_string().contains("cuModuleGetFunction"), "{error}");
+    let other = format!(
+        ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry {KERNEL}(.param .u64 p) {{ ret; }}\n"
+    );
+    let error = all_reduce(CudaRuntime::new(0).unwrap().with_source(KERNEL, &other)).unwrap_err();
+    assert!(error.to_string().contains("it takes 8 bytes of parameters"), "{error}");
     let later =
         text.replace(".target sm_80", ".target sm_120").replace(".target sm_90", ".target sm_120");
     let error = all_reduce(CudaRuntime::new(0).unwrap().with_source(KERNEL, &later)).unwrap_err();

@@ -10,7 +10,7 @@ abi! {
     ///
     /// Published in a [`SignatureRing`](super::SignatureRing).
     #[derive(Default)]
-    #[repr(align(32))]
+    #[repr(align(16))]
     pub struct Signature {
         /// The number of the call, from 1.
         pub seq: u64,
@@ -174,7 +174,7 @@ pub enum TransferState {
 }
 
 abi! {
-    /// One call on one rank: the only argument of every kernel is the address of one of these.
+    /// One call on one rank: the only argument of every kernel. On a GPU it is passed by value, on the CPU by address.
     pub struct Work {
         /// Address of the [`Comm`].
         pub comm: u64,

@@ -28,7 +28,7 @@ impl KernelCode for BroadcastRing {
             }
             let mut cx = cx;
             roll_call(&mut cx, true);
-            let root = (*work).root as usize;
+            let root = cx.call().root() as usize;
             let (recv, send) = prims::ring(&cx);
             if place.block(0) == root {
                 from_root(Prims::<T, R, P, 0, 1>::open(cx, [], send));

@@ -72,11 +72,11 @@ impl KernelCode for Chain {
             if place.k == 1 {
                 return alone::<T, R>(&cx);
             }
-            let (k, mode) = (place.k, (*work).extra);
+            let (k, mode) = (place.k, cx.call().extra());
             // Where the root is, as a position.
             let mut root = 0;
             if mode == Chain::REDUCE || mode == Chain::ORDERED_REDUCE {
-                while root + 1 < k && place.at(root) != (*work).root {
+                while root + 1 < k && place.at(root) != cx.call().root() {
                     root += 1;
                 }
             }

@@ -53,7 +53,8 @@ pub trait KernelCode {
     ///
     /// # Safety
     /// `work` is valid until all blocks have returned: its communicator, its channels and their connections,
-    /// and the call's buffers.
+    /// and the call's buffers. On a GPU it is null, and the kernel's parameter is what it would point to: what
+    /// an algorithm needs of it, it asks [`Context::call`] for.
     unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work);
 }
 
@@ -169,33 +170,21 @@ unsafe fn from_root<T: Element, R: Reduction, P: Protocol, const NS: usize>(
 }
 
 /// The call's input.
-///
-/// # Safety
-/// The context's work is valid.
 #[inline(always)]
-unsafe fn input<T>(cx: &Context) -> *const T {
-    // SAFETY: the caller's.
-    unsafe { (*cx.work()).input as *const T }
+fn input<T>(cx: &Context) -> *const T {
+    cx.call().input()
 }
 
 /// The call's output.
-///
-/// # Safety
-/// The context's work is valid.
 #[inline(always)]
-unsafe fn output<T>(cx: &Context) -> *mut T {
-    // SAFETY: the caller's.
-    unsafe { (*cx.work()).output as *mut T }
+fn output<T>(cx: &Context) -> *mut T {
+    cx.call().output()
 }
 
 /// Elements from one rank's block to the next.
-///
-/// # Safety
-/// The context's work is valid.
 #[inline(always)]
-unsafe fn stride(cx: &Context) -> usize {
-    // SAFETY: the caller's.
-    unsafe { (*cx.work()).count as usize }
+fn stride(cx: &Context) -> usize {
+    cx.call().count() as usize
 }
 
 /// A step within the rank: `to = own`, scaled if that is what the reduction does. `LAST`: it is the final value.
@@ -255,7 +244,7 @@ unsafe fn within<
             sources,
             destinations: [to; MAX_ENDS],
             there: [1; 2],
-            reducer: Reducer::of(cx.work()),
+            reducer: Reducer::of(cx.call()),
             lanes: Lanes { index: cx.tid(), count: cx.lanes() },
         };
         let shape = const {

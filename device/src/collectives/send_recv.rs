@@ -49,7 +49,7 @@ impl KernelCode for SendRecv {
         unsafe {
             let mut cx = Context::new(work);
             let part = cx.part();
-            let first = ((*work).extra as *mut Transfer).wrapping_add(part.offset as usize);
+            let first = (cx.call().extra() as *mut Transfer).wrapping_add(part.offset as usize);
             let count = part.count as usize;
             let mut watch = Watch::default();
             let mut turn = 0;

@@ -59,8 +59,8 @@ impl KernelCode for AllReduceTree {
             }
             if cx.half() == 0 {
                 roll_call(&mut cx, true);
-                up::<T, R, P>(cx, (*work).root != NO_RANK);
-            } else if (*work).root == NO_RANK && links(&cx).up != NO_RANK {
+                up::<T, R, P>(cx, cx.call().root() != NO_RANK);
+            } else if cx.call().root() == NO_RANK && links(&cx).up != NO_RANK {
                 down::<T, R, P, true>(cx);
             }
         }
@@ -206,23 +206,15 @@ unsafe fn down<T: Element, R: Reduction, P: Protocol, const PAIRED: bool>(cx: Co
 }
 
 /// Whether the two blocks of a channel use one buffer.
-///
-/// # Safety
-/// As [`KernelCode::run`].
 #[inline(always)]
-unsafe fn in_place(cx: &Context) -> bool {
-    // SAFETY: the caller's.
-    unsafe { (*cx.work()).input == (*cx.work()).output }
+fn in_place(cx: &Context) -> bool {
+    cx.call().input::<u8>() == cx.call().output::<u8>().cast_const()
 }
 
 /// The word of [`Channel::progress`] for so many chunks of this call.
-///
-/// # Safety
-/// As [`KernelCode::run`].
 #[inline(always)]
-unsafe fn progress(cx: &Context, chunks: u32) -> u64 {
-    // SAFETY: the caller's.
-    unsafe { (*cx.work()).signature.seq << 32 | u64::from(chunks) }
+fn progress(cx: &Context, chunks: u32) -> u64 {
+    cx.call().signature().seq << 32 | u64::from(chunks)
 }
 
 /// Tells the channel's other block that so many chunks have been read.
@@ -290,7 +282,7 @@ unsafe fn forget_progress(cx: &Context) {
 #[inline(always)]
 unsafe fn links(cx: &Context) -> TreeLinks {
     // SAFETY: the caller's: `extra` has an entry for each channel.
-    unsafe { *((*cx.work()).extra as *const TreeLinks).wrapping_add(cx.channel() as usize) }
+    unsafe { *(cx.call().extra() as *const TreeLinks).wrapping_add(cx.channel() as usize) }
 }
 
 /// # Safety

@@ -80,7 +80,7 @@ fn check<T: Element + core::fmt::Debug, R: Reduction>(op: ReduceOp) {
     work.scalar = scalar::<T>();
     work.signature.call = (op as u64) << 16;
     // SAFETY: its scalar is no address.
-    let reducer = unsafe { Reducer::<T, R>::of(&work) };
+    let reducer = unsafe { Reducer::<T, R>::of(crate::prims::Call::new(&work)) };
     for n in [0, 1, 17, 300, 9001] {
         for sources in 1..=MAX_ENDS {
             let inputs: Vec<Vec<T>> =

@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence as atomic_fence
 use std::time::Instant;
 
 use super::{LINE_WORDS, Verdict, Waiting};
+use crate::abi::Work;
 
 mod vector;
 
@@ -209,6 +210,16 @@ pub fn block_dim_x() -> u32 {
 #[must_use]
 pub fn block_idx_x() -> u32 {
     current().index
+}
+
+/// A word of the kernel's argument: here that is in memory.
+///
+/// # Safety
+/// `work` is the argument, and has a word `offset` bytes behind its beginning.
+#[inline(always)]
+pub(crate) unsafe fn argument(work: *const Work, offset: usize) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { work.byte_add(offset).cast::<u64>().read() }
 }
 
 /// Index of this lane in its warp.

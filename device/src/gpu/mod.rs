@@ -26,6 +26,9 @@ mod nvptx;
 #[cfg(target_arch = "nvptx64")]
 use nvptx as face;
 
+// What a kernel is called with.
+pub(crate) use face::argument;
+
 // Constants of the machine.
 pub use face::{LANES_PER_LINE, PACK_BYTES, SPINS_PER_CHECK, UNALIGNED_PACKS, UNROLL, WARP};
 

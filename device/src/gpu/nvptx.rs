@@ -19,6 +19,7 @@
 use core::arch::asm;
 
 use super::{LINE_WORDS, Verdict, Waiting};
+use crate::abi::Work;
 use crate::element::{BinOp, Element};
 
 mod units;
@@ -183,6 +184,22 @@ pub fn globaltimer() -> u64 {
 #[must_use]
 pub fn pause(_: &Waiting) -> Verdict {
     None
+}
+
+/// A word of the kernel's argument, which begins `offset` bytes behind its beginning. The argument is a parameter: loads of
+/// those need no address in registers. An address that the compiler makes of it is that of a copy on each lane's stack.
+///
+/// # Safety
+/// It runs in a kernel whose parameter is called `work`, as the build has it, and has such a word.
+#[inline(always)]
+pub(crate) unsafe fn argument(_: *const Work, offset: usize) -> u64 {
+    let value;
+    // SAFETY: the caller's. 9.7.9.8, `ld.param`, at an address that `mov` takes of a kernel's parameter (5.1.6.2).
+    unsafe {
+        asm!("{{ .reg .b64 %at; mov.b64 %at, work; add.s64 %at, %at, {}; ld.param.b64 {}, [%at]; }}",
+            in(reg64) offset, out(reg64) value, options(pure, readonly, nostack, preserves_flags));
+    }
+    value
 }
 
 // Orderings. The memory model is chapter 8; `.sys` includes the host and the other GPUs.

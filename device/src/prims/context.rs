@@ -10,13 +10,13 @@ use crate::abi::{
     Channel, ChannelWork, Comm, EdgeHeader, Fault, FaultKind, Peer, Poison, WaitKind, Work,
 };
 use crate::gpu::{self, SPINS_PER_CHECK, Waiting};
-use crate::prims::Edge;
 use crate::prims::edge::leave;
+use crate::prims::{Call, Edge};
 
 /// One lane in one block of one call.
 #[derive(Clone, Copy, Debug)]
 pub struct Context {
-    work: *const Work,
+    call: Call,
     /// Blocks of a channel, as a power of two.
     shift: u32,
     /// Whether this lane has given up.
@@ -27,11 +27,12 @@ impl Context {
     /// The running lane's context.
     ///
     /// # Safety
-    /// `work` is the kernel's argument, valid until the kernel ends.
+    /// As [`Call::new`].
     #[inline(always)]
     #[must_use]
     pub unsafe fn new(work: *const Work) -> Self {
-        Context { work, shift: 0, stopped: false }
+        // SAFETY: the caller's.
+        Context { call: unsafe { Call::new(work) }, shift: 0, stopped: false }
     }
 
     /// As [`Context::new`], for a kernel that has two blocks for each channel.
@@ -41,7 +42,8 @@ impl Context {
     #[inline(always)]
     #[must_use]
     pub unsafe fn of_pair(work: *const Work) -> Self {
-        Context { work, shift: 1, stopped: false }
+        // SAFETY: the caller's.
+        Context { call: unsafe { Call::new(work) }, shift: 1, stopped: false }
     }
 
     // Asked for each time, of the machine or of memory: kept in variables, they and what is computed from
@@ -94,26 +96,22 @@ impl Context {
     /// The call.
     #[inline(always)]
     #[must_use]
-    pub fn work(&self) -> *const Work {
-        self.work
+    pub fn call(&self) -> Call {
+        self.call
     }
 
     /// The communicator.
     #[inline(always)]
     #[must_use]
     pub fn comm(&self) -> *const Comm {
-        // SAFETY: `new`'s contract.
-        unsafe { (*self.work).comm as *const Comm }
+        self.call.comm()
     }
 
     /// This channel's part of the call.
     #[inline(always)]
     #[must_use]
     pub fn part(&self) -> ChannelWork {
-        // SAFETY: `new`'s contract; the host launches at most MAX_CHANNELS blocks.
-        unsafe {
-            *(&raw const (*self.work).channels).cast::<ChannelWork>().add(self.channel() as usize)
-        }
+        self.call.part(self.channel())
     }
 
     /// Elements of this channel's part.
@@ -370,7 +368,7 @@ impl Context {
             (*at).channel = waiting.channel;
             (*at).wait = waiting.kind as u32;
             (*at).step = waiting.step;
-            (*at).seq = (*self.work).signature.seq;
+            (*at).seq = self.call.signature().seq;
         }
     }
 }

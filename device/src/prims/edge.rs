@@ -283,7 +283,7 @@ pub(crate) unsafe fn exchange_signatures<const NR: usize, const NS: usize>(
 ) {
     // SAFETY: `open`'s contract.
     unsafe {
-        let ours = (*cx.work()).signature;
+        let ours = cx.call().signature();
         each!(NS, ns, i => {
             let edge = &send[i];
             let ring = if roll { edge.roll() } else { edge.calls() };

@@ -39,6 +39,7 @@ macro_rules! each {
     };
 }
 
+mod call;
 mod context;
 #[cfg(not(target_arch = "nvptx64"))]
 mod counted;
@@ -49,6 +50,7 @@ mod rules;
 mod simple;
 pub mod verbs;
 
+pub use call::Call;
 pub use context::Context;
 pub(crate) use context::Watch;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -205,7 +207,7 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
         const { assert!(NR < MAX_ENDS && NS < MAX_ENDS) };
         // SAFETY: the caller's.
         unsafe {
-            let work = cx.work();
+            let call = cx.call();
             let start = cx.part().offset as usize;
             let (mut receiving, mut sending) = ([Edge::NONE; NR], [Edge::NONE; NS]);
             let mut present = [0; 2];
@@ -221,9 +223,9 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
                 recv: receiving,
                 send: sending,
                 present,
-                reducer: Reducer::of(work),
-                input: ((*work).input as *const T).wrapping_add(start),
-                output: ((*work).output as *mut T).wrapping_add(start),
+                reducer: Reducer::of(call),
+                input: call.input::<T>().wrapping_add(start),
+                output: call.output::<T>().wrapping_add(start),
                 one_slice: false,
                 cx,
                 protocol: core::marker::PhantomData,

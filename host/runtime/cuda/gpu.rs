@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use ferroccl_device::abi::{CACHE_LINE, Work};
+use ferroccl_device::abi::CACHE_LINE;
 
 use super::CudaError;
 use super::driver::{self, Address, Context, Driver, RawEvent, RawStream, attribute};
@@ -20,10 +22,8 @@ use crate::{Error, Result};
 const KEPT_BYTES: usize = 1 << 20;
 /// The smallest size that is kept.
 const LEAST_BYTES: usize = 512;
-/// Bytes of one argument of a kernel, on cache lines of its own.
-const WORK_BYTES: usize = size_of::<Work>().next_multiple_of(CACHE_LINE);
-/// Bytes that are allocated at a time for arguments: pinned memory, and as much of the device's.
-const SLAB_BYTES: usize = 64 << 10;
+/// Bytes of pinned memory that are allocated at a time for words.
+const SLAB_BYTES: usize = 4 << 10;
 
 /// A context on a GPU, and what all that runs in it shares.
 pub(super) struct Gpu {
@@ -51,19 +51,11 @@ pub(super) struct Gpu {
     events: Mutex<Vec<RawEvent>>,
 }
 
-/// Places for the arguments of kernels.
+/// Words for streams to wait for, each on cache lines of its own.
 #[derive(Default)]
 struct Pinned {
-    slabs: Vec<(*mut c_void, Address)>,
-    free: Vec<Place>,
-}
-
-/// A place for the argument of a kernel: where the host writes it, and where the kernel reads it. A kernel looks there
-/// often, which would each time go over the bus if it were the host's memory.
-#[derive(Clone, Copy)]
-pub(super) struct Place {
-    pub(super) host: *mut Work,
-    pub(super) device: Address,
+    slabs: Vec<*mut c_void>,
+    free: Vec<NonNull<AtomicU32>>,
 }
 
 // SAFETY: handles of the driver may be used from any thread, and so may the pinned memory, which is handed out once.
@@ -376,8 +368,8 @@ impl Gpu {
         });
     }
 
-    /// A place for the argument of a kernel.
-    pub(super) fn argument(self: &Arc<Self>) -> Result<Place> {
+    /// A word of pinned memory.
+    pub(super) fn word(&self) -> Result<NonNull<AtomicU32>> {
         let mut pinned = lock(&self.pinned);
         if let Some(free) = pinned.free.pop() {
             return Ok(free);
@@ -390,23 +382,16 @@ impl Gpu {
             }
             .map_err(|e| self.error(&e))
         })?;
-        let device = self.allocate(SLAB_BYTES).inspect_err(|_| {
-            // SAFETY: just allocated, and nobody's.
-            let _ = self.run(|| unsafe { self.driver.mem_free_host(slab).map_err(Error::from) });
-        })?;
-        pinned.slabs.push((slab, device));
-        let places = (0..SLAB_BYTES / WORK_BYTES).map(|i| Place {
-            // SAFETY: inside the slab; pages are aligned.
-            host: unsafe { slab.cast::<u8>().add(i * WORK_BYTES).cast::<Work>() },
-            device: device + (i * WORK_BYTES) as u64,
-        });
-        pinned.free.extend(places);
-        pinned.free.pop().ok_or_else(|| Error::argument("work", "larger than a slab"))
+        pinned.slabs.push(slab);
+        let words = (0..SLAB_BYTES).step_by(CACHE_LINE);
+        let words = words.filter_map(|at| NonNull::new(slab.wrapping_byte_add(at).cast()));
+        pinned.free.extend(words);
+        pinned.free.pop().ok_or_else(|| Error::argument("slab", "allocated at address 0"))
     }
 
-    /// Gives the place of an argument back, which no kernel reads any more.
-    pub(super) fn return_argument(&self, place: Place) {
-        lock(&self.pinned).free.push(place);
+    /// Gives a word back that nobody looks at any more.
+    pub(super) fn return_word(&self, word: NonNull<AtomicU32>) {
+        lock(&self.pinned).free.push(word);
     }
 
     /// An event without timing.
@@ -444,9 +429,8 @@ impl Drop for Gpu {
                 for address in free.into_values().flatten() {
                     let _ = driver.mem_free(address);
                 }
-                for (slab, device) in slabs {
+                for slab in slabs {
                     let _ = driver.mem_free_host(slab);
-                    let _ = driver.mem_free(device);
                 }
                 let _ = driver.stream_destroy(*lock(&self.service));
             }

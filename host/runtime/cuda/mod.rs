@@ -150,7 +150,8 @@ impl CudaRuntime {
     }
 
     /// With `text`, a module of PTX, in place of the kernel that is called `kernel`: an edited one, or one of your own for
-    /// [`Communicator::all_reduce_with`](crate::Communicator::all_reduce_with). It is assembled when it is first launched.
+    /// [`Communicator::all_reduce_with`](crate::Communicator::all_reduce_with). It takes one parameter, the
+    /// [`Work`](crate::device::abi::Work) of the call by value. It is assembled when it is first launched.
     #[must_use]
     pub fn with_source(self, kernel: &str, text: &str) -> Self {
         self.gpu.modules.replace(kernel, text);

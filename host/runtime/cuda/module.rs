@@ -11,7 +11,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use ferroccl_device::abi::Work;
 use ferroccl_device::kernels::Kernel;
+use ferroccl_ptx::syntax::parse;
 use sha2::{Digest, Sha256};
 use tracing::{debug, warn};
 
@@ -84,6 +86,19 @@ fn own(kernel: &str) -> String {
     format!("own/{kernel}")
 }
 
+/// Whether a kernel of somebody else's takes what it is launched with. What cannot be read is for the assembler to say.
+fn takes_a_work(kernel: &str, text: &str) -> std::result::Result<(), String> {
+    let Ok(module) = parse(text) else { return Ok(()) };
+    let entry = module.entries().find(|entry| entry.name.text == kernel);
+    let wanted = size_of::<Work>() as u64;
+    match entry.and_then(|entry| entry.parameter_bytes()) {
+        Some(bytes) if bytes != wanted => Err(format!(
+            "it takes {bytes} bytes of parameters, not one of {wanted}, the `Work` of a call"
+        )),
+        _ => Ok(()),
+    }
+}
+
 impl Gpu {
     /// A kernel, ready to be launched, and how many blocks of `threads` threads the GPU holds at a time.
     ///
@@ -133,7 +148,10 @@ impl Gpu {
             None => {
                 let text = match ptx::module(kernel, self.capability) {
                     Some(module) if source.is_none() => module.text(),
-                    _ => text,
+                    _ => {
+                        takes_a_work(kernel, text).map_err(&unavailable)?;
+                        text
+                    }
                 };
                 let module = self.assembled(&key, text)?;
                 state.modules.insert(key, Loaded(module));

@@ -3,15 +3,15 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
-use ferroccl_device::abi::Work;
 use ferroccl_device::kernels::Kernel;
 
 use super::capture::{self, Check};
 use super::driver::{self, RawStream};
-use super::gpu::{Gpu, Place};
+use super::gpu::Gpu;
 use super::watch::{Pending, Progress, Recorded, is_farewell};
 use crate::runtime::op::{panic_message, panicked};
 use crate::runtime::{Done, Event, Keep, Launch, Memory, StreamOps, memory};
@@ -47,29 +47,33 @@ struct Native {
     stream: Weak<Progress>,
 }
 
-/// The argument of a launch, given back when nobody reads it any more.
-pub(super) struct Argument {
+/// A word of pinned memory, 0 at first, given back when nobody looks at it any more.
+struct Word {
     gpu: Arc<Gpu>,
-    pub(super) place: Place,
+    at: NonNull<AtomicU32>,
 }
 
-// SAFETY: whoever has it has the place alone.
-unsafe impl Send for Argument {}
-// SAFETY: nothing is read through it.
-unsafe impl Sync for Argument {}
+// SAFETY: whoever has it has the word alone, which is only accessed atomically.
+unsafe impl Send for Word {}
+// SAFETY: as above.
+unsafe impl Sync for Word {}
 
-impl Argument {
-    fn new(gpu: &Arc<Gpu>, work: &Work) -> Result<Self> {
-        let place = gpu.argument()?;
-        // SAFETY: the place is ours, aligned, and large enough.
-        unsafe { place.host.write(*work) };
-        Ok(Argument { gpu: Arc::clone(gpu), place })
+impl Word {
+    fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        let word = Word { gpu: Arc::clone(gpu), at: gpu.word()? };
+        word.get().store(0, Ordering::Relaxed);
+        Ok(word)
+    }
+
+    fn get(&self) -> &AtomicU32 {
+        // SAFETY: pinned memory, which is there as long as the GPU.
+        unsafe { self.at.as_ref() }
     }
 }
 
-impl Drop for Argument {
+impl Drop for Word {
     fn drop(&mut self) {
-        self.gpu.return_argument(self.place);
+        self.gpu.return_word(self.at);
     }
 }
 
@@ -184,17 +188,16 @@ impl CudaStream {
         self.refuse_capture("waiting for the host")?;
         let gpu = &self.gpu;
         // A word of pinned memory: what the host writes there lets the stream go on.
-        let word = Arc::new(Argument::new(gpu, &bytemuck::Zeroable::zeroed())?);
-        let at = word.place.host as u64;
+        let word = Arc::new(Word::new(gpu)?);
+        let at = word.at.as_ptr().expose_provenance() as u64;
         let set = Arc::clone(&word);
         let progress = Arc::downgrade(&self.progress);
         let happened = move |result: Result<()>| {
             if let (Err(error), Some(progress)) = (result, progress.upgrade()) {
                 progress.fail(error);
             }
-            // SAFETY: the word lives as long as `set`; host and device access it whole. What came before is seen by who
-            // sees it.
-            unsafe { AtomicU32::from_ptr(set.place.host.cast()) }.store(1, Ordering::Release);
+            // What came before is seen by who sees it.
+            set.get().store(1, Ordering::Release);
         };
         gpu.run(|| {
             // SAFETY: the word is pinned, and kept until the stream has passed, below.
@@ -275,39 +278,20 @@ impl StreamOps for CudaStream {
             return Err(Error::Unavailable { what, reason });
         }
         let captured = capture::find(gpu, self.raw)?;
-        let argument = Argument::new(gpu, &work)?;
         if blocks > 0 {
-            let Place { host, device } = argument.place;
-            let mut address = device;
-            let mut arguments = [(&raw mut address).cast::<c_void>()];
+            let mut arguments = [(&raw const *work).cast_mut().cast::<c_void>()];
+            let (to, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());
             gpu.run(|| {
-                let bytes = size_of::<Work>();
-                // SAFETY: the kernel takes the address of its work; both places are kept until it has ended; the rest is the
-                // caller's.
+                // SAFETY: the kernel takes a work by value, which the driver copies; the rest is the caller's.
                 unsafe {
-                    gpu.driver.memcpy_htod_async(device, host.cast(), bytes, self.raw).and_then(
-                        |()| {
-                            gpu.driver.launch_kernel(
-                                function,
-                                blocks,
-                                1,
-                                1,
-                                threads,
-                                1,
-                                1,
-                                0,
-                                self.raw,
-                                arguments.as_mut_ptr(),
-                                std::ptr::null_mut(),
-                            )
-                        },
-                    )
+                    let driver = gpu.driver;
+                    driver
+                        .launch_kernel(function, blocks, 1, 1, threads, 1, 1, 0, self.raw, to, none)
                 }
                 .map_err(|e| gpu.error(&e.doing(format!("launching {}", kernel.name))))
             })?;
         }
         let end = move |failure: Option<&Error>| {
-            drop(argument);
             if failure.is_some_and(is_farewell) {
                 return Ok(());
             }

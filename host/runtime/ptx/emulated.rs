@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ferroccl_device::abi::Work;
 use ferroccl_ptx::emu::{self, Counts, Grid, Machine, Mapping, Program};
 
 use super::{DEFAULT_ARCH, DEFAULT_THREADS};
@@ -58,7 +57,6 @@ pub(super) struct Ready {
     pub(super) era: Arc<Era>,
     /// The stream that it is in.
     pub(super) stream: u32,
-    _work: Mapping,
 }
 
 /// The kernels that have been looked up, and how they are launched.
@@ -126,18 +124,15 @@ impl Emulated {
     /// Makes a launch ready that is put into a stream.
     pub(super) fn prepare(&self, launch: &Launch, stream: u32) -> Result<Ready> {
         let (program, threads) = lock(&self.kernels).get(launch.kernel.name)?;
-        let address = (&raw const *launch.work).expose_provenance() as u64;
-        // SAFETY: a launch drops what is ready of it before its work, which is only read.
-        let work = unsafe { self.machine.map(address, size_of::<Work>(), "a launch's argument") };
         let mut grid = None;
         if launch.blocks > 0 {
-            let parameters = address.to_le_bytes().to_vec();
+            let parameters = bytemuck::bytes_of(&*launch.work).to_vec();
             let launch = emu::Launch::new(&program, launch.blocks, threads, parameters);
             let launch = emu::Launch { device: stream, ..launch };
             let made = self.machine.launch(launch);
             grid = Some(made.map_err(|e| unavailable(program.name(), e.to_string()))?);
         }
-        Ok(Ready { grid, era: Arc::clone(&lock(&self.era)), stream, _work: work })
+        Ok(Ready { grid, era: Arc::clone(&lock(&self.era)), stream })
     }
 
     /// Ends an era, unless it has ended already; returns what it has ended with.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use bytemuck::Zeroable as _;
 use ferroccl_device::abi::{DataType, ReduceOp, Work};
 use ferroccl_device::element::{Bf16, Element, F8E4M3, F8E5M2, F16};
+use ferroccl_device::prims;
 use ferroccl_device::reduce::{Any, Reducer};
 
 use super::{CollNet, CollNetComm, CollNetListener, CollNetRequest};
@@ -270,7 +271,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn combined(terms: Terms, parts: Vec<Vec<u64>>) -> Vec<u64> {
     fn fold<T: Element>(work: &Work, parts: Vec<Vec<u64>>) -> Vec<u64> {
         // SAFETY: the work is valid, and its scalar no address.
-        let reducer = unsafe { Reducer::<T, Any>::of(work) };
+        let reducer = unsafe { Reducer::<T, Any>::of(prims::Call::new(work)) };
         let add = |mut sum: Vec<u64>, part: Vec<u64>| {
             for (sum, part) in sum.iter_mut().zip(part) {
                 *sum = reducer.combine_word(*sum, part);

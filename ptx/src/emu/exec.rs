@@ -88,6 +88,12 @@ pub(crate) fn run(
                     }
                     warp.write(*d, &to, active);
                 }
+                Op::ParameterAddress { d, s, to } => {
+                    let base = common.grid.parameters.address();
+                    let base = if *to { base.wrapping_neg() } else { base };
+                    let to = warp.read(&program, *s).map(|v| v.wrapping_add(base));
+                    warp.write(*d, &to, active);
+                }
                 Op::Compare { run, d, other, s, combine, with } => {
                     let truth = run(s.map(|s| warp.read(&program, s)));
                     let with = warp.truth(*with);

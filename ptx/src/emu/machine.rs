@@ -78,15 +78,16 @@ impl Machine {
         if shared > MAX_SHARED {
             return Err(LaunchError::Shared { kernel: program.name().to_owned(), bytes: shared });
         }
-        let mappings = program
-            .variables
-            .iter()
-            .map(|variable| {
-                let (start, bytes) = (variable.address(), variable.bytes);
-                let number = self.map.add(start, bytes as u64, &variable.name);
-                Mapping { number, map: Arc::clone(&self.map) }
-            })
-            .collect();
+        let parameters = Parameters::new(&parameters);
+        let map = |start: u64, bytes: usize, name: &str| {
+            let number = self.map.add(start, bytes as u64, name);
+            Mapping { number, map: Arc::clone(&self.map) }
+        };
+        let variables = program.variables.iter().map(|v| map(v.address(), v.bytes, &v.name));
+        let mut mappings: Vec<Mapping> = variables.collect();
+        if program.addresses_parameters {
+            mappings.push(map(parameters.address(), parameters.len(), "the kernel's parameters"));
+        }
         Ok(Arc::new(Grid {
             number: self.launches.fetch_add(1, Ordering::Relaxed),
             machine: self.clone(),
@@ -190,10 +191,43 @@ pub struct Grid {
     pub(crate) block: [u32; 3],
     pub(crate) blocks: u32,
     pub(crate) threads: u32,
-    pub(crate) parameters: Vec<u8>,
+    /// Dropped before the parameters, which are mapped.
+    _mappings: Vec<Mapping>,
+    pub(crate) parameters: Parameters,
     pub(crate) dynamic_shared: u32,
     pub(crate) device: u32,
-    _mappings: Vec<Mapping>,
+}
+
+/// The bytes of a launch's parameters, where addresses in them are aligned as offsets are.
+#[derive(Debug)]
+pub(crate) struct Parameters {
+    words: Box<[u128]>,
+    bytes: usize,
+}
+
+impl Parameters {
+    fn new(bytes: &[u8]) -> Self {
+        let word = |part: &[u8]| {
+            let mut word = [0; 16];
+            word[..part.len()].copy_from_slice(part);
+            u128::from_ne_bytes(word)
+        };
+        Parameters { words: bytes.chunks(16).map(word).collect(), bytes: bytes.len() }
+    }
+
+    /// The generic address of the first.
+    pub(crate) fn address(&self) -> u64 {
+        self.words.as_ptr().expose_provenance() as u64
+    }
+}
+
+impl std::ops::Deref for Parameters {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the words have at least as many bytes, any of which is a `u8`.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.bytes) }
+    }
 }
 
 impl Grid {

@@ -25,6 +25,8 @@ mod tests;
 use std::fmt;
 use std::ops::{Deref, Range};
 
+use crate::types::Type;
+
 pub use error::{Position, SyntaxError, line_of, position};
 pub use lexer::{Token, TokenKind, tokens};
 pub use parser::parse;
@@ -186,6 +188,29 @@ pub struct Function<'a> {
     pub body: Option<Block<'a>>,
     /// All of it.
     pub span: Span,
+}
+
+impl Function<'_> {
+    /// Bytes of its parameters as a launch has them: in order, each where it is aligned. `None` when one has no size, or a
+    /// type that there is not.
+    ///
+    /// ```
+    /// let text = ".version 8.0 .target sm_90 .address_size 64\n.entry k(.param .u32 n, .param .b64 p[3]) { ret; }";
+    /// let module = ferroccl_ptx::syntax::parse(text)?;
+    /// assert_eq!(module.functions().next().and_then(|k| k.parameter_bytes()), Some(32));
+    /// # Ok::<(), ferroccl_ptx::syntax::SyntaxError>(())
+    /// ```
+    #[must_use]
+    pub fn parameter_bytes(&self) -> Option<u64> {
+        self.parameters.iter().try_fold(0u64, |end, parameter| {
+            let element = u64::from(Type::from_name(parameter.ty.text)?.bytes());
+            let element = element * u64::from(parameter.vector);
+            let dimensions = &parameter.names.first()?.dimensions;
+            let bytes = dimensions.iter().try_fold(element, |n, size| n.checked_mul((*size)?))?;
+            let align = parameter.align.unwrap_or(element).max(1);
+            end.checked_next_multiple_of(align)?.checked_add(bytes)
+        })
+    }
 }
 
 /// `{ ... }`

@@ -50,6 +50,23 @@ fn generic_addresses_find_their_space() {
     assert_eq!(buffer.words(), [5, 6, 6, 6]);
 }
 
+/// The parameters of a kernel are within the window of global memory (6.4.1.1).
+#[test]
+fn parameters_have_addresses() {
+    let machine = Machine::new();
+    let buffer = Buffer::zeros(&machine, 4);
+    let address = "mov.b64 %a, p; cvta.param.u64 %b, %a;";
+    let body = format!(
+        "{address} ld.global.u64 %c, [%b]; st.global.u64 [%p], %c; ld.u64 %c, [%b]; st.global.u64 [%p+8], %c;\n\
+        isspacep.global %q1, %b; selp.u64 %c, 1, 0, %q1; st.global.u64 [%p+16], %c;\n\
+        cvta.to.param.u64 %d, %b; sub.s64 %c, %d, %a; st.global.u64 [%p+24], %c;"
+    );
+    run(&body, 1, 1, &buffer, &machine).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(buffer.words(), [buffer.address(), buffer.address(), 1, 0]);
+    let text = fault(&format!("{address} ld.global.u64 %c, [%b+8];"), 1, 1).to_string();
+    assert!(text.contains("0 bytes after the end of the kernel's parameters of 8 bytes"), "{text}");
+}
+
 #[test]
 fn races_between_lanes_warps_and_blocks() {
     let everybody = "st.global.u32 [%p], %tid;";

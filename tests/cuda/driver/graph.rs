@@ -13,6 +13,7 @@ use crate::{INVALID_VALUE, Kind, RUNTIME, count, driver, lock};
 
 /// A step of a lane.
 #[derive(Clone, Copy)]
+#[allow(clippy::large_enum_variant, reason = "a kernel's argument is copied, as a driver does")]
 pub(crate) enum Node {
     Kernel(Start),
     Host(Call),

@@ -64,8 +64,8 @@ impl Call {
 pub(crate) struct Start {
     pub(crate) kernel: Kernel,
     pub(crate) blocks: u32,
-    /// Address of the argument: read when it runs.
-    pub(crate) work: u64,
+    /// The argument, as it was when it was launched.
+    pub(crate) work: Work,
     pub(crate) context: &'static Ctx,
 }
 
@@ -77,8 +77,6 @@ impl Start {
         if ordered(&format!("kernel:{}", kernel.name)).is_some() {
             return ops.host_function(Box::new(trap));
         }
-        // SAFETY: checked when it was launched: pinned memory, which is kept until the end.
-        let work: Work = unsafe { *(work as *const Work) };
         let (sharing, bytes) = (1, work.count);
         context.running.fetch_add(1, Ordering::AcqRel);
         let done = Box::new(move |failure: Option<&ferroccl::Error>| {
@@ -354,14 +352,9 @@ driver! {
         if gx == 0 || (gy, gz, by, bz) != (1, 1, 1, 1) || bx == 0 || bx > kernel.threads || !bx.is_multiple_of(32) {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: one argument, the address of the work.
-        let work = unsafe { *(*arguments).cast::<u64>() };
-        if !memory::known(work, size_of::<Work>() as u64) {
-            return Err(700);
-        }
-        // SAFETY: memory that is known.
-        let call: Work = unsafe { *(work as *const Work) };
-        if !memory::known(call.comm, 1) || (call.input != 0 && call.count > 0 && !memory::known(call.input, 1)) {
+        // SAFETY: one argument, a work.
+        let work = unsafe { (*arguments).cast::<Work>().read_unaligned() };
+        if !memory::known(work.comm, 1) || (work.input != 0 && work.count > 0 && !memory::known(work.input, 1)) {
             return Err(700);
         }
         let start = Start { kernel, blocks: gx, work, context };

@@ -38,6 +38,7 @@ pub(super) fn decode<'a>(module: &Module<'a>, entry: &Function<'a>) -> Result<Pr
         numbers: HashMap::new(),
         globals: Vec::new(),
         parameters: 0,
+        addresses_parameters: false,
         shared: 0,
         dynamic: Vec::new(),
         local: 0,
@@ -87,6 +88,7 @@ pub(super) struct Decoder<'m, 'a> {
     pub(super) numbers: HashMap<u64, Reg>,
     pub(super) globals: Vec<Storage>,
     pub(super) parameters: u64,
+    pub(super) addresses_parameters: bool,
     pub(super) shared: u64,
     /// Constants that are the address of a launch's own shared memory, with its alignment.
     pub(super) dynamic: Vec<(usize, u64)>,
@@ -151,6 +153,7 @@ impl<'a> Decoder<'_, 'a> {
             predicates: self.names.predicates as usize,
             constants: self.constants,
             parameter_bytes: self.parameters as usize,
+            addresses_parameters: self.addresses_parameters,
             shared_bytes: self.shared as usize,
             // A lane's begin where its vectors can be aligned.
             local_bytes: (self.local as usize).next_multiple_of(16),
@@ -410,6 +413,10 @@ impl<'a> Decoder<'_, 'a> {
     fn cvta(&mut self, i: &Instruction<'a>) -> Result<Op> {
         let d = self.destination(self.at(i, 0)?)?;
         let s = self.value(self.at(i, 1)?, Type::U64)?;
+        if i.has("param") || i.has("param::entry") {
+            self.addresses_parameters = true;
+            return Ok(Op::ParameterAddress { d, s, to: i.has("to") });
+        }
         let window = i.modifiers.iter().find_map(|m| match m.text {
             "global" | "const" => Some(0),
             "shared" | "shared::cta" => Some(SHARED_WINDOW),

@@ -58,6 +58,8 @@ pub struct Program {
     pub(crate) constants: Vec<Lanes>,
     /// Bytes of parameters.
     pub(crate) parameter_bytes: usize,
+    /// Whether it takes their addresses, so that they have to be memory.
+    pub(crate) addresses_parameters: bool,
     /// Bytes of shared memory declared, without what a launch adds.
     pub(crate) shared_bytes: usize,
     /// Bytes of local memory of a lane.

@@ -86,6 +86,13 @@ pub(crate) enum Op {
         s: Reg,
         add: u64,
     },
+    /// The generic address of a parameter, or `to` its offset: the parameters of a kernel are within the window of global
+    /// memory (6.4.1.1).
+    ParameterAddress {
+        d: Reg,
+        s: Reg,
+        to: bool,
+    },
     IsSpace {
         d: Pred,
         s: Reg,
@@ -319,7 +326,7 @@ impl Inst {
                 f(s, Read);
                 parts.iter_mut().flatten().for_each(|d| f(d, Write));
             }
-            Op::Convert { d, s, .. } => {
+            Op::Convert { d, s, .. } | Op::ParameterAddress { d, s, .. } => {
                 f(s, Read);
                 f(d, Write);
             }
