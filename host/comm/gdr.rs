@@ -31,6 +31,9 @@ use crate::{Error, Result};
 const RECEIVED: &[ProtocolId] = &[ProtocolId::Ll128, ProtocolId::Simple];
 /// What is sent from there: the proxy has to see the lines of the others.
 const SENT: &[ProtocolId] = &[ProtocolId::Simple];
+/// What of a GPU's memory slots may take: every rank on another host has some, so that large groups would leave little to
+/// the application.
+const SHARE: usize = 8;
 /// From this capability on reading a GPU's memory is as good as writing it: NCCL's rule (`ncclTopoCheckGdr`).
 const READS_WELL: u32 = 80;
 
@@ -52,6 +55,8 @@ pub(super) struct Gdr {
     read: bool,
     /// Whether what it writes has to be flushed.
     flush: bool,
+    /// Bytes of slots that the GPU may have.
+    most: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +173,8 @@ pub(super) fn choose(
     info!(target: log::NET, "{name} : GPU Direct RDMA Enabled for {gpu_name} / {} ({}), read {}, flush {}{}",
           card.name, decision.why, u32::from(read), u32::from(flush),
           if by == By::Address { "" } else { ", DMA-BUF" });
-    Ok(Card { device, gdr: Some(Gdr { by, read, flush }) })
+    let most = rdma.map_or(0, |rdma| rdma.memory / SHARE);
+    Ok(Card { device, gdr: Some(Gdr { by, read, flush, most }) })
 }
 
 /// Of several that are equally near, the one at its turn.
@@ -220,7 +226,8 @@ impl SlotPlaces {
 
 impl Member<'_> {
     /// Memory for the slots of edges over the network, `remote` by rank: whether that from it is one, and that to it.
-    /// `None` where there is not enough, or the driver does not let the card at it; then the host's does.
+    /// `None` where there is not enough, or they would take too much of it, or the driver does not let the card at it; then
+    /// the host's does.
     pub(super) fn place_slots(&self, gdr: Gdr, remote: &[(bool, bool)]) -> Option<SlotPlaces> {
         let channels = self.channels as usize;
         let (received, sent) =
@@ -233,7 +240,15 @@ impl Member<'_> {
         };
         let from = remote.iter().map(|(from, _)| place(*from, received)).collect();
         let to = remote.iter().map(|(_, to)| place(*to && gdr.read, sent)).collect();
-        match self.slot_memory(gdr, bytes) {
+        let slots = if bytes > gdr.most {
+            let reason = format!(
+                "more than 1/{SHARE} of the GPU's memory (NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS)"
+            );
+            Err(Error::Unavailable { what: "so much memory".to_owned(), reason })
+        } else {
+            self.slot_memory(gdr, bytes)
+        };
+        match slots {
             Ok(memory) => Some(SlotPlaces { memory: Arc::new(memory), from, to }),
             Err(error) => {
                 warn!(target: log::NET, "rank {}: GPU Direct RDMA Disabled: {bytes} bytes of slots: {error}",
@@ -323,7 +338,9 @@ mod tests {
         Cards(numbers.iter().map(|n| card(&format!("mlx5_{n}"), None)).collect())
     }
 
-    const ALL: RdmaInfo = RdmaInfo { by_address: true, dma_buf: true, ordered: true };
+    const ALL: RdmaInfo =
+        RdmaInfo { by_address: true, dma_buf: true, ordered: true, memory: 80 << 30 };
+    const MOST: usize = 10 << 30;
 
     /// On a DGX A100: each two GPUs are on a switch with two cards.
     fn on_dgx(
@@ -389,15 +406,18 @@ mod tests {
             on_dgx(&mlx(&[number]), "0000:11:00.0", 0, rdma, settings).gdr
         };
         let dma_buf = By::DmaBuf { else_address: true };
-        assert_eq!(gdr(0, &ALL, &[]), Some(Gdr { by: dma_buf, read: true, flush: false }));
+        assert_eq!(
+            gdr(0, &ALL, &[]),
+            Some(Gdr { by: dma_buf, read: true, flush: false, most: MOST })
+        );
         assert_eq!(gdr(7, &ALL, &[]), None, "at the other socket");
         assert!(gdr(7, &ALL, &[("NCCL_NET_GDR_LEVEL", "SYS")]).is_some());
         assert_eq!(gdr(0, &ALL, &[("NCCL_NET_GDR_LEVEL", "LOC")]), None);
         let forced = gdr(0, &ALL, &[("NCCL_NET_FORCE_FLUSH", "1")]);
-        assert_eq!(forced, Some(Gdr { by: dma_buf, read: true, flush: true }));
+        assert_eq!(forced, Some(Gdr { by: dma_buf, read: true, flush: true, most: MOST }));
         let unordered = RdmaInfo { ordered: false, ..ALL };
         let read = gdr(0, &unordered, &[("NCCL_NET_GDR_READ", "0")]);
-        assert_eq!(read, Some(Gdr { by: dma_buf, read: false, flush: true }));
+        assert_eq!(read, Some(Gdr { by: dma_buf, read: false, flush: true, most: MOST }));
         let off = gdr(0, &ALL, &[("NCCL_DMABUF_ENABLE", "0")]);
         assert_eq!(off.map(|gdr| gdr.by), Some(By::Address));
         let only_dma = RdmaInfo { by_address: false, ..ALL };
@@ -406,7 +426,7 @@ mod tests {
         assert_eq!(gdr(0, &only_dma, &[("NCCL_DMABUF_ENABLE", "0")]), None);
         let only_address = RdmaInfo { dma_buf: false, ..ALL };
         assert_eq!(gdr(0, &only_address, &[]).map(|gdr| gdr.by), Some(By::Address));
-        let none = RdmaInfo { by_address: false, dma_buf: false, ordered: true };
+        let none = RdmaInfo { by_address: false, dma_buf: false, ..ALL };
         assert_eq!(gdr(0, &none, &[]), None);
     }
 }

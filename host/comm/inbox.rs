@@ -72,7 +72,7 @@ impl Member<'_> {
         // Ranks of a host take its devices in turn, or those of them that are nearest to their GPU.
         let me = &peers[self.rank as usize];
         let before = peers[..self.rank as usize].iter().filter(|peer| peer.host == me.host);
-        let rdma = self.device.runtime().rdma();
+        let rdma = self.device.runtime().rdma()?;
         let gpu = (me.device.as_ref(), rdma.as_ref());
         let gdr::Card { device, gdr } = gdr::choose(&*net, gpu, before.count(), self.env)?;
         let listener = net.listen(device)?;

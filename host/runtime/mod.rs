@@ -142,8 +142,11 @@ pub trait Runtime: Debug + Send + Sync {
     }
 
     /// How network cards reach allocations; `None` where device memory is the host's, or they do not reach it.
-    fn rdma(&self) -> Option<RdmaInfo> {
-        None
+    ///
+    /// # Errors
+    /// When the device cannot say.
+    fn rdma(&self) -> Result<Option<RdmaInfo>> {
+        Ok(None)
     }
 
     /// `bytes` bytes of an allocation from `offset` on as a DMA buffer, which a network card can register. Both ends are
@@ -194,6 +197,8 @@ pub struct RdmaInfo {
     pub dma_buf: bool,
     /// Whether its kernels see what cards write in order, so that nothing has to be flushed.
     pub ordered: bool,
+    /// Bytes of its memory.
+    pub memory: usize,
 }
 
 fn no_device_memory(runtime: &str) -> Error {

@@ -87,6 +87,23 @@ fn without_it() {
     }
 }
 
+/// 16 GiB of memory: 2 GiB of slots are too many, and the host's memory does.
+#[test]
+fn slots_take_no_more_than_a_share() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let net = Arc::new(CardNet::new((true, false), false));
+    let mut config = over(&net);
+    (config.slots, config.channels) = (Some(2), Some(1));
+    config.protocol = Some(ProtocolId::Simple);
+    config.buffer_bytes = [Some(1024), Some(1024), Some((1 << 30) + 1024)];
+    let device = Device::cuda(0).unwrap();
+    team_on(device, &config, 2, "huge slots").collectives(7, &[33]);
+    assert_eq!(net.seen.of(|s| &s.by_address), 0, "{:?}", net.seen);
+}
+
 /// A graph's calls are the proxies' each time.
 #[test]
 fn a_graph_over_it() {

@@ -1,6 +1,6 @@
 //! Streams that are captured in a graph: what a call puts in runs each time the graph does.
 //!
-//! What a launch needs (its argument, the communicator, buffers) lives as long as the graph, as an object that the graph
+//! What a launch needs (the communicator, buffers) lives as long as the graph, as an object that the graph
 //! owns ("CUDA User Objects" in NVIDIA's programming guide). The driver may not be called where it lets go of it, so the
 //! watch drops it.
 
@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// # Errors
 /// When the capture has failed: it cannot go on.
 pub(super) fn find(gpu: &Gpu, stream: RawStream) -> Result<Option<(u64, Graph)>> {
-    gpu.run(|| {
+    gpu.enqueue(|| {
         let mut status = 0;
         // SAFETY: writes to a place that is there.
         unsafe { gpu.driver.stream_is_capturing(stream, &raw mut status) }

@@ -175,6 +175,7 @@ api! {
 
     ctx_push_current = "cuCtxPushCurrent_v2" (context: Context);
     ctx_pop_current = "cuCtxPopCurrent_v2" (context: *mut Context);
+    ctx_get_current = "cuCtxGetCurrent" (context: *mut Context);
     ctx_get_device = "cuCtxGetDevice" (device: *mut Device);
     ctx_enable_peer_access = "cuCtxEnablePeerAccess" (peer: Context, flags: c_uint);
 
@@ -339,6 +340,22 @@ impl Driver {
         // SAFETY: the driver's texts end with a zero.
         (known && !text.is_null())
             .then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    }
+
+    /// Has `f` run in `context`, which puts something into a stream, or asks about one: that no capture minds, and it is
+    /// done for every call, so a context that is current is taken as it is.
+    pub(crate) fn briefly<R>(&self, context: Context, f: impl FnOnce() -> Result<R>) -> Result<R> {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: writes to a place that is there; the context is retained by whoever calls this.
+        unsafe {
+            self.ctx_get_current(&raw mut current)?;
+            if current == context {
+                return f();
+            }
+            self.ctx_push_current(context)?;
+        }
+        let _pushed = Pushed(self);
+        f()
     }
 
     /// Has `f` run in `context`.

@@ -231,12 +231,13 @@ impl Gpu {
     }
 
     /// How network cards reach its memory; `None` where they do not.
-    pub(super) fn rdma(&self) -> Option<RdmaInfo> {
+    pub(super) fn rdma(&self) -> Result<Option<RdmaInfo>> {
         let by_address = self.attribute(attribute::GPU_DIRECT_RDMA_SUPPORTED) != 0;
         let dma_buf = self.attribute(attribute::DMA_BUF_SUPPORTED) != 0;
         let ordering = self.attribute(attribute::GPU_DIRECT_RDMA_WRITES_ORDERING);
         let ordered = ordering >= driver::WRITES_ORDERING_OWNER;
-        (by_address || dma_buf).then_some(RdmaInfo { by_address, dma_buf, ordered })
+        let info = RdmaInfo { by_address, dma_buf, ordered, memory: self.total_memory()? };
+        Ok((by_address || dma_buf).then_some(info))
     }
 
     /// Part of an allocation as a DMA buffer.
@@ -294,6 +295,11 @@ impl Gpu {
     /// Has `f` run with the context current.
     pub(super) fn run<R>(&self, f: impl FnOnce() -> Result<R>) -> Result<R> {
         self.driver.within(self.context, f)
+    }
+
+    /// Has `f` put something into a stream, or ask about one.
+    pub(super) fn enqueue<R>(&self, f: impl FnOnce() -> Result<R>) -> Result<R> {
+        self.driver.briefly(self.context, f)
     }
 
     /// An error of this GPU.

@@ -303,7 +303,7 @@ impl Runtime for CudaRuntime {
         Ok(Arc::new(CudaMemory::import(&self.gpu, handle, bytes)?))
     }
 
-    fn rdma(&self) -> Option<RdmaInfo> {
+    fn rdma(&self) -> Result<Option<RdmaInfo>> {
         self.gpu.rdma()
     }
 

@@ -128,7 +128,7 @@ impl CudaStream {
     /// Waits for an event.
     pub(super) fn wait_mark(&self, event: &Recorded) -> Result<()> {
         let gpu = &self.gpu;
-        gpu.run(|| {
+        gpu.enqueue(|| {
             // SAFETY: both are alive.
             unsafe { gpu.driver.stream_wait_event(self.raw, event.raw, 0) }
                 .map_err(|e| gpu.error(&e))
@@ -139,7 +139,7 @@ impl CudaStream {
     pub(super) fn mark(&self) -> Result<Recorded> {
         let gpu = &self.gpu;
         let event = Recorded { gpu: Arc::clone(gpu), raw: gpu.event()? };
-        gpu.run(|| {
+        gpu.enqueue(|| {
             // SAFETY: both are alive.
             unsafe { gpu.driver.event_record(event.raw, self.raw) }.map_err(|e| gpu.error(&e))
         })?;
@@ -281,7 +281,7 @@ impl StreamOps for CudaStream {
         if blocks > 0 {
             let mut arguments = [(&raw const *work).cast_mut().cast::<c_void>()];
             let (to, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());
-            gpu.run(|| {
+            gpu.enqueue(|| {
                 // SAFETY: the kernel takes a work by value, which the driver copies; the rest is the caller's.
                 unsafe {
                     let driver = gpu.driver;
