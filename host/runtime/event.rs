@@ -17,6 +17,10 @@ pub struct Event(Arc<Inner>);
 struct Inner {
     state: Mutex<State>,
     /// The device's own event, where it was recorded on one.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        allow(dead_code, reason = "only a driver has events of its own")
+    )]
     native: OnceLock<Native>,
 }
 
