@@ -190,8 +190,8 @@ knobs! {
         "the farthest two GPUs may be to write each other's memory; not set: what the CPU is good for";
     "NCCL_NET_GDR_LEVEL" net_gdr_level: Option<Level> = None, Level::FORM,
         "the farthest a network card may be from a GPU whose memory it reaches; not set: PXB";
-    "NCCL_NET_GDR_READ" net_gdr_read: Option<bool> = None, (),
-        "whether a network card also reads a GPU's memory, to send; not set: where nothing else needs the GPU's PCI";
+    "NCCL_NET_GDR_READ" net_gdr_read: bool = true, (),
+        "a network card that reaches a GPU's memory also reads it, to send";
     "NCCL_NET_FORCE_FLUSH" net_force_flush: bool = false, (),
         "what a network card writes to a GPU's memory is flushed even where the GPU sees such writes in order";
     "NCCL_DMABUF_ENABLE" dmabuf_enable: bool = true, (),

@@ -34,8 +34,6 @@ const SENT: &[ProtocolId] = &[ProtocolId::Simple];
 /// What of a GPU's memory slots may take: every rank on another host has some, so that large groups would leave little to
 /// the application.
 const SHARE: usize = 8;
-/// From this capability on reading a GPU's memory is as good as writing it: NCCL's rule (`ncclTopoCheckGdr`).
-const READS_WELL: u32 = 80;
 
 /// The card of a rank.
 #[derive(Debug)]
@@ -118,13 +116,10 @@ impl Neighbourhood {
         })
     }
 
-    /// Whether the GPU has links of a kind.
-    fn has(&self, kind: LinkKind) -> bool {
-        self.gpu.is_some_and(|gpu| self.system.links_from(gpu).any(|(_, link)| link.kind == kind))
-    }
-
-    fn is_only_gpu(&self) -> bool {
-        self.system.gpus().len() <= 1
+    /// Whether the GPU is joined to a CPU by something else than PCI.
+    fn has_c2c(&self) -> bool {
+        let c2c = |gpu| self.system.links_from(gpu).any(|(_, link)| link.kind == LinkKind::C2c);
+        self.gpu.is_some_and(c2c)
     }
 }
 
@@ -163,12 +158,11 @@ pub(super) fn choose(
             return Ok(Card { device, gdr: None });
         }
     };
-    let read = env.net_gdr_read.unwrap_or_else(|| {
-        gpu.capability >= READS_WELL || around.is_only_gpu() || around.has(LinkKind::Nvl)
-    });
+    // NCCL leaves it out on some GPUs of a capability below 8.0 (`ncclTopoCheckGdr`), for which there are no kernels.
+    let read = env.net_gdr_read;
     // Where data and what tells of it take different ways, order on one of them says nothing (NCCL's
     // `ncclTopoNeedFlush`).
-    let ordered = rdma.is_some_and(|rdma| rdma.ordered) && !around.has(LinkKind::C2c);
+    let ordered = rdma.is_some_and(|rdma| rdma.ordered) && !around.has_c2c();
     let flush = env.net_force_flush || !ordered;
     info!(target: log::NET, "{name} : GPU Direct RDMA Enabled for {gpu_name} / {} ({}), read {}, flush {}{}",
           card.name, decision.why, u32::from(read), u32::from(flush),
@@ -342,7 +336,12 @@ mod tests {
         RdmaInfo { by_address: true, dma_buf: true, ordered: true, memory: 80 << 30 };
     const MOST: usize = 10 << 30;
 
-    /// On a DGX A100: each two GPUs are on a switch with two cards.
+    /// Each two GPUs are on a switch with two cards.
+    fn dgx() -> String {
+        let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/topology_files");
+        files.join("dgx-a100.xml").to_str().unwrap().to_owned()
+    }
+
     fn on_dgx(
         cards: &Cards,
         bus_id: &str,
@@ -350,10 +349,17 @@ mod tests {
         rdma: &RdmaInfo,
         settings: &[(&str, &str)],
     ) -> Card {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/topology_files/dgx-a100.xml");
-        let file = file.to_str().unwrap();
-        let mut settings = settings.to_vec();
-        settings.push(("NCCL_TOPO_FILE", file));
+        let file = dgx();
+        on(cards, bus_id, turn, rdma, &[settings, &[("NCCL_TOPO_FILE", &file)]].concat())
+    }
+
+    fn on(
+        cards: &Cards,
+        bus_id: &str,
+        turn: usize,
+        rdma: &RdmaInfo,
+        settings: &[(&str, &str)],
+    ) -> Card {
         let get = |name: &str| Some(settings.iter().find(|(n, _)| *n == name)?.1.to_owned());
         let env = Config::from_lookup(get).unwrap();
         let gpu = DeviceInfo {
@@ -428,5 +434,21 @@ mod tests {
         assert_eq!(gdr(0, &only_address, &[]).map(|gdr| gdr.by), Some(By::Address));
         let none = RdmaInfo { by_address: false, dma_buf: false, ..ALL };
         assert_eq!(gdr(0, &none, &[]), None);
+    }
+
+    /// What a card writes comes by PCI there, and what the host says of it does not.
+    #[test]
+    fn order_means_nothing_where_there_are_two_ways() {
+        let text = std::fs::read_to_string(dgx()).unwrap();
+        let gpu = r#"<gpu dev="0" sm="80" rank="0" gdr="1">"#;
+        for (c2c, flush) in [("", false), (r#"<c2c bw="44712" count="10"/>"#, true)] {
+            let text = text.replacen(gpu, &format!("{gpu}{c2c}"), 1);
+            let path = std::env::temp_dir().join(format!("gdr-{}-{flush}.xml", std::process::id()));
+            std::fs::write(&path, text).unwrap();
+            let settings = [("NCCL_TOPO_FILE", path.to_str().unwrap())];
+            let card = on(&mlx(&[0]), "0000:11:00.0", 0, &ALL, &settings);
+            std::fs::remove_file(&path).unwrap();
+            assert_eq!(card.gdr.map(|gdr| gdr.flush), Some(flush), "{c2c}");
+        }
     }
 }

@@ -90,3 +90,45 @@ impl Graphs {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::DeviceInfo;
+
+    /// On a host, with a GPU that reaches these.
+    fn peer(rank: u32, host: &str, gpu: Option<(u8, &[u8])>) -> PeerInfo {
+        let id = |number: u8| [number; 16];
+        let device = gpu.map(|(number, reach)| DeviceInfo {
+            name: format!("GPU {number}"),
+            bus_id: String::new(),
+            id: id(number),
+            capability: 90,
+            reach: reach.iter().map(|number| id(*number)).collect(),
+        });
+        PeerInfo {
+            rank,
+            pid: 1,
+            process: 1,
+            space: 1,
+            device,
+            host: host.to_owned(),
+            pid_namespace: String::new(),
+        }
+    }
+
+    #[test]
+    fn channels_are_few_where_memory_is_not_reached() {
+        let allowed = Allowed { p2p: true, shm: true, net: true };
+        let most = |peers: &[PeerInfo]| most_channels(peers, allowed);
+        let both: &[u8] = &[1, 2];
+        assert_eq!(most(&[peer(0, "a", Some((1, both))), peer(1, "a", Some((2, both)))]), u32::MAX);
+        assert_eq!(most(&[peer(0, "a", Some((1, both))), peer(1, "a", Some((2, &[2])))]), 16);
+        assert_eq!(most(&[peer(0, "a", Some((1, both))), peer(1, "b", Some((2, both)))]), 16);
+        assert_eq!(most(&[peer(0, "a", Some((1, both)))]), u32::MAX);
+        assert_eq!(most(&[peer(0, "a", None), peer(1, "b", None)]), u32::MAX, "CPUs");
+        let off = Allowed { p2p: false, ..allowed };
+        let one = [peer(0, "a", Some((1, both))), peer(1, "a", Some((1, both)))];
+        assert_eq!((most(&one), most_channels(&one, off)), (u32::MAX, 16));
+    }
+}

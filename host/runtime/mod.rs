@@ -257,7 +257,7 @@ pub struct Launch {
     pub threads: u32,
     /// Ranks of the communicator that share the device: they all launch as many blocks, which have to run at the same time.
     pub sharing: u32,
-    /// The kernel's argument; the runtime keeps it where the kernel can read it until it has ended.
+    /// The kernel's argument: a driver copies it at the launch, elsewhere it is kept until the kernel has ended.
     pub work: Box<Work>,
     /// What the kernel uses.
     pub keep: Vec<Keep>,

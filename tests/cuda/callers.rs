@@ -69,6 +69,47 @@ fn contexts_streams_and_memory() {
     crate::errors::until(|| Arc::strong_count(&keep) == 1);
 }
 
+/// Whatever context the thread has, none among them, it has afterwards.
+#[test]
+fn the_current_context_stays() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let (own, other) = (Caller::new(0), Caller::new(1));
+    let push: unsafe extern "C" fn(Handle) -> i32 = symbol("cuCtxPushCurrent_v2");
+    let pop: unsafe extern "C" fn(*mut Handle) -> i32 = symbol("cuCtxPopCurrent_v2");
+    let current: unsafe extern "C" fn(*mut Handle) -> i32 = symbol("cuCtxGetCurrent");
+    let now = || {
+        let mut now = std::ptr::null_mut();
+        // SAFETY: a place that is there.
+        assert_eq!(unsafe { current(&raw mut now) }, 0);
+        now
+    };
+    let device = Device::cuda(0).unwrap();
+    let ranks = Communicator::init_all(&device, 2).unwrap();
+    let streams = [device.stream().unwrap(), device.stream().unwrap()];
+    let buffers = [device.upload(&[1.0f32; 100]).unwrap(), device.upload(&[2.0; 100]).unwrap()];
+    for context in [std::ptr::null_mut(), own.context, other.context] {
+        // SAFETY: the stand-in's contexts live as long as the process.
+        assert!(context.is_null() || unsafe { push(context) } == 0);
+        let before = now();
+        for ((rank, buffer), stream) in ranks.iter().zip(&buffers).zip(&streams) {
+            rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream).unwrap();
+            assert_eq!(now(), before, "a launch");
+            let _ = stream.query().unwrap();
+            assert_eq!(now(), before, "a question");
+        }
+        for stream in &streams {
+            stream.synchronize().unwrap();
+        }
+        assert_eq!(now(), before, "the end");
+        // SAFETY: what was pushed above.
+        assert!(context.is_null() || unsafe { pop(std::ptr::null_mut()) } == 0);
+        assert!(now().is_null());
+    }
+}
+
 #[test]
 fn what_makes_no_sense_is_refused() {
     if !ready() {

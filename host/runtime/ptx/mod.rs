@@ -128,7 +128,8 @@ impl PtxRuntime {
     }
 
     /// With `text`, a module of PTX, in place of the kernel that is called `kernel`: it runs as you have edited
-    /// it. [`source`] gives what to start from.
+    /// it. [`source`] gives what to start from. It takes one parameter, the [`Work`](crate::device::abi::Work) of the call
+    /// by value.
     ///
     /// # Errors
     /// [`Error::Unavailable`] when the text is no PTX that the emulator knows, or has no such kernel; with the line.
