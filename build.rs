@@ -17,11 +17,11 @@
 //!
 //! Instructions keep the source lines they come from ([`lines`]).
 
-#[path = "build/compiler.rs"]
+#[path = "build/src/compiler.rs"]
 mod compiler;
-#[path = "build/lines.rs"]
+#[path = "build/src/lines.rs"]
 mod lines;
-#[path = "build/modules.rs"]
+#[path = "device/build/modules.rs"]
 mod modules;
 
 use std::collections::hash_map::DefaultHasher;

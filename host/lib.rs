@@ -17,6 +17,7 @@
 //! # Ok::<(), ferroccl::Error>(())
 //! ```
 
+#[path = "bootstrap/src/group.rs"]
 pub mod bootstrap;
 mod buffer;
 mod channel;

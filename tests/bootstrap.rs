@@ -1,6 +1,7 @@
 //! The bootstrap as its users and its enemies meet it: through the public interface, and through sockets on
 //! which the wire format is spoken by hand.
 
+#[path = "../host/bootstrap/tests/support/mod.rs"]
 mod support;
 
 use std::io::Read;

@@ -2,6 +2,7 @@
 //! the others, finds its rank and its group by the environment alone; on one host, and on several.
 
 mod hosts;
+#[path = "support/skip.rs"]
 mod skip;
 
 use std::process::{Command, Output, Stdio};

@@ -7,6 +7,7 @@
 mod hosts;
 mod members;
 mod random;
+#[path = "support/skip.rs"]
 mod skip;
 
 use std::time::{Duration, Instant};

@@ -3,6 +3,7 @@
 //! proves nothing.
 
 mod common;
+#[path = "support/skip.rs"]
 mod skip;
 
 use std::sync::Arc;

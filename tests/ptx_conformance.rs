@@ -5,6 +5,7 @@
 //! larger counts and all shapes of buffers. A failing seed is printed; `FERROCCL_SEED=n` runs that one.
 
 mod common;
+#[path = "support/skip.rs"]
 mod skip;
 mod team;
 

@@ -6,6 +6,7 @@
 mod members;
 mod random;
 mod rdma;
+#[path = "support/skip.rs"]
 mod skip;
 
 use std::path::PathBuf;

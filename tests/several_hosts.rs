@@ -3,6 +3,7 @@
 //! What runs in a host is this test program, started again: `member` is then the body.
 
 mod hosts;
+#[path = "support/skip.rs"]
 mod skip;
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};

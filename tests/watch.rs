@@ -2,6 +2,7 @@
 //!
 //! Ranks that are killed are processes: this test program, started again with its place in the environment.
 
+#[path = "../host/bootstrap/tests/support/mod.rs"]
 mod support;
 
 use std::io::{BufRead, BufReader};

@@ -13,6 +13,7 @@
 //!
 //! The bodies of a handshake end with a [`Mac`], which is made and checked elsewhere (`auth`).
 
+#[path = "wire/body.rs"]
 mod body;
 
 use std::fmt::{self, Display};

@@ -28,6 +28,7 @@ mod launch;
 mod machine;
 mod net;
 mod nodes;
+#[path = "out_of_band.rs"]
 mod oob;
 mod p2p;
 mod progress;

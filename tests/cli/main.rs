@@ -6,7 +6,7 @@ mod perf;
 mod ptx;
 mod ptx_run;
 mod run;
-#[path = "../skip/mod.rs"]
+#[path = "../support/skip.rs"]
 mod skip;
 mod support;
 mod topo;

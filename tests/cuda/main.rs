@@ -8,7 +8,7 @@ mod card;
 mod common;
 #[path = "../scenarios/mod.rs"]
 mod scenarios;
-#[path = "../skip/mod.rs"]
+#[path = "../support/skip.rs"]
 mod skip;
 mod stand_in;
 #[path = "../team/mod.rs"]

@@ -1,6 +1,6 @@
 //! The source lines that kernels carry.
 
-#[path = "../../build/lines.rs"]
+#[path = "../../build/src/lines.rs"]
 mod source_lines;
 
 use std::collections::BTreeSet;

@@ -43,6 +43,7 @@ mod call;
 mod context;
 #[cfg(not(target_arch = "nvptx64"))]
 mod counted;
+#[path = "conn_state.rs"]
 mod edge;
 mod ll;
 mod ll128;

@@ -9,7 +9,7 @@ mod ends;
 mod messages;
 #[path = "../../../tests/rdma/mod.rs"]
 mod rdma;
-#[path = "../../../tests/skip/mod.rs"]
+#[path = "../../../tests/support/skip.rs"]
 mod skip;
 #[path = "../net/support.rs"]
 mod support;

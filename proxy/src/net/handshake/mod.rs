@@ -10,10 +10,14 @@
 //! by other means have only the first: to tell each other where, and to learn that the other end is gone.
 
 mod auth;
+#[path = "connector.rs"]
 mod call;
+#[path = "acceptor.rs"]
 mod door;
+#[path = "../../../../host/handshake/src/connector.rs"]
 mod greeting;
 pub(in crate::net) mod stream;
+#[path = "../../../../host/handshake/src/wire.rs"]
 mod wire;
 
 use std::net::{IpAddr, SocketAddr};

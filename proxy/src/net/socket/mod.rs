@@ -33,6 +33,7 @@
 //! Facts and limits are those of NCCL's `net_socket.cc` and `misc/socket.cc`; the wire is our own.
 
 mod helper;
+#[path = "data_sockets.rs"]
 mod lanes;
 mod layout;
 mod line;

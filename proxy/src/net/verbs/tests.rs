@@ -4,7 +4,7 @@
 
 #[path = "../../../../tests/rdma/mod.rs"]
 mod rdma;
-#[path = "../../../../tests/skip/mod.rs"]
+#[path = "../../../../tests/support/skip.rs"]
 mod skip;
 
 use std::net::Ipv4Addr;

@@ -6,7 +6,7 @@
 
 #![allow(unused_macros)] // where features leave all rows out that use it
 
-#[path = "../device/src/kernels/lists.rs"]
+#[path = "../src/kernels/lists.rs"]
 #[macro_use]
 mod lists;
 

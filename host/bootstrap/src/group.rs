@@ -30,18 +30,31 @@
 //! | `ring`, `mail` | all-gather; send and receive |
 //! | `watch`, `gather` | who is still there; all-gathers later |
 
+#[path = "../auth.rs"]
 mod auth;
+#[path = "acceptor.rs"]
 mod door;
+#[path = "../gather.rs"]
 mod gather;
+#[path = "../id.rs"]
 mod id;
+#[path = "../interface.rs"]
 pub(crate) mod interface;
+#[path = "../join.rs"]
 mod join;
+#[path = "../limit.rs"]
 mod limit;
+#[path = "../link.rs"]
 mod link;
+#[path = "../mail.rs"]
 mod mail;
+#[path = "../ring.rs"]
 mod ring;
+#[path = "../root.rs"]
 mod root;
+#[path = "../watch.rs"]
 mod watch;
+#[path = "../wire.rs"]
 pub mod wire;
 
 use std::net::SocketAddr;
