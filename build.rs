@@ -1,234 +1,171 @@
-//! Turns `device/` into PTX, embedded in the library, packed; does nothing else.
-//!
-//! The device crate is compiled a second time, by a rustc that can ([`compiler`]), once for each module of the table
-//! of kernels ([`modules`]). Where no such compiler is found the library is built all the same, without PTX, and
-//! says why.
+//! Embeds the kernels' PTX in the library; does nothing else.
 //!
 //! | `FERROCCL_PTX` | |
 //! |---|---|
-//! | `auto` (default) | PTX if a device compiler is found, a warning if not |
-//! | `build` | PTX, or the build fails |
+//! | not set | the PTX that a release carries (`kernels/`), if it was made of this device source; else none, and no search for a compiler |
+//! | `auto` | that; else PTX made here if a device compiler is found, else a warning. `.cargo/config.toml` sets it for this workspace |
+//! | `build` | PTX made here, or the build fails |
 //! | `none` | no PTX |
 //!
-//! `FERROCCL_DEVICE_RUSTC` names the device compiler.
-//!
-//! What is made is kept in `target/ferroccl-ptx` under names that hash all that it depends on, so that
-//! debug, release and documentation builds share it.
-//!
-//! Instructions keep the source lines they come from ([`lines`]).
+//! To make it, the device crate is compiled a second time, by a rustc that can (`FERROCCL_DEVICE_RUSTC` names it), once for
+//! each module of its table of kernels; see the crate `ferroccl-build`. What is made is kept in `target/ferroccl-ptx`, so
+//! that debug, release and documentation builds share it. docs/building.md has the times, and how a release gets its PTX.
 
-#[path = "build/src/compiler.rs"]
-mod compiler;
-#[path = "build/src/lines.rs"]
-mod lines;
-#[path = "device/build/modules.rs"]
-mod modules;
-
-use std::collections::hash_map::DefaultHasher;
-use std::fmt::Write as _;
-use std::hash::{Hash, Hasher};
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::{env, fs, io};
+use std::time::{Duration, Instant};
+use std::{env, fs};
 
-use compiler::Compiler;
-use modules::Module;
+use ferroccl_build::{Builder, Bundle, Compiler, DeviceCrate, Error, Module, Progress, Target};
 
-/// How hard `zstd` packs: all modules together become a twentieth, in about 0.1 s each.
-const LEVEL: i32 = 17;
+/// How to get PTX, for who has none.
+const HOW: &str = "set FERROCCL_PTX=build in cargo's environment, which takes minutes and a rustc 1.96 or later with \
+    rust-src (rustup toolchain install nightly --component rust-src); a release from crates.io carries its PTX";
 
 fn main() -> ExitCode {
-    println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=build");
-    println!("cargo:rerun-if-changed=device/src");
-    println!("cargo:rerun-if-env-changed=FERROCCL_DEVICE_RUSTC");
-    println!("cargo:rerun-if-env-changed=FERROCCL_PTX");
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let mode = env::var("FERROCCL_PTX").unwrap_or_else(|_| "auto".into());
-    let made = match mode.as_str() {
-        "none" => Err(Failure::Absent("built with FERROCCL_PTX=none".into())),
-        "auto" | "build" => build(&out),
-        other => Err(Failure::Error(format!("FERROCCL_PTX={other}: one of auto build none"))),
-    };
-    let table = match made {
-        Ok(modules) => {
-            println!("cargo:rustc-cfg=has_ptx");
-            table(&modules, None)
-        }
-        Err(Failure::Absent(why)) if mode != "build" => {
-            if mode != "none" {
-                println!("cargo:warning=no PTX in this build: {why}");
-            }
-            table(&[], Some(&why))
-        }
-        Err(Failure::Absent(why)) => return fail(&format!("FERROCCL_PTX=build, but {why}")),
-        Err(Failure::Error(what)) => return fail(&what),
-    };
-    match fs::write(out.join("ptx.rs"), table) {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed=FERROCCL_DEVICE_RUSTC");
+    println!("cargo::rerun-if-env-changed=FERROCCL_PTX");
+    match ptx() {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e) => fail(&format!("cannot write {}: {e}", out.display())),
+        Err(what) => {
+            eprintln!("{what}");
+            ExitCode::FAILURE
+        }
     }
 }
 
-/// Why there is no PTX.
-enum Failure {
-    /// This machine cannot make it.
-    Absent(String),
-    /// It should have been made.
-    Error(String),
+/// Writes `ptx.rs`, which `host/ptx.rs` includes.
+fn ptx() -> Result<(), String> {
+    let out = PathBuf::from(variable("OUT_DIR")?);
+    let device = Device::of_environment()?;
+    let mode = env::var("FERROCCL_PTX").ok();
+    let rows = match mode.as_deref() {
+        Some("none") => Err("built with FERROCCL_PTX=none".to_owned()),
+        Some("build") => Ok(build(&device, &out).map_err(|e| format!("FERROCCL_PTX=build: {e}"))?),
+        None => match carried(&device).map_err(|e| e.to_string())? {
+            Some(rows) => Ok(rows),
+            None => Err(format!("the library was built without PTX: {HOW}")),
+        },
+        Some("auto") => match carried(&device).map_err(|e| e.to_string())? {
+            Some(rows) => Ok(rows),
+            None => match build(&device, &out) {
+                Ok(rows) => Ok(rows),
+                Err(e) if e.is_missing_compiler() => {
+                    println!("cargo::warning=no PTX in this build: run scripts/setup; {e}");
+                    Err(e.to_string())
+                }
+                Err(e) => return Err(e.to_string()),
+            },
+        },
+        Some(other) => return Err(format!("FERROCCL_PTX={other}: one of auto build none")),
+    };
+    if rows.is_ok() {
+        println!("cargo::rustc-cfg=has_ptx");
+    }
+    let file = out.join("ptx.rs");
+    fs::write(&file, table(&rows)).map_err(|e| format!("{}: {e}", file.display()))
 }
 
-impl From<io::Error> for Failure {
-    fn from(e: io::Error) -> Self {
-        Failure::Error(format!("PTX cache: {e}"))
+/// What the device crate's build script says of it.
+struct Device {
+    source: PathBuf,
+    modules: Vec<Module>,
+}
+
+impl Device {
+    fn of_environment() -> Result<Device, String> {
+        let source = PathBuf::from(variable("DEP_FERROCCL_DEVICE_SOURCE")?);
+        let krate = DeviceCrate::new("ferroccl_device", source.join("lib.rs"))
+            .shown_as("device/src")
+            .coarse("prims/abort.rs")
+            .rustc_argument("-Aunused_imports"); // a module does not use what the others do
+        let listed = variable("DEP_FERROCCL_DEVICE_MODULES")?;
+        let modules = listed.split_whitespace().map(|line| module(line, &krate)).collect();
+        Ok(Device { source, modules })
     }
 }
 
-fn fail(what: &str) -> ExitCode {
-    eprintln!("{what}");
-    ExitCode::FAILURE
+/// A module as the device crate's build script lists it: `80:all_reduce_ring_float:split:family="all_reduce_ring"`.
+fn module(listed: &str, device: &DeviceCrate) -> Module {
+    let mut parts = listed.split(':');
+    let mut part = || parts.next().unwrap_or_default();
+    let (arch, name) = (part(), part());
+    let device = parts.fold(device.clone(), DeviceCrate::cfg);
+    Module::new(name, device, Target::named(format!("sm_{arch}")))
 }
 
-/// A module in `OUT_DIR`.
-struct Made {
-    module: Module,
-    /// Where it is, packed.
-    path: PathBuf,
-    /// Bytes of its text.
-    len: usize,
-    /// Its kernels, in the order of the text.
-    kernels: Vec<String>,
+fn variable(name: &str) -> Result<String, String> {
+    env::var(name).map_err(|e| format!("{name}: {e}"))
 }
 
-/// The Rust source that `host/ptx.rs` includes.
-fn table(modules: &[Made], absent: Option<&str>) -> String {
+/// The Rust source that `host/ptx.rs` includes: its modules, or why there are none.
+fn table(rows: &Result<Vec<String>, String>) -> String {
+    let absent = rows.as_ref().err();
+    let rows = rows.as_deref().unwrap_or_default();
     let mut text = format!(
         "static ABSENT: Option<&str> = {absent:?};\nstatic MODULES: [Module; {}] = [\n",
-        modules.len()
+        rows.len()
     );
-    for Made { module, path, len, kernels } in modules {
-        let _ = writeln!(
-            text,
-            "    Module::new({}, {:?}, &{kernels:?}, {len}, include_bytes!({path:?})),",
-            module.arch,
-            module.name()
-        );
-    }
+    rows.iter().for_each(|row| text += row);
     text + "];\n"
 }
 
-/// Makes all modules, as many at a time as cargo lets us.
-fn build(out: &Path) -> Result<Vec<Made>, Failure> {
-    let compiler = Compiler::find().map_err(Failure::Absent)?;
-    let cache = cache_dir(out);
-    fs::create_dir_all(&cache)?;
-    let sysroot = compiler.sysroot(&cache)?;
-    let mut source = DefaultHasher::new();
-    hash_tree(Path::new("device/src"), &mut source)?;
-    hash_tree(Path::new("build"), &mut source)?;
-    (include_str!("build.rs"), &compiler.version).hash(&mut source);
-    let source = source.finish();
+/// A row of that source; `stored` is an expression.
+fn row(target: &str, name: &str, kernels: &[String], bytes: usize, stored: &str) -> String {
+    let arch = target.trim_start_matches("sm_");
+    format!("    Module::new({arch}, {name:?}, &{kernels:?}, {bytes}, {stored}),\n")
+}
 
-    let jobs = modules::all();
-    let workers =
-        env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1).min(jobs.len());
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(|| {
-                loop {
-                    let place = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(job) = jobs.get(place) else { break };
-                    let name = format!("sm_{}_{}.ptx.zst", job.arch, job.name());
-                    let kept = cache.join(format!("{source:016x}_{name}"));
-                    let text = match unpacked(&kept) {
-                        Some(text) => Ok(text),
-                        None => make(&compiler, sysroot.as_deref(), job, &kept),
-                    };
-                    // A copy of our own: the cache may be emptied.
-                    let path = out.join(name);
-                    let made = text.and_then(|text| {
-                        fs::copy(&kept, &path)?;
-                        Ok(Made { module: *job, path, len: text.len(), kernels: kernels(&text) })
-                    });
-                    if made.is_err() {
-                        next.store(jobs.len(), Ordering::Relaxed); // one error message is enough
-                    }
-                    done.lock().expect("no worker panics").push((place, made));
-                }
-            });
+/// The modules that this package carries, of those that the features ask for; `None` where it carries none, or those of
+/// another device source.
+fn carried(device: &Device) -> Result<Option<Vec<String>>, Error> {
+    let dir = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default()).join("kernels");
+    println!("cargo::rerun-if-changed={}", dir.display());
+    let Some(bundle) = Bundle::read(&dir)? else { return Ok(None) };
+    println!("cargo::rerun-if-changed={}", device.source.display());
+    if bundle.source != ferroccl_build::hash_source(&device.source)? {
+        return Ok(None);
+    }
+    let mut rows = Vec::new();
+    for module in &device.modules {
+        let (target, name) = (module.target().name(), module.name());
+        let Some(it) = bundle.modules.iter().find(|m| m.target == target && m.name == name) else {
+            return Ok(None);
+        };
+        let stored = format!("Stored::Packed(include_bytes!({:?}))", dir.join(it.file()));
+        rows.push(row(target, name, &it.kernels, it.bytes, &stored));
+    }
+    Ok(Some(rows))
+}
+
+/// Makes the modules. They lie in `out`: the cache may be emptied.
+fn build(device: &Device, out: &Path) -> Result<Vec<String>, Error> {
+    // Without it a killed cargo leaves us, and our compilers, at work.
+    let _ = ferroccl_build::end_with_parent();
+    println!("cargo::rerun-if-changed={}", device.source.display());
+    let builder = Builder::new(Compiler::find()?, cache_dir(out));
+    let terminal = Terminal::new();
+    let made = builder.compile_all(&device.modules, &|progress| terminal.tell(&progress))?;
+    let mut rows = Vec::new();
+    for (module, ptx) in device.modules.iter().zip(&made) {
+        for warning in ptx.warnings() {
+            println!("cargo::warning={module}: {warning}"); // nobody else compiles the GPU's part
         }
-    });
-    let mut done = done.into_inner().expect("no worker panics");
-    done.sort_by_key(|(place, _)| *place);
-    forget_old(&cache, source);
-    done.into_iter().map(|(_, made)| made).collect()
-}
-
-/// The text of a module that is kept from another build.
-fn unpacked(kept: &Path) -> Option<String> {
-    let packed = fs::read(kept).ok()?;
-    String::from_utf8(zstd::decode_all(&packed[..]).ok()?).ok()
-}
-
-/// Makes the text of a module, and keeps it.
-fn make(
-    compiler: &Compiler,
-    sysroot: Option<&Path>,
-    module: &Module,
-    kept: &Path,
-) -> Result<String, Failure> {
-    let own = |what| kept.with_extension(format!("{}.{what}", std::process::id()));
-    let asm = compiler.assembly(sysroot, module, &own("making"))?;
-    let ptx = finish(&lines::compact(&asm));
-    let error = |what| Failure::Error(format!("sm_{} {}: {what}", module.arch, module.name()));
-    if ptx.contains(".extern .func") {
-        return Err(error("calls a function that is not there"));
+        let (target, name) = (module.target().name(), module.name());
+        #[cfg(feature = "pack-ptx")]
+        let (bytes, file, how) = (ptx.packed(), "ptx.zst", "Packed(include_bytes!");
+        #[cfg(not(feature = "pack-ptx"))]
+        let (bytes, file, how) = (ptx.text(), "ptx", "Plain(include_str!");
+        let path = out.join(format!("{target}_{name}.{file}"));
+        fs::write(&path, bytes).map_err(|source| Error::File { path: path.clone(), source })?;
+        let stored = format!("Stored::{how}({path:?}))");
+        rows.push(row(target, name, ptx.kernels(), ptx.text().len(), &stored));
     }
-    if kernels(&ptx).is_empty() {
-        return Err(error("has no kernels"));
-    }
-    let whole = own("whole");
-    fs::write(&whole, zstd::bulk::compress(ptx.as_bytes(), LEVEL)?)?;
-    fs::rename(whole, kept)?;
-    Ok(ptx)
-}
-
-/// The names of the kernels of a module.
-fn kernels(ptx: &str) -> Vec<String> {
-    let entries = ptx.split("\n.visible .entry ").skip(1);
-    entries.filter_map(|rest| Some(rest.split_once('(')?.0.to_owned())).collect()
-}
-
-/// What rustc cannot say. Calls the parameter of every kernel `work`, by which [`gpu::argument`] asks for it. Moves
-/// the `//@maxntid N` that [`gpu::launch_bounds`] leaves in a kernel's body to its header, and keeps the assembler
-/// from unrolling what the compiler has left as a loop: those are loops over the odd elements at an end, and their
-/// copies would be half of the code.
-fn finish(asm: &str) -> String {
-    let mut ptx = String::with_capacity(asm.len());
-    let mut rest = asm;
-    if let Some(header) = rest.find(".address_size 64\n") {
-        let body = header + ".address_size 64\n".len();
-        ptx += &rest[..body];
-        ptx += ".pragma \"nounroll\";\n";
-        rest = &rest[body..];
-    }
-    while let Some(entry) = rest.find(".entry ") {
-        let body = entry + rest[entry..].find("\n{").map_or(0, |i| i + 1);
-        let end = body + rest[body..].find("\n}").unwrap_or(rest.len() - body);
-        let name = rest[entry + ".entry ".len()..].split('(').next().unwrap_or_default();
-        ptx += &rest[..entry];
-        ptx += &rest[entry..body].replace(&format!("{name}_param_0"), "work");
-        for bound in rest[body..end].lines().filter_map(|l| l.trim().strip_prefix("//@")) {
-            let _ = writeln!(ptx, ".{bound}");
-        }
-        ptx += &rest[body..end];
-        rest = &rest[end..];
-    }
-    ptx + rest
+    Ok(rows)
 }
 
 /// `target/ferroccl-ptx`: the target directory is the one that cargo has tagged.
@@ -237,32 +174,31 @@ fn cache_dir(out: &Path) -> PathBuf {
     target.unwrap_or(out).join("ferroccl-ptx")
 }
 
-/// Hashes names and contents of the files under `dir`.
-fn hash_tree(dir: &Path, hasher: &mut DefaultHasher) -> io::Result<()> {
-    let mut entries = fs::read_dir(dir)?.collect::<io::Result<Vec<_>>>()?;
-    entries.sort_by_key(fs::DirEntry::file_name);
-    for entry in entries {
-        entry.file_name().hash(hasher);
-        if entry.file_type()?.is_dir() {
-            hash_tree(&entry.path(), hasher)?;
-        } else {
-            fs::read(entry.path())?.hash(hasher);
-        }
-    }
-    Ok(())
+/// Who waits for minutes hears something, if there is a terminal: cargo shows nothing of a build script while it runs.
+struct Terminal {
+    /// The terminal, and when it was last written to.
+    tty: Mutex<Option<(fs::File, Instant)>>,
 }
 
-/// Removes modules of other sources that are older than a day: enough to go back and forth between branches.
-fn forget_old(cache: &Path, source: u64) {
-    let day = std::time::Duration::from_secs(24 * 60 * 60);
-    for file in fs::read_dir(cache).into_iter().flatten().flatten() {
-        let old = file
-            .metadata()
-            .and_then(|m| m.modified())
-            .is_ok_and(|t| t.elapsed().is_ok_and(|age| age > day));
-        let current = file.file_name().to_string_lossy().starts_with(&format!("{source:016x}"));
-        if old && !current && file.path().is_file() {
-            let _ = fs::remove_file(file.path()); // somebody else may have been quicker
+impl Terminal {
+    /// Between two lines.
+    const PAUSE: Duration = Duration::from_secs(10);
+
+    fn new() -> Self {
+        let tty = OpenOptions::new().write(true).open("/dev/tty").ok();
+        Terminal { tty: Mutex::new(tty.map(|tty| (tty, Instant::now()))) }
+    }
+
+    fn tell(&self, progress: &Progress<'_>) {
+        let Progress { module, cached: false, done, all, .. } = progress else { return };
+        let Ok(mut tty) = self.tty.lock() else { return };
+        if let Some((tty, last)) = &mut *tty
+            && last.elapsed() > Self::PAUSE
+        {
+            *last = Instant::now();
+            // Over cargo's progress bar, which cargo draws again below. Nobody misses a line that cannot be written.
+            let line = format!("\r\x1b[K        PTX module {done} of {all}: {module}\n");
+            let _ = tty.write_all(line.as_bytes());
         }
     }
 }

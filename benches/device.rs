@@ -15,6 +15,7 @@
 
 use std::process::ExitCode;
 
+use ferroccl::runtime::Settings;
 use ferroccl::runtime::cuda::{self, CudaGraph, CudaTimer, GpuInfo};
 use ferroccl::{
     Algorithm, CommConfig, Communicator, Device, DeviceBuffer, ProtocolId, ReduceOp, Result,
@@ -62,7 +63,7 @@ fn main() -> ExitCode {
 }
 
 fn measure(device: &Device, effort: Effort, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
-    let info = cuda::shared(0)?.info()?;
+    let info = cuda::shared(0, &Settings::default())?.info()?;
     println!(
         "# {} (sm_{}, {} multiprocessors, {:.2} GHz), driver of CUDA {}.{}, FerroCCL {}",
         info.name,

@@ -7,9 +7,8 @@ use std::hint::black_box;
 use std::path::Path;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use ferroccl::config::Config;
 use ferroccl::graph::search::{Wanted, search};
-use ferroccl::graph::{GraphId, HostGraphs, connect};
+use ferroccl::graph::{GraphId, HostGraphs, SearchSettings, connect};
 use ferroccl::topology::{self, Assume, Paths, Policy, System};
 
 const FILES: [(&str, &str); 7] = [
@@ -64,7 +63,8 @@ fn hosts(c: &mut Criterion) {
     let paths = Paths::new(&system, &Policy::default());
     let mut group = c.benchmark_group("hosts");
     for hosts in [1u32, 4, 16, 64, 256, 1024, 3072] {
-        let graphs = HostGraphs::search(&system, &paths, &Config::default(), hosts).unwrap();
+        let graphs =
+            HostGraphs::search(&system, &paths, &SearchSettings::default(), hosts).unwrap();
         group.throughput(Throughput::Elements(u64::from(hosts) * 8));
         group.sample_size(10);
         group.bench_with_input(BenchmarkId::new("rings", hosts), &hosts, |b, &hosts| {
@@ -79,7 +79,7 @@ fn hosts(c: &mut Criterion) {
             b.iter(|| {
                 let paths = Paths::new(&system, &Policy::default());
                 let graphs =
-                    HostGraphs::search(&system, &paths, &Config::default(), hosts).unwrap();
+                    HostGraphs::search(&system, &paths, &SearchSettings::default(), hosts).unwrap();
                 let rings = connect::rings(&connect::alike(&graphs.ring, hosts, 8)).unwrap();
                 let trees =
                     connect::trees(&connect::alike(graphs.tree.as_ref().unwrap(), hosts, 8))

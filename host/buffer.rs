@@ -9,10 +9,8 @@ use bytemuck::Pod;
 use ferroccl_device::abi::DataType;
 use ferroccl_device::element::{F8E4M3, F8E5M2};
 
-#[cfg(feature = "cuda")]
-use crate::runtime::cuda;
-use crate::runtime::{Memory, Runtime, StreamOps, cpu, ptx};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
+use crate::runtime::{Memory, Runtime, StreamOps};
 
 /// A type that buffers are made of: the Rust side of a [`DataType`].
 pub trait Element: Pod + Send + Sync + Debug {
@@ -63,33 +61,6 @@ elements! {
 pub struct Device(Arc<dyn Runtime>);
 
 impl Device {
-    /// The CPU as a device: blocks are coroutines on the process's worker threads. Every call gives
-    /// the same device.
-    #[must_use]
-    pub fn cpu() -> Self {
-        Device(cpu::shared())
-    }
-
-    /// The PTX emulator as a device: the kernels that a GPU would get, on the process's worker threads. Every
-    /// call gives the same device. For its other modes see [`PtxRuntime`](ptx::PtxRuntime).
-    ///
-    /// # Errors
-    /// [`Error::Unavailable`] when this build has no PTX ([`crate::ptx::unavailable`] says why).
-    pub fn ptx() -> Result<Self> {
-        Ok(Device(ptx::shared()?))
-    }
-
-    /// A GPU as a device, by its number in this process (`CUDA_VISIBLE_DEVICES`) and its primary context. Every call gives
-    /// the same device. For another context see [`CudaRuntime`](cuda::CudaRuntime).
-    ///
-    /// # Errors
-    /// [`Error::Unavailable`] when there is no driver, no GPU, or no PTX in this build; [`Error::InvalidArgument`] when
-    /// there is no GPU of this number.
-    #[cfg(feature = "cuda")]
-    pub fn cuda(ordinal: u32) -> Result<Self> {
-        Ok(Device(cuda::shared(ordinal)?))
-    }
-
     /// A device on any runtime.
     #[must_use]
     pub fn new(runtime: Arc<dyn Runtime>) -> Self {

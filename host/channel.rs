@@ -1,12 +1,18 @@
-//! The memory of an edge, and the connections that a kernel sees.
+//! The memory of an edge, and the connections in it.
 //!
-//! An edge leads from one rank to another. It has a connection for each channel, twice: collectives use one set, sends
-//! and receives the other, so that both may be under way at a time. Its header is in the host's memory, a part of the
-//! receiver's inbox. Its connections follow there, or are in memory of the receiver's device, where the sender reaches
-//! that. Both ends compute the same layout from the same numbers.
+//! An edge leads from one rank to another. It has two connections for each channel: one for collectives, and one for sends
+//! and receives, so that both may run at the same time. The edge's header is in the host's memory, a part of the receiver's
+//! receive region. The connections follow it, or are in memory of the receiver's device if the sender's kernels reach that.
+//! Both ends compute the same layout from the same numbers.
 //!
-//! Where proxies carry what is in it, each end has memory of its own, and slots may be in that of its device, if the
-//! network reaches it ([`Slots`]). Then there is a gap for them nowhere in the host's.
+//! ```text
+//! header (faults) | signatures | collectives: channel 0, 1, ... | sends and receives: channel 0, 1, ...
+//!                                       connection: header, slots of LL, LL128, Simple, step FIFO
+//! ```
+//!
+//! If the edge is over a network, each end has memory of its own, and proxies move the data between them. The slots of some
+//! protocols may then be in memory of the end's device ([`DeviceSlots`]). The layout in the host's memory leaves no gap for
+//! them.
 
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,12 +22,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferroccl_device::abi::{
     CACHE_LINE, Conn, ConnHeader, EdgeHeader, Fault, Peer, Poison, ProtocolId, SignatureRing,
 };
-use ferroccl_proxy::connection::{Ends, GpuSlots};
+use ferroccl_proxy::connection::{ConnMemory, GpuSlots};
 use ferroccl_proxy::net::MemoryKind;
 
-use crate::Result;
+use crate::error::Result;
 use crate::runtime::{Memory, Runtime};
-use crate::transport::Region;
+use crate::transport::HostRegion;
 
 /// Slots and their sizes: equal on all ranks of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -32,21 +38,21 @@ pub(crate) struct ConnLayout {
     pub slot_bytes: [u32; 3],
 }
 
-/// The connections of an edge on one channel.
+/// The two sets of an edge's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Set {
-    /// Of collectives.
+pub(crate) enum ConnSet {
+    /// The connections of collectives.
     Collective = 0,
-    /// Of sends and receives.
+    /// The connections of sends and receives.
     P2p = 1,
 }
 
-/// Edges, and their connections, begin at multiples of this: what is mapped for itself, and not touched together.
+/// Edges and connections begin at multiples of this, so that pages of an unused connection are never touched.
 const PAGE: usize = 4096;
 /// Bytes of an edge's header, in the host's memory.
 pub(crate) const HEADER_BYTES: usize = size_of::<EdgeHeader>().next_multiple_of(PAGE);
-/// Bytes of an edge's roll, before its connections.
-const ROLL_BYTES: usize = size_of::<SignatureRing>().next_multiple_of(PAGE);
+/// Bytes of the ring of signatures of an edge, before its connections.
+const SIGNATURE_BYTES: usize = size_of::<SignatureRing>().next_multiple_of(PAGE);
 
 impl ConnLayout {
     /// Bytes of one connection.
@@ -59,15 +65,15 @@ impl ConnLayout {
         self.slot_bytes.iter().map(|&b| b as usize * self.slots as usize).sum()
     }
 
-    /// With the buffers of some protocols, by number.
-    fn only(&self, which: impl Fn(usize) -> bool) -> Self {
+    /// The same layout with the buffers of some protocols only.
+    fn with_protocols(&self, which: impl Fn(usize) -> bool) -> Self {
         let slot_bytes = std::array::from_fn(|i| if which(i) { self.slot_bytes[i] } else { 0 });
         ConnLayout { slot_bytes, ..*self }
     }
 
-    /// Bytes of the slots that an edge of so many channels has in memory of a device.
+    /// Bytes of an edge's slots in memory of a device.
     pub(crate) fn slots_bytes(&self, protocols: &[ProtocolId], channels: usize) -> usize {
-        let there = self.only(|i| protocols.iter().any(|p| *p as usize == i));
+        let there = self.with_protocols(|i| protocols.iter().any(|p| *p as usize == i));
         2 * channels * there.buffer_bytes().next_multiple_of(PAGE)
     }
 
@@ -76,12 +82,12 @@ impl ConnLayout {
         (self.slots as usize * size_of::<u64>()).next_multiple_of(CACHE_LINE)
     }
 
-    /// Bytes of the connections of an edge of so many channels.
+    /// Bytes of an edge's connections.
     pub(crate) fn conns_bytes(&self, channels: usize) -> usize {
-        ROLL_BYTES + 2 * channels * self.conn_bytes()
+        SIGNATURE_BYTES + 2 * channels * self.conn_bytes()
     }
 
-    /// Bytes of an edge of so many channels, all of it in the host's memory.
+    /// Bytes of an edge that is in the host's memory as a whole.
     pub(crate) fn edge_bytes(&self, channels: usize) -> usize {
         HEADER_BYTES + self.conns_bytes(channels)
     }
@@ -90,52 +96,52 @@ impl ConnLayout {
 /// One end of an edge.
 #[derive(Clone, Debug)]
 pub(crate) struct EdgeEnd {
-    /// The host's memory that both ends share: the header, and the connections where they are not on a device.
-    pub region: Region,
-    /// Where the receiving device has the connections: its memory, and where in it they begin.
+    /// The host's memory that both ends share: the header, and the connections if they are not on a device.
+    pub region: HostRegion,
+    /// The connections in memory of the receiver's device: the allocation, and their offset in it.
     pub on_device: Option<(Arc<dyn Memory>, usize)>,
     /// The rank at the other end.
     pub peer: u32,
-    /// Whether the sender reaches the receiver's buffers.
+    /// Whether the sender's kernels reach the receiver's buffers.
     pub direct: bool,
-    /// Whether we are the receiver.
+    /// Whether this end is the receiver's.
     pub receiving: bool,
-    /// Whether the other end has memory of its own, and proxies carry what is in it.
+    /// Whether the edge is over a network: the other end has memory of its own, and proxies move the data.
     pub remote: bool,
-    /// Of such an edge: slots in memory of our device.
-    pub slots: Option<Slots>,
+    /// For an edge over a network: the slots in memory of this end's device.
+    pub slots: Option<DeviceSlots>,
 }
 
-/// Slots of an edge in memory of our device, from which or to which the network moves them.
+/// Slots of an edge over a network, in memory of this end's device.
 #[derive(Clone, Debug)]
-pub(crate) struct Slots {
-    /// What all edges have of it.
+pub(crate) struct DeviceSlots {
+    /// The allocation, which all edges share.
     pub memory: Arc<SlotMemory>,
-    /// Where in it those of this edge begin: at a page.
+    /// The offset of this edge's slots in it, a multiple of a page.
     pub offset: usize,
-    /// The protocols that have their slots there.
+    /// The protocols whose slots are there.
     pub protocols: &'static [ProtocolId],
 }
 
-/// Memory of our device that the network reaches.
+/// Memory of a device that the network card reaches.
 #[derive(Debug)]
 pub(crate) struct SlotMemory {
     /// The allocation.
     pub memory: Arc<dyn Memory>,
-    /// Where in it the slots begin: at a page.
+    /// The offset of the slots in it, at a page.
     pub start: usize,
-    /// From there on, for networks that take it; others reach the memory by its address.
+    /// The slots as a DMA buffer; `None` for networks that reach the memory by its address.
     pub dma_buf: Option<OwnedFd>,
-    /// Whether what the network writes has to be flushed.
+    /// Whether the network's writes have to be flushed.
     pub flush: bool,
 }
 
-impl Slots {
+impl DeviceSlots {
     fn has(&self, protocol: usize) -> bool {
         self.protocols.iter().any(|p| *p as usize == protocol)
     }
 
-    /// Those of a connection, of `bytes` bytes.
+    /// The slots of connection number `index`, `bytes` bytes.
     fn of(&self, index: usize, bytes: usize) -> GpuSlots {
         let SlotMemory { memory, start, dma_buf, flush } = &*self.memory;
         let offset = self.offset + index * bytes;
@@ -156,12 +162,12 @@ pub(crate) struct Edges {
 }
 
 impl Edges {
-    /// The kernel's view of a channel.
+    /// The two connections of a channel, for kernels.
     pub(crate) fn peer(
         &self,
         layout: &ConnLayout,
         channels: usize,
-        set: Set,
+        set: ConnSet,
         channel: usize,
         first_step: u64,
     ) -> Peer {
@@ -171,10 +177,10 @@ impl Edges {
 }
 
 impl EdgeEnd {
-    /// What of the layout is where the connections' headers are, and what is elsewhere.
+    /// The layout of what is beside the connections' headers, and the layout of the slots that are elsewhere.
     fn parts(&self, layout: &ConnLayout) -> (ConnLayout, ConnLayout) {
         let elsewhere = |i| self.slots.as_ref().is_some_and(|slots| slots.has(i));
-        (layout.only(|i| !elsewhere(i)), layout.only(elsewhere))
+        (layout.with_protocols(|i| !elsewhere(i)), layout.with_protocols(elsewhere))
     }
 
     /// Address of the connections.
@@ -185,11 +191,11 @@ impl EdgeEnd {
         }
     }
 
-    /// Has the counters of all connections start where the steps do, if it is for this end to do.
+    /// Sets the counters of all connections to the first step, if that is for this end to do.
     ///
     /// # Errors
     /// When the device's memory cannot be written.
-    pub(crate) fn start_at(
+    pub(crate) fn set_first_step(
         &self,
         layout: &ConnLayout,
         channels: usize,
@@ -202,7 +208,7 @@ impl EdgeEnd {
         let (layout, _) = self.parts(layout);
         for index in 0..2 * channels {
             for counter in [offset_of!(ConnHeader, tail), offset_of!(ConnHeader, head)] {
-                let at = ROLL_BYTES + index * layout.conn_bytes() + counter;
+                let at = SIGNATURE_BYTES + index * layout.conn_bytes() + counter;
                 match &self.on_device {
                     Some((memory, offset)) => {
                         runtime.write(memory, offset + at, &first_step.to_ne_bytes())?;
@@ -218,18 +224,18 @@ impl EdgeEnd {
         Ok(())
     }
 
-    /// The host's memory that kernels touch: address, and bytes.
-    pub(crate) fn shared(&self, layout: &ConnLayout, channels: usize) -> (u64, usize) {
+    /// The host's memory that kernels access: address, and bytes.
+    pub(crate) fn host_memory(&self, layout: &ConnLayout, channels: usize) -> (u64, usize) {
         let (here, _) = self.parts(layout);
         let bytes = if self.on_device.is_some() { HEADER_BYTES } else { here.edge_bytes(channels) };
         (self.region.address(), bytes.min(self.region.len()))
     }
 
-    /// The kernel's view of a connection, which is number `index` of the edge.
+    /// Connection number `index`, for kernels.
     fn conn(&self, layout: &ConnLayout, index: usize, first_step: u64) -> Conn {
         let (here, _) = self.parts(layout);
         let conns = self.conns();
-        let header = conns + (ROLL_BYTES + index * here.conn_bytes()) as u64;
+        let header = conns + (SIGNATURE_BYTES + index * here.conn_bytes()) as u64;
         let mut at = header + size_of::<ConnHeader>() as u64;
         let mut there = self.gpu_slots(layout, index).map_or(0, |slots| slots.memory.0);
         let mut buffers = [0; 3];
@@ -247,43 +253,43 @@ impl EdgeEnd {
             direct: self.direct.into(),
             step: first_step,
             edge: self.region.address(),
-            roll: conns,
+            edge_calls: conns,
             fifo: if self.remote && !self.receiving { at } else { 0 },
-            gated: (self.remote && self.receiving).into(),
+            wait_tail_first: (self.remote && self.receiving).into(),
             pad: 0,
         }
     }
 
-    /// The slots of a connection that are in memory of our device.
+    /// The slots of a connection that are in memory of this end's device.
     fn gpu_slots(&self, layout: &ConnLayout, index: usize) -> Option<GpuSlots> {
         let (_, there) = self.parts(layout);
         let bytes = there.buffer_bytes().next_multiple_of(PAGE);
         self.slots.as_ref().map(|slots| slots.of(index, bytes))
     }
 
-    /// What the proxy carries of a connection: of number `index`, or, behind the last of them, of the roll. `None` when
-    /// there is no such connection.
-    pub(crate) fn ends(
+    /// The memory that the proxy reads or writes for connection number `index`. The number behind the last connection is the
+    /// edge's ring of signatures. `None` when there is no such connection.
+    pub(crate) fn conn_memory(
         &self,
         layout: &ConnLayout,
         channels: usize,
         index: usize,
         first_step: u64,
-    ) -> Option<Ends> {
+    ) -> Option<ConnMemory> {
         if index < 2 * channels {
             let conn = self.conn(layout, index, first_step);
             let calls = conn.header + offset_of!(ConnHeader, calls) as u64;
             let memory = (conn.header, self.parts(layout).0.conn_bytes());
             let on_gpu = self.gpu_slots(layout, index);
-            return Some(Ends { calls, conn: Some(conn), memory, on_gpu });
+            return Some(ConnMemory { calls, conn: Some(conn), memory, on_gpu });
         }
         let calls = self.conns();
         let memory = (calls, size_of::<SignatureRing>());
-        (index == 2 * channels).then_some(Ends { calls, conn: None, memory, on_gpu: None })
+        (index == 2 * channels).then_some(ConnMemory { calls, conn: None, memory, on_gpu: None })
     }
 
-    /// What the other end has left for us, and whether as [`Poison::SET`] or [`Poison::LEFT`].
-    pub(crate) fn left(&self) -> Option<(Fault, u64)> {
+    /// The fault that the other end has left, and its kind, [`Poison::SET`] or [`Poison::LEFT`].
+    pub(crate) fn peer_fault(&self) -> Option<(Fault, u64)> {
         let header = self.region.address() as *mut EdgeHeader;
         // SAFETY: the region lives as long as `self`; a word of these two means a written fault, which stays as it is.
         unsafe {
@@ -298,7 +304,7 @@ impl EdgeEnd {
         }
     }
 
-    /// Leaves `fault` for the other end; the first one stays. `kind` is [`Poison::SET`] or [`Poison::LEFT`].
+    /// Leaves `fault` for the other end, unless there is one. `kind` is [`Poison::SET`] or [`Poison::LEFT`].
     pub(crate) fn poison(&self, fault: &Fault, kind: u64) {
         let header = self.region.address() as *mut EdgeHeader;
         // SAFETY: the region lives as long as `self`. A kernel of ours may write the same cell: it takes it by the
@@ -312,7 +318,7 @@ impl EdgeEnd {
             let set = AtomicU64::from_ptr(&raw mut (*at).set);
             if set.compare_exchange(0, Poison::BUSY, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 (*at).fault = *fault;
-                // Pairs with the acquire of `Edge::poisoned`.
+                // Pairs with the acquire of `ConnState::poisoned`.
                 set.store(kind, Ordering::Release);
             }
         }

@@ -5,23 +5,24 @@
 //! NCCL has the knob; the rest begin with `FERROCCL_`.
 //!
 //! A [`Config`] is a value: it is read once, by whoever asks ([`Config::from_env`]), and handed down. Nothing
-//! here is global, and nothing here knows what a knob does. A variable that is set to nothing counts as
+//! here is global, and nothing here knows what a knob does. What other crates and modules need of it they get as small
+//! values of their own types ([`Config::bootstrap`], [`Config::policy`], [`Config::tuning`], ...): no module below the
+//! communicator reads the environment. A variable that is set to nothing counts as
 //! not set, as with NCCL. A variable that makes no sense is an error, never a silent default.
 
-mod selection;
+mod parts;
 mod setting;
 
 use std::time::Duration;
 
 use ferroccl_proxy::net::{Faults, HcaFilter};
-pub use selection::{Choice, Selection};
 pub use setting::{Level, Limit, Setting, Size};
 
-use crate::bootstrap::{AddressFamily, CommId, InterfaceFilter};
-use crate::device::abi::ProtocolId;
-use crate::graph::tuning::Algorithm;
+use crate::error::{Error, Result};
 use crate::log::{LogLevel, Subsystems};
-use crate::{Error, Result};
+use ferroccl_bootstrap::{AddressFamily, CommId, InterfaceFilter};
+use ferroccl_device::abi::ProtocolId;
+use ferroccl_topology::graph::tuning::{Algorithm, Selection};
 
 /// One row of the table.
 #[derive(Clone, Copy, Debug)]
@@ -294,7 +295,7 @@ impl Config {
     pub fn log(&self) {
         for (knob, value) in self.entries() {
             if self.is_set(knob.name) {
-                tracing::info!(target: crate::log::ENV, "{} set by environment to {value}", knob.name);
+                tracing::info!(target: crate::log::targets::ENV, "{} set by environment to {value}", knob.name);
             }
         }
     }
@@ -303,7 +304,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::abi::Collective;
+    use ferroccl_device::abi::Collective;
 
     fn with(name: &'static str, value: &str) -> Result<Config> {
         Config::from_lookup(|n| (n == name).then(|| value.to_owned()))

@@ -3,7 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
+use ferroccl_bootstrap::BootstrapError;
 use ferroccl_device::abi::{Fault, FaultKind, WaitKind};
+use ferroccl_topology::TopologyError;
+use ferroccl_topology::graph::file::GraphError;
 
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -41,13 +44,13 @@ pub enum Error {
     },
     /// Ranks could not find each other, or a message between them made no sense.
     #[error("bootstrap: {0}")]
-    Bootstrap(#[from] crate::bootstrap::BootstrapError),
+    Bootstrap(BootstrapError),
     /// The machine's topology cannot be found, read or written.
     #[error("topology: {0}")]
-    Topology(Arc<crate::topology::TopologyError>),
+    Topology(Arc<TopologyError>),
     /// The machine has no channels, or they cannot be read or written.
     #[error("channels: {0}")]
-    Graph(Arc<crate::graph::file::GraphError>),
+    Graph(Arc<GraphError>),
     /// A network failed.
     #[error("network {0}")]
     Network(Arc<ferroccl_proxy::NetError>),
@@ -71,8 +74,9 @@ pub enum Error {
     Kernel(Arc<KernelFault>),
     /// A kernel did what no GPU lets it do, or its schedule can never go on: found by the PTX emulator. All
     /// streams whose kernels it has stopped report the same.
+    #[cfg(feature = "emulator")]
     #[error("{0}")]
-    Emulator(Arc<crate::runtime::ptx::Fault>),
+    Emulator(Arc<ferroccl_ptx::emu::Fault>),
     /// The communicator was aborted, or has failed before.
     #[error("communicator of rank {rank} is aborted: {cause}")]
     Aborted {
@@ -112,7 +116,7 @@ impl Error {
 
     /// An [`Error::Bootstrap`] about what a member of the group sent.
     pub(crate) fn malformed(what: impl Into<String>) -> Self {
-        crate::bootstrap::BootstrapError::Malformed(what.into()).into()
+        BootstrapError::Malformed(what.into()).into()
     }
 
     /// An [`Error::InvalidArgument`].
@@ -121,9 +125,25 @@ impl Error {
     }
 }
 
+/// What every part of the library calls by one name has it here, too; the rest is [`Error::Bootstrap`].
+impl From<BootstrapError> for Error {
+    fn from(error: BootstrapError) -> Self {
+        match error {
+            BootstrapError::InvalidArgument { argument, reason } => {
+                Error::InvalidArgument { argument, reason }
+            }
+            BootstrapError::System { what, source } => Error::System { what, source },
+            BootstrapError::PeerLost { rank, peer, reason } => {
+                Error::PeerLost { rank, peer, reason }
+            }
+            other => Error::Bootstrap(other),
+        }
+    }
+}
+
 // Shared, so that the error stays small: it is part of every result.
-impl From<crate::topology::TopologyError> for Error {
-    fn from(error: crate::topology::TopologyError) -> Self {
+impl From<TopologyError> for Error {
+    fn from(error: TopologyError) -> Self {
         Error::Topology(Arc::new(error))
     }
 }
@@ -134,9 +154,18 @@ impl From<ferroccl_proxy::NetError> for Error {
     }
 }
 
-impl From<crate::graph::file::GraphError> for Error {
-    fn from(error: crate::graph::file::GraphError) -> Self {
+impl From<GraphError> for Error {
+    fn from(error: GraphError) -> Self {
         Error::Graph(Arc::new(error))
+    }
+}
+
+impl From<crate::enqueue::PlanError> for Error {
+    fn from(e: crate::enqueue::PlanError) -> Self {
+        match e.left_out {
+            Some(_) => Error::Unavailable { what: "kernel".to_owned(), reason: e.to_string() },
+            None => Error::argument("op", e.to_string()),
+        }
     }
 }
 

@@ -14,7 +14,7 @@
 //! makes them ranks. The name of a pod is known once it runs, so a lookup is tried as long as ranks may take to find
 //! each other.) With any of them `FERROCCL_UNIQUE_ID`, then `NCCL_COMM_ID`, then `MASTER_ADDR` with `MASTER_PORT`
 //! say where to meet, if they are set. All that is derived is a rendezvous (see
-//! [`UniqueId::rendezvous`](crate::bootstrap::UniqueId::rendezvous)) of [`SPAN`] ports, of which rank 0 takes
+//! [`UniqueId::rendezvous`](ferroccl_bootstrap::UniqueId::rendezvous)) of [`SPAN`] ports, of which rank 0 takes
 //! the first that is free; nothing is written to a disk, and nothing remains. `torchrun` itself listens on
 //! `MASTER_PORT`, so the ports begin after that one.
 //!
@@ -27,9 +27,9 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
-use crate::bootstrap::{CommId, UniqueId};
 use crate::config::Config;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
+use ferroccl_bootstrap::{CommId, UniqueId};
 
 /// Ports that a derived rendezvous may use.
 pub const SPAN: u8 = 16;
@@ -192,9 +192,10 @@ impl RankEnv {
     fn look_up(&self, config: &Config) -> Result<UniqueId> {
         match &self.id_source {
             IdSource::Given(id) => Ok(**id),
-            IdSource::CommId(comm_id) => UniqueId::from_comm_id(comm_id, config.socket_family),
+            IdSource::CommId(comm_id) => Ok(UniqueId::from_comm_id(comm_id, config.socket_family)?),
             IdSource::Rendezvous { host, port, seed } => {
-                UniqueId::rendezvous_at(host, *port, SPAN, config.socket_family, seed.as_bytes())
+                let family = config.socket_family;
+                Ok(UniqueId::rendezvous_at(host, *port, SPAN, family, seed.as_bytes())?)
             }
             IdSource::Unknown(reason) => Err(Error::Unavailable {
                 what: "a place where the ranks find each other".to_owned(),
@@ -367,8 +368,8 @@ impl Env<'_> {
     fn id_source(&self, launcher: Launcher, job: &Job) -> Result<IdSource> {
         if let Some(text) = self.text("FERROCCL_UNIQUE_ID") {
             let id = text
-                .parse()
-                .map_err(|e: Error| invalid("FERROCCL_UNIQUE_ID", "...", e.to_string()))?;
+                .parse::<UniqueId>()
+                .map_err(|e| invalid("FERROCCL_UNIQUE_ID", "...", e.to_string()))?;
             return Ok(IdSource::Given(Box::new(id)));
         }
         if let Some(text) = self.text("NCCL_COMM_ID") {

@@ -17,29 +17,27 @@
 //! # Ok::<(), ferroccl::Error>(())
 //! ```
 
-#[path = "bootstrap/src/group.rs"]
-pub mod bootstrap;
 mod buffer;
 mod channel;
 mod comm;
 pub mod config;
+mod devices;
 pub mod enqueue;
 mod error;
-pub mod graph;
 pub mod launcher;
 pub mod log;
 mod operator;
 pub mod ptx;
 pub mod runtime;
-pub mod topology;
 mod transport;
 
-pub use bootstrap::UniqueId;
 pub use buffer::{Device, DeviceBuffer, Element, Stream};
 pub use comm::{AbortHandle, CommConfig, Communicator, InProgress, group};
 pub use error::{Error, KernelFault, Result};
+pub use ferroccl_bootstrap::{self as bootstrap, UniqueId};
 pub use ferroccl_device as device;
 pub use ferroccl_device::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};
 pub use ferroccl_device::element::{F8E4M3, F8E5M2};
 pub use ferroccl_proxy::{NetError, collnet};
+pub use ferroccl_topology::{self as topology, graph};
 pub use operator::Operator;

@@ -1,15 +1,15 @@
-//! How the values of all ranks become one: an operator, and the scalar that goes with it.
+//! Operators of reductions, with their scalars.
 
 use std::sync::Arc;
 
 use ferroccl_device::abi::{DataType, ReduceOp};
 
 use crate::buffer::{DeviceBuffer, Element};
+use crate::error::{Error, Result};
 use crate::runtime::Memory;
-use crate::{Error, Result};
 
-/// The operator of a call on elements of type `T`: a [`ReduceOp`], which every call takes as it is, or a pre-multiplied
-/// sum with its scalar (NCCL's `ncclRedOpCreatePreMulSum`).
+/// The operator of a reduction of elements of type `T`: a [`ReduceOp`], or a pre-multiplied sum with its scalar (NCCL's
+/// `ncclRedOpCreatePreMulSum`).
 ///
 /// In a pre-multiplied sum each rank multiplies its own values by its own scalar, and the products are
 /// summed. Small floats are multiplied in f32 and rounded once; integers wrap. The ranks may have different scalars, some
@@ -36,20 +36,20 @@ use crate::{Error, Result};
 #[derive(Clone, Debug)]
 pub struct Operator<T> {
     op: ReduceOp,
-    factor: Factor<T>,
+    factor: ScalarSource<T>,
 }
 
 #[derive(Clone, Debug)]
-enum Factor<T> {
+enum ScalarSource<T> {
     None,
     Host(T),
     Device(DeviceBuffer<T>),
 }
 
 impl<T> From<ReduceOp> for Operator<T> {
-    /// The operator by itself. [`ReduceOp::PreMulSum`] is none: a call with it is an error.
+    /// The operator without a scalar. A call with [`ReduceOp::PreMulSum`] fails, because that needs one.
     fn from(op: ReduceOp) -> Self {
-        Operator { op, factor: Factor::None }
+        Operator { op, factor: ScalarSource::None }
     }
 }
 
@@ -57,39 +57,39 @@ impl<T: Element> Operator<T> {
     /// A pre-multiplied sum by `factor`.
     #[must_use]
     pub fn pre_mul_sum(factor: T) -> Self {
-        Operator { op: ReduceOp::PreMulSum, factor: Factor::Host(factor) }
+        Operator { op: ReduceOp::PreMulSum, factor: ScalarSource::Host(factor) }
     }
 
     /// A pre-multiplied sum by the first element of `factor`, as it is when the call runs. The buffer's memory is kept
-    /// until the call has ended; nobody may write that element meanwhile.
+    /// until the call has ended. The element must not be written meanwhile.
     #[must_use]
     pub fn pre_mul_sum_at(factor: &DeviceBuffer<T>) -> Self {
-        Operator { op: ReduceOp::PreMulSum, factor: Factor::Device(factor.clone()) }
+        Operator { op: ReduceOp::PreMulSum, factor: ScalarSource::Device(factor.clone()) }
     }
 
-    /// What is done.
+    /// The operator without its scalar.
     #[must_use]
     pub fn op(&self) -> ReduceOp {
         self.op
     }
 
-    /// What a call of `ranks` ranks says of it to its kernel.
+    /// The scalar that the kernel of a call of `ranks` ranks gets.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] named `op` when the scalar is missing, or its buffer is empty.
-    pub(crate) fn scalar(&self, ranks: u32) -> Result<Scalar> {
-        let by_value = |value| Scalar { value, by_address: false, keep: None };
+    pub(crate) fn scalar(&self, ranks: u32) -> Result<ScalarArg> {
+        let by_value = |value| ScalarArg { value, by_address: false, keep: None };
         match &self.factor {
-            Factor::Host(factor) => Ok(by_value(factor.scalar())),
-            Factor::Device(factor) if factor.is_empty() => {
+            ScalarSource::Host(factor) => Ok(by_value(factor.scalar())),
+            ScalarSource::Device(factor) if factor.is_empty() => {
                 Err(Error::argument("op", "the buffer of its scalar is empty"))
             }
-            Factor::Device(factor) => Ok(Scalar {
+            ScalarSource::Device(factor) => Ok(ScalarArg {
                 value: factor.address(),
                 by_address: true,
                 keep: Some(Arc::clone(factor.memory())),
             }),
-            Factor::None => match self.op {
+            ScalarSource::None => match self.op {
                 ReduceOp::PreMulSum => {
                     Err(Error::argument("op", "mulsum needs a scalar: Operator::pre_mul_sum"))
                 }
@@ -109,14 +109,14 @@ fn mean(data_type: DataType, ranks: u32) -> u64 {
     }
 }
 
-/// The scalar of a call, as [`Work`](ferroccl_device::abi::Work) has it.
+/// The scalar of a call, as in [`Work`](ferroccl_device::abi::Work).
 #[derive(Clone, Debug)]
-pub(crate) struct Scalar {
+pub(crate) struct ScalarArg {
     /// Its bits, or its address.
     pub(crate) value: u64,
     /// Whether `value` is an address in device memory.
     pub(crate) by_address: bool,
-    /// The memory of that address: to be kept until the call has ended.
+    /// The memory at that address, which is kept until the call has ended.
     pub(crate) keep: Option<Arc<dyn Memory>>,
 }
 
@@ -134,13 +134,16 @@ mod tests {
         let single = |value: f32| u64::from(value.to_bits());
         assert_eq!(value::<f32>(ReduceOp::Avg), single(1.0 / 3.0));
         assert_eq!(value::<half::f16>(ReduceOp::Avg), single(1.0 / 3.0));
-        assert_eq!(value::<crate::F8E5M2>(ReduceOp::Avg), single(1.0 / 3.0));
+        assert_eq!(value::<ferroccl_device::element::F8E5M2>(ReduceOp::Avg), single(1.0 / 3.0));
         assert_eq!(value::<f64>(ReduceOp::Avg), (1.0f64 / 3.0).to_bits());
         assert_eq!(value::<i64>(ReduceOp::Avg), 3);
         assert_eq!(value(Operator::pre_mul_sum(-2i8)), 0xfe);
         assert_eq!(value(Operator::pre_mul_sum(-2i32)), 0xffff_fffe);
         assert_eq!(value(Operator::pre_mul_sum(half::bf16::from_f32(-2.0))), single(-2.0));
-        assert_eq!(value(Operator::pre_mul_sum(crate::F8E4M3::from(0.5))), single(0.5));
+        assert_eq!(
+            value(Operator::pre_mul_sum(ferroccl_device::element::F8E4M3::from(0.5))),
+            single(0.5)
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(crate) fn run(place: &str) -> Outcome<()> {
     let (rank, ranks): (u32, u32) = (rank.parse()?, ranks.parse()?);
     let mut lines = std::io::stdin().lock().lines();
     let id = if rank == 0 {
-        let id = UniqueId::new(&Config::from_env()?)?;
+        let id = UniqueId::new(&Config::from_env()?.bootstrap())?;
         println!("{}", to_hex(&id.to_bytes()));
         id
     } else {

@@ -17,7 +17,7 @@
 #[path = "../compare/ferro.rs"]
 #[allow(dead_code, reason = "the bench `compare` uses the rest")]
 mod ferro;
-#[path = "../../tests/hosts/mod.rs"]
+#[path = "../../tests/support/hosts/mod.rs"]
 mod hosts;
 #[path = "../compare/machine.rs"]
 mod machine;

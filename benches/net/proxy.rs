@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use ferroccl::device::abi::{Conn, ConnHeader, ProtocolId, fifo_entry};
 use ferroccl::{CommConfig, Communicator, Device, ReduceOp};
-use ferroccl_proxy::connection::{Connections, Ends, Key, Steps};
+use ferroccl_proxy::connection::{ConnMemory, ConnectionId, Connections, Steps};
 use ferroccl_proxy::net::{
     Connecting, Listener, MemoryHandle, MemoryKind, Net, Properties, RecvComm, Request, SendComm,
 };
@@ -33,7 +33,7 @@ const SLOTS: u64 = 8;
 const SLOT_BYTES: u32 = 4096;
 /// Of the first steps nothing is noted: the connection is made, and the thread started.
 const WARM_UP: u64 = 20;
-const KEY: Key = Key { peer: 1, index: 0 };
+const KEY: ConnectionId = ConnectionId { peer: 1, index: 0 };
 
 /// How long nothing happens between two steps, and how many steps.
 const GAPS: [(Duration, u64); 5] = [
@@ -230,7 +230,7 @@ pub(crate) fn run() -> Outcome<()> {
     };
     let calls = header + offset_of!(ConnHeader, calls) as u64;
     let memory = (at, size_of::<Memory>());
-    let ends = Ends { calls, conn: Some(conn), memory, on_gpu: None };
+    let ends = ConnMemory { calls, conn: Some(conn), memory, on_gpu: None };
     let word = |at: u64| std::ptr::with_exposed_provenance_mut::<u64>(at as usize);
     // SAFETY: words of memory that is never freed and that is only accessed atomically from here on.
     let words = unsafe {

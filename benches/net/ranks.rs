@@ -189,8 +189,11 @@ impl Progress {
 pub(crate) fn member(place: &str) -> Outcome<()> {
     let place: Vec<u32> = place.split('/').map(str::parse).collect::<Result<_, _>>()?;
     let &[host, hosts, ranks] = &place[..] else { return Err("HOST/HOSTS/RANKS".into()) };
-    let id =
-        if host == 0 { UniqueId::new(&Config::from_env()?)?.to_string() } else { host.to_string() };
+    let id = if host == 0 {
+        UniqueId::new(&Config::from_env()?.bootstrap())?.to_string()
+    } else {
+        host.to_string()
+    };
     println!("{id}");
     let mut id = String::new();
     std::io::stdin().lock().read_line(&mut id)?;

@@ -2,9 +2,9 @@
 //!
 //! A module is a family with one element type, `all_reduce_ring_float`, or a family that only moves bytes,
 //! `all_gather_ring`. Modules compile side by side, and a driver has to assemble only what it loads. Cargo features
-//! leave rows out here as they do in the table, as cargo gives them to build scripts, too.
-
-#![allow(unused_macros)] // where features leave all rows out that use it
+//! leave rows out here as they do in the table.
+//!
+//! For build scripts and tools: the crate itself has no use for it.
 
 #[path = "../src/kernels/lists.rs"]
 #[macro_use]
@@ -22,21 +22,31 @@ const TARGETS: &[Target] = &[
     (90, &["native_bf16", "native_fp8"], Some(&["bfloat16", "f8e4m3", "f8e5m2"])),
 ];
 
+/// The cargo features that a row needs, all of them.
+type Features = &'static [&'static str];
+
+/// The protocols that a kernel is made in, as its name and the `cfg`s have them.
+const PROTOCOLS: &[&str] = &["simple", "ll", "ll128"];
+
+/// What a family has for an element type: the features that it needs, the type, and operators.
+type Row = (Features, &'static str, &'static [&'static str]);
+
 macro_rules! types {
-    ($($any:ident)?) => {
-        &[BYTES]
+    () => {
+        &[(&[], BYTES, &["none"])]
     };
     (any) => {
-        &[BYTES]
+        &[(&[], BYTES, &[])]
     };
     ($($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
-        &[ $( $(#[cfg(feature = $f)])* $type ),* ]
+        &[ $( (&[ $($f),* ], $type, &[ $($op),* ]) ),* ]
     };
 }
 macro_rules! family {
     ($($(#[cfg(feature = $f:literal)])* $family:literal $C:ident $G:ident $A:ident: $list:ident;)*) => {
-        /// The families of a build, each with its types.
-        const FAMILIES: &[(&str, &[&str])] = &[ $( $(#[cfg(feature = $f)])* ($family, $list!(types)) ),* ];
+        /// The families, each with its types.
+        const FAMILIES: &[(Features, &str, &[Row])] =
+            &[ $( (&[ $($f),* ], $family, $list!(types)) ),* ];
     };
 }
 families!(family);
@@ -44,12 +54,15 @@ families!(family);
 /// One module on one architecture.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Module {
+    /// As compute capability: 80 for `sm_80`.
     pub(crate) arch: u32,
     /// The `cfg`s that say what the architecture has.
-    pub(crate) has: &'static [&'static str],
-    pub(crate) family: &'static str,
+    has: &'static [&'static str],
+    family: &'static str,
     /// An element type, or [`BYTES`].
-    pub(crate) element: &'static str,
+    element: &'static str,
+    /// Operators. `none` where bytes only move; nothing where one kernel knows every protocol.
+    ops: &'static [&'static str],
 }
 
 impl Module {
@@ -58,20 +71,47 @@ impl Module {
         let Module { family, element, .. } = self;
         if *element == BYTES { (*family).to_owned() } else { format!("{family}_{element}") }
     }
+
+    /// The `cfg`s that have the device crate be this module.
+    pub(crate) fn cfgs(&self) -> Vec<String> {
+        let Module { family, element, .. } = self;
+        let mut cfgs = vec!["split".to_owned()];
+        cfgs.push(format!("family={family:?}"));
+        cfgs.push(format!("module={element:?}"));
+        cfgs.extend(self.has.iter().map(|&has| has.to_owned()));
+        cfgs
+    }
+
+    /// Its kernels by name, each with the `cfg`s that leave the others out of the module.
+    #[allow(dead_code, reason = "for tools; build scripts make whole modules")]
+    pub(crate) fn kernels(&self) -> Vec<(String, Vec<String>)> {
+        let Module { family, element, ops, .. } = self;
+        let kernel = |op: &str, protocol: &str| {
+            let mut name = format!("{family}_{protocol}");
+            if *element != BYTES {
+                name += &format!("_{op}_{element}");
+            }
+            let cfgs = [format!("protocol={protocol:?}"), format!("op={op:?}")];
+            (name, [&["alone".to_owned()], &cfgs[..]].concat())
+        };
+        if ops.is_empty() {
+            return vec![((*family).to_owned(), Vec::new())];
+        }
+        ops.iter().flat_map(|op| PROTOCOLS.iter().map(|p| kernel(op, p))).collect()
+    }
 }
 
-/// All that a build has, by architecture and then in the order of the table.
-pub(crate) fn all() -> Vec<Module> {
+/// All modules of a build with some features, by architecture and then in the order of the table.
+pub(crate) fn all(has: impl Fn(&str) -> bool) -> Vec<Module> {
+    let has = |features: Features| features.iter().all(|f| has(f));
     let mut all = Vec::new();
-    for &(arch, has, only) in TARGETS {
-        for &(family, elements) in FAMILIES {
-            let wanted = |e: &&&str| only.is_none_or(|only| only.contains(*e));
-            all.extend(elements.iter().filter(wanted).map(|element| Module {
-                arch,
-                has,
-                family,
-                element,
-            }));
+    for &(arch, cfgs, only) in TARGETS {
+        for &(_, family, types) in FAMILIES.iter().filter(|(f, ..)| has(f)) {
+            for &(_, element, ops) in types.iter().filter(|(f, ..)| has(f)) {
+                if only.is_none_or(|only| only.contains(&element)) {
+                    all.push(Module { arch, has: cfgs, family, element, ops });
+                }
+            }
         }
     }
     all

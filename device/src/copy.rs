@@ -4,7 +4,7 @@
 //! for each element i:   v = pre(src0[i]) op src1[i] op ...;  v = post(v);  dst0[i] = dst1[i] = ... = v
 //! ```
 //!
-//! More than two sources are combined in [`Unit::Wide`](crate::element::Unit::Wide) and rounded once.
+//! More than two sources are combined in [`Unit::Wide`](crate::arith::Unit::Wide) and rounded once.
 //!
 //! All lanes of a block share the work. A warp takes hunks of [`UNROLL`] packs per lane, so that as many
 //! loads are in flight before the first use; what is left goes pack by pack, then element by element.
@@ -262,14 +262,11 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
                     for s in 1..MAX_ENDS {
                         if s < shape.sources && (!shape.optional || s < self.there[0]) {
                             let next: [P::Value; U] = load_all::<P, T, U>(self.sources[s], at);
-                            value = each(
-                                #[inline(always)]
-                                |u| self.reducer.combine(value[u], next[u]),
-                            );
+                            value = self.reducer.combine_each(value, next);
                         }
                     }
                 }
-                if shape.last && self.reducer.divides() {
+                if shape.last && U == 1 && self.reducer.divides() {
                     value = each(
                         #[inline(always)]
                         |u| self.reducer.post(value[u]),

@@ -1,20 +1,10 @@
 //! Element types, and the units that a machine computes on.
 
-use crate::abi::DataType;
+use crate::abi::{DataType, ReduceOp};
+use crate::arith::{Arith, BinOp, Unit, as_it_is, no_division};
+pub use crate::arith::{Bf16, F16};
 pub use crate::fp8::{F8E4M3, F8E5M2};
 use crate::gpu::{self, Bf16Unit, F8E4M3Unit, F8E5M2Unit, F16Unit, I8Unit, PACK_BYTES, U8Unit};
-
-/// IEEE 754 binary16, as bits.
-#[repr(transparent)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
-pub struct F16(pub u16);
-
-/// bfloat16, as bits.
-#[repr(transparent)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
-pub struct Bf16(pub u16);
 
 /// The type of a buffer's elements, one for each [`DataType`].
 pub trait Element: Copy + 'static {
@@ -39,106 +29,6 @@ pub trait Element: Copy + 'static {
     fn of_bits(bits: u64) -> Self;
 }
 
-/// What an operator needs of a number, or of several that sit in one register.
-pub trait Arith: Copy + core::fmt::Debug {
-    /// Sum; integers wrap.
-    #[must_use]
-    fn add(self, other: Self) -> Self;
-    /// Product; integers wrap.
-    #[must_use]
-    fn mul(self, other: Self) -> Self;
-    /// Smaller; of a NaN and a number, the number; -0 is smaller than +0.
-    #[must_use]
-    fn min(self, other: Self) -> Self;
-    /// Larger; of a NaN and a number, the number; +0 is larger than -0.
-    #[must_use]
-    fn max(self, other: Self) -> Self;
-}
-
-impl<A: Arith, const N: usize> Arith for [A; N] {
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        core::array::from_fn(|i| self[i].add(other[i]))
-    }
-    #[inline(always)]
-    fn mul(self, other: Self) -> Self {
-        core::array::from_fn(|i| self[i].mul(other[i]))
-    }
-    #[inline(always)]
-    fn min(self, other: Self) -> Self {
-        core::array::from_fn(|i| self[i].min(other[i]))
-    }
-    #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        core::array::from_fn(|i| self[i].max(other[i]))
-    }
-}
-
-/// A binary operator, for whatever can be computed on.
-pub trait BinOp {
-    /// Combines two values.
-    fn apply<A: Arith>(a: A, b: A) -> A;
-}
-
-/// The unit of arithmetic of a machine.
-pub trait Unit: Arith {
-    /// What more than two values are combined in: f32 for each float of 8 or 16 bits, else the unit itself.
-    type Wide: Arith;
-    /// Whether [`Unit::Wide`] is another type.
-    const WIDENS: bool;
-    /// The same values.
-    #[must_use]
-    fn widen(self) -> Self::Wide;
-    /// The values, each rounded once.
-    #[must_use]
-    fn narrow(wide: Self::Wide) -> Self;
-
-    /// What a pre-multiplied sum multiplies by: f32 for floats of up to 32 bits, f64 for double, else the unit.
-    type Factor: Copy + core::fmt::Debug;
-    /// The factor in [`Work::scalar`](crate::abi::Work::scalar).
-    #[must_use]
-    fn factor(scalar: u64) -> Self::Factor;
-    /// The bits of the factor that the first element is.
-    #[must_use]
-    fn scalar(self) -> u64;
-    /// This times the factor, rounded once; integers wrap.
-    #[must_use]
-    fn times(self, factor: Self::Factor) -> Self;
-
-    /// What dividing by a number needs, computed once. Only the averages of integers divide.
-    type Divisor: Copy + core::fmt::Debug;
-    /// The divisor for `n`, which must not be 0 where it is used.
-    #[must_use]
-    fn divisor(n: u64) -> Self::Divisor;
-    /// Integers: this divided by `n`, towards zero. Floats: this.
-    #[must_use]
-    fn over(self, divisor: Self::Divisor) -> Self;
-
-    /// `to[i] = a[i] op b[i]`, over the shortest. A machine may have a faster way than one by one.
-    #[inline(always)]
-    fn zip_into<O: BinOp>(to: &mut [Self], a: &[Self], b: &[Self]) {
-        to.iter_mut().zip(a).zip(b).for_each(|((to, a), b)| *to = O::apply(*a, *b));
-    }
-
-    /// `to[i] = to[i] op b[i]`, over the shortest.
-    #[inline(always)]
-    fn zip_onto<O: BinOp>(to: &mut [Self], b: &[Self]) {
-        to.iter_mut().zip(b).for_each(|(to, b)| *to = O::apply(*to, *b));
-    }
-
-    /// [`Unit::widen`] of a slice.
-    #[inline(always)]
-    fn widen_into(to: &mut [Self::Wide], from: &[Self]) {
-        to.iter_mut().zip(from).for_each(|(to, from)| *to = from.widen());
-    }
-
-    /// [`Unit::narrow`] of a slice.
-    #[inline(always)]
-    fn narrow_into(to: &mut [Self], from: &[Self::Wide]) {
-        to.iter_mut().zip(from).for_each(|(to, from)| *to = Self::narrow(*from));
-    }
-}
-
 /// What `f` gives for each index, in order. `core::array::from_fn` is a function call when `f` is large.
 #[inline(always)]
 pub(crate) fn each<V: Copy, const N: usize>(f: impl Fn(usize) -> V) -> [V; N] {
@@ -160,6 +50,9 @@ pub trait Array: Copy {
     /// Combines two, unit by unit.
     #[must_use]
     fn zip<O: BinOp>(self, other: Self) -> Self;
+    /// [`Unit::by`], unit by unit.
+    #[must_use]
+    fn zip_by(self, other: Self, op: ReduceOp) -> Self;
     /// Does the same with each unit.
     #[must_use]
     fn map(self, f: impl Fn(Self::Item) -> Self::Item) -> Self;
@@ -180,6 +73,10 @@ impl<U: Unit, const N: usize> Array for [U; N] {
     #[inline(always)]
     fn zip<O: BinOp>(self, other: Self) -> Self {
         core::array::from_fn(|i| O::apply(self[i], other[i]))
+    }
+    #[inline(always)]
+    fn zip_by(self, other: Self, op: ReduceOp) -> Self {
+        core::array::from_fn(|i| self[i].by(other[i], op))
     }
     #[inline(always)]
     fn map(self, f: impl Fn(U) -> U) -> Self {
@@ -256,38 +153,6 @@ small_element! {
     F8E4M3 => F8E4M3, true, F8E4M3Unit, |v, b| v.0, F8E4M3(b as u8);
     F8E5M2 => F8E5M2, true, F8E5M2Unit, |v, b| v.0, F8E5M2(b as u8);
 }
-
-/// [`Unit`] of what is combined as it is, however many values there are.
-macro_rules! as_it_is {
-    () => {
-        type Wide = Self;
-        const WIDENS: bool = false;
-        #[inline(always)]
-        fn widen(self) -> Self {
-            self
-        }
-        #[inline(always)]
-        fn narrow(wide: Self) -> Self {
-            wide
-        }
-    };
-}
-#[cfg(target_arch = "nvptx64")]
-pub(crate) use as_it_is;
-
-/// [`Unit`] of floats: they do not divide.
-macro_rules! no_division {
-    () => {
-        type Divisor = ();
-        #[inline(always)]
-        fn divisor(_: u64) {}
-        #[inline(always)]
-        fn over(self, (): ()) -> Self {
-            self
-        }
-    };
-}
-pub(crate) use no_division;
 
 macro_rules! int_arith {
     ($($t:ident as $bits:ident via $wide:ident),*) => { $(

@@ -1,15 +1,20 @@
 //! The one table of kernels: (collective, algorithm, protocol, reduction, type) -> PTX entry, CPU function.
 //!
 //! Two lists make it, in `kernels/lists.rs`. `families!` has a row for each algorithm of a collective and says which
-//! reductions it is specialised for: all of them, the common ones, or none, as it only moves bytes. `reductions!` has
-//! the element types with their reductions. Every row is made in all three protocols. From the table come the PTX
-//! entries, the CPU functions and their names, so that the three cannot differ. Cargo features leave rows out
-//! ([`left_out`] says which one a call would need).
+//! reductions it has: all of them, sums, or none, as it only moves bytes. `reductions!` and `sums!` have the element types
+//! with their kernels. Every row is made in all three protocols. From the table come the PTX entries, the CPU functions and
+//! their names, so that the three cannot differ. Cargo features leave rows out ([`left_out`] says which one a call would
+//! need).
+//!
+//! | a kernel's name has | it is for |
+//! |---|---|
+//! | `sum`, `mulsum` | that operator |
+//! | `any` | the type's other operators: it looks at the call's, once for all that a lane has in flight |
 //!
 //! What is the same bit for bit has one kernel: signed and unsigned integers share sums and products, and the
 //! average of floats is a pre-multiplied sum by 1/ranks ([`lookup`] knows).
 //!
-//! A family with one element type is a module of PTX: `all_reduce_ring_float`; see the library's `build.rs`.
+//! A family with one element type is a module of PTX: `all_reduce_ring_float`; see `build/modules.rs`.
 #![allow(unused_imports, unused_macros)] // features leave rows out
 
 #[macro_use]
@@ -22,16 +27,14 @@ use crate::collectives::{
 };
 use crate::element::{Bf16, Element, F8E4M3, F8E5M2, F16};
 use crate::prims::{Ll, Ll128, Simple};
-use crate::reduce::Sum;
+use crate::reduce::{AnyFloat, AnyFloat8, AnySigned, AnyUnsigned, PreMulSum, Reduction, Sum};
 
 /// Threads of a block that every kernel takes. Most take more: [`Kernel::threads`].
 pub const MAX_THREADS: u32 = 512;
 
-/// Threads of a block of a kernel, at most. What does more than to add needs some more registers, and so do 8-bit floats,
-/// which are added as others.
-const fn threads<A: KernelCode, T: Element>(op: ReduceOp) -> u32 {
-    let more = T::FLOAT && size_of::<T>() == 1;
-    if matches!(op, ReduceOp::Sum) && !more { A::THREADS } else { MAX_THREADS }
+/// Threads of a block of a kernel, at most. What does more than to add needs some more registers.
+const fn threads<A: KernelCode, R: Reduction>() -> u32 {
+    if matches!(R::OPS, [ReduceOp::Sum]) { A::THREADS } else { MAX_THREADS }
 }
 
 /// The name of a kernel, the same on every machine.
@@ -47,7 +50,6 @@ macro_rules! name {
 #[cfg(target_arch = "nvptx64")]
 mod entries {
     use super::*;
-    use crate::reduce::{Avg, Max, Min, PreMulSum, Prod, Reduction};
 
     /// A [`Work`] as rustc passes it by value: with the alignment that a parameter can have.
     #[repr(C, align(16))]
@@ -56,16 +58,17 @@ mod entries {
     const _: () = assert!(size_of::<Argument>() == size_of::<Work>());
     const _: () = assert!(align_of::<Argument>() == align_of::<Work>());
 
-    // What a build has no use for it does not ask for: see `build.rs`.
+    // What a build has no use for it does not ask for: see `build/modules.rs`.
     macro_rules! entry {
-        ($family:literal $module:literal $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
+        ($family:literal $module:literal $protocol:literal $op:literal $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
             #[cfg(any(not(split), all(family = $family, module = $module)))]
+            #[cfg(any(not(alone), all(protocol = $protocol, op = $op)))]
             const _: () = {
                 /// # Safety
                 /// The argument is the call.
                 #[unsafe(export_name = $name)]
                 unsafe extern "ptx-kernel" fn entry(_: Argument) {
-                    crate::gpu::launch_bounds::<{ threads::<$A, $T>(<$R as Reduction>::ID) }>();
+                    crate::gpu::launch_bounds::<{ threads::<$A, $R>() }>();
                     // SAFETY: the launch's contract; `gpu::argument` finds the argument without its address.
                     unsafe { <$A as KernelCode>::run::<$T, $R, $P>(core::ptr::null()) }
                 }
@@ -79,18 +82,18 @@ mod entries {
     }
     macro_rules! rows {
         ($family:literal $A:ident: any) => {
-            entry!($family "bytes" $family, $A, Simple, Sum, u8);
+            entry!($family "bytes" "any" "none" $family, $A, Simple, Sum, u8);
         };
         ($family:literal $A:ident:) => {
-            entry!($family "bytes" name!($family "simple"), $A, Simple, Sum, u8);
-            entry!($family "bytes" name!($family "ll"), $A, Ll, Sum, u8);
-            entry!($family "bytes" name!($family "ll128"), $A, Ll128, Sum, u8);
+            entry!($family "bytes" "simple" "none" name!($family "simple"), $A, Simple, Sum, u8);
+            entry!($family "bytes" "ll" "none" name!($family "ll"), $A, Ll, Sum, u8);
+            entry!($family "bytes" "ll128" "none" name!($family "ll128"), $A, Ll128, Sum, u8);
         };
         ($family:literal $A:ident:
             $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => { $($(
-            entry!($family $type name!($family "simple" $op $type), $A, Simple, $R, $T);
-            entry!($family $type name!($family "ll" $op $type), $A, Ll, $R, $T);
-            entry!($family $type name!($family "ll128" $op $type), $A, Ll128, $R, $T);
+            entry!($family $type "simple" $op name!($family "simple" $op $type), $A, Simple, $R, $T);
+            entry!($family $type "ll" $op name!($family "ll" $op $type), $A, Ll, $R, $T);
+            entry!($family $type "ll128" $op name!($family "ll128" $op $type), $A, Ll128, $R, $T);
         )*)* };
     }
     families!(family);
@@ -104,7 +107,7 @@ mod cpu {
     use super::*;
     use crate::abi::{Algorithm, Collective, DataType, ProtocolId};
     use crate::prims::{Counted, Protocol};
-    use crate::reduce::{Any, Reduction};
+    use crate::reduce::Any;
 
     /// A kernel, for every machine.
     #[derive(Clone, Copy, Debug)]
@@ -149,8 +152,8 @@ mod cpu {
         pub algorithm: Algorithm,
         /// How data moves; `None` where a kernel knows every protocol.
         pub protocol: Option<ProtocolId>,
-        /// `None` where bytes are only moved.
-        pub reduction: Option<(ReduceOp, DataType)>,
+        /// The operators that it has, and the type; `None` where bytes are only moved.
+        pub reduction: Option<(&'static [ReduceOp], DataType)>,
         /// The kernel.
         pub kernel: Kernel,
     }
@@ -170,29 +173,29 @@ mod cpu {
     }
     macro_rules! rows {
         ($family:literal $C:ident $G:ident $A:ident: any) => {
-            &[&[row!($C $G None, None, $family, Sum, $A, Simple, Sum, u8)]]
+            &[&[row!($C $G None, None, $family, $A, Simple, Sum, Sum, u8)]]
         };
         ($family:literal $C:ident $G:ident $A:ident:) => {
             &[&[
-                row!($C $G Some(ProtocolId::Simple), None, name!($family "simple"), Sum, $A, Simple, Sum, u8),
-                row!($C $G Some(ProtocolId::Ll), None, name!($family "ll"), Sum, $A, Ll, Sum, u8),
-                row!($C $G Some(ProtocolId::Ll128), None, name!($family "ll128"), Sum, $A, Ll128, Sum, u8),
+                row!($C $G Some(ProtocolId::Simple), None, name!($family "simple"), $A, Simple, Sum, Sum, u8),
+                row!($C $G Some(ProtocolId::Ll), None, name!($family "ll"), $A, Ll, Sum, Sum, u8),
+                row!($C $G Some(ProtocolId::Ll128), None, name!($family "ll128"), $A, Ll128, Sum, Sum, u8),
             ]]
         };
         ($family:literal $C:ident $G:ident $A:ident:
             $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
             &[ $( $(#[cfg(feature = $f)])* &[ $(
-                row!($C $G Some(ProtocolId::Simple), Some((ReduceOp::$R, DataType::$D)),
-                    name!($family "simple" $op $type), $R, $A, Simple, Any, $T),
-                row!($C $G Some(ProtocolId::Ll), Some((ReduceOp::$R, DataType::$D)),
-                    name!($family "ll" $op $type), $R, $A, Ll, Any, $T),
-                row!($C $G Some(ProtocolId::Ll128), Some((ReduceOp::$R, DataType::$D)),
-                    name!($family "ll128" $op $type), $R, $A, Ll128, Any, $T),
+                row!($C $G Some(ProtocolId::Simple), Some((<$R as Reduction>::OPS, DataType::$D)),
+                    name!($family "simple" $op $type), $A, Simple, $R, Any, $T),
+                row!($C $G Some(ProtocolId::Ll), Some((<$R as Reduction>::OPS, DataType::$D)),
+                    name!($family "ll" $op $type), $A, Ll, $R, Any, $T),
+                row!($C $G Some(ProtocolId::Ll128), Some((<$R as Reduction>::OPS, DataType::$D)),
+                    name!($family "ll128" $op $type), $A, Ll128, $R, Any, $T),
             )*] ),* ]
         };
     }
     macro_rules! row {
-        ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr, $op:ident, $A:ty, $P:ty, $R:ty, $T:ty) => {
+        ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr, $A:ty, $P:ty, $R:ty, $Cpu:ty, $T:ty) => {
             Row {
                 collective: Collective::$C,
                 algorithm: Algorithm::$G,
@@ -200,8 +203,8 @@ mod cpu {
                 reduction: $reduction,
                 kernel: Kernel {
                     name: $name,
-                    cpu: <$A as KernelCode>::run::<$T, $R, $P>,
-                    threads: threads::<$A, $T>(ReduceOp::$op),
+                    cpu: <$A as KernelCode>::run::<$T, $Cpu, $P>,
+                    threads: threads::<$A, $R>(),
                     steps: Some(<$A as KernelCode>::run::<<$T as AsLarge>::Twin, Sum, Counted<$P>>),
                 },
             }
@@ -243,7 +246,7 @@ mod cpu {
     }
 
     /// The kernel of a call; `None` when the table has none. Where bytes are only moved it is the same for all
-    /// operators and types.
+    /// operators and types, and most operators of a type share one.
     #[must_use]
     pub fn lookup(
         collective: Collective,
@@ -270,7 +273,7 @@ mod cpu {
         })?;
         let fits = |row: &&Row| {
             row.protocol.is_none_or(|p| p == protocol)
-                && row.reduction.is_none_or(|r| r == (op, data_type))
+                && row.reduction.is_none_or(|(ops, t)| t == data_type && ops.contains(&op))
         };
         family.iter().copied().flatten().find(fits).map(|row| row.kernel)
     }

@@ -41,48 +41,60 @@
 use core::marker::PhantomData;
 
 use crate::abi::ReduceOp;
-use crate::element::{Arith, Array, BinOp, Element, Unit};
+use crate::args::KernelArgs;
+use crate::arith::{Arith, BinOp, Unit};
+use crate::element::{Array, Element, each};
 use crate::gpu;
-use crate::prims::Call;
 
-/// A reduction as a type.
+/// A reduction as a type: one operator, or several of which the call says one.
 pub trait Reduction: Copy + 'static {
-    /// Its name in calls and kernels.
-    const ID: ReduceOp;
-    /// How two values are combined.
+    /// The operators of the calls that it is for.
+    const OPS: &'static [ReduceOp];
+    /// How two values are combined, where it is for one operator.
     type Op: BinOp;
-    /// What [`Work::scalar`](crate::abi::Work::scalar) is to it.
-    const SCALAR: Scalar = Scalar::Unused;
-    /// Whether it is whatever the call says, and the rest of this trait says nothing.
-    const ANY: bool = false;
+    /// Whether the call says which operator it is: [`Reducer`] then looks at the call's, and nothing at `Op`.
+    const ANY: bool = Self::OPS.len() > 1;
 }
 
-/// Any reduction: the call's. Where kernels work on whole buffers a look at the operator costs nothing, and one kernel
-/// instead of one for each operator is compiled.
-#[cfg(not(target_arch = "nvptx64"))]
-#[derive(Clone, Copy, Debug)]
-pub struct Any;
-
-#[cfg(not(target_arch = "nvptx64"))]
-impl Reduction for Any {
-    const ID: ReduceOp = ReduceOp::Sum;
-    type Op = Sum;
-    const ANY: bool = true;
+/// Whether a reduction may have this operator.
+const fn has<R: Reduction>(op: ReduceOp) -> bool {
+    let mut i = 0;
+    while i < R::OPS.len() {
+        if R::OPS[i] as u8 == op as u8 {
+            return true;
+        }
+        i += 1;
+    }
+    false
 }
 
-/// What a reduction does with its scalar.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scalar {
-    /// Nothing.
-    Unused,
-    /// Multiplies each rank's own value by it.
-    Factor,
-    /// Takes the mean: floats are multiplied by it, sums of integers divided.
-    Mean,
+macro_rules! several {
+    ($($(#[$m:meta])* $name:ident: $($op:ident)*;)*) => { $(
+        $(#[$m])*
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name;
+        impl Reduction for $name {
+            const OPS: &'static [ReduceOp] = &[$(ReduceOp::$op),*];
+            type Op = Sum;
+        }
+    )* };
+}
+several! {
+    /// Any reduction. Where kernels work on whole buffers a look at the operator costs nothing, and one kernel instead of one
+    /// for each operator is compiled.
+    Any: Sum Prod Min Max Avg PreMulSum;
+    /// What unsigned integers have beside the sum.
+    AnyUnsigned: Prod Min Max Avg PreMulSum;
+    /// What is not the same, bit for bit, as of unsigned integers.
+    AnySigned: Min Max Avg;
+    /// What floats have beside the sum. The average is a pre-multiplied sum.
+    AnyFloat: Prod Min Max PreMulSum;
+    /// What 8-bit floats have. The average is a pre-multiplied sum.
+    AnyFloat8: Sum Prod Min Max PreMulSum;
 }
 
 macro_rules! reductions {
-    ($($(#[$m:meta])* $name:ident => $method:ident, $scalar:ident;)*) => { $(
+    ($($(#[$m:meta])* $name:ident => $method:ident;)*) => { $(
         $(#[$m])*
         #[derive(Clone, Copy, Debug)]
         pub struct $name;
@@ -91,40 +103,38 @@ macro_rules! reductions {
             fn apply<A: Arith>(a: A, b: A) -> A { a.$method(b) }
         }
         impl Reduction for $name {
-            const ID: ReduceOp = ReduceOp::$name;
+            const OPS: &'static [ReduceOp] = &[ReduceOp::$name];
             type Op = $name;
-            const SCALAR: Scalar = Scalar::$scalar;
         }
     )* };
 }
 reductions! {
     /// Sum.
-    Sum => add, Unused;
+    Sum => add;
     /// Product.
-    Prod => mul, Unused;
+    Prod => mul;
     /// Smallest.
-    Min => min, Unused;
+    Min => min;
     /// Largest.
-    Max => max, Unused;
+    Max => max;
 }
 
 macro_rules! scaled_sums {
-    ($($(#[$m:meta])* $name:ident, $scalar:ident;)*) => { $(
+    ($($(#[$m:meta])* $name:ident;)*) => { $(
         $(#[$m])*
         #[derive(Clone, Copy, Debug)]
         pub struct $name;
         impl Reduction for $name {
-            const ID: ReduceOp = ReduceOp::$name;
+            const OPS: &'static [ReduceOp] = &[ReduceOp::$name];
             type Op = Sum;
-            const SCALAR: Scalar = Scalar::$scalar;
         }
     )* };
 }
 scaled_sums! {
     /// Average.
-    Avg, Mean;
+    Avg;
     /// Pre-multiplied sum.
-    PreMulSum, Factor;
+    PreMulSum;
 }
 
 /// 8 bytes of elements in the wider type.
@@ -133,24 +143,25 @@ pub type WideWord<T> = <<T as Element>::Word as Array>::Wide;
 /// A reduction over an element type, with its scalar.
 #[derive(Clone, Copy, Debug)]
 pub struct Reducer<T: Element, R> {
-    /// Means something where [`Reducer::PRE`] is.
+    /// Means something where [`Reducer::multiplies`].
     factor: <T::Unit as Unit>::Factor,
-    /// Means something where [`Reducer::POST`] is.
+    /// Means something where [`Reducer::divides`].
     divisor: <T::Unit as Unit>::Divisor,
-    /// The call's, for [`Any`].
+    /// The call's, where it is one of several.
     op: ReduceOp,
     marker: PhantomData<(T, R)>,
 }
 
-/// Calls `$go!` with the operator of a reducer, as a type.
+/// Calls `$go!` with the operator of a reducer, as a type. Where there are several, whoever has much to combine asks once
+/// for all of it.
 macro_rules! by_op {
     ($self:ident, $go:ident) => {
         if R::ANY {
             match $self.op {
-                ReduceOp::Prod => $go!(Prod),
-                ReduceOp::Min => $go!(Min),
-                ReduceOp::Max => $go!(Max),
-                ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum => $go!(Sum),
+                ReduceOp::Prod if const { has::<R>(ReduceOp::Prod) } => $go!(Prod),
+                ReduceOp::Min if const { has::<R>(ReduceOp::Min) } => $go!(Min),
+                ReduceOp::Max if const { has::<R>(ReduceOp::Max) } => $go!(Max),
+                _ => $go!(Sum),
             }
         } else {
             $go!(R::Op)
@@ -159,11 +170,10 @@ macro_rules! by_op {
 }
 
 impl<T: Element, R: Reduction> Reducer<T, R> {
-    /// Whether [`Reducer::pre`] does anything, unless [`Reduction::ANY`].
-    const PRE: bool =
-        matches!(R::SCALAR, Scalar::Factor) || matches!(R::SCALAR, Scalar::Mean) && T::FLOAT;
-    /// Whether [`Reducer::post`] does anything, unless [`Reduction::ANY`].
-    const POST: bool = matches!(R::SCALAR, Scalar::Mean) && !T::FLOAT;
+    /// Whether [`Reducer::pre`] may do anything.
+    const PRE: bool = has::<R>(ReduceOp::PreMulSum) || has::<R>(ReduceOp::Avg) && T::FLOAT;
+    /// Whether [`Reducer::post`] may do anything.
+    const POST: bool = has::<R>(ReduceOp::Avg) && !T::FLOAT;
     /// Whether more than two values are combined in another type: [`Reducer::widen`], [`Reducer::gather`] for each
     /// more, [`Reducer::narrow`].
     pub const WIDE: bool = T::Unit::WIDENS;
@@ -174,9 +184,9 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
     /// Where the scalar is an address, an element is there, in memory that the device reads and nobody writes meanwhile.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn of(call: Call) -> Self {
-        let (scalar, by_address) = call.scalar();
-        let scalar = if (Self::PRE || R::ANY) && by_address {
+    pub unsafe fn of(args: KernelArgs) -> Self {
+        let (scalar, by_address) = args.scalar();
+        let scalar = if Self::PRE && by_address {
             // SAFETY: the caller's.
             unsafe { gpu::ld_data(scalar as *const T) }.to_unit().scalar()
         } else {
@@ -185,7 +195,7 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
         Reducer {
             factor: T::Unit::factor(scalar),
             divisor: T::Unit::divisor(scalar),
-            op: if R::ANY { call.signature().op() } else { R::ID },
+            op: if R::ANY { args.signature().op() } else { R::OPS[0] },
             marker: PhantomData,
         }
     }
@@ -194,18 +204,16 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
     #[inline(always)]
     #[must_use]
     pub fn multiplies(&self) -> bool {
-        if R::ANY {
-            matches!(self.op, ReduceOp::PreMulSum) || matches!(self.op, ReduceOp::Avg) && T::FLOAT
-        } else {
-            Self::PRE
-        }
+        let one_of =
+            |op| matches!(op, ReduceOp::PreMulSum) || matches!(op, ReduceOp::Avg) && T::FLOAT;
+        Self::PRE && (!R::ANY || one_of(self.op))
     }
 
     /// Whether [`Reducer::post`] does anything.
     #[inline(always)]
     #[must_use]
     pub fn divides(&self) -> bool {
-        if R::ANY { matches!(self.op, ReduceOp::Avg) && !T::FLOAT } else { Self::POST }
+        Self::POST && (!R::ANY || matches!(self.op, ReduceOp::Avg))
     }
 
     /// `to[i] = a[i] op b[i]`.
@@ -217,7 +225,7 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
         macro_rules! go {
             ($O:ty) => {
                 // SAFETY: the caller's.
-                unsafe { gpu::mem_zip::<T, $O>(to, a, b, n) }
+                unsafe { gpu::mem_zip::<T::Unit, $O>(to.cast(), a.cast(), b.cast(), n) }
             };
         }
         by_op!(self, go);
@@ -232,22 +240,47 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
         macro_rules! go {
             ($O:ty) => {
                 // SAFETY: the caller's.
-                unsafe { gpu::mem_gather::<T, $O>(to, sources, n) }
+                // Where there are whole buffers, a unit is an element.
+                unsafe {
+                    let sources =
+                        core::slice::from_raw_parts(sources.as_ptr().cast(), sources.len());
+                    gpu::mem_gather::<T::Unit, $O>(to.cast(), sources, n);
+                }
             };
         }
         by_op!(self, go);
+    }
+
+    /// Combines values, each of `a` with the one of `b` in its place.
+    #[inline(always)]
+    #[must_use]
+    pub fn combine_each<A: Array<Item = T::Unit>, const N: usize>(
+        &self,
+        a: [A; N],
+        b: [A; N],
+    ) -> [A; N] {
+        if R::ANY && T::Unit::LONG {
+            return each(
+                #[inline(always)]
+                |i| a[i].zip_by(b[i], self.op),
+            );
+        }
+        macro_rules! go {
+            ($O:ty) => {
+                each(
+                    #[inline(always)]
+                    |i| a[i].zip::<$O>(b[i]),
+                )
+            };
+        }
+        by_op!(self, go)
     }
 
     /// Combines two values.
     #[inline(always)]
     #[must_use]
     pub fn combine<A: Array<Item = T::Unit>>(&self, a: A, b: A) -> A {
-        macro_rules! go {
-            ($O:ty) => {
-                a.zip::<$O>(b)
-            };
-        }
-        by_op!(self, go)
+        self.combine_each([a], [b])[0]
     }
 
     /// Applied once to each rank's own value.
@@ -335,10 +368,22 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
     pub fn combine_words(&self, a: &mut [u64], b: &[u64]) {
-        a.iter_mut().zip(b).for_each(
-            #[inline(always)]
-            |(a, b)| *a = word_bits::<T>(self.combine(word::<T>(*a), word::<T>(*b))),
-        );
+        macro_rules! go {
+            ($O:ty) => {
+                a.iter_mut().zip(b).for_each(
+                    #[inline(always)]
+                    |(a, b)| *a = word_bits::<T>(word::<T>(*a).zip::<$O>(word::<T>(*b))),
+                )
+            };
+        }
+        if R::ANY && T::Unit::LONG {
+            a.iter_mut().zip(b).for_each(
+                #[inline(always)]
+                |(a, b)| *a = self.combine_word(*a, *b),
+            );
+        } else {
+            by_op!(self, go);
+        }
     }
 
     /// [`Reducer::widen`] of 8 bytes.
@@ -413,8 +458,8 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
         // SAFETY: the caller's.
         unsafe {
             gpu::mem_map(
-                to,
-                from,
+                to.cast(),
+                from.cast(),
                 n,
                 #[inline(always)]
                 |unit: T::Unit| unit.times(factor),
@@ -432,8 +477,8 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
         // SAFETY: the caller's.
         unsafe {
             gpu::mem_map(
-                to,
-                from,
+                to.cast(),
+                from.cast(),
                 n,
                 #[inline(always)]
                 |unit: T::Unit| unit.over(divisor),

@@ -1,17 +1,15 @@
-//! Ending what is stuck, from another thread.
+//! Aborting calls and communicators from another thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::Inner;
-use crate::bootstrap::Stop;
+use ferroccl_bootstrap::Stop;
 
-/// Ends communicators and what is on the way to be one, from any thread (`ncclCommAbort`): an
-/// [`init_rank`](crate::Communicator::init_rank) that waits for others, a split, every call that is under way. What was
-/// stuck returns an error soon.
+/// Aborts communicators from any thread (`ncclCommAbort`): their calls, their splits, and an
+/// [`init_rank`](crate::Communicator::init_rank) that waits for other ranks. All of them return an error soon.
 ///
-/// In a [`CommConfig`](crate::CommConfig) it guards every communicator that is made with that, from the start. Clones are
-/// the same handle; once aborted it stays so.
+/// A handle in a [`CommConfig`](crate::CommConfig) guards every communicator that is made with that configuration, from the
+/// start. Clones are the same handle. Once aborted it stays aborted.
 ///
 /// ```
 /// use ferroccl::{AbortHandle, CommConfig, Communicator, Device, Error, UniqueId};
@@ -28,25 +26,31 @@ use crate::bootstrap::Stop;
 /// # Ok::<(), Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct AbortHandle(Arc<Shared>);
+pub struct AbortHandle(Arc<GuardedComms>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct GuardedComms {
     aborted: Arc<AtomicBool>,
-    members: Mutex<Vec<Weak<Inner>>>,
+    members: Mutex<Vec<Weak<dyn Abortable>>>,
+}
+
+/// What an [`AbortHandle`] can guard: a communicator.
+pub(super) trait Abortable: Send + Sync {
+    /// Stops its kernels; calls that have not ended fail.
+    fn abort(&self);
 }
 
 impl AbortHandle {
-    /// A handle that guards nothing yet.
+    /// A handle that guards no communicator yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Ends all that it guards, now and later. Returns at once.
+    /// Aborts the communicators that it guards, and those that it will guard. Returns at once.
     pub fn abort(&self) {
         let members = self.0.members.lock().unwrap_or_else(PoisonError::into_inner);
-        // Under the lock: who becomes a member later sees it.
+        // Under the lock, so that `guard` sees it for every communicator that is not in the list.
         self.0.aborted.store(true, Ordering::Relaxed);
         let members: Vec<_> = members.iter().filter_map(Weak::upgrade).collect();
         members.iter().for_each(|member| member.abort());
@@ -59,22 +63,22 @@ impl AbortHandle {
     }
 
     /// Guards a communicator from now on.
-    pub(super) fn guard(&self, inner: &Arc<Inner>) {
+    pub(super) fn guard(&self, comm: Arc<dyn Abortable>) {
         let mut members = self.0.members.lock().unwrap_or_else(PoisonError::into_inner);
         members.retain(|member| member.strong_count() > 0);
-        members.push(Arc::downgrade(inner));
+        members.push(Arc::downgrade(&comm));
         drop(members);
         if self.is_aborted() {
-            inner.abort();
+            comm.abort();
         }
     }
 
-    /// What tells waits of it.
+    /// The flag that waits look at.
     pub(super) fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0.aborted)
     }
 
-    /// It alone as what ends a wait.
+    /// A [`Stop`] that only this handle sets.
     pub(super) fn stop(&self) -> Stop {
         Stop::any([self.flag()])
     }

@@ -1,32 +1,31 @@
-//! What a communicator can be asked to do: arguments are checked here, by name.
+//! The calls of a communicator. They check their arguments, and name the one that is wrong.
 
 use std::sync::Arc;
 
 use ferroccl_device::abi::{Collective, DataType, ProtocolId, ReduceOp};
 use ferroccl_device::kernels::Kernel;
 
-use super::group::Entry;
-use super::launch::Request;
-use super::p2p::Message;
+use super::collective::CollTask;
+use super::group::AnyTask;
+use super::p2p::P2pTask;
 use super::{Communicator, group};
 use crate::buffer::{DeviceBuffer, Element, Stream};
-use crate::enqueue::Call;
+use crate::enqueue::CollectiveCall;
+use crate::error::{Error, Result};
 use crate::operator::Operator;
-use crate::{Error, Result};
 
-/// All collectives return at once; the result is there when `stream` gets to it. All ranks make the same calls, with the
-/// same counts, types, operators and roots, in the same order: if not, every rank's stream gets an error that shows
-/// both calls. Buffers may be empty. A buffer that is not used on a rank (the root's side of a call on another rank)
-/// may have any length.
+/// Calls return at once; `stream` has the result when it has run the call. All ranks must make the same calls, with the same
+/// counts, types, operators and roots, in the same order. If they differ, every rank's stream gets an error that shows both
+/// calls. Buffers may be empty. A buffer that a rank does not use (as the receive buffer of a reduce on a rank other than
+/// the root) may have any length.
 impl Communicator {
     /// Reduces `send` over all ranks, element by element, into every rank's `recv` (`ncclAllReduce`).
     ///
-    /// `send` and `recv` have one length and may be the same buffer (in place). Semantics of `op`: [`ReduceOp`].
+    /// `send` and `recv` must have the same length, and may be the same buffer (in place). See [`ReduceOp`] for the operators.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when lengths differ or the buffers overlap without being the same, or for an `op`
-    /// without its scalar; [`Error::Aborted`] when the communicator has failed before. What happens later is an error
-    /// of `stream`.
+    /// [`Error::InvalidArgument`] when lengths differ, when the buffers overlap without being the same, or when `op` lacks its
+    /// scalar; [`Error::Aborted`] when the communicator has failed before. Later failures are errors of `stream`.
     pub fn all_reduce<T: Element>(
         &self,
         send: &DeviceBuffer<T>,
@@ -38,8 +37,8 @@ impl Communicator {
         self.reduction(Collective::AllReduce, send.len(), (send, recv), &op.into(), None, stream)
     }
 
-    /// [`Communicator::all_reduce`] by a kernel of your own, over this communicator's connections: how a
-    /// protocol is tried before it is in the table. `protocol` says which buffers of the connections it uses.
+    /// [`Communicator::all_reduce`] with a kernel of the caller's, over this communicator's connections. So a protocol can be
+    /// tried before it is in the table of kernels. `protocol` says which buffers of the connections the kernel uses.
     ///
     /// # Safety
     /// `kernel` keeps the contract of [`AllReduceRing`](ferroccl_device::collectives::AllReduceRing): it
@@ -58,12 +57,12 @@ impl Communicator {
     ) -> Result<()> {
         self.check_alike("recv", recv, "send", send)?;
         let (call, buffers) = (Collective::AllReduce, (send, recv));
-        let mut request = self.reduction_request(call, send.len(), buffers, &op.into(), None)?;
-        request.own = Some((kernel, protocol));
-        self.submit(request, stream)
+        let mut task = self.reduction_task(call, send.len(), buffers, &op.into(), None)?;
+        task.custom_kernel = Some((kernel, protocol));
+        self.submit(task, stream)
     }
 
-    /// Gives every rank the `send` of all ranks, one behind the other in their order (`ncclAllGather`).
+    /// Concatenates the `send` of all ranks, in the order of the ranks, into every rank's `recv` (`ncclAllGather`).
     ///
     /// `recv` has as many times the elements of `send` as there are ranks. In place, `send` is this rank's block of
     /// `recv`.
@@ -98,8 +97,8 @@ impl Communicator {
         if own.address() != send.address() {
             check_apart("recv", recv, "send", send)?;
         }
-        let call = self.moving(Collective::AllGather, send.len(), T::TYPE, None);
-        self.submit(request(call, send, recv), stream)
+        let call = self.copying_call(Collective::AllGather, send.len(), T::TYPE, None);
+        self.submit(coll_task(call, send, recv), stream)
     }
 
     /// Reduces `send` over all ranks and gives each its block of the result (`ncclReduceScatter`).
@@ -144,9 +143,9 @@ impl Communicator {
         if at_root {
             self.check_alike("recv", recv, "send", send)?;
         }
-        let call = self.moving(Collective::Broadcast, recv.len(), T::TYPE, Some(root));
+        let call = self.copying_call(Collective::Broadcast, recv.len(), T::TYPE, Some(root));
         let send = if at_root { send } else { recv };
-        self.submit(request(call, send, recv), stream)
+        self.submit(coll_task(call, send, recv), stream)
     }
 
     /// Reduces `send` over all ranks into the `recv` of rank `root` (`ncclReduce`).
@@ -174,11 +173,11 @@ impl Communicator {
     /// Sends `buffer` to rank `peer`, which receives it by [`Communicator::recv`] (`ncclSend`). Messages between two
     /// ranks arrive in order.
     ///
-    /// What has to be under way together, as two ranks that send to each other, is called in one
-    /// [`group`](crate::group()). A message to the own rank needs its receive in the same group.
+    /// Messages that must run at the same time go into one [`group`](crate::group()): for example two ranks that send to each
+    /// other. A message to the own rank needs its receive in the same group.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there is no such peer, or a message to the own rank has no counterpart;
+    /// [`Error::InvalidArgument`] when there is no such peer, or when a message to the own rank has no receive;
     /// [`Error::Aborted`] when the communicator has failed before. Later, as an error of `stream`: when the peer receives
     /// another number of bytes.
     pub fn send<T: Element>(
@@ -206,7 +205,7 @@ impl Communicator {
     /// Sends block `i` of `send` to rank `i`, and receives block `i` of `recv` from it, for all ranks
     /// (`ncclAlltoAll`): a group of sends and receives.
     ///
-    /// The two have one length, which is a multiple of the number of ranks, and do not overlap.
+    /// `send` and `recv` must have the same length, a multiple of the number of ranks, and must not overlap.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when lengths do not fit or the buffers overlap; else as [`Communicator::send`].
@@ -234,8 +233,8 @@ impl Communicator {
         })
     }
 
-    /// Gives rank `root` the `send` of all ranks, one behind the other in their order (`ncclGather`): a group of sends
-    /// and receives.
+    /// Concatenates the `send` of all ranks, in the order of the ranks, into the `recv` of rank `root` (`ncclGather`): a
+    /// group of sends and receives.
     ///
     /// `recv` is used on the root alone, where it has as many times the elements of `send` as there are ranks. In place,
     /// the root's `send` is its block of `recv`.
@@ -250,26 +249,7 @@ impl Communicator {
         root: u32,
         stream: &Stream,
     ) -> Result<()> {
-        self.check_rank("root", root)?;
-        let each = send.len();
-        if root != self.rank() {
-            return self.send(send, root, stream);
-        }
-        self.check_blocks("recv", recv, "send", send)?;
-        let in_place = recv.slice(self.block(each)).address() == send.address();
-        if !in_place {
-            check_apart("recv", recv, "send", send)?;
-        }
-        group(|| {
-            for peer in (0..self.world_size()).filter(|peer| *peer != root || !in_place) {
-                if peer == root {
-                    self.send(send, root, stream)?;
-                }
-                let block = peer as usize * each..(peer as usize + 1) * each;
-                self.recv(&recv.slice(block), peer, stream)?;
-            }
-            Ok(())
-        })
+        self.rooted_blocks(true, send, recv, root, stream)
     }
 
     /// Gives rank `i` block `i` of the `send` of rank `root`, for all ranks (`ncclScatter`): a group of sends and
@@ -287,44 +267,58 @@ impl Communicator {
         root: u32,
         stream: &Stream,
     ) -> Result<()> {
-        self.check_rank("root", root)?;
-        let each = recv.len();
-        if root != self.rank() {
-            return self.recv(recv, root, stream);
-        }
-        self.check_blocks("send", send, "recv", recv)?;
-        let in_place = send.slice(self.block(each)).address() == recv.address();
-        if !in_place {
-            check_apart("recv", recv, "send", send)?;
-        }
-        group(|| {
-            for peer in (0..self.world_size()).filter(|peer| *peer != root || !in_place) {
-                let block = peer as usize * each..(peer as usize + 1) * each;
-                self.send(&send.slice(block), peer, stream)?;
-                if peer == root {
-                    self.recv(recv, root, stream)?;
-                }
-            }
-            Ok(())
-        })
+        self.rooted_blocks(false, recv, send, root, stream)
     }
 
-    /// What is in `stream` behind it begins after what is before it has ended on all ranks.
+    /// Has the work behind it in `stream` begin only after the work before it has ended on all ranks.
     ///
     /// # Errors
     /// [`Error::Aborted`] when the communicator has failed before.
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
-        let call = self.moving(Collective::Barrier, 1, DataType::F32, None);
-        let (input, output) = (self.0.barrier, self.0.barrier);
-        let request = Request {
+        let call = self.copying_call(Collective::Barrier, 1, DataType::F32, None);
+        let (input, output) = (self.0.barrier_buffer, self.0.barrier_buffer);
+        let task = CollTask {
             call,
             input,
             output,
             scalar: (0, false),
-            own: None,
+            custom_kernel: None,
             keep: [None, None, None],
         };
-        self.submit(request, stream)
+        self.submit(task, stream)
+    }
+
+    /// A gather, or a scatter: every rank's `block`, and on the root `all` of them.
+    fn rooted_blocks<T: Element>(
+        &self,
+        gather: bool,
+        block: &DeviceBuffer<T>,
+        all: &DeviceBuffer<T>,
+        root: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check_rank("root", root)?;
+        if root != self.rank() {
+            return self.message(block, root, gather, stream);
+        }
+        let (block_name, all_name) = if gather { ("send", "recv") } else { ("recv", "send") };
+        self.check_blocks(all_name, all, block_name, block)?;
+        let each = block.len();
+        let in_place = all.slice(self.block(each)).address() == block.address();
+        if !in_place {
+            let (send, recv) = if gather { (block, all) } else { (all, block) };
+            check_apart("recv", recv, "send", send)?;
+        }
+        group(|| {
+            for peer in (0..self.world_size()).filter(|peer| *peer != root || !in_place) {
+                let part = peer as usize * each..(peer as usize + 1) * each;
+                self.message(&all.slice(part), peer, !gather, stream)?;
+                if peer == root {
+                    self.message(block, root, gather, stream)?;
+                }
+            }
+            Ok(())
+        })
     }
 
     /// A collective that reduces.
@@ -337,45 +331,43 @@ impl Communicator {
         root: Option<u32>,
         stream: &Stream,
     ) -> Result<()> {
-        let request = self.reduction_request(collective, count, buffers, op, root)?;
-        self.submit(request, stream)
+        let task = self.reduction_task(collective, count, buffers, op, root)?;
+        self.submit(task, stream)
     }
 
-    fn reduction_request<T: Element>(
+    fn reduction_task<T: Element>(
         &self,
         collective: Collective,
         count: usize,
         (send, recv): (&DeviceBuffer<T>, &DeviceBuffer<T>),
         op: &Operator<T>,
         root: Option<u32>,
-    ) -> Result<Request> {
+    ) -> Result<CollTask> {
         let scalar = op.scalar(self.world_size())?;
-        let call = Call { collective, count, data_type: T::TYPE, op: op.op(), root };
-        let mut request = request(call, send, recv);
-        request.scalar = (scalar.value, scalar.by_address);
-        request.keep[2] = scalar.keep;
-        Ok(request)
+        let call = CollectiveCall { collective, count, data_type: T::TYPE, op: op.op(), root };
+        let mut task = coll_task(call, send, recv);
+        task.scalar = (scalar.value, scalar.by_address);
+        task.keep[2] = scalar.keep;
+        Ok(task)
     }
 
-    /// A collective that moves data.
-    fn moving(
+    /// A collective that copies data, without an operator.
+    fn copying_call(
         &self,
         collective: Collective,
         count: usize,
         data_type: DataType,
         root: Option<u32>,
-    ) -> Call {
-        Call { collective, count, data_type, op: ReduceOp::Sum, root }
+    ) -> CollectiveCall {
+        CollectiveCall { collective, count, data_type, op: ReduceOp::Sum, root }
     }
 
     /// Launches a collective, or keeps it for the end of the group.
-    fn submit(&self, request: Request, stream: &Stream) -> Result<()> {
-        match group::keep(&self.0, Entry::Collective(request), stream) {
-            Some(Entry::Collective(request)) => self.0.call(request, stream),
-            Some(Entry::Message(_)) | None => Ok(()),
-        }
+    fn submit(&self, task: CollTask, stream: &Stream) -> Result<()> {
+        group::submit(&self.0, AnyTask::Coll(task), stream)
     }
 
+    /// Launches a send or a receive, or keeps it for the end of the group.
     fn message<T: Element>(
         &self,
         buffer: &DeviceBuffer<T>,
@@ -384,20 +376,17 @@ impl Communicator {
         stream: &Stream,
     ) -> Result<()> {
         self.check_rank("peer", peer)?;
-        let message = Message {
+        let task = P2pTask {
             sending,
             peer,
             address: buffer.address(),
             bytes: buffer.len() * size_of::<T>(),
             keep: Arc::clone(buffer.memory()),
         };
-        match group::keep(&self.0, Entry::Message(message), stream) {
-            Some(Entry::Message(message)) => self.0.message(message, stream),
-            Some(Entry::Collective(_)) | None => Ok(()),
-        }
+        group::submit(&self.0, AnyTask::P2p(task), stream)
     }
 
-    /// The elements of this rank's block.
+    /// The elements of this rank's block, in a buffer with a block of `each` elements for every rank.
     fn block(&self, each: usize) -> std::ops::Range<usize> {
         let start = self.rank() as usize * each;
         start..start + each
@@ -411,7 +400,7 @@ impl Communicator {
         Err(Error::argument(argument, reason))
     }
 
-    /// One length, and the same buffer or apart.
+    /// Checks that two buffers have the same length, and are the same or do not overlap.
     fn check_alike<T: Element>(
         &self,
         name: &'static str,
@@ -426,7 +415,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// A block for each rank.
+    /// Checks that `buffer` has a `block` for each rank.
     fn check_blocks<T: Element>(
         &self,
         name: &'static str,
@@ -444,13 +433,17 @@ impl Communicator {
     }
 }
 
-fn request<T: Element>(call: Call, send: &DeviceBuffer<T>, recv: &DeviceBuffer<T>) -> Request {
-    Request {
+fn coll_task<T: Element>(
+    call: CollectiveCall,
+    send: &DeviceBuffer<T>,
+    recv: &DeviceBuffer<T>,
+) -> CollTask {
+    CollTask {
         call,
         input: send.address(),
         output: recv.address(),
         scalar: (0, false),
-        own: None,
+        custom_kernel: None,
         keep: [Some(Arc::clone(send.memory())), Some(Arc::clone(recv.memory())), None],
     }
 }

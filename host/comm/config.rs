@@ -1,4 +1,4 @@
-//! How a communicator is set up.
+//! The settings of a communicator.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -10,25 +10,26 @@ use ferroccl_proxy::net::Net;
 
 use super::AbortHandle;
 use crate::channel::ConnLayout;
-use crate::config::{Config, Selection};
-use crate::{Error, Result};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use ferroccl_topology::graph::tuning::Selection;
 
-/// How a communicator is set up. All ranks of a group need the same. [`CommConfig::default`] is right for
-/// most: what is `None` is taken from the environment (`NCCL_PROTO`, `NCCL_BUFFSIZE`, ...; see
-/// [`config`](crate::config)), and else has a default.
+/// The settings of a communicator (NCCL's `ncclConfig_t`). All ranks of a group need the same ones. What is `None`, as
+/// everything in [`CommConfig::default`], comes from the environment (`NCCL_PROTO`, `NCCL_BUFFSIZE`, ...; see
+/// [`config`](crate::config)), or has a default.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CommConfig {
     /// The protocol of every call, instead of the one chosen by size.
     pub protocol: Option<ProtocolId>,
-    /// The algorithm of every call that it can do, instead of the one chosen by size.
+    /// The algorithm of every call for which it exists, instead of the one chosen by size.
     pub algorithm: Option<Algorithm>,
-    /// Whether values are combined in the order of the ranks, whatever the size of a call, so that a result has the same
-    /// bits from run to run and on every device (`FERROCCL_DETERMINISTIC`). Large all-reduces take about as long, small
+    /// Whether values are always combined in the order of the ranks, so that a result has the same bits from run to run and
+    /// on every device (`FERROCCL_DETERMINISTIC`). Large all-reduces take about as long, small
     /// ones longer: see [`Chain`](ferroccl_device::collectives::Chain).
     pub deterministic: Option<bool>,
-    /// Ranks of a node: so many in a row count as one, instead of those of one host. Trees and the hierarchical
-    /// all-reduce go by nodes.
+    /// Ranks of a node: so many ranks in a row count as one node, instead of the ranks of one host. Trees and the
+    /// hierarchical all-reduce are built over nodes.
     pub ranks_per_node: Option<u32>,
     /// A network that reduces, for all-reduces over several nodes of as many ranks each. With `None`, and
     /// `NCCL_COLLNET_ENABLE`, it is [`SoftwareCollNet`] where all ranks are in one process.
@@ -47,7 +48,7 @@ pub struct CommConfig {
     pub buffer_bytes: [Option<usize>; 3],
     /// How long a kernel waits for a peer before its call fails; zero is for ever.
     pub timeout: Option<Duration>,
-    /// Ends the making of the communicator, and then it, from another thread.
+    /// A handle that aborts the communicator from another thread, also while it is made.
     pub abort: Option<AbortHandle>,
     /// Whether ranks of one process may write each other's memory; `None` is yes.
     pub p2p: Option<bool>,
@@ -58,25 +59,14 @@ pub struct CommConfig {
     pub first_step: u64,
 }
 
-/// Slots of a connection. NCCL has 8 (`NCCL_STEPS`); here 4 are up to an eighth faster where data comes from
-/// memory, and no slower elsewhere (`benches/records/2026-11-21-foundation.md`, other settings).
-const SLOTS: u32 = 4;
-/// Bytes of a connection's buffers by [`ProtocolId`], LL, LL128 and Simple. Small, so that the slots of a
-/// ring stay in a core's L2 cache; NCCL's are 256 KiB, about 5 MiB and 4 MiB for a GPU's.
-const BUFFER_BYTES: [usize; 3] = [64 << 10, 128 << 10, 256 << 10];
 /// Bytes of Simple's buffer where ranks are on several hosts: a slot is a message, and a network wants larger ones than a cache.
 /// With 4 MiB, as NCCL has, sockets were no faster (`benches/records/2026-11-22-network.md`).
 const NET_BUFFER_BYTES: usize = 1 << 20;
 /// How long a kernel waits: what PyTorch gives an NCCL collective (`kProcessGroupNCCLDefaultTimeout`).
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Bytes of a connection's buffers by protocol, and the slots each is cut into, where nothing else is asked for.
-pub(crate) const fn default_buffers() -> ([usize; 3], u32) {
-    (BUFFER_BYTES, SLOTS)
-}
-
 impl CommConfig {
-    /// What the environment's settings ask for.
+    /// The settings of the environment.
     pub(super) fn from_env(env: &Config) -> Self {
         let channels = |n: Option<u32>| n.map(|n| n.min(MAX_CHANNELS as u32));
         CommConfig {
@@ -93,7 +83,7 @@ impl CommConfig {
         }
     }
 
-    /// What is `None` from `other`; but the handle that aborts is nobody else's.
+    /// These settings, with those of `other` where they are `None`. The abort handle is not taken over.
     pub(super) fn or(&self, other: &Self) -> Self {
         let bytes = self.buffer_bytes.iter().zip(other.buffer_bytes);
         let mut bytes = bytes.map(|(mine, theirs)| mine.or(theirs));
@@ -117,7 +107,7 @@ impl CommConfig {
         }
     }
 
-    /// The network that reduces, if there is one for ranks of one process, or of several.
+    /// The network that reduces, if there is one. The software one is for ranks of one process.
     pub(super) fn collnet(&self, env: &Config, one_process: bool) -> Option<Arc<dyn CollNet>> {
         static SOFTWARE: LazyLock<Arc<SoftwareCollNet>> = LazyLock::new(Arc::default);
         let software = || Arc::clone(&*SOFTWARE) as Arc<dyn CollNet>;
@@ -129,8 +119,8 @@ impl CommConfig {
         self.protocol.map_or(env.proto, Selection::only)
     }
 
-    /// Slots and their sizes, of ranks on one host or on several.
-    /// `usual` is what the runtime has where nothing else is asked for: buffers, and their slots.
+    /// Slots and their sizes, for ranks on one host or on several. `usual` are the runtime's defaults: bytes of the buffers,
+    /// and slots of each.
     pub(super) fn layout(
         &self,
         usual: ([usize; 3], u32),
@@ -162,7 +152,7 @@ impl CommConfig {
         Ok(ConnLayout { slots, slot_bytes })
     }
 
-    /// Channels there are, when this rank would have `natural` of them; and whether every call uses all.
+    /// The number of channels for a rank whose device has `natural` of them, and whether every call uses all of them.
     pub(super) fn channels(&self, natural: u32) -> Result<(u32, bool)> {
         let most = MAX_CHANNELS as u32;
         for (name, value) in [

@@ -1,11 +1,13 @@
-//! The control block of a communicator: what its kernels read, and where they leave a failure.
+//! The control block of a communicator: the tables that its kernels read, and the flags that kernels and host share.
 //!
-//! What both sides write (the word that stops kernels, the first fault) is in the host's memory. What only kernels use is
-//! in a memory of the runtime, one block of tables that is written once:
+//! The flags (the word that stops kernels, the first fault) are in the host's memory, because both sides write them. The
+//! tables are in the device's memory, and are written once:
 //!
 //! ```text
-//! | peers, by set, channel and rank | of each view: ring's order | channels | Comm |
+//! | peers, by set, channel and rank | for each group of ranks: ring's order | channels | Comm |
 //! ```
+//!
+//! Groups are all ranks, the ranks of the node, and the nodes' leaders.
 
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -14,52 +16,51 @@ use std::time::Duration;
 
 use ferroccl_device::abi::{CACHE_LINE, Channel, Comm, Conn, Fault, FaultCell, Peer};
 
-use crate::Result;
+use crate::error::Result;
 use crate::runtime::{Memory, Runtime};
-use crate::transport::Region;
+use crate::transport::HostRegion;
 
-/// Memory that kernels use, at fixed addresses for as long as the communicator lives.
+/// The memory of a communicator's tables and flags. Addresses stay the same for as long as it lives.
 #[derive(Debug)]
-pub(super) struct Control {
-    /// A [`Cells`].
-    cells: Region,
+pub(super) struct ControlBlock {
+    /// A [`HostFlags`].
+    flags: HostRegion,
     _tables: Arc<dyn Memory>,
-    /// Address of the peers, and how many there are.
+    /// Address of the table of peers, and its length.
     peers: (u64, usize),
-    views: Vec<View>,
-    /// A connection, before any kernel has used it.
+    groups: Vec<DeviceComm>,
+    /// A connection as it is before the first call.
     shape: Conn,
 }
 
-/// What host and kernels tell each other.
+/// The words by which host and kernels tell each other of a failure (NCCL's `abortFlag`, `asyncError`).
 #[repr(C)]
-struct Cells {
+struct HostFlags {
     abort: u64,
     fault: FaultCell,
 }
 
-/// A group of ranks as kernels see it: all of the communicator, or a part that does a part of a call. As it was when it
-/// was made: kernels have their own.
+/// The tables of one group of ranks (NCCL's `ncclDevComm`), as they were written. Kernels change their own copy.
 #[derive(Debug)]
-struct View {
-    /// Where kernels find `comm`.
+struct DeviceComm {
+    /// Address of the kernels' copy of `comm`.
     address: u64,
     comm: Comm,
     channels: Box<[Channel]>,
 }
 
-/// What a view is made of.
+/// The order of a group's ranks around the ring.
 #[derive(Clone, Debug)]
-pub(super) struct Ring {
+pub(super) struct RankOrder {
     /// The ranks in the ring's order.
     pub ranks: Vec<u32>,
     /// This rank's position.
     pub index: u32,
 }
 
-/// Sizes and places that all views share.
+/// What the tables of all groups have in common.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Frame {
+pub(super) struct DeviceCommParams {
     pub rank: u32,
     /// Ranks of the communicator.
     pub nranks: u32,
@@ -69,10 +70,10 @@ pub(super) struct Frame {
     pub scratch: (u64, u64),
 }
 
-impl Control {
-    /// How long a wait may last; `None` is for ever.
+impl ControlBlock {
+    /// The budget of a kernel's wait; `None` is no limit.
     pub(super) fn timeout(&self) -> Option<Duration> {
-        let ns = self.views.first().map_or(0, |view| view.comm.timeout_ns);
+        let ns = self.groups.first().map_or(0, |group| group.comm.timeout_ns);
         (ns > 0).then(|| Duration::from_nanos(ns))
     }
 
@@ -82,16 +83,16 @@ impl Control {
     /// # Errors
     /// When there is no memory for it.
     pub(super) fn new(
-        frame: Frame,
+        params: DeviceCommParams,
         peers: &[Peer],
-        rings: &[Ring],
+        rings: &[RankOrder],
         runtime: &dyn Runtime,
     ) -> Result<Self> {
-        let cells = Region::anonymous(size_of::<Cells>().next_multiple_of(4096))?;
-        // With oneself there is none.
+        let flags = HostRegion::anonymous(size_of::<HostFlags>().next_multiple_of(4096))?;
+        // The entry of the rank itself is empty.
         let shape =
             peers.iter().find(|peer| peer.send.slots > 0).map_or_else(Conn::default, |p| p.send);
-        let channels = frame.channels as usize;
+        let channels = params.channels as usize;
         let mut sizes = vec![size_of_val(peers)];
         for ring in rings {
             let order = ring.ranks.len() * size_of::<u32>();
@@ -99,29 +100,29 @@ impl Control {
         }
         let bytes = sizes.iter().map(|size| size.next_multiple_of(CACHE_LINE)).sum();
         let tables = runtime.allocate(bytes)?;
-        let mut image = Image { base: tables.address(), bytes: Vec::with_capacity(bytes) };
+        let mut image = TableImage { base: tables.address(), bytes: Vec::with_capacity(bytes) };
 
         let peers_at = image.push(peers);
         let of_set = |set: u64, channel: u64| {
-            let index = (set * u64::from(frame.channels) + channel) * u64::from(frame.nranks);
+            let index = (set * u64::from(params.channels) + channel) * u64::from(params.nranks);
             peers_at + index * size_of::<Peer>() as u64
         };
-        let views = rings.iter().map(|ring| {
+        let groups = rings.iter().map(|ring| {
             let k = ring.ranks.len() as u32;
-            // The blocks of a part of the ranks are numbered for themselves.
-            let order_at = if k == frame.nranks {
+            // In a group of some of the ranks, data blocks are numbered from 0.
+            let order_at = if k == params.nranks {
                 image.push(&ring.ranks)
             } else {
                 image.push(&(0..k).collect::<Vec<u32>>())
             };
             let neighbour = |by: u32| ring.ranks[((ring.index + by) % k) as usize];
-            let channels: Box<[Channel]> = (0..u64::from(frame.channels))
+            let channels: Box<[Channel]> = (0..u64::from(params.channels))
                 .map(|channel| Channel {
                     peers: of_set(0, channel),
                     p2p: of_set(1, channel),
                     order: order_at,
-                    scratch: frame.scratch.0 + channel * frame.scratch.1,
-                    scratch_bytes: frame.scratch.1,
+                    scratch: params.scratch.0 + channel * params.scratch.1,
+                    scratch_bytes: params.scratch.1,
                     index: ring.index,
                     prev: neighbour(k - 1),
                     next: neighbour(1),
@@ -130,51 +131,51 @@ impl Control {
                 })
                 .collect();
             let comm = Comm {
-                rank: frame.rank,
+                rank: params.rank,
                 nranks: k,
                 channels: image.push(&channels),
-                abort: cells.address() + offset_of!(Cells, abort) as u64,
-                fault: cells.address() + offset_of!(Cells, fault) as u64,
-                timeout_ns: frame.timeout_ns,
+                abort: flags.address() + offset_of!(HostFlags, abort) as u64,
+                fault: flags.address() + offset_of!(HostFlags, fault) as u64,
+                timeout_ns: params.timeout_ns,
             };
-            View { address: image.push(&[comm]), comm, channels }
+            DeviceComm { address: image.push(&[comm]), comm, channels }
         });
-        let views = views.collect();
+        let groups = groups.collect();
         runtime.write(&tables, 0, &image.bytes)?;
-        Ok(Control { cells, _tables: tables, peers: (peers_at, peers.len()), views, shape })
+        Ok(ControlBlock { flags, _tables: tables, peers: (peers_at, peers.len()), groups, shape })
     }
 
-    /// What kernels and host share: address, and bytes.
+    /// The memory that kernels and host share: address, and bytes.
     pub(super) fn shared(&self) -> (u64, usize) {
-        (self.cells.address(), self.cells.len())
+        (self.flags.address(), self.flags.len())
     }
 
-    /// Address of the [`Comm`] of a view; the first is that of all ranks.
-    pub(super) fn comm_address(&self, view: usize) -> u64 {
-        self.views[view].address
+    /// Address of the [`Comm`] of a group; the first is that of all ranks.
+    pub(super) fn comm_address(&self, group: usize) -> u64 {
+        self.groups[group].address
     }
 
     /// Ranks of the communicator.
     pub(super) fn ranks(&self) -> usize {
-        let channels = self.views.first().map_or(0, |view| view.channels.len());
+        let channels = self.groups.first().map_or(0, |group| group.channels.len());
         self.peers.1 / (2 * channels).max(1)
     }
 
-    /// Slots and their sizes, as of all connections.
+    /// A connection with the slots that all connections have.
     pub(super) fn conn_shape(&self) -> Conn {
         self.shape
     }
 
-    /// A view's group and channels, as its kernels find them at first.
-    pub(super) fn view(&self, view: usize) -> (&Comm, &[Channel]) {
-        let View { comm, channels, .. } = &self.views[view];
+    /// The tables of a group as they were written.
+    pub(super) fn tables(&self, group: usize) -> (&Comm, &[Channel]) {
+        let DeviceComm { comm, channels, .. } = &self.groups[group];
         (comm, channels)
     }
 
     /// Address of a connection for sends and receives: on a channel, from us to `peer` or the other way.
     pub(super) fn p2p_conn(&self, channel: u32, peer: u32, sending: bool) -> u64 {
-        let view = &self.views[0];
-        let first = view.channels[channel as usize].p2p;
+        let group = &self.groups[0];
+        let first = group.channels[channel as usize].p2p;
         let at = first + u64::from(peer) * size_of::<Peer>() as u64;
         let offset = if sending {
             std::mem::offset_of!(Peer, send)
@@ -184,7 +185,7 @@ impl Control {
         at + offset as u64
     }
 
-    /// The channel and the peer of a connection for sends and receives; `None` when the address is none's.
+    /// The channel and the peer of the connection for sends and receives at this address, if there is one.
     pub(super) fn p2p_of(&self, conn: u64) -> Option<(u32, u32)> {
         let half = self.peers.1 / 2;
         let first = self.peers.0 + (half * size_of::<Peer>()) as u64;
@@ -193,13 +194,13 @@ impl Control {
         (index < half).then(|| ((index / ranks) as u32, (index % ranks) as u32))
     }
 
-    fn cells(&self) -> *mut Cells {
-        std::ptr::with_exposed_provenance_mut(self.cells.address() as usize)
+    fn flags(&self) -> *mut HostFlags {
+        std::ptr::with_exposed_provenance_mut(self.flags.address() as usize)
     }
 
     fn state(&self) -> &AtomicU64 {
         // SAFETY: the word is aligned, lives as long as `self`, and is only accessed atomically.
-        unsafe { AtomicU64::from_ptr(&raw mut (*self.cells()).fault.state) }
+        unsafe { AtomicU64::from_ptr(&raw mut (*self.flags()).fault.state) }
     }
 
     /// The first failure.
@@ -209,32 +210,32 @@ impl Control {
             return None;
         }
         // SAFETY: in state 2 nobody writes the fault any more.
-        Some(unsafe { (*self.cells()).fault.fault })
+        Some(unsafe { (*self.flags()).fault.fault })
     }
 
     /// Records `fault` unless there is one, and stops our kernels.
     pub(super) fn fail(&self, fault: &Fault) {
         if self.state().compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            // SAFETY: who takes the state from 0 to 1 is the only writer.
-            unsafe { (*self.cells()).fault.fault = *fault };
+            // SAFETY: only the thread or kernel that takes the state from 0 to 1 writes the fault.
+            unsafe { (*self.flags()).fault.fault = *fault };
             // Pairs with the acquire in `fault`.
             self.state().store(2, Ordering::Release);
         }
         // SAFETY: the word is aligned, lives as long as `self`, and is only accessed atomically.
-        let abort = unsafe { AtomicU64::from_ptr(&raw mut (*self.cells()).abort) };
+        let abort = unsafe { AtomicU64::from_ptr(&raw mut (*self.flags()).abort) };
         // Pairs with the acquire in `Context::aborted`.
         abort.store(1, Ordering::Release);
     }
 }
 
-/// Tables one behind the other, each on cache lines of its own.
-struct Image {
-    /// Where it will be.
+/// Tables in a row, each on cache lines of its own.
+struct TableImage {
+    /// The address that it will have.
     base: u64,
     bytes: Vec<u8>,
 }
 
-impl Image {
+impl TableImage {
     /// Adds a table; gives its address.
     fn push<T: bytemuck::Pod>(&mut self, table: &[T]) -> u64 {
         let at = self.base + self.bytes.len() as u64;

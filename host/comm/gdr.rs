@@ -1,16 +1,16 @@
-//! Which card a rank's GPU uses, and what of its connections is in the GPU's memory (GPU Direct RDMA).
+//! The network card of a rank, and the slots that are in its GPU's memory (GPU Direct RDMA).
 //!
-//! A rank on a GPU takes the card that is nearest, as NCCL does (`ncclTopoGetLocalNet`). Where card and GPU can, and are
-//! near enough (`NCCL_NET_GDR_LEVEL`), the card writes what arrives straight into the GPU's memory, and reads there what is
-//! sent. What the proxy looks at itself stays with the host: headers, slots of LL, and of LL128 those that are sent from.
+//! A rank on a GPU takes the nearest card, as NCCL does (`ncclTopoGetLocalNet`). Where both drivers can, and the card is near
+//! enough (`NCCL_NET_GDR_LEVEL`), the card writes received data into the GPU's memory and reads sent data there. What the
+//! proxy reads itself stays in the host's memory: headers, all slots of LL, and LL128's slots to send.
 //!
 //! ```text
 //! Net::properties ─┐
-//! Runtime::rdma ───┼─► choose ─► Card { device, gdr } ─► SlotPlaces (one allocation) ─► EdgeEnd::slots ─► proxy
+//! Runtime::rdma ───┼─► choose ─► NetCard { device, gdr } ─► SlotPlacement (one allocation) ─► EdgeEnd::slots ─► proxy
 //! topology ────────┘
 //! ```
 //!
-//! Both ends decide for themselves: a host that has it may talk to one that has not.
+//! Each end decides for itself. A host with GPU Direct RDMA can be connected with a host without it.
 
 use std::sync::Arc;
 
@@ -18,26 +18,26 @@ use ferroccl_device::abi::ProtocolId;
 use ferroccl_proxy::net::{Net, Properties};
 use tracing::{info, warn};
 
-use super::setup::Member;
-use crate::channel::{SlotMemory, Slots};
+use super::builder::CommBuilder;
+use crate::channel::{DeviceSlots, SlotMemory};
 use crate::config::Config;
+use crate::error::{Error, Result};
 use crate::log;
 use crate::runtime::{DeviceInfo, RdmaInfo};
-use crate::topology::path::direct;
-use crate::topology::{self, BusId, LinkKind, Node, NodeId, PathKind, Policy, System};
-use crate::{Error, Result};
+use ferroccl_topology::path::direct;
+use ferroccl_topology::{self as topology, BusId, LinkKind, Node, NodeId, PathKind, System};
 
-/// What is received into the GPU's memory: LL stays with the host, as in NCCL (`net.cc`).
+/// The protocols whose slots to receive are in the GPU's memory. LL's are the host's, as in NCCL (`net.cc`).
 const RECEIVED: &[ProtocolId] = &[ProtocolId::Ll128, ProtocolId::Simple];
-/// What is sent from there: the proxy has to see the lines of the others.
+/// The protocols whose slots to send are there. The proxy has to read the lines of LL and LL128.
 const SENT: &[ProtocolId] = &[ProtocolId::Simple];
-/// What of a GPU's memory slots may take: every rank on another host has some, so that large groups would leave little to
-/// the application.
+/// Slots may take one part in so many of a GPU's memory. Every rank on another host has slots, so that large groups would
+/// leave little to the application.
 const SHARE: usize = 8;
 
 /// The card of a rank.
 #[derive(Debug)]
-pub(super) struct Card {
+pub(super) struct NetCard {
     /// Its number in the network.
     pub device: usize,
     /// How it reaches the memory of the rank's GPU, if it does.
@@ -47,18 +47,18 @@ pub(super) struct Card {
 /// How a card reaches a GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gdr {
-    /// As a DMA buffer, and whether the address would do as well; else by the address.
-    by: By,
-    /// Whether it reads there, too.
+    /// As a DMA buffer, or by its address.
+    by: GdrAccess,
+    /// Whether the card also reads there.
     read: bool,
-    /// Whether what it writes has to be flushed.
+    /// Whether the card's writes have to be flushed.
     flush: bool,
-    /// Bytes of slots that the GPU may have.
+    /// Bytes of slots in the GPU's memory, at most.
     most: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum GdrAccess {
     Address,
     DmaBuf { else_address: bool },
 }
@@ -70,20 +70,20 @@ struct Distance {
     bw: f64,
 }
 
-/// What is known of the GPU's place among the cards.
-struct Neighbourhood {
+/// The GPU's place in the topology.
+struct GpuLocality {
     system: System,
     gpu: Option<NodeId>,
     nvb: bool,
 }
 
-impl Neighbourhood {
+impl GpuLocality {
     /// # Errors
     /// When a file is asked for (`NCCL_TOPO_FILE`) that makes no sense.
     fn of(gpu: &DeviceInfo, env: &Config) -> Result<Self> {
         let mut env = env.clone();
-        env.topo_dump_file = None; // `machine::look` writes it
-        let system = match topology::load(&env) {
+        env.topo_dump_file = None; // `log_topology::look` writes it
+        let system = match topology::load(&env.topology_files()) {
             Err(error) if env.topo_file.is_none() => {
                 warn!(target: log::NET, "which card is near {} is not known: {error}", gpu.name);
                 System::default()
@@ -93,10 +93,10 @@ impl Neighbourhood {
         let id = gpu.bus_id.parse::<BusId>().ok();
         let found = system.gpus().into_iter().find(|(_, gpu)| Some(gpu.bus_id) == id);
         let gpu = found.map(|(node, _)| node);
-        Ok(Neighbourhood { gpu, system, nvb: !env.nvb_disable })
+        Ok(GpuLocality { gpu, system, nvb: !env.nvb_disable })
     }
 
-    /// Of a card: by its name and port, or the PCI device that it says it is.
+    /// The distance of a card, which is found by its name and port, or by its PCI device.
     fn distance(&self, card: &Properties) -> Option<Distance> {
         let id = card.pci_path.as_deref().and_then(|path| path.rsplit('/').next()?.parse().ok());
         let nets = self.system.nets();
@@ -116,7 +116,7 @@ impl Neighbourhood {
         })
     }
 
-    /// Whether the GPU is joined to a CPU by something else than PCI.
+    /// Whether the GPU is connected to a CPU by a chip-to-chip link.
     fn has_c2c(&self) -> bool {
         let c2c = |gpu| self.system.links_from(gpu).any(|(_, link)| link.kind == LinkKind::C2c);
         self.gpu.is_some_and(c2c)
@@ -132,22 +132,22 @@ pub(super) fn choose(
     (gpu, rdma): (Option<&DeviceInfo>, Option<&RdmaInfo>),
     turn: usize,
     env: &Config,
-) -> Result<Card> {
+) -> Result<NetCard> {
     let devices = net.devices();
     let in_turn = turn.checked_rem(devices).ok_or_else(|| Error::Unavailable {
         what: format!("network {}", net.name()),
         reason: "it has no device".to_owned(),
     })?;
-    let Some(gpu) = gpu else { return Ok(Card { device: in_turn, gdr: None }) };
-    let around = Neighbourhood::of(gpu, env)?;
+    let Some(gpu) = gpu else { return Ok(NetCard { device: in_turn, gdr: None }) };
+    let around = GpuLocality::of(gpu, env)?;
     let cards = (0..devices).map(|device| net.properties(device));
     let cards = cards.collect::<std::result::Result<Vec<_>, _>>()?;
     let distances: Vec<_> = cards.iter().map(|card| around.distance(card)).collect();
     let device = nearest(&distances, turn).unwrap_or(in_turn);
     let card = &cards[device];
-    // What is not on PCI, or not found there, is at the other end of the host.
+    // A card that is not found in the topology counts as the farthest.
     let kind = distances[device].map_or(PathKind::Sys, |distance| distance.kind);
-    let decision = Policy::from_config(env).gdr_at(kind);
+    let decision = env.policy().gdr_at(kind);
     let by = rdma.map_or(Err("the GPU's driver does not offer it"), |rdma| by(card, rdma, env));
     let (name, gpu_name) = (format!("NET/{}", net.name()), &gpu.name);
     let by = match by {
@@ -155,23 +155,23 @@ pub(super) fn choose(
         by => {
             let why = by.err().map_or(decision.why, str::to_owned);
             info!(target: log::NET, "{name} : GPU Direct RDMA Disabled for {gpu_name} / {}: {why}", card.name);
-            return Ok(Card { device, gdr: None });
+            return Ok(NetCard { device, gdr: None });
         }
     };
     // NCCL leaves it out on some GPUs of a capability below 8.0 (`ncclTopoCheckGdr`), for which there are no kernels.
     let read = env.net_gdr_read;
-    // Where data and what tells of it take different ways, order on one of them says nothing (NCCL's
+    // With a chip-to-chip link data and flags take different paths, so that order on one path is not enough (NCCL's
     // `ncclTopoNeedFlush`).
     let ordered = rdma.is_some_and(|rdma| rdma.ordered) && !around.has_c2c();
     let flush = env.net_force_flush || !ordered;
     info!(target: log::NET, "{name} : GPU Direct RDMA Enabled for {gpu_name} / {} ({}), read {}, flush {}{}",
           card.name, decision.why, u32::from(read), u32::from(flush),
-          if by == By::Address { "" } else { ", DMA-BUF" });
+          if by == GdrAccess::Address { "" } else { ", DMA-BUF" });
     let most = rdma.map_or(0, |rdma| rdma.memory / SHARE);
-    Ok(Card { device, gdr: Some(Gdr { by, read, flush, most }) })
+    Ok(NetCard { device, gdr: Some(Gdr { by, read, flush, most }) })
 }
 
-/// Of several that are equally near, the one at its turn.
+/// The nearest card; of several that are equally near, number `turn`.
 fn nearest(distances: &[Option<Distance>], turn: usize) -> Option<usize> {
     let known = || (0..distances.len()).filter_map(|i| Some((i, distances[i]?)));
     let order = |a: &Distance, b: &Distance| a.kind.cmp(&b.kind).then(b.bw.total_cmp(&a.bw));
@@ -181,48 +181,56 @@ fn nearest(distances: &[Option<Distance>], turn: usize) -> Option<usize> {
     equal.get(turn % equal.len().max(1)).copied()
 }
 
-/// What card and GPU have in common.
-fn by(card: &Properties, rdma: &RdmaInfo, env: &Config) -> std::result::Result<By, &'static str> {
+/// How this card reaches memory of this GPU.
+fn by(
+    card: &Properties,
+    rdma: &RdmaInfo,
+    env: &Config,
+) -> std::result::Result<GdrAccess, &'static str> {
     let address = card.cuda && rdma.by_address;
     match (card.dma_buf && rdma.dma_buf, env.dmabuf_enable) {
-        (true, true) => Ok(By::DmaBuf { else_address: address }),
-        _ if address => Ok(By::Address),
+        (true, true) => Ok(GdrAccess::DmaBuf { else_address: address }),
+        _ if address => Ok(GdrAccess::Address),
         (true, false) => Err("NCCL_DMABUF_ENABLE is 0, and nvidia_peermem is not there"),
         (false, _) => Err("the card's driver does not offer it"),
     }
 }
 
-/// Where the slots of a rank are that are in its GPU's memory.
+/// The slots of a rank in its GPU's memory.
 #[derive(Debug)]
-pub(super) struct SlotPlaces {
+pub(super) struct SlotPlacement {
     memory: Arc<SlotMemory>,
     /// By rank: where those of the edges from it and to it begin.
     from: Vec<Option<usize>>,
     to: Vec<Option<usize>>,
 }
 
-impl SlotPlaces {
-    /// Of the edge from a rank.
-    pub(super) fn from(&self, rank: u32) -> Option<Slots> {
+impl SlotPlacement {
+    /// The slots of the edge from a rank.
+    pub(super) fn from(&self, rank: u32) -> Option<DeviceSlots> {
         self.at(self.from.get(rank as usize), RECEIVED)
     }
 
-    /// Of the edge to a rank.
-    pub(super) fn to(&self, rank: u32) -> Option<Slots> {
+    /// The slots of the edge to a rank.
+    pub(super) fn to(&self, rank: u32) -> Option<DeviceSlots> {
         self.at(self.to.get(rank as usize), SENT)
     }
 
-    fn at(&self, place: Option<&Option<usize>>, protocols: &'static [ProtocolId]) -> Option<Slots> {
+    fn at(
+        &self,
+        place: Option<&Option<usize>>,
+        protocols: &'static [ProtocolId],
+    ) -> Option<DeviceSlots> {
         let offset = place.copied().flatten()?;
-        Some(Slots { memory: Arc::clone(&self.memory), offset, protocols })
+        Some(DeviceSlots { memory: Arc::clone(&self.memory), offset, protocols })
     }
 }
 
-impl Member<'_> {
-    /// Memory for the slots of edges over the network, `remote` by rank: whether that from it is one, and that to it.
-    /// `None` where there is not enough, or they would take too much of it, or the driver does not let the card at it; then
-    /// the host's does.
-    pub(super) fn place_slots(&self, gdr: Gdr, remote: &[(bool, bool)]) -> Option<SlotPlaces> {
+impl CommBuilder<'_> {
+    /// Memory for the slots of edges over the network; `remote` says for each rank whether the edge from it and the edge to it
+    /// are such. `None` when there is not enough memory, when the slots would take too large a part of it, or when the driver
+    /// does not export it. Then the slots are in the host's memory.
+    pub(super) fn place_slots(&self, gdr: Gdr, remote: &[(bool, bool)]) -> Option<SlotPlacement> {
         let channels = self.channels as usize;
         let (received, sent) =
             (self.layout.slots_bytes(RECEIVED, channels), self.layout.slots_bytes(SENT, channels));
@@ -243,7 +251,7 @@ impl Member<'_> {
             self.slot_memory(gdr, bytes)
         };
         match slots {
-            Ok(memory) => Some(SlotPlaces { memory: Arc::new(memory), from, to }),
+            Ok(memory) => Some(SlotPlacement { memory: Arc::new(memory), from, to }),
             Err(error) => {
                 warn!(target: log::NET, "rank {}: GPU Direct RDMA Disabled: {bytes} bytes of slots: {error}",
                       self.rank);
@@ -261,8 +269,8 @@ impl Member<'_> {
         let address = usize::try_from(memory.address()).unwrap_or(0);
         let start = address.next_multiple_of(page) - address;
         let dma_buf = match gdr.by {
-            By::Address => None,
-            By::DmaBuf { else_address } => match runtime.dma_buf(&memory, start, bytes) {
+            GdrAccess::Address => None,
+            GdrAccess::DmaBuf { else_address } => match runtime.dma_buf(&memory, start, bytes) {
                 Ok(file) => Some(file),
                 Err(error) if else_address => {
                     info!(target: log::NET, "rank {}: no DMA buffer, by the address: {error}", self.rank);
@@ -348,7 +356,7 @@ mod tests {
         turn: usize,
         rdma: &RdmaInfo,
         settings: &[(&str, &str)],
-    ) -> Card {
+    ) -> NetCard {
         let file = dgx();
         on(cards, bus_id, turn, rdma, &[settings, &[("NCCL_TOPO_FILE", &file)]].concat())
     }
@@ -359,7 +367,7 @@ mod tests {
         turn: usize,
         rdma: &RdmaInfo,
         settings: &[(&str, &str)],
-    ) -> Card {
+    ) -> NetCard {
         let get = |name: &str| Some(settings.iter().find(|(n, _)| *n == name)?.1.to_owned());
         let env = Config::from_lookup(get).unwrap();
         let gpu = DeviceInfo {
@@ -411,7 +419,7 @@ mod tests {
         let gdr = |number, rdma: &RdmaInfo, settings: &[_]| {
             on_dgx(&mlx(&[number]), "0000:11:00.0", 0, rdma, settings).gdr
         };
-        let dma_buf = By::DmaBuf { else_address: true };
+        let dma_buf = GdrAccess::DmaBuf { else_address: true };
         assert_eq!(
             gdr(0, &ALL, &[]),
             Some(Gdr { by: dma_buf, read: true, flush: false, most: MOST })
@@ -425,13 +433,13 @@ mod tests {
         let read = gdr(0, &unordered, &[("NCCL_NET_GDR_READ", "0")]);
         assert_eq!(read, Some(Gdr { by: dma_buf, read: false, flush: true, most: MOST }));
         let off = gdr(0, &ALL, &[("NCCL_DMABUF_ENABLE", "0")]);
-        assert_eq!(off.map(|gdr| gdr.by), Some(By::Address));
+        assert_eq!(off.map(|gdr| gdr.by), Some(GdrAccess::Address));
         let only_dma = RdmaInfo { by_address: false, ..ALL };
         let by = gdr(0, &only_dma, &[]).map(|gdr| gdr.by);
-        assert_eq!(by, Some(By::DmaBuf { else_address: false }));
+        assert_eq!(by, Some(GdrAccess::DmaBuf { else_address: false }));
         assert_eq!(gdr(0, &only_dma, &[("NCCL_DMABUF_ENABLE", "0")]), None);
         let only_address = RdmaInfo { dma_buf: false, ..ALL };
-        assert_eq!(gdr(0, &only_address, &[]).map(|gdr| gdr.by), Some(By::Address));
+        assert_eq!(gdr(0, &only_address, &[]).map(|gdr| gdr.by), Some(GdrAccess::Address));
         let none = RdmaInfo { by_address: false, dma_buf: false, ..ALL };
         assert_eq!(gdr(0, &none, &[]), None);
     }

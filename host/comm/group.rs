@@ -1,9 +1,9 @@
 //! Groups: calls that start together.
 //!
-//! The calls that a thread makes within [`group`] are kept, and launched at its end. Each communicator's collectives go
-//! one after the other, its sends and receives together in one kernel; what is of different communicators, and the two
-//! kinds of one, are under way at the same time. So no call of a group waits for another, but for the order that its own
-//! communicator's collectives have on all ranks.
+//! The calls that a thread makes within [`group`] are kept, and launched at its end. A communicator's collectives run one
+//! after the other, as everywhere. Its sends and receives run together, in one kernel. Calls of different communicators,
+//! and collectives beside sends and receives, run at the same time. So a call waits for another one of its group only if
+//! both are collectives of one communicator, which have the same order on all ranks.
 //!
 //! ```text
 //! user's stream  ──●─ A's collectives ──────────────●──
@@ -14,41 +14,41 @@
 use std::cell::RefCell;
 use std::sync::{Arc, PoisonError};
 
-use super::Inner;
-use super::launch::Request;
-use super::p2p::{Message, Transfers};
-use crate::Result;
+use super::collective::CollTask;
+use super::p2p::{P2pBatch, P2pTask};
+use super::state::CommState;
 use crate::buffer::Stream;
+use crate::error::Result;
 use crate::runtime::Event;
 
-/// A call that waits for the end of its group.
-pub(super) enum Entry {
-    Collective(Request),
-    Message(Message),
+/// A checked call.
+pub(super) enum AnyTask {
+    Coll(CollTask),
+    P2p(P2pTask),
 }
 
-/// A call, whose, and where it goes.
-struct Kept {
-    inner: Arc<Inner>,
-    entry: Entry,
+/// A kept call, with its communicator and stream.
+struct QueuedTask {
+    comm: Arc<CommState>,
+    task: AnyTask,
     stream: Stream,
 }
 
 thread_local! {
     /// The group that this thread is in.
-    static GROUP: RefCell<Option<Vec<Kept>>> = const { RefCell::new(None) };
+    static GROUP: RefCell<Option<Vec<QueuedTask>>> = const { RefCell::new(None) };
 }
 
 /// Makes the calls of `body` start together (`ncclGroupStart`, `ncclGroupEnd`): any mix of collectives, sends and
-/// receives, of several communicators and on several streams. None waits for another, so that ranks of one thread, or
-/// two ranks that send to each other, do not wait for ever. A group within a group is part of that.
+/// receives, of several communicators and on several streams. They run at the same time. So one thread can make the calls
+/// of several ranks, and two ranks can send to each other. A group within a group is part of the outer one.
 ///
-/// A stream goes on when all calls of the group that were put into it have ended.
+/// Later work in a stream waits for all calls of the group that were made on that stream.
 ///
 /// # Errors
-/// The error of `body`: then nothing is launched. Errors of the calls that show only at their launch: a message of a
-/// rank to itself without its counterpart ([`Error::InvalidArgument`](crate::Error::InvalidArgument): nothing is launched),
-/// [`Error::Aborted`](crate::Error::Aborted).
+/// The error of `body`; then nothing is launched. [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a message of a
+/// rank to itself without its counterpart; then nothing is launched, either. [`Error::Aborted`](crate::Error::Aborted) when a
+/// communicator has failed before.
 ///
 /// ```
 /// use ferroccl::{Communicator, Device, group};
@@ -74,7 +74,7 @@ pub fn group<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
     if GROUP.with_borrow(Option::is_some) {
         return body();
     }
-    // Also after a panic the thread is in no group.
+    // A drop, so that the thread leaves the group also after a panic.
     struct Leave;
     impl Drop for Leave {
         fn drop(&mut self) {
@@ -84,122 +84,115 @@ pub fn group<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
     GROUP.set(Some(Vec::new()));
     let leave = Leave;
     let result = body()?;
-    let kept = GROUP.take().unwrap_or_default();
+    let queued = GROUP.take().unwrap_or_default();
     drop(leave);
-    launch(kept)?;
+    launch(queued)?;
     Ok(result)
 }
 
-/// Keeps a call for the end of the group; gives it back when there is no group.
-pub(super) fn keep(inner: &Arc<Inner>, entry: Entry, stream: &Stream) -> Option<Entry> {
-    GROUP.with_borrow_mut(|group| match group {
-        None => Some(entry),
-        Some(kept) => {
-            kept.push(Kept { inner: Arc::clone(inner), entry, stream: stream.clone() });
+/// Launches a task, or keeps it for the end of the group that this thread is in.
+pub(super) fn submit(comm: &Arc<CommState>, task: AnyTask, stream: &Stream) -> Result<()> {
+    let task = GROUP.with_borrow_mut(|group| match group {
+        None => Some(task),
+        Some(queued) => {
+            queued.push(QueuedTask { comm: Arc::clone(comm), task, stream: stream.clone() });
             None
         }
-    })
-}
-
-/// What goes one after the other.
-struct Lane {
-    inner: Arc<Inner>,
-    /// The streams that its calls were put into; it runs in the first, or beside it.
-    streams: Vec<Stream>,
-    work: LaneWork,
-}
-
-enum LaneWork {
-    Collectives(Vec<Request>),
-    Messages(Vec<Message>),
-    Transfers(Box<Transfers>),
-}
-
-impl Lane {
-    fn new(inner: &Arc<Inner>, work: LaneWork) -> Self {
-        Lane { inner: Arc::clone(inner), streams: Vec::new(), work }
-    }
-
-    fn goes_into(&mut self, stream: Stream) {
-        if self.streams.iter().all(|other| !other.is(&stream)) {
-            self.streams.push(stream);
+    });
+    match task {
+        None => Ok(()),
+        Some(AnyTask::Coll(task)) => {
+            let mut order = comm.lock_order()?;
+            order.continue_on(stream);
+            task.launch(comm, &mut order, stream)
+        }
+        Some(AnyTask::P2p(task)) => {
+            let batch = P2pBatch::new(comm, vec![task])?;
+            let mut order = comm.lock_order()?;
+            order.continue_on(stream);
+            batch.launch(comm, order.seq, stream)
         }
     }
 }
 
-/// The lanes of a group: of each communicator one for its collectives and one for its messages.
-fn lanes(kept: Vec<Kept>) -> Vec<Lane> {
-    let mut lanes: Vec<Lane> = Vec::new();
-    for Kept { inner, entry, stream } in kept {
-        let is_message = matches!(entry, Entry::Message(_));
-        let at = lanes.iter().position(|lane| {
-            Arc::ptr_eq(&lane.inner, &inner)
-                && matches!(lane.work, LaneWork::Messages(_)) == is_message
+/// Calls of one communicator and of one kind, which run one after the other.
+struct TaskBatch {
+    comm: Arc<CommState>,
+    /// The streams that its calls were made on. The batch runs in the first, or beside it.
+    streams: Vec<Stream>,
+    tasks: BatchTasks,
+}
+
+enum BatchTasks {
+    Collectives(Vec<CollTask>),
+    /// Sends and receives as they were called.
+    Messages(Vec<P2pTask>),
+    /// The same, ready to be launched.
+    P2p(Box<P2pBatch>),
+}
+
+/// The batches of a group: of each communicator one of collectives, and one of sends and receives.
+fn batches(queued: Vec<QueuedTask>) -> Vec<TaskBatch> {
+    let mut batches: Vec<TaskBatch> = Vec::new();
+    for QueuedTask { comm, task, stream } in queued {
+        let is_message = matches!(task, AnyTask::P2p(_));
+        let at = batches.iter().position(|batch| {
+            Arc::ptr_eq(&batch.comm, &comm)
+                && matches!(batch.tasks, BatchTasks::Messages(_)) == is_message
         });
         let at = at.unwrap_or_else(|| {
-            let work = if is_message {
-                LaneWork::Messages(Vec::new())
+            let tasks = if is_message {
+                BatchTasks::Messages(Vec::new())
             } else {
-                LaneWork::Collectives(Vec::new())
+                BatchTasks::Collectives(Vec::new())
             };
-            lanes.push(Lane::new(&inner, work));
-            lanes.len() - 1
+            batches.push(TaskBatch { comm: Arc::clone(&comm), streams: Vec::new(), tasks });
+            batches.len() - 1
         });
-        lanes[at].goes_into(stream);
-        match (&mut lanes[at].work, entry) {
-            (LaneWork::Collectives(all), Entry::Collective(request)) => all.push(request),
-            (LaneWork::Messages(all), Entry::Message(message)) => all.push(message),
+        batches[at].add_stream(stream);
+        match (&mut batches[at].tasks, task) {
+            (BatchTasks::Collectives(all), AnyTask::Coll(task)) => all.push(task),
+            (BatchTasks::Messages(all), AnyTask::P2p(task)) => all.push(task),
             _ => {}
         }
     }
-    lanes
+    batches
 }
 
 /// Launches all calls of a group.
-fn launch(kept: Vec<Kept>) -> Result<()> {
-    let mut lanes = lanes(kept);
-    // What can go wrong before anything is launched.
-    for lane in &mut lanes {
-        drop(lane.inner.lock_order()?);
-        match &mut lane.work {
-            LaneWork::Messages(messages) => {
-                lane.inner.prepare_messages()?;
-                let transfers = lane.inner.transfers(std::mem::take(messages))?;
-                lane.work = LaneWork::Transfers(Box::new(transfers));
-            }
-            LaneWork::Collectives(requests) => {
-                requests.iter().try_for_each(|request| lane.inner.prepare(request))?;
-            }
-            LaneWork::Transfers(_) => {}
-        }
+fn launch(queued: Vec<QueuedTask>) -> Result<()> {
+    let mut batches = batches(queued);
+    // All errors that can be known before the first launch.
+    for batch in &mut batches {
+        batch.prepare()?;
     }
-    let starts = Starts::of(&lanes);
-    // The streams that a lane runs in, and what is to wait for its end.
+    let forks = ForkPoints::of(&batches);
+    // The streams that batches run in, and their ends where other streams wait for them.
     let mut taken: Vec<Stream> = Vec::new();
-    let mut ends: Vec<End> = Vec::new();
+    let mut joins: Vec<JoinPoint> = Vec::new();
     let mut result = Ok(());
-    for lane in lanes {
-        let beside = taken.iter().any(|stream| stream.is(&lane.streams[0]));
-        match lane.launch(beside, &starts) {
-            Ok((on, end)) => {
+    for batch in batches {
+        let beside = taken.iter().any(|stream| stream.is(&batch.streams[0]));
+        match batch.launch(beside, &forks) {
+            Ok((on, join)) => {
                 taken.push(on);
-                ends.extend(end);
+                joins.extend(join);
             }
             Err(error) => result = result.and(Err(error)),
         }
     }
-    // Only now, as other lanes may run in these streams.
-    ends.iter().for_each(End::join);
+    // After the last launch, because other batches may run in the streams that wait.
+    joins.iter().for_each(JoinPoint::join);
     result
 }
 
-/// The end of a lane, and the streams that wait for it.
-struct End {
+/// The end of a batch, and the streams that wait for it.
+struct JoinPoint {
     event: Event,
     waiting: Vec<Stream>,
 }
 
-impl End {
+impl JoinPoint {
     fn join(&self) {
         for stream in &self.waiting {
             stream.ops().wait(&self.event);
@@ -207,34 +200,34 @@ impl End {
     }
 }
 
-/// Where streams are when a group begins. What runs beside them begins there.
-struct Starts(Vec<(Stream, Event)>);
+/// For each stream an event at the place where the group begins. Batches that run beside the stream begin there.
+struct ForkPoints(Vec<(Stream, Event)>);
 
-impl Starts {
-    /// Of the streams of all calls, and of those that their communicators used last.
-    fn of(lanes: &[Lane]) -> Self {
-        let mut starts = Starts(Vec::new());
-        if let [lane] = lanes
-            && lane.streams.len() == 1
+impl ForkPoints {
+    /// For the streams of all calls, and for the last stream of each communicator.
+    fn of(batches: &[TaskBatch]) -> Self {
+        let mut forks = ForkPoints(Vec::new());
+        if let [batch] = batches
+            && batch.streams.len() == 1
         {
-            return starts; // nothing runs beside
+            return forks; // nothing runs beside
         }
-        for lane in lanes {
+        for batch in batches {
             let last =
-                lane.inner.order.lock().unwrap_or_else(PoisonError::into_inner).stream.clone();
-            for stream in lane.streams.iter().chain(&last) {
-                if starts.0.iter().all(|(other, _)| !other.is(stream)) {
+                batch.comm.order.lock().unwrap_or_else(PoisonError::into_inner).stream.clone();
+            for stream in batch.streams.iter().chain(&last) {
+                if forks.0.iter().all(|(other, _)| !other.is(stream)) {
                     let event = Event::new();
                     stream.ops().record(&event, false);
-                    starts.0.push((stream.clone(), event));
+                    forks.0.push((stream.clone(), event));
                 }
             }
         }
-        starts
+        forks
     }
 
-    /// Has `on` wait for where `stream` was.
-    fn join(&self, on: &Stream, stream: &Stream) {
+    /// Has `on` wait for the calls before the group in `stream`.
+    fn fork(&self, stream: &Stream, on: &Stream) {
         if let Some((_, event)) =
             self.0.iter().find(|(other, _)| other.is(stream) && !on.is(stream))
         {
@@ -243,55 +236,71 @@ impl Starts {
     }
 }
 
-impl Lane {
-    /// Launches it; gives the stream that it runs in, and what waits for its end.
-    fn launch(self, beside: bool, starts: &Starts) -> Result<(Stream, Option<End>)> {
-        let Lane { inner, streams, work } = self;
-        let mut order = inner.lock_order()?;
+impl TaskBatch {
+    fn add_stream(&mut self, stream: Stream) {
+        if self.streams.iter().all(|other| !other.is(&stream)) {
+            self.streams.push(stream);
+        }
+    }
+
+    /// Makes ready what may fail, or may wait for kernels that run.
+    fn prepare(&mut self) -> Result<()> {
+        drop(self.comm.lock_order()?);
+        match &mut self.tasks {
+            BatchTasks::Collectives(tasks) => {
+                tasks.iter().try_for_each(|task| task.prepare(&self.comm))?;
+            }
+            BatchTasks::Messages(tasks) => {
+                P2pBatch::prepare(&self.comm)?;
+                let batch = P2pBatch::new(&self.comm, std::mem::take(tasks))?;
+                self.tasks = BatchTasks::P2p(Box::new(batch));
+            }
+            BatchTasks::P2p(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Launches the calls, in a stream of the communicator's if they run `beside` a batch in the first stream. Gives the
+    /// stream that they run in, and their end for the other streams.
+    fn launch(self, beside: bool, forks: &ForkPoints) -> Result<(Stream, Option<JoinPoint>)> {
+        let TaskBatch { comm, streams, tasks } = self;
+        let mut order = comm.lock_order()?;
         let main = streams[0].clone();
         let on = if beside {
-            let which = usize::from(!matches!(work, LaneWork::Collectives(_)));
-            order.beside(which, &inner)?
+            let index = usize::from(!matches!(tasks, BatchTasks::Collectives(_)));
+            order.side_stream(index, &comm.device)?
         } else {
             main.clone()
         };
-        if starts.0.is_empty() {
-            order.go_on_with(&on);
+        if forks.0.is_empty() {
+            order.continue_on(&on);
         } else {
-            for stream in &streams {
-                starts.join(&on, stream);
-            }
-            if let Some(last) = &order.stream {
-                starts.join(&on, last);
+            for stream in streams.iter().chain(&order.stream) {
+                forks.fork(stream, &on);
             }
         }
         let mut result = Ok(());
-        match work {
-            LaneWork::Collectives(requests) => {
-                for request in requests {
-                    result = result.and_then(|()| inner.launch(&mut order, request, &on));
+        match tasks {
+            BatchTasks::Collectives(tasks) => {
+                for task in tasks {
+                    result = result.and_then(|()| task.launch(&comm, &mut order, &on));
                 }
             }
-            LaneWork::Transfers(transfers) => {
-                let seq = order.seq;
-                result = inner.launch_transfers(*transfers, seq, &on);
-            }
-            LaneWork::Messages(_) => {}
+            BatchTasks::P2p(batch) => result = batch.launch(&comm, order.seq, &on),
+            BatchTasks::Messages(_) => {}
         }
         let waiting: Vec<Stream> = streams.into_iter().filter(|stream| !stream.is(&on)).collect();
-        let end = (!waiting.is_empty()).then(|| {
+        let join = (!waiting.is_empty()).then(|| {
             let event = Event::new();
             on.ops().record(&event, beside);
-            End { event, waiting }
+            JoinPoint { event, waiting }
         });
-        if order.stream.as_ref().is_none_or(|last| !last.is(&main)) {
-            order.stream = Some(main);
-        }
-        // What has been launched is waited for all the same.
-        match (result, end) {
-            (Ok(()), end) => Ok((on, end)),
-            (Err(error), end) => {
-                end.iter().for_each(End::join);
+        order.set_last(&main);
+        match result {
+            Ok(()) => Ok((on, join)),
+            Err(error) => {
+                // Some of the calls may have been launched: the streams wait for those.
+                join.iter().for_each(JoinPoint::join);
                 Err(error)
             }
         }

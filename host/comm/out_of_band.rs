@@ -1,106 +1,109 @@
-//! What ranks tell each other beside their kernels' data, as long as they are a communicator.
+//! What ranks tell each other beside their kernels' data: failures, and where to meet for a split.
 //!
 //! ```text
-//! init_rank ─► the ring of the bootstrap, watched          Ring(Watch)
-//! init_all  ─► a room that they share                      Process(Seat)
+//! init_rank ─► the bootstrap's ring of TCP connections    Ring(Watch)
+//! init_all  ─► memory that the ranks share                Local(LocalMember)
 //! ```
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use super::{Communicator, Inner};
-use crate::bootstrap::{Departure, Gathers, Limit, Watch};
-use crate::{Error, Result};
+use super::state::{CommState, Communicator};
+use crate::error::{Error, Result};
+use ferroccl_bootstrap::{Departure, Gathers, Limit, Watch};
 
-/// The way to all other ranks of a communicator.
+/// The connection with all other ranks of a communicator.
 #[derive(Debug)]
 pub(super) enum OutOfBand {
     Ring(Watch),
-    Process(Seat),
+    Local(LocalMember),
 }
 
 impl OutOfBand {
-    /// Gives every rank's bytes to every rank. Collective; what fails once fails from then on.
+    /// Gives every rank's bytes to every rank. Collective. After a failure every later call fails, too.
     ///
     /// # Errors
     /// As [`Gathers::all_gather`].
     pub(super) fn all_gather(&self, mine: &[u8], limit: &Limit) -> Result<Vec<Vec<u8>>> {
         match self {
-            OutOfBand::Ring(watch) => watch.all_gather(mine, limit),
-            OutOfBand::Process(Seat { room, rank }) => {
-                room.gathers[*rank as usize].all_gather(mine, limit, |call| {
-                    for gathers in &room.gathers {
+            OutOfBand::Ring(watch) => Ok(watch.all_gather(mine, limit)?),
+            OutOfBand::Local(LocalMember { group, rank }) => Ok(group.gathers[*rank as usize]
+                .all_gather(mine, limit, |call| {
+                    for gathers in &group.gathers {
                         gathers.heard(call, *rank, mine.to_vec());
                     }
-                })
-            }
+                })?),
         }
     }
 
-    /// Tells all other ranks something, once: a later time need not arrive.
+    /// Tells all other ranks something. Only the first message of a rank is sure to arrive.
     pub(super) fn tell(&self, news: &[u8]) {
         match self {
             OutOfBand::Ring(watch) => watch.tell(news),
-            OutOfBand::Process(Seat { room, rank }) => {
-                for member in room.members.get().into_iter().flatten().filter_map(Weak::upgrade) {
-                    member.heard(*rank, news);
+            OutOfBand::Local(LocalMember { group, rank }) => {
+                for member in group.members.get().into_iter().flatten().filter_map(Weak::upgrade) {
+                    member.on_remote_fault(*rank, news);
                 }
             }
         }
     }
 }
 
-/// Ranks of one process that came together at once.
+/// The ranks of one [`Communicator::init_all`].
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct LocalGroup {
     gathers: Vec<Gathers>,
-    members: OnceLock<Vec<Weak<Inner>>>,
-    /// Communicators that one of them has made for others, by those.
+    members: OnceLock<Vec<Weak<CommState>>>,
+    /// Communicators that one rank has made for others, by rank.
     made: Mutex<HashMap<u32, Communicator>>,
 }
 
-/// A rank's place in a room; the others know when it is given up.
+/// A rank of a local group. Dropping it tells the others that the rank has left.
 #[derive(Debug)]
-pub(super) struct Seat {
-    pub room: Arc<Room>,
+pub(super) struct LocalMember {
+    pub group: Arc<LocalGroup>,
     rank: u32,
 }
 
-impl Room {
-    /// Seats all ranks of a group.
-    pub(super) fn seat(ranks: &[Communicator]) {
+impl LocalGroup {
+    /// Connects the ranks of a group.
+    pub(super) fn form(ranks: &[Communicator]) {
         let nranks = ranks.len() as u32;
-        let room = Arc::new(Room {
+        let group = Arc::new(LocalGroup {
             gathers: (0..nranks).map(|rank| Gathers::new(rank, nranks)).collect(),
             members: OnceLock::from(ranks.iter().map(|r| Arc::downgrade(&r.0)).collect::<Vec<_>>()),
             made: Mutex::default(),
         });
         for communicator in ranks {
-            let seat = Seat { room: Arc::clone(&room), rank: communicator.rank() };
+            let member = LocalMember { group: Arc::clone(&group), rank: communicator.rank() };
             // The cell is new.
-            let _ = communicator.0.oob.set(OutOfBand::Process(seat));
+            let _ = communicator.0.out_of_band.set(OutOfBand::Local(member));
         }
     }
 
-    /// Leaves communicators for `ranks` of the room.
-    pub(super) fn leave(&self, ranks: &[u32], made: Vec<Communicator>) {
+    /// Keeps communicators for `ranks` of the group to take.
+    pub(super) fn deposit(&self, ranks: &[u32], made: Vec<Communicator>) {
         let mut all = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         all.extend(ranks.iter().copied().zip(made));
     }
 
-    /// What was left for `rank`.
+    /// Takes the communicator for `rank`.
     ///
     /// # Errors
-    /// When nothing was.
+    /// When there is none.
     pub(super) fn take(&self, rank: u32) -> Result<Communicator> {
         let made = self.made.lock().unwrap_or_else(PoisonError::into_inner).remove(&rank);
-        made.ok_or_else(|| Error::malformed("the first of a group has made nothing of it"))
+        made.ok_or_else(|| {
+            Error::malformed(
+                "the first rank of the new group has made no communicator for this one",
+            )
+        })
     }
 }
 
-impl Drop for Seat {
+impl Drop for LocalMember {
     fn drop(&mut self) {
-        for gathers in &self.room.gathers {
+        for gathers in &self.group.gathers {
             gathers.gone(&Departure::Left { peer: self.rank });
         }
     }

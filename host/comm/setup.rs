@@ -1,10 +1,10 @@
-//! How a group comes together.
+//! How the ranks of a group connect.
 //!
 //! ```text
-//! init_all    one process: every edge is made on the spot
-//! init_rank   1. bootstrap: find each other, tell each other PeerInfo and layout
-//!             2. the transport of each edge, chosen alike on both ends
-//!             3. offer an inbox to all, accept a part of everybody's
+//! init_all    one process: every edge is made at once
+//! init_rank   1. bootstrap: find each other, exchange PeerInfo and InitParams
+//!             2. choose the transport of each edge, the same on both ends
+//!             3. offer a receive region to all, map a part of everybody's
 //!             4. barrier; from here on the bootstrap only watches for lost peers
 //! ```
 
@@ -15,59 +15,29 @@ use std::time::Duration;
 
 use ferroccl_device::abi::Peer;
 use ferroccl_proxy::collnet::CollNet;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use tracing::info;
 
-use super::collnet::{self, Heads};
-use super::control::{Control, Frame};
-use super::inbox::{Handles, OwnInbox};
-use super::net::Remote;
-use super::nodes::{Nodes, Trees};
-use super::oob::{OutOfBand, Room};
-use super::terms::{Asked, Terms, Token, agree, settings};
-use super::{AbortHandle, CommConfig, Communicator, Inner, gpus, inbox, machine};
-use crate::bootstrap::{Beat, Bootstrap, Stop, UniqueId};
+use super::builder::{BlockLimits, CommBuilder, allowed, exchange, ranks_on_device};
+use super::collnet_heads::{self, CollnetHeads};
+use super::control::{ControlBlock, DeviceCommParams};
+use super::init_params::{GroupToken, InitParams, TuningParams, agree};
+use super::net::NetConnections;
+use super::nodes::Nodes;
+use super::out_of_band::{LocalGroup, OutOfBand};
+use super::recv_region::{OpenRecvRegion, PeerHandles};
+use super::state::CommState;
+use super::trees::Trees;
+use super::{AbortHandle, CommConfig, Communicator, gpu_graphs, log_topology};
 use crate::buffer::Device;
-use crate::channel::{ConnLayout, EdgeEnd, Edges, Set};
+use crate::channel::{ConnSet, EdgeEnd, Edges};
 use crate::config::Config;
-use crate::enqueue::{NetworkOps, Shape};
-use crate::graph::tuning::{Devices, Settings, Situation, Tuner};
+use crate::enqueue::{NetworkOps, PlanContext};
+use crate::error::{Error, Result};
 use crate::log;
 use crate::runtime::Keep;
 use crate::transport::{self, PeerInfo};
-use crate::{Error, Result};
-
-/// What a rank has settled before it is a communicator.
-pub(super) struct Member<'a> {
-    pub device: &'a Device,
-    pub config: &'a CommConfig,
-    pub env: &'a Config,
-    pub settings: Asked,
-    pub token: Token,
-    pub rank: u32,
-    pub nranks: u32,
-    pub layout: ConnLayout,
-    pub channels: u32,
-    pub all_channels: bool,
-    pub blocks: Blocks,
-}
-
-/// The blocks that a rank's calls may have at most, so that all of them are there at a time: a collective may be under way
-/// beside messages.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Blocks {
-    pub collectives: u32,
-    pub messages: u32,
-}
-
-impl Blocks {
-    /// Of so many. Messages need fewer: a block goes through several, in turns.
-    fn of(resident: u32) -> Self {
-        let messages = (resident / 4).clamp(1, 16);
-        Blocks { collectives: resident.saturating_sub(messages).max(1), messages }
-    }
-}
+use ferroccl_bootstrap::{Bootstrap, Heartbeat, Stop, UniqueId};
+use ferroccl_topology::graph::tuning::{Devices, Settings, Situation, Tuner};
 
 impl Communicator {
     /// All ranks of a group in this process, on one device; element `i` is rank `i`.
@@ -122,27 +92,27 @@ impl Communicator {
         let config = &config.or(&CommConfig::from_env(&env));
         let peers: Vec<PeerInfo> = (0..)
             .zip(devices)
-            .map(|(rank, device)| process_info(rank, device, &env))
+            .map(|(rank, device)| peer_info(rank, device, &env))
             .collect::<Result<_>>()?;
-        // What each rank would have; all take the least.
+        // Every rank takes the least of what the ranks' devices have.
         let layout = config.layout(devices[0].runtime().buffers(), false)?;
         let ranks = || (0..nranks).zip(devices);
         let blocks = ranks()
-            .map(|(rank, device)| device.runtime().resident_blocks(sharing(&peers, rank)))
+            .map(|(rank, device)| device.runtime().resident_blocks(ranks_on_device(&peers, rank)))
             .min();
-        let blocks = Blocks::of(blocks.unwrap_or(1));
+        let blocks = BlockLimits::of(blocks.unwrap_or(1));
         let natural = ranks().map(|(_, device)| device.runtime().parallelism()).min();
         let natural = natural.unwrap_or(1).min(blocks.collectives);
-        let natural = natural.min(gpus::most_channels(&peers, inbox::allowed(config, &env)));
+        let natural = natural.min(gpu_graphs::most_channels(&peers, allowed(config, &env)));
         let (channels, all_channels) = config.channels(natural)?;
-        let settings = settings(config, &env);
-        machine::look(&env)?;
-        let token = Token::new()?;
-        let member = |rank: u32| Member {
+        let tuning = TuningParams::new(config, &env);
+        log_topology::log_topology(&env)?;
+        let token = GroupToken::new()?;
+        let builder = |rank: u32| CommBuilder {
             device: &devices[rank as usize],
             config,
             env: &env,
-            settings,
+            tuning,
             token,
             rank,
             nranks,
@@ -152,32 +122,34 @@ impl Communicator {
             blocks,
         };
         if nranks == 1 {
-            return Ok(vec![member(0).join(vec![None], &peers, None, None)?]);
+            return Ok(vec![builder(0).build(vec![None], &peers, None, None)?]);
         }
-        let inboxes: Vec<OwnInbox> =
-            (0..nranks).map(|rank| member(rank).open_inbox(&peers)).collect::<Result<_>>()?;
-        let handles: Vec<Handles> = inboxes.iter().map(|inbox| inbox.handles.clone()).collect();
+        let regions: Vec<OpenRecvRegion> = (0..nranks)
+            .map(|rank| builder(rank).open_recv_region(&peers))
+            .collect::<Result<_>>()?;
+        let handles: Vec<PeerHandles> =
+            regions.iter().map(|region| region.handles.clone()).collect();
         let all = (0..nranks).map(|rank| Nodes::new(rank, &peers, config.ranks_per_node)).collect();
-        let net = reducing(config, &env, &peers, true)?;
-        let heads = collnet::join_all(net.as_ref(), all)?;
-        // What is offered stays open until all have accepted.
+        let network = collnet_network(config, &env, &peers, true)?;
+        let heads = collnet_heads::join_all(network.as_ref(), all)?;
+        // The regions stay open until all ranks have mapped them.
         let edges = (0..nranks)
-            .zip(&inboxes)
-            .map(|(rank, inbox)| member(rank).edges(inbox, &peers, &handles))
+            .zip(&regions)
+            .map(|(rank, region)| builder(rank).edges(region, &peers, &handles))
             .collect::<Result<Vec<_>>>()?;
-        let made = (0..nranks).zip(inboxes).zip(edges).zip(heads);
-        let ranks = made.map(|(((rank, inbox), edges), heads)| {
-            let member = member(rank);
-            let remote = member.remote(inbox.listening, &edges, &handles)?;
-            member.join(edges, &peers, remote, heads)
+        let made = (0..nranks).zip(regions).zip(edges).zip(heads);
+        let ranks = made.map(|(((rank, region), edges), heads)| {
+            let builder = builder(rank);
+            let net = builder.net_connections(region.listener, &edges, &handles)?;
+            builder.build(edges, &peers, net, heads)
         });
         let ranks = ranks.collect::<Result<Vec<_>>>()?;
-        Room::seat(&ranks);
+        LocalGroup::form(&ranks);
         Ok(ranks)
     }
 
-    /// One rank of a group, in a thread or process of its own: `rank` of `nranks`, found by `id`, which one
-    /// process makes ([`UniqueId::new`]) and hands to the others. Returns when all ranks have come.
+    /// One rank of a group, in a thread or process of its own: `rank` of `nranks`. One process makes the `id`
+    /// ([`UniqueId::new`]) and gives it to the others (NCCL's `ncclCommInitRank`). Returns when all ranks have connected.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when `rank` is not below `nranks`; [`Error::Bootstrap`] when the ranks do not
@@ -222,7 +194,7 @@ impl Communicator {
             ));
         }
         let stop = config.abort.as_ref().map(AbortHandle::stop).unwrap_or_default();
-        Self::come(device, nranks, id, rank, config, &stop).map_err(|error| {
+        Self::connect_rank(device, nranks, id, rank, config, &stop).map_err(|error| {
             if !stop.is_set() {
                 return error;
             }
@@ -230,8 +202,8 @@ impl Communicator {
         })
     }
 
-    /// Comes to the group of `id`, unless `stop` is set meanwhile.
-    pub(super) fn come(
+    /// Connects with the group of `id`, unless `stop` is set meanwhile.
+    pub(super) fn connect_rank(
         device: &Device,
         nranks: u32,
         id: &UniqueId,
@@ -242,123 +214,109 @@ impl Communicator {
         let env = Config::from_env()?;
         let config = &config.or(&CommConfig::from_env(&env));
         if rank == 0 {
-            machine::look(&env)?;
+            log_topology::log_topology(&env)?;
         }
-        let bootstrap = Bootstrap::connect_unless(stop.clone(), id, rank, nranks, &env)?;
-        let peers: Vec<PeerInfo> = exchange(&bootstrap, &process_info(rank, device, &env)?)?;
+        let bootstrap =
+            Bootstrap::connect_unless(stop.clone(), id, rank, nranks, &env.bootstrap())?;
+        let peers: Vec<PeerInfo> = exchange(&bootstrap, &peer_info(rank, device, &env)?)?;
 
         let host = &peers[rank as usize].host;
         let local: HashSet<u64> =
             peers.iter().filter(|p| p.host == *host).map(|p| p.process).collect();
         device.runtime().share_host(local.len());
         let runtime = device.runtime();
-        let resident = runtime.resident_blocks(sharing(&peers, rank));
-        let most = Blocks::of(resident).collectives;
-        let most = most.min(gpus::most_channels(&peers, inbox::allowed(config, &env)));
+        let resident = runtime.resident_blocks(ranks_on_device(&peers, rank));
+        let most = BlockLimits::of(resident).collectives;
+        let most = most.min(gpu_graphs::most_channels(&peers, allowed(config, &env)));
         let (natural, all_channels) = config.channels(runtime.parallelism().min(most))?;
         let several_hosts = peers.iter().any(|peer| peer.host != *host);
-        let mine = Terms {
+        let mine = InitParams {
             layout: config.layout(runtime.buffers(), several_hosts)?,
             channels: natural,
             blocks: resident,
             all_channels,
-            settings: settings(config, &env),
+            tuning: TuningParams::new(config, &env),
             collnet: config.collnet.is_some() || env.collnet_enable,
-            token: Token::new()?,
+            token: GroupToken::new()?,
             timeout_ns: config.timeout_ns(),
         };
-        let terms: Vec<Terms> = exchange(&bootstrap, &mine)?;
-        let (channels, blocks) = agree(rank, &mine, &terms)?;
+        let params: Vec<InitParams> = exchange(&bootstrap, &mine)?;
+        let (channels, blocks) = agree(rank, &mine, &params)?;
 
-        let member = Member {
+        let builder = CommBuilder {
             device,
             config,
             env: &env,
-            settings: mine.settings,
-            token: terms[0].token,
+            tuning: mine.tuning,
+            token: params[0].token,
             rank,
             nranks,
             layout: mine.layout,
             channels,
             all_channels,
-            blocks: Blocks::of(blocks),
+            blocks: BlockLimits::of(blocks),
         };
         if nranks == 1 {
-            return member.join(vec![None], &peers, None, None);
+            return builder.build(vec![None], &peers, None, None);
         }
-        let (edges, remote) = member.connect(&bootstrap, &peers)?;
+        let (edges, net) = builder.connect(&bootstrap, &peers)?;
         let one_process = peers.iter().all(|peer| peer.process == peers[0].process);
-        let net = reducing(config, &env, &peers, one_process)?;
+        let network = collnet_network(config, &env, &peers, one_process)?;
         let nodes = Nodes::new(rank, &peers, config.ranks_per_node);
-        let heads = collnet::join(net.as_ref(), &nodes, |handle| exchange(&bootstrap, handle))?;
-        let communicator = member.join(edges, &peers, remote, heads)?;
-        // The counters of every edge are in place: kernels may start.
+        let heads =
+            collnet_heads::join(network.as_ref(), &nodes, |handle| exchange(&bootstrap, handle))?;
+        let communicator = builder.build(edges, &peers, net, heads)?;
+        // From here on the counters of every edge have their first values, so that kernels may start.
         bootstrap.barrier()?;
-        let inner = Arc::downgrade(&communicator.0);
-        let hears = inner.clone();
-        let gone = move |departure| {
+        let comm = Arc::downgrade(&communicator.0);
+        let listener = comm.clone();
+        let on_peer_lost = move |departure| {
             // Weak: the watch must not keep a communicator alive.
-            if let Some(inner) = inner.upgrade() {
-                inner.gone(departure);
+            if let Some(comm) = comm.upgrade() {
+                comm.on_peer_lost(departure);
             }
         };
-        let beat = terms.iter().map(|terms| terms.timeout_ns).filter(|ns| *ns > 0).min();
-        let beat = beat.map(|ns| Beat::within(Duration::from_nanos(ns)));
-        let watch = bootstrap.watch_and_hear(beat, gone, move |teller, news| {
-            if let Some(inner) = hears.upgrade() {
-                inner.heard(teller, news);
+        let heartbeat = params.iter().map(|params| params.timeout_ns).filter(|ns| *ns > 0).min();
+        let heartbeat = heartbeat.map(|ns| Heartbeat::within(Duration::from_nanos(ns)));
+        let watch = bootstrap.watch_and_hear(heartbeat, on_peer_lost, move |teller, news| {
+            if let Some(comm) = listener.upgrade() {
+                comm.on_remote_fault(teller, news);
             }
         })?;
         // The cell is new.
-        let _ = communicator.0.oob.set(OutOfBand::Ring(watch));
+        let _ = communicator.0.out_of_band.set(OutOfBand::Ring(watch));
         Ok(communicator)
     }
 }
 
-/// Tells all ranks `mine`; element `i` is rank `i`'s.
-pub(super) fn exchange<T: Serialize + DeserializeOwned>(
-    bootstrap: &Bootstrap,
-    mine: &T,
-) -> Result<Vec<T>> {
-    let bytes = serde_json::to_vec(mine).map_err(|e| Error::malformed(e.to_string()))?;
-    bootstrap
-        .all_gather(&bytes)?
-        .iter()
-        .enumerate()
-        .map(|(peer, bytes)| {
-            serde_json::from_slice(bytes)
-                .map_err(|e| Error::malformed(format!("what rank {peer} says of itself: {e}")))
-        })
-        .collect()
-}
-
-impl Member<'_> {
-    /// How calls are done. Of what all ranks have agreed on only: they must choose alike.
+impl CommBuilder<'_> {
+    /// The tuner, from parameters that are equal on all ranks, so that they choose the same.
     fn tuner(&self, nodes: u32, collnet: bool, peers: &[PeerInfo]) -> Tuner {
-        let allowed = inbox::allowed(self.config, self.env);
-        let graphs = gpus::Graphs::new(peers, self.channels, allowed);
-        let devices = graphs.as_ref().map_or(Devices::Cpu { ring: None }, gpus::Graphs::devices);
+        let allowed = allowed(self.config, self.env);
+        let graphs = gpu_graphs::GpuGraphs::new(peers, self.channels, allowed);
+        let devices =
+            graphs.as_ref().map_or(Devices::Cpu { ring: None }, gpu_graphs::GpuGraphs::devices);
         let situation = Situation::new(nodes, self.nranks, devices);
-        let Asked { protocols, algorithms, deterministic, .. } = self.settings;
+        let TuningParams { protocols, algorithms, deterministic, .. } = self.tuning;
         let settings = Settings { protocols, algorithms, deterministic, ..Settings::default() };
         let situation = situation.with_channels(self.channels).with_collnet(collnet);
         Tuner::new(&situation, &settings)
     }
 
-    /// The communicator over its edges with all peers.
-    fn join(
+    /// Makes the communicator from its edges with all peers.
+    fn build(
         self,
         edges: Vec<Option<Edges>>,
         peers: &[PeerInfo],
-        remote: Option<Remote>,
-        heads: Option<Heads>,
+        net: Option<NetConnections>,
+        heads: Option<CollnetHeads>,
     ) -> Result<Communicator> {
         let first = self.config.first_step;
         let channels = self.channels as usize;
-        let mut views = Vec::with_capacity(2 * channels * edges.len());
-        for set in [Set::Collective, Set::P2p] {
+        let mut peer_table = Vec::with_capacity(2 * channels * edges.len());
+        for set in [ConnSet::Collective, ConnSet::P2p] {
             for channel in 0..channels {
-                views.extend(edges.iter().map(|edges| {
+                peer_table.extend(edges.iter().map(|edges| {
                     edges.as_ref().map_or_else(Peer::default, |edges| {
                         edges.peer(&self.layout, channels, set, channel, first)
                     })
@@ -367,7 +325,7 @@ impl Member<'_> {
         }
         let nodes = Nodes::new(self.rank, peers, self.config.ranks_per_node);
         let scratch = self.device.runtime().allocate(channels * SCRATCH_BYTES + BARRIER_BYTES)?;
-        let frame = Frame {
+        let device_comm = DeviceCommParams {
             rank: self.rank,
             nranks: self.nranks,
             channels: self.channels,
@@ -376,21 +334,22 @@ impl Member<'_> {
         };
         let tuner = self.tuner(nodes.count() as u32, heads.is_some(), peers);
         let runtime = &**self.device.runtime();
-        let control = Control::new(frame, &views, &nodes.rings(self.nranks), runtime)?;
+        let control =
+            ControlBlock::new(device_comm, &peer_table, &nodes.rings(self.nranks), runtime)?;
         for Edges { send, recv } in edges.iter().flatten() {
-            send.start_at(&self.layout, channels, first, runtime)?;
-            recv.start_at(&self.layout, channels, first, runtime)?;
+            send.set_first_step(&self.layout, channels, first, runtime)?;
+            recv.set_first_step(&self.layout, channels, first, runtime)?;
         }
         let registered = self.register(&edges, &control)?;
         info!(target: log::INIT, rank = self.rank, nranks = self.nranks, channels = self.channels,
               nodes = nodes.count(), runtime = self.device.runtime().name(), "Init COMPLETE");
         let abort = self.config.abort.clone().unwrap_or_default();
-        let communicator = Communicator(Arc::new(Inner {
+        let communicator = Communicator(Arc::new(CommState {
             rank: self.rank,
             nranks: self.nranks,
             device: self.device.clone(),
             config: self.config.clone(),
-            shape: Shape {
+            plan_context: PlanContext {
                 ranks: self.nranks,
                 nodes: nodes.count() as u32,
                 channels: self.channels,
@@ -398,13 +357,13 @@ impl Member<'_> {
                 tuner,
                 all_channels: self.all_channels,
                 algorithm: self.config.algorithm,
-                network: heads.as_ref().map_or_else(NetworkOps::default, Heads::ops),
+                network: heads.as_ref().map_or_else(NetworkOps::default, CollnetHeads::ops),
             },
-            remote: remote.map(Arc::new),
-            heads,
+            net: net.map(Arc::new),
+            collnet: heads,
             trees: Trees::new(self.rank, self.channels, &nodes),
             nodes,
-            barrier: scratch.address() + (channels * SCRATCH_BYTES) as u64,
+            barrier_buffer: scratch.address() + (channels * SCRATCH_BYTES) as u64,
             _scratch: scratch,
             _registered: registered,
             edges: edges.into_iter().flatten().collect(),
@@ -412,23 +371,24 @@ impl Member<'_> {
             order: Mutex::default(),
             cause: OnceLock::new(),
             failed: Arc::new(AtomicBool::new(false)),
+            hosts_notified: AtomicBool::new(false),
             abort,
-            oob: OnceLock::new(),
-            forming: Mutex::new(()),
-            sharing: sharing(peers, self.rank),
-            message_blocks: self.blocks.messages,
+            out_of_band: OnceLock::new(),
+            split_lock: Mutex::new(()),
+            ranks_on_device: ranks_on_device(peers, self.rank),
+            p2p_blocks: self.blocks.p2p,
         }));
-        communicator.0.abort.guard(&communicator.0);
+        communicator.0.abort.guard(communicator.0.clone());
         Ok(communicator)
     }
 
-    /// Lets this rank's kernels reach what they share with the host and with the other ranks.
-    fn register(&self, edges: &[Option<Edges>], control: &Control) -> Result<Vec<Keep>> {
+    /// Registers with the runtime the memory that this rank's kernels share with the host and with other ranks.
+    fn register(&self, edges: &[Option<Edges>], control: &ControlBlock) -> Result<Vec<Keep>> {
         let mut memory = vec![(control.shared(), "a communicator's control block")];
-        let shared = |end: &EdgeEnd| end.shared(&self.layout, self.channels as usize);
+        let host_memory = |end: &EdgeEnd| end.host_memory(&self.layout, self.channels as usize);
         for Edges { send, recv } in edges.iter().flatten() {
-            memory.push((shared(send), "an edge to another rank"));
-            memory.push((shared(recv), "an edge from another rank"));
+            memory.push((host_memory(send), "an edge to another rank"));
+            memory.push((host_memory(recv), "an edge from another rank"));
         }
         let runtime = self.device.runtime();
         memory
@@ -440,7 +400,7 @@ impl Member<'_> {
     }
 }
 
-/// Bytes of scratch memory of a channel: of what is combined step by step, one chunk of few bytes.
+/// Bytes of a channel's scratch memory: algorithms that combine blocks of several ranks keep one small chunk there.
 const SCRATCH_BYTES: usize = 128 << 10;
 
 /// Bytes that barriers reduce, behind the scratch memory.
@@ -450,7 +410,7 @@ const BARRIER_BYTES: usize = 256;
 ///
 /// # Errors
 /// [`Error::Unavailable`] for GPUs: what there is reduces the host's memory.
-fn reducing(
+fn collnet_network(
     config: &CommConfig,
     env: &Config,
     peers: &[PeerInfo],
@@ -466,18 +426,8 @@ fn reducing(
     Ok(net)
 }
 
-/// How many ranks have the device of `rank`, itself among them; 1 where devices have no memory of their own.
-fn sharing(peers: &[PeerInfo], rank: u32) -> u32 {
-    let me = &peers[rank as usize];
-    let same = |peer: &&PeerInfo| match (&peer.device, &me.device) {
-        (Some(theirs), Some(mine)) => peer.host == me.host && theirs.id == mine.id,
-        _ => peer.rank == rank,
-    };
-    peers.iter().filter(same).count() as u32
-}
-
-/// What this process tells its peers.
-fn process_info(rank: u32, device: &Device, env: &Config) -> Result<PeerInfo> {
+/// What this rank tells its peers of itself.
+fn peer_info(rank: u32, device: &Device, env: &Config) -> Result<PeerInfo> {
     let boot_id = || {
         let path = "/proc/sys/kernel/random/boot_id";
         std::fs::read_to_string(path)

@@ -1,15 +1,14 @@
-//! Communicators of some of the ranks of another.
+//! Splitting: communicators of some of the ranks of another.
 //!
 //! ```text
-//! 1. all-gather: everybody's color and key            ─► who is with me, and which rank I am among them
-//! 2. the first of each color opens a place to meet:   ─► all-gather: where
-//!      ranks that came by init_rank    a unique id, on the address that it is known to be reached at
-//!      ranks of one init_all           the communicators, already made
-//! 3. go there
+//! 1. all-gather the colors and keys                   ─► the new communicator's ranks, in order
+//! 2. the first rank of each color opens a rendezvous  ─► all-gather its address
+//!      after init_rank    a unique id, on the address by which the ring reaches this rank
+//!      after init_all     the communicators, already made
+//! 3. connect there
 //! ```
 //!
-//! The all-gathers go [out of band](super::oob): calls of the parent that are under way do not matter, nor do runtimes
-//! that run only while somebody waits for them.
+//! The all-gathers go [out of band](super::out_of_band), so that they need no kernels and do not wait for the parent's calls.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -17,33 +16,34 @@ use std::sync::atomic::AtomicBool;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use super::oob::OutOfBand;
-use super::{CommConfig, Communicator, Inner};
-use crate::bootstrap::{Limit, Stop, UniqueId};
+use super::out_of_band::OutOfBand;
+use super::state::CommState;
+use super::{CommConfig, Communicator};
 use crate::config::Config;
+use crate::error::{Error, Result};
 use crate::log;
-use crate::{Error, Result};
+use ferroccl_bootstrap::{Limit, Stop, UniqueId};
 
-/// Where a rank wants to be.
+/// The color and key that a rank gives.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Vote {
+struct ColorKey {
     color: Option<u32>,
     key: i32,
 }
 
 impl Communicator {
-    /// Divides the communicator: ranks that give the same `color` become one of their own (`ncclCommSplit`,
-    /// `MPI_Comm_split`), in the order of their `key`s, and with equal keys of their ranks here. Who gives no color
-    /// (`NCCL_SPLIT_NOCOLOR`) gets none. Collective: all ranks must take part, each from a thread of its own; for several
-    /// ranks of one thread there is [`Communicator::split_all`].
+    /// Divides the communicator (`ncclCommSplit`, `MPI_Comm_split`). Ranks that give the same `color` get a communicator of
+    /// their own. Their order there is the order of their `key`s, and for equal keys the order of their ranks here. A rank
+    /// without a color (`NCCL_SPLIT_NOCOLOR`) gets none. Collective: all ranks must take part, each from a thread of its own.
+    /// [`Communicator::split_all`] is for several ranks of one thread.
     ///
     /// The new communicator has this one's settings, devices and network, and connections of its own, so that the two can
     /// be used at the same time. This one stays as it is.
     ///
     /// # Errors
     /// [`Error::Bootstrap`] when not all ranks take part within `FERROCCL_BOOTSTRAP_TIMEOUT`; [`Error::PeerLost`] when one
-    /// is gone; [`Error::Aborted`] when this communicator fails or is aborted meanwhile, or has before; those of
-    /// [`Communicator::init_rank`]. After an error there can be no other split; calls can still be made.
+    /// is gone; [`Error::Aborted`] when this communicator fails or is aborted, or was before; and the errors of
+    /// [`Communicator::init_rank`]. After an error there can be no other split. Calls can still be made.
     ///
     /// ```
     /// use ferroccl::{Communicator, Device};
@@ -61,8 +61,8 @@ impl Communicator {
         self.split_with(color, key, &CommConfig::default())
     }
 
-    /// [`Communicator::split`] with settings; what is `None` in them is as it is here. Where the ranks came by
-    /// [`Communicator::init_all`], those of the first rank of each new communicator count.
+    /// [`Communicator::split`] with settings. Settings that are `None` are those of this communicator. If the ranks are of one
+    /// [`Communicator::init_all`], the settings of the first rank of each new communicator count.
     ///
     /// # Errors
     /// As there, and [`Error::InvalidSetting`] when a setting makes no sense.
@@ -72,7 +72,7 @@ impl Communicator {
         key: i32,
         config: &CommConfig,
     ) -> Result<Option<Communicator>> {
-        self.0.split(color, key, config)
+        split(&self.0, color, key, config)
     }
 
     /// [`Communicator::split`] of several ranks of this process at once, as `ncclCommSplit` in a group: `place` gives the
@@ -106,7 +106,7 @@ impl Communicator {
                     .map_err(|e| Error::system("thread of a rank that splits", e))
             };
             let threads: Vec<_> = communicators.iter().map(start).collect();
-            // All are waited for, whatever one of them says.
+            // Waits for all threads, also after an error of one.
             let panicked = || Error::malformed("a thread that splits panicked");
             let ends = threads.into_iter().map(|thread| thread?.join().map_err(|_| panicked())?);
             ends.collect::<Vec<_>>().into_iter().collect()
@@ -114,102 +114,100 @@ impl Communicator {
     }
 }
 
-impl Inner {
-    /// See [`Communicator::split_with`].
-    pub(super) fn split(
-        self: &Arc<Self>,
-        color: Option<u32>,
-        key: i32,
-        config: &CommConfig,
-    ) -> Result<Option<Communicator>> {
-        // Two all-gathers belong together.
-        let _one = self.forming.lock();
-        drop(self.lock_order()?);
-        let flag: Option<Arc<AtomicBool>> = config.abort.as_ref().map(super::AbortHandle::flag);
-        let stop = Stop::any([Arc::clone(&self.failed)].into_iter().chain(flag));
-        self.divide(Vote { color, key }, config, &stop).map_err(|error| {
-            if !stop.is_set() {
-                return error;
-            }
-            let cause = self.failure().unwrap_or(error).to_string();
-            Error::Aborted { rank: self.rank, cause: format!("during a split: {cause}") }
-        })
-    }
-
-    fn divide(
-        self: &Arc<Self>,
-        vote: Vote,
-        config: &CommConfig,
-        stop: &Stop,
-    ) -> Result<Option<Communicator>> {
-        let env = Config::from_env()?;
-        let config = &CommConfig { abort: config.abort.clone(), ..config.or(&self.config) };
-        let limit = Limit { time: env.bootstrap_timeout, stop: stop.clone() };
-        let votes: Vec<Vote> = self.gather(&vote, &limit)?;
-        let mut members: Vec<u32> =
-            (0..self.nranks).filter(|rank| votes[*rank as usize].color == vote.color).collect();
-        members.sort_by_key(|rank| (votes[*rank as usize].key, *rank));
-        let first = members.first() == Some(&self.rank) && vote.color.is_some();
-        let place = if first { self.open(&members, config) } else { Ok(String::new()) };
-        // Everybody is told if it went wrong.
-        let error = place.as_ref().err().cloned();
-        let places: Vec<Result<String, String>> =
-            self.gather(&place.map_err(|e| e.to_string()), &limit)?;
-        if let Some(error) = error {
-            return Err(error);
+/// See [`Communicator::split_with`].
+pub(super) fn split(
+    comm: &Arc<CommState>,
+    color: Option<u32>,
+    key: i32,
+    config: &CommConfig,
+) -> Result<Option<Communicator>> {
+    // A split's two all-gathers must not be mixed with another split's.
+    let _one = comm.split_lock.lock();
+    drop(comm.lock_order()?);
+    let flag: Option<Arc<AtomicBool>> = config.abort.as_ref().map(super::AbortHandle::flag);
+    let stop = Stop::any([Arc::clone(&comm.failed)].into_iter().chain(flag));
+    split_locked(comm, ColorKey { color, key }, config, &stop).map_err(|error| {
+        if !stop.is_set() {
+            return error;
         }
-        let Some(color) = vote.color else { return Ok(None) };
-        let rank = members.iter().position(|rank| *rank == self.rank).unwrap_or_default() as u32;
-        let nranks = members.len() as u32;
-        info!(target: log::INIT, "rank {}: color {color} makes it rank {rank} of {nranks}", self.rank);
-        let place = places[members[0] as usize].clone().map_err(Error::malformed)?;
-        let child = match self.oob.get() {
-            Some(OutOfBand::Process(seat)) => {
-                let child = seat.room.take(self.rank)?;
-                if let Some(abort) = &config.abort {
-                    abort.guard(&child.0);
-                }
-                child
-            }
-            _ => {
-                let id: UniqueId = place.parse()?;
-                Communicator::come(&self.device, nranks, &id, rank, config, stop)?
-            }
-        };
-        Ok(Some(child))
-    }
+        let cause = comm.failure().unwrap_or(error).to_string();
+        Error::Aborted { rank: comm.rank, cause: format!("during a split: {cause}") }
+    })
+}
 
-    /// Opens the place where `members` meet, of which this rank is the first; says where it is.
-    fn open(&self, members: &[u32], config: &CommConfig) -> Result<String> {
-        match self.oob.get() {
-            Some(OutOfBand::Process(seat)) => {
-                let made = Communicator::init_all_with(&self.device, members.len() as u32, config)?;
-                seat.room.leave(members, made);
-                Ok(String::new())
+fn split_locked(
+    comm: &Arc<CommState>,
+    mine: ColorKey,
+    config: &CommConfig,
+    stop: &Stop,
+) -> Result<Option<Communicator>> {
+    let env = Config::from_env()?;
+    let config = &CommConfig { abort: config.abort.clone(), ..config.or(&comm.config) };
+    let limit = Limit { time: env.bootstrap_timeout, stop: stop.clone() };
+    let all: Vec<ColorKey> = all_gather(comm, &mine, &limit)?;
+    let mut members: Vec<u32> =
+        (0..comm.nranks).filter(|rank| all[*rank as usize].color == mine.color).collect();
+    members.sort_by_key(|rank| (all[*rank as usize].key, *rank));
+    let first = members.first() == Some(&comm.rank) && mine.color.is_some();
+    let place = if first { open_rendezvous(comm, &members, config) } else { Ok(String::new()) };
+    // An error is sent to all ranks, too.
+    let error = place.as_ref().err().cloned();
+    let places: Vec<Result<String, String>> =
+        all_gather(comm, &place.map_err(|e| e.to_string()), &limit)?;
+    if let Some(error) = error {
+        return Err(error);
+    }
+    let Some(color) = mine.color else { return Ok(None) };
+    let rank = members.iter().position(|rank| *rank == comm.rank).unwrap_or_default() as u32;
+    let nranks = members.len() as u32;
+    info!(target: log::INIT, "rank {}: color {color} makes it rank {rank} of {nranks}", comm.rank);
+    let place = places[members[0] as usize].clone().map_err(Error::malformed)?;
+    let child = match comm.out_of_band.get() {
+        Some(OutOfBand::Local(member)) => {
+            let child = member.group.take(comm.rank)?;
+            if let Some(abort) = &config.abort {
+                abort.guard(child.0.clone());
             }
-            Some(OutOfBand::Ring(watch)) => {
-                let mut address = watch.address();
-                address.set_port(0);
-                Ok(UniqueId::listening_at(address)?.to_string())
-            }
-            None => Ok(UniqueId::listening_at(([127, 0, 0, 1], 0).into())?.to_string()),
+            child
         }
-    }
+        _ => {
+            let id: UniqueId = place.parse()?;
+            Communicator::connect_rank(&comm.device, nranks, &id, rank, config, stop)?
+        }
+    };
+    Ok(Some(child))
+}
 
-    /// What each rank says.
-    fn gather<T>(&self, mine: &T, limit: &Limit) -> Result<Vec<T>>
-    where
-        T: Serialize + serde::de::DeserializeOwned,
-    {
-        let bytes = serde_json::to_vec(mine).map_err(|e| Error::malformed(e.to_string()))?;
-        let all = match self.oob.get() {
-            Some(oob) => oob.all_gather(&bytes, limit)?,
-            None => vec![bytes],
-        };
-        let read = |(rank, bytes): (usize, &Vec<u8>)| {
-            serde_json::from_slice(bytes)
-                .map_err(|e| Error::malformed(format!("what rank {rank} says in a split: {e}")))
-        };
-        all.iter().enumerate().map(read).collect()
+/// Opens the rendezvous of `members`, of which this rank is the first, and gives its address.
+fn open_rendezvous(comm: &CommState, members: &[u32], config: &CommConfig) -> Result<String> {
+    match comm.out_of_band.get() {
+        Some(OutOfBand::Local(member)) => {
+            let made = Communicator::init_all_with(&comm.device, members.len() as u32, config)?;
+            member.group.deposit(members, made);
+            Ok(String::new())
+        }
+        Some(OutOfBand::Ring(watch)) => {
+            let mut address = watch.address();
+            address.set_port(0);
+            Ok(UniqueId::listening_at(address)?.to_string())
+        }
+        None => Ok(UniqueId::listening_at(([127, 0, 0, 1], 0).into())?.to_string()),
     }
+}
+
+/// All ranks' values, by rank.
+fn all_gather<T>(comm: &CommState, mine: &T, limit: &Limit) -> Result<Vec<T>>
+where
+    T: Serialize + serde::de::DeserializeOwned,
+{
+    let bytes = serde_json::to_vec(mine).map_err(|e| Error::malformed(e.to_string()))?;
+    let all = match comm.out_of_band.get() {
+        Some(out_of_band) => out_of_band.all_gather(&bytes, limit)?,
+        None => vec![bytes],
+    };
+    let read = |(rank, bytes): (usize, &Vec<u8>)| {
+        serde_json::from_slice(bytes)
+            .map_err(|e| Error::malformed(format!("what rank {rank} sent for a split: {e}")))
+    };
+    all.iter().enumerate().map(read).collect()
 }

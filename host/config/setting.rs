@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use ferroccl_proxy::net::{Faults, HcaFilter};
 
-use crate::bootstrap::{AddressFamily, CommId, InterfaceFilter};
 use crate::log::{LogLevel, Subsystems};
-use crate::topology::PathKind;
+use ferroccl_bootstrap::{AddressFamily, CommId, InterfaceFilter};
+use ferroccl_topology::PathKind;
+use ferroccl_topology::graph::tuning::{Selectable, Selection};
 
 /// A type a knob can have.
 pub trait Setting: Sized {
@@ -68,6 +69,20 @@ by_from_str!(
     Faults,
     HcaFilter
 );
+
+impl<T: Selectable> Setting for Selection<T> {
+    /// Names that a list may also have, for values that exist elsewhere and not here.
+    type Legal = [&'static str];
+    fn read(text: &str, elsewhere: &Self::Legal) -> Result<Self, String> {
+        Selection::parse(text, elsewhere)
+    }
+    fn describe(_: &Self::Legal) -> String {
+        Selection::<T>::form()
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
 
 /// A distance between devices, as `NCCL_P2P_LEVEL` and `NCCL_NET_GDR_LEVEL` take it.
 ///

@@ -1,8 +1,11 @@
-//! From a call to a plan: which protocol and how many channels, what each channel and the
-//! signature that neighbours compare. Pure functions: no clock, no I/O, no communicator.
+//! From a call to a plan: algorithm, protocol and channels, each channel's part of the data, and the signature that
+//! neighbours compare. Pure functions: no clock, no I/O, no communicator.
 
 mod plan;
 mod signature;
 
-pub use plan::{NetworkOps, Plan, PlanError, Shape, Way, choose, plan, send_recv_kernel, split};
-pub use signature::{Call, describe};
+pub use plan::{
+    AlgoChoice, KernelPlan, NetworkOps, PlanContext, PlanError, choose, plan, send_recv_kernel,
+    split,
+};
+pub use signature::{CollectiveCall, describe};

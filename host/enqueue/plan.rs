@@ -1,4 +1,4 @@
-//! The plan of a call: kernel, channels, and each channel's part.
+//! The plan of a kernel: which one, on which channels, and each channel's part of the data.
 
 use ferroccl_device::abi::{
     Algorithm, ChannelWork, Collective, DataType, MAX_CHANNELS, NO_RANK, ProtocolId, ReduceOp,
@@ -7,28 +7,27 @@ use ferroccl_device::abi::{
 use ferroccl_device::collectives::Chain;
 use ferroccl_device::kernels::{Kernel, left_out, lookup};
 
-use super::Call;
-use crate::error::Error;
-use crate::graph::tuning::Tuner;
+use super::CollectiveCall;
+use ferroccl_topology::graph::tuning::Tuner;
 
-/// What a plan needs to know of a communicator.
+/// What planning needs to know of a communicator.
 #[derive(Clone, Debug)]
-pub struct Shape {
-    /// Ranks.
+pub struct PlanContext {
+    /// The number of ranks.
     pub ranks: u32,
-    /// Nodes that they are on.
+    /// The number of nodes.
     pub nodes: u32,
-    /// Channels there are, 1 to [`MAX_CHANNELS`].
+    /// The number of channels, 1 to [`MAX_CHANNELS`].
     pub channels: u32,
-    /// Blocks that a call may have at most: what the device runs at the same time.
+    /// The most blocks of a call: as many as the device runs at the same time.
     pub blocks: u32,
-    /// How a call of so many bytes is done.
+    /// The tuning model's choice for each collective and size.
     pub tuner: Tuner,
-    /// Whether `channels` is what every call uses, instead of the most it may use.
+    /// Whether every call uses all channels, instead of as many as its size is worth.
     pub all_channels: bool,
-    /// The algorithm of every call that it can do, instead of the tuner's.
+    /// The algorithm of every call for which it exists, instead of the tuner's choice.
     pub algorithm: Option<Algorithm>,
-    /// What a network does on the way between nodes.
+    /// The types and operators that a network reduces between nodes.
     pub network: NetworkOps,
 }
 
@@ -49,7 +48,7 @@ pub struct NetworkOps {
 }
 
 impl NetworkOps {
-    /// Those that `has` is true of.
+    /// The types and operators for which `has` is true.
     #[must_use]
     pub fn new(has: impl Fn(DataType, ReduceOp) -> bool) -> Self {
         const { assert!(DataType::ALL.len() <= 16 && ReduceOp::ALL.len() <= 8) };
@@ -62,16 +61,16 @@ impl NetworkOps {
         all
     }
 
-    /// Whether it is among them.
+    /// Whether the network reduces this type with this operator.
     #[must_use]
     pub fn has(&self, data_type: DataType, op: ReduceOp) -> bool {
         self.ops.get(data_type as usize).is_some_and(|ops| ops & (1 << op as u8) != 0)
     }
 }
 
-/// How a call is done.
+/// The algorithm, protocol, channels and threads of a call (what NCCL's `topoGetAlgoInfo` chooses).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct AlgoChoice {
     /// The algorithm.
     pub algorithm: Algorithm,
     /// The protocol.
@@ -82,16 +81,16 @@ pub struct Way {
     pub threads: u32,
 }
 
-/// A kernel's part in a call, ready to be launched.
+/// One kernel of a call, ready to be launched (NCCL's `ncclKernelPlan`).
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
-    /// What runs.
+pub struct KernelPlan {
+    /// The kernel.
     pub kernel: Kernel,
-    /// How.
-    pub way: Way,
+    /// The algorithm and protocol, with channels and threads.
+    pub choice: AlgoChoice,
     /// Blocks to launch.
     pub blocks: u32,
-    /// What the neighbours compare.
+    /// The words that neighbours compare.
     pub signature: Signature,
     /// Elements of a rank's block, as the kernel counts: bytes where it only moves them.
     pub count: u64,
@@ -105,22 +104,22 @@ pub struct Plan {
     pub parts: [ChannelWork; MAX_CHANNELS],
 }
 
-/// A call that cannot be done.
+/// A call for which there is no kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanError {
     /// The call.
-    pub call: Call,
-    /// How it was to be done; `None` when nothing was left to choose from.
-    pub way: Option<Way>,
-    /// The cargo feature that it needs and this build was made without, if that is why.
+    pub call: CollectiveCall,
+    /// What was chosen; `None` when the settings exclude every choice.
+    pub choice: Option<AlgoChoice>,
+    /// The cargo feature that would give this build a kernel, if that is the reason.
     pub left_out: Option<&'static str>,
 }
 
 impl PlanError {
-    fn new(call: &Call, way: Option<Way>) -> Self {
-        let algorithm = way.map_or(Algorithm::Ring, |way| way.algorithm);
+    fn new(call: &CollectiveCall, choice: Option<AlgoChoice>) -> Self {
+        let algorithm = choice.map_or(Algorithm::Ring, |choice| choice.algorithm);
         let left_out = left_out(call.collective, algorithm, call.data_type);
-        PlanError { call: *call, way, left_out }
+        PlanError { call: *call, choice, left_out }
     }
 }
 
@@ -128,14 +127,14 @@ impl std::error::Error for PlanError {}
 
 impl std::fmt::Display for PlanError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Call { collective, data_type, op, .. } = self.call;
+        let CollectiveCall { collective, data_type, op, .. } = self.call;
         write!(f, "no kernel does {collective}(type {data_type}, op {op})")?;
-        if let Some(Way { algorithm, protocol, .. }) = self.way {
+        if let Some(AlgoChoice { algorithm, protocol, .. }) = self.choice {
             write!(f, " by {algorithm} with {protocol}")?;
         }
         match self.left_out {
             Some(feature) => write!(f, ": this build is without the cargo feature `{feature}`"),
-            None if self.way.is_none() => {
+            None if self.choice.is_none() => {
                 f.write_str(" in a way that NCCL_ALGO, NCCL_PROTO and FERROCCL_DETERMINISTIC allow")
             }
             None => Ok(()),
@@ -143,16 +142,7 @@ impl std::fmt::Display for PlanError {
     }
 }
 
-impl From<PlanError> for Error {
-    fn from(e: PlanError) -> Self {
-        match e.left_out {
-            Some(_) => Error::Unavailable { what: "kernel".to_owned(), reason: e.to_string() },
-            None => Error::argument("op", e.to_string()),
-        }
-    }
-}
-
-impl Plan {
+impl KernelPlan {
     /// The kernel's argument, without a scalar; `input`, `output` and `comm` are addresses.
     #[must_use]
     pub fn work(&self, comm: u64, input: u64, output: u64, scalar: (u64, bool)) -> Work {
@@ -191,37 +181,38 @@ pub fn split(count: usize, channels: u32, grain: usize) -> [ChannelWork; MAX_CHA
     parts
 }
 
-/// How a call is done: as the tuner says, of what the table of kernels has.
+/// Chooses for a call the fastest algorithm and protocol, by the tuner, for which the table has a kernel.
 ///
 /// # Errors
-/// [`PlanError`] when nothing is left that may be chosen.
-pub fn choose(call: &Call, shape: &Shape) -> Result<Way, PlanError> {
-    let bytes = call.largest_bytes(shape.ranks);
+/// [`PlanError`] when the settings exclude every choice.
+pub fn choose(call: &CollectiveCall, context: &PlanContext) -> Result<AlgoChoice, PlanError> {
+    let bytes = call.largest_bytes(context.ranks);
     let has = |algorithm, protocol| match algorithm {
-        // Made of others.
-        Algorithm::Hierarchical => shape.nodes > 1,
-        Algorithm::CollnetDirect => shape.network.has(call.data_type, call.op),
+        // Made of kernels of other algorithms.
+        Algorithm::Hierarchical => context.nodes > 1,
+        Algorithm::CollnetDirect => context.network.has(call.data_type, call.op),
         _ => lookup(call.collective, algorithm, protocol, call.op, call.data_type).is_some(),
     };
     let best = |open: &dyn Fn(Algorithm, ProtocolId) -> bool| {
-        shape.tuner.way(call.collective, bytes, |a, p| open(a, p) && has(a, p))
+        context.tuner.fastest(call.collective, bytes, |a, p| open(a, p) && has(a, p))
     };
-    let (algorithm, protocol) = match shape.algorithm {
+    let (algorithm, protocol) = match context.algorithm {
         // One rank copies, whatever the settings are.
-        _ if shape.ranks == 1 => Some((Algorithm::Ring, ProtocolId::Simple)),
+        _ if context.ranks == 1 => Some((Algorithm::Ring, ProtocolId::Simple)),
         Some(wanted) => best(&|a, _| a == wanted).or_else(|| best(&|_, _| true)),
         None => best(&|_, _| true),
     }
     .ok_or_else(|| PlanError::new(call, None))?;
-    let channels = if shape.all_channels {
-        shape.channels
+    let channels = if context.all_channels {
+        context.channels
     } else {
-        shape.tuner.channels(call.collective, bytes, algorithm, protocol, shape.channels)
+        context.tuner.channels(call.collective, bytes, algorithm, protocol, context.channels)
     };
-    let most = if is_paired(call.collective, algorithm) { shape.blocks / 2 } else { shape.blocks };
+    let most =
+        if is_paired(call.collective, algorithm) { context.blocks / 2 } else { context.blocks };
     let channels = channels.min(most.max(1));
-    let threads = shape.tuner.threads(bytes, algorithm, protocol, channels);
-    Ok(Way { algorithm, protocol, channels, threads })
+    let threads = context.tuner.threads(bytes, algorithm, protocol, channels);
+    Ok(AlgoChoice { algorithm, protocol, channels, threads })
 }
 
 /// Whether a call has two blocks a channel: one up and one down a tree.
@@ -236,14 +227,14 @@ pub fn send_recv_kernel() -> Option<Kernel> {
     lookup(Collective::SendRecv, Algorithm::Ring, ProtocolId::Simple, op, data_type)
 }
 
-/// Plans a call that one kernel does.
+/// Plans one kernel.
 ///
 /// # Errors
-/// [`PlanError`] when none does it in this way.
-pub fn plan(call: &Call, way: Way, seq: u64) -> Result<Plan, PlanError> {
-    let Way { algorithm, protocol, channels, .. } = way;
+/// [`PlanError`] when there is no kernel for this choice.
+pub fn plan(call: &CollectiveCall, choice: AlgoChoice, seq: u64) -> Result<KernelPlan, PlanError> {
+    let AlgoChoice { algorithm, protocol, channels, .. } = choice;
     let kernel = lookup(call.collective, algorithm, protocol, call.op, call.data_type)
-        .ok_or_else(|| PlanError::new(call, Some(way)))?;
+        .ok_or_else(|| PlanError::new(call, Some(choice)))?;
     let moves = matches!(call.collective, Collective::AllGather | Collective::Broadcast);
     let (count, size) = if moves { (call.bytes(), 1) } else { (call.count, call.data_type.size()) };
     let tree = algorithm == Algorithm::Tree;
@@ -254,9 +245,9 @@ pub fn plan(call: &Call, way: Way, seq: u64) -> Result<Plan, PlanError> {
         (Collective::ReduceScatter, Algorithm::Chain) => Chain::REDUCE_SCATTER,
         _ => 0,
     };
-    Ok(Plan {
+    Ok(KernelPlan {
         kernel,
-        way,
+        choice,
         blocks: if is_paired(call.collective, algorithm) { 2 * channels } else { channels },
         signature: call.signature(seq, algorithm, protocol, channels),
         count: count as u64,
@@ -271,7 +262,7 @@ pub fn plan(call: &Call, way: Way, seq: u64) -> Result<Plan, PlanError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::tuning::{Devices, Settings, Situation};
+    use ferroccl_topology::graph::tuning::{Devices, Settings, Situation};
 
     #[test]
     fn protocols_follow_size_and_permission() {
@@ -280,7 +271,7 @@ mod tests {
             let settings = Settings { protocols, ..Settings::default() };
             let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
             let tuner = Tuner::new(&cores, &settings);
-            let shape = Shape {
+            let context = PlanContext {
                 ranks: 4,
                 nodes: 1,
                 channels: 2,
@@ -290,14 +281,14 @@ mod tests {
                 algorithm: Some(Algorithm::Ring),
                 network: NetworkOps::default(),
             };
-            let call = Call {
+            let call = CollectiveCall {
                 collective: Collective::AllReduce,
                 count: bytes / 4,
                 data_type: DataType::F32,
                 op: ReduceOp::Sum,
                 root: None,
             };
-            choose(&call, &shape).ok().map(|way| (way.protocol, way.channels))
+            choose(&call, &context).ok().map(|choice| (choice.protocol, choice.channels))
         };
         let all = ProtocolId::ALL;
         let (ll, ll128, simple) = (ProtocolId::Ll, ProtocolId::Ll128, ProtocolId::Simple);

@@ -1,25 +1,25 @@
-//! What a call is, and how it looks to a neighbour.
+//! A call, and its signature, which neighbours compare.
 
 use std::fmt;
 
 use ferroccl_device::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp, Signature};
 
-/// A call of a collective, as its user made it.
+/// A call of a collective, or of a send or receive, as the user made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
-    /// What it does.
+pub struct CollectiveCall {
+    /// The collective.
     pub collective: Collective,
-    /// Elements of the buffer that one rank gives or gets: of one block, where a buffer has a block for each rank.
+    /// Elements of the smaller of the rank's two buffers: of one block, if the other buffer has a block for each rank.
     pub count: usize,
-    /// Their type.
+    /// The type of the elements.
     pub data_type: DataType,
-    /// How they are combined.
+    /// The operator that combines them.
     pub op: ReduceOp,
-    /// The root, where there is one; of a send or receive the sender.
+    /// The root, if there is one; for a send or receive the sender.
     pub root: Option<u32>,
 }
 
-impl Call {
+impl CollectiveCall {
     /// Bytes of the largest of a rank's buffers.
     #[must_use]
     pub const fn largest_bytes(&self, ranks: u32) -> u64 {
@@ -60,12 +60,12 @@ impl Call {
     }
 }
 
-/// One side of a mismatch. A neighbour's words may be anything: what cannot be read is shown as a number.
-struct Side<'a>(&'a [u64; 4], bool);
+/// One side of a mismatch as text. A neighbour's words may have any value: unknown ones are shown as numbers.
+struct SignatureText<'a>(&'a [u64; 4], bool);
 
-impl fmt::Display for Side<'_> {
+impl fmt::Display for SignatureText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let &Side(&[seq, count, call, root], plan) = self;
+        let &SignatureText(&[seq, count, call, root], plan) = self;
         let [collective, data_type, op, algorithm, protocol, channels, ..] = call.to_le_bytes();
         let name = |name: Option<&'static str>, raw: u8| {
             name.map_or_else(|| format!("#{raw}"), str::to_owned)
@@ -93,20 +93,20 @@ impl fmt::Display for Side<'_> {
     }
 }
 
-/// The words of two signatures as calls that a person can compare. Algorithm, protocol and channels are
-/// mentioned only when the calls themselves are equal.
+/// The texts of two signatures, for a person to compare. Algorithm, protocol and channels are in them only when everything
+/// that the users passed is equal.
 #[must_use]
 pub fn describe(ours: &[u64; 4], theirs: &[u64; 4]) -> (String, String) {
     let user = |words: &[u64; 4]| (words[1], words[2] & 0xff_ffff, words[3]);
     let plan = user(ours) == user(theirs);
-    (Side(ours, plan).to_string(), Side(theirs, plan).to_string())
+    (SignatureText(ours, plan).to_string(), SignatureText(theirs, plan).to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const CALL: Call = Call {
+    const CALL: CollectiveCall = CollectiveCall {
         collective: Collective::AllReduce,
         count: 5,
         data_type: DataType::F32,
@@ -117,7 +117,8 @@ mod tests {
     #[test]
     fn a_mismatch_names_what_differs() {
         let ours = CALL.signature(1, Algorithm::Ring, ProtocolId::Ll, 1);
-        let theirs = Call { count: 6, ..CALL }.signature(1, Algorithm::Ring, ProtocolId::Ll, 1);
+        let theirs =
+            CollectiveCall { count: 6, ..CALL }.signature(1, Algorithm::Ring, ProtocolId::Ll, 1);
         let (a, b) = describe(&ours.words(), &theirs.words());
         assert_eq!(a, "all_reduce(count 5, type float, op sum)");
         assert_eq!(b, "all_reduce(count 6, type float, op sum)");

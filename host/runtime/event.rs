@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::sync::lock;
-use crate::Result;
+use crate::error::Result;
 
 /// Something that happens once: a place in a stream ([`StreamOps::record`](super::StreamOps::record)) is reached, or
 /// the host says so ([`Event::complete`]). Streams wait for it by [`StreamOps::wait`](super::StreamOps::wait). Clones

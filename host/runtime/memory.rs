@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::Memory;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// What [`Runtime::allocate`](crate::runtime::Runtime::allocate) promises.
 const ALIGN: usize = 256;

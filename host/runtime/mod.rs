@@ -6,7 +6,7 @@
 //! | runtime | kernels are | state |
 //! |---|---|---|
 //! | [`cpu`] | coroutines on worker threads | here |
-//! | [`ptx`] | PTX in an emulator | here |
+//! | `ptx`, with the feature `emulator` | PTX in an emulator | here |
 //! | `cuda`, with the feature of that name | PTX on a GPU | here |
 
 pub mod cpu;
@@ -15,10 +15,12 @@ pub mod cuda;
 mod event;
 mod memory;
 mod op;
+#[cfg(feature = "emulator")]
 pub mod ptx;
+mod scheduler;
+mod settings;
 mod sync;
 mod threads;
-mod turns;
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -30,8 +32,10 @@ use ferroccl_device::kernels::Kernel;
 use ferroccl_proxy::{Operation, Proxy};
 
 pub use event::Event;
+pub use settings::Settings;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
+use ferroccl_topology::graph::tuning::cpu as cpu_tuning;
 
 /// A place that has memory and runs kernels.
 pub trait Runtime: Debug + Send + Sync {
@@ -106,7 +110,7 @@ pub trait Runtime: Debug + Send + Sync {
     /// Bytes of a connection's buffers by protocol (LL, LL128, Simple), and the slots each is cut into, where nothing else
     /// is asked for.
     fn buffers(&self) -> ([usize; 3], u32) {
-        crate::comm::default_buffers()
+        (cpu_tuning::BUFFER_BYTES, cpu_tuning::SLOTS)
     }
 
     /// What ranks need to know of its device to reach its memory; `None` where device memory is the host's.

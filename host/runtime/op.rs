@@ -10,7 +10,7 @@ use ferroccl_device::kernels::Kernel;
 
 use super::memory;
 use super::{Done, Event, Keep, Launch, Memory};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// One operation. `R` is what a runtime has made ready for a launch.
 pub(super) enum Op<R> {

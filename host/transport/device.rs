@@ -1,8 +1,8 @@
-//! Connections in device memory: a sender whose kernels reach the receiver's GPU writes there.
+//! Connections in the receiver's device memory, for senders whose kernels reach it.
 //!
-//! The header of an edge stays in the host's memory, which P2P or SHM shares. Within a process the receiver's memory is
-//! found by a number, as an offer of P2P's; another process opens it by CUDA IPC. Both ends know of all ranks what they
-//! reach, so both know where in the receiver's memory each sender has its part.
+//! The header of an edge stays in the host's memory, which P2P or SHM shares. Within a process the sender finds the
+//! receiver's allocation by a number, as with P2P. Another process opens it by CUDA IPC. Both ends know which ranks reach
+//! which devices, so both compute the same offset of each sender's part.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,29 +10,29 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Allowed, PeerInfo};
+use super::{AllowedTransports, PeerInfo};
+use crate::error::{Error, Result};
 use crate::runtime::{Memory, Runtime};
-use crate::{Error, Result};
 
-/// What a sender needs to find the receiver's memory.
+/// A handle by which senders find the receiver's memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Handle {
+pub(crate) struct DeviceMemoryHandle {
     /// Its number in the receiver's process.
     key: u64,
-    /// For other processes.
+    /// The IPC handle for other processes.
     ipc: Option<Vec<u8>>,
 }
 
 type Offers = Mutex<HashMap<u64, Weak<dyn Memory>>>;
 
-/// What has been offered in this process.
+/// The allocations that have been offered in this process.
 fn offers() -> &'static Offers {
     static OFFERS: OnceLock<Offers> = OnceLock::new();
     OFFERS.get_or_init(Mutex::default)
 }
 
 /// Whether the sender's kernels reach memory of the receiver's device.
-pub(crate) fn reaches(sender: &PeerInfo, receiver: &PeerInfo, allowed: Allowed) -> bool {
+pub(crate) fn reaches(sender: &PeerInfo, receiver: &PeerInfo, allowed: AllowedTransports) -> bool {
     let (Some(from), Some(to)) = (&sender.device, &receiver.device) else { return false };
     allowed.p2p
         && sender.rank != receiver.rank
@@ -40,35 +40,35 @@ pub(crate) fn reaches(sender: &PeerInfo, receiver: &PeerInfo, allowed: Allowed) 
         && from.reach.contains(&to.id)
 }
 
-/// The place of a sender's part among those in the receiver's memory; how many there are where no sender is given.
-pub(crate) fn place(
+/// The index of a sender's part in the receiver's memory; with `None` the number of parts.
+pub(crate) fn sender_index(
     sender: Option<u32>,
     receiver: &PeerInfo,
     peers: &[PeerInfo],
-    allowed: Allowed,
+    allowed: AllowedTransports,
 ) -> usize {
     let before = peers.iter().filter(|peer| sender.is_none_or(|sender| peer.rank < sender));
     before.filter(|peer| reaches(peer, receiver, allowed)).count()
 }
 
-/// The receiver's part: what senders need to find `memory`, those in other processes among them if there are any.
+/// The receiver's side: a handle by which senders find `memory`; `other` says whether some are in other processes.
 pub(crate) fn offer(
     memory: &Arc<dyn Memory>,
     other: bool,
     runtime: &dyn Runtime,
-) -> Result<Handle> {
+) -> Result<DeviceMemoryHandle> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let ipc = other.then(|| runtime.export(memory)).transpose()?;
     let key = NEXT.fetch_add(1, Ordering::Relaxed);
     let mut offers = offers().lock().unwrap_or_else(PoisonError::into_inner);
     offers.retain(|_, offer| offer.strong_count() > 0);
     offers.insert(key, Arc::downgrade(memory));
-    Ok(Handle { key, ipc })
+    Ok(DeviceMemoryHandle { key, ipc })
 }
 
-/// The sender's part: the receiver's memory, of `bytes` bytes.
+/// The sender's side: opens the receiver's memory of `bytes` bytes.
 pub(crate) fn accept(
-    handle: &Handle,
+    handle: &DeviceMemoryHandle,
     same_process: bool,
     bytes: usize,
     runtime: &dyn Runtime,

@@ -1,17 +1,17 @@
-//! NET: ranks of different hosts. Nothing is shared: each has memory of its own, and the proxies carry what is in it over a
+//! NET: ranks on different hosts. They share no memory: each has its own, and the proxies move the data over a
 //! [network](ferroccl_proxy::net) (see [`ferroccl_proxy::connection`]).
 //!
-//! The receiver's part is in its inbox as with every transport. The sender's is made here, and its handle says nothing
-//! but that both use this transport: where the receiver listens goes beside it.
+//! The receiver's memory is in its receive region, as with every transport. The sender's memory is allocated here. The
+//! handle is empty, because the address of the receiver's listener is exchanged beside it.
 
-use super::{Inbox, PeerInfo, Region, Transport};
-use crate::Result;
+use super::{HostRegion, PeerInfo, RecvRegion, Transport};
+use crate::error::Result;
 
 /// The transport.
 #[derive(Debug)]
-pub(super) struct Net;
+pub(super) struct NetTransport;
 
-impl Transport for Net {
+impl Transport for NetTransport {
     fn name(&self) -> &'static str {
         "NET"
     }
@@ -24,7 +24,7 @@ impl Transport for Net {
         false
     }
 
-    fn shares(&self) -> bool {
+    fn needs_shared_memory(&self) -> bool {
         false
     }
 
@@ -32,11 +32,11 @@ impl Transport for Net {
         true
     }
 
-    fn offer(&self, _: &Inbox) -> Result<Vec<u8>> {
+    fn offer(&self, _: &RecvRegion) -> Result<Vec<u8>> {
         Ok(Vec::new())
     }
 
-    fn accept(&self, _: &[u8], _: usize, _: usize, bytes: usize) -> Result<Region> {
-        Region::anonymous(bytes)
+    fn accept(&self, _: &[u8], _: usize, _: usize, bytes: usize) -> Result<HostRegion> {
+        HostRegion::anonymous(bytes)
     }
 }

@@ -1,24 +1,24 @@
-//! P2P: ranks of one process share its address space.
+//! P2P: ranks of one process, which share its address space.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, Weak};
 
-use super::region::Mapping;
-use super::{Inbox, PeerInfo, Region, Transport};
-use crate::{Error, Result};
+use super::region::HostMapping;
+use super::{HostRegion, PeerInfo, RecvRegion, Transport};
+use crate::error::{Error, Result};
 
 /// The transport.
 #[derive(Debug)]
-pub(super) struct P2p;
+pub(super) struct P2pTransport;
 
-/// What has been offered in this process, by the number that is the handle.
-fn offers() -> &'static Mutex<HashMap<u64, Weak<Mapping>>> {
-    static OFFERS: OnceLock<Mutex<HashMap<u64, Weak<Mapping>>>> = OnceLock::new();
+/// The mappings that have been offered in this process, by handle.
+fn offers() -> &'static Mutex<HashMap<u64, Weak<HostMapping>>> {
+    static OFFERS: OnceLock<Mutex<HashMap<u64, Weak<HostMapping>>>> = OnceLock::new();
     OFFERS.get_or_init(Mutex::default)
 }
 
-/// A random number that only this process has: process ids repeat across containers.
+/// A random number of this process. A process id would not do, because it repeats across containers.
 pub(crate) fn process_token() -> Result<u64> {
     static TOKEN: OnceLock<u64> = OnceLock::new();
     if let Some(&token) = TOKEN.get() {
@@ -30,7 +30,7 @@ pub(crate) fn process_token() -> Result<u64> {
     Ok(*TOKEN.get_or_init(|| token))
 }
 
-impl Transport for P2p {
+impl Transport for P2pTransport {
     fn name(&self) -> &'static str {
         "P2P"
     }
@@ -43,27 +43,27 @@ impl Transport for P2p {
         sender.space == receiver.space
     }
 
-    fn shares(&self) -> bool {
+    fn needs_shared_memory(&self) -> bool {
         false
     }
 
-    fn offer(&self, inbox: &Inbox) -> Result<Vec<u8>> {
+    fn offer(&self, recv_region: &RecvRegion) -> Result<Vec<u8>> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let key = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut offers = offers().lock().unwrap_or_else(PoisonError::into_inner);
         offers.retain(|_, offer| offer.strong_count() > 0);
-        offers.insert(key, std::sync::Arc::downgrade(inbox.region.mapping()));
+        offers.insert(key, std::sync::Arc::downgrade(recv_region.region.mapping()));
         Ok(key.to_le_bytes().to_vec())
     }
 
-    fn accept(&self, handle: &[u8], len: usize, offset: usize, bytes: usize) -> Result<Region> {
+    fn accept(&self, handle: &[u8], len: usize, offset: usize, bytes: usize) -> Result<HostRegion> {
         let broken = |why: &str| Error::malformed(format!("P2P handle of a peer: {why}"));
         let key = handle.try_into().map(u64::from_le_bytes).map_err(|_| broken("not 8 bytes"))?;
         let offers = offers().lock().unwrap_or_else(PoisonError::into_inner);
         let offer = offers.get(&key).and_then(Weak::upgrade);
         drop(offers);
         let mapping = offer.ok_or_else(|| broken("names nothing in this process"))?;
-        let region = Region::of_mapping(mapping);
+        let region = HostRegion::of_mapping(mapping);
         if region.len() != len {
             return Err(broken("another size than ours"));
         }

@@ -1,32 +1,32 @@
-//! A part of a mapping of memory that is shared by the ends of an edge.
+//! Memory of the host that two ends of an edge share, or that one rank has for itself.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
-/// A part of a mapping, which is unmapped when the last part is dropped.
+/// A part of a mapping. The mapping ends when its last part is dropped.
 #[derive(Clone, Debug)]
-pub(crate) struct Region {
-    mapping: Arc<Mapping>,
+pub(crate) struct HostRegion {
+    mapping: Arc<HostMapping>,
     offset: usize,
     len: usize,
 }
 
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub(super) struct HostMapping {
     start: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: the memory is accessed by address, through atomics or under the protocols' orders; the mapping
 // itself is only ever unmapped once, by the last owner.
-unsafe impl Send for Mapping {}
+unsafe impl Send for HostMapping {}
 // SAFETY: as above.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for HostMapping {}
 
-impl Region {
+impl HostRegion {
     /// Zeroed anonymous memory of this process.
     pub(crate) fn anonymous(len: usize) -> Result<Self> {
         Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0)
@@ -37,21 +37,21 @@ impl Region {
         Self::map(len, libc::MAP_SHARED | libc::MAP_NORESERVE, fd.as_raw_fd(), offset)
     }
 
-    /// A whole mapping.
-    pub(super) fn of_mapping(mapping: Arc<Mapping>) -> Self {
+    /// The whole of a mapping.
+    pub(super) fn of_mapping(mapping: Arc<HostMapping>) -> Self {
         let len = mapping.len;
-        Region { mapping, offset: 0, len }
+        HostRegion { mapping, offset: 0, len }
     }
 
-    pub(super) fn mapping(&self) -> &Arc<Mapping> {
+    pub(super) fn mapping(&self) -> &Arc<HostMapping> {
         &self.mapping
     }
 
-    /// A part of it; what lies outside is cut off.
+    /// A part of it, cut off at its end.
     pub(super) fn part(&self, offset: usize, bytes: usize) -> Self {
         let offset = offset.min(self.len);
         let len = bytes.min(self.len - offset);
-        Region { mapping: Arc::clone(&self.mapping), offset: self.offset + offset, len }
+        HostRegion { mapping: Arc::clone(&self.mapping), offset: self.offset + offset, len }
     }
 
     fn map(len: usize, flags: libc::c_int, fd: libc::c_int, offset: usize) -> Result<Self> {
@@ -65,12 +65,12 @@ impl Region {
             return Err(failed());
         }
         match NonNull::new(start.cast()) {
-            Some(start) => Ok(Self::of_mapping(Arc::new(Mapping { start, len }))),
+            Some(start) => Ok(Self::of_mapping(Arc::new(HostMapping { start, len }))),
             None => Err(Error::argument("len", "mapped at address 0")),
         }
     }
 
-    /// Where it starts.
+    /// Its address.
     pub(crate) fn address(&self) -> u64 {
         (self.mapping.start.as_ptr().expose_provenance() + self.offset) as u64
     }
@@ -81,9 +81,9 @@ impl Region {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for HostMapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `Region::map`, and nobody else has it any more.
+        // SAFETY: mapped by `HostRegion::map`, and nobody else has it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

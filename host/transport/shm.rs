@@ -1,28 +1,28 @@
-//! SHM: ranks of one host share a memfd, which has no name and so leaves nothing behind, however its
-//! users end. The sender opens it through the receiver's `/proc/PID/fd`.
+//! SHM: ranks of one host, which share a memfd. It has no name, so that nothing is left behind when a process is killed. The
+//! sender opens it through the receiver's `/proc/PID/fd`.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Inbox, PeerInfo, Region, Transport};
-use crate::{Error, Result};
+use super::{HostRegion, PeerInfo, RecvRegion, Transport};
+use crate::error::{Error, Result};
 
 /// The transport.
 #[derive(Debug)]
-pub(super) struct Shm;
+pub(super) struct ShmTransport;
 
-/// What the sender needs to open the receiver's memfd.
+/// A handle by which the sender opens the receiver's memfd.
 #[derive(Serialize, Deserialize)]
-struct Handle {
+struct ShmHandle {
     pid: u32,
     fd: i32,
-    /// The file's inode: a descriptor number that was reused names another file.
+    /// The file's inode, which tells whether the descriptor has been reused for another file.
     inode: u64,
 }
 
-impl Transport for Shm {
+impl Transport for ShmTransport {
     fn name(&self) -> &'static str {
         "SHM"
     }
@@ -41,24 +41,24 @@ impl Transport for Shm {
         false
     }
 
-    fn shares(&self) -> bool {
+    fn needs_shared_memory(&self) -> bool {
         true
     }
 
-    fn offer(&self, inbox: &Inbox) -> Result<Vec<u8>> {
-        let file = inbox
+    fn offer(&self, recv_region: &RecvRegion) -> Result<Vec<u8>> {
+        let file = recv_region
             .file
             .as_ref()
-            .ok_or_else(|| Error::argument("inbox", "is not shared between processes"))?;
+            .ok_or_else(|| Error::argument("recv_region", "is not shared between processes"))?;
         let failed = |e| Error::system("looking at shared memory", e);
         let metadata = File::from(file.try_clone().map_err(failed)?).metadata().map_err(failed)?;
         let inode = std::os::unix::fs::MetadataExt::ino(&metadata);
-        let handle = Handle { pid: std::process::id(), fd: file.as_raw_fd(), inode };
+        let handle = ShmHandle { pid: std::process::id(), fd: file.as_raw_fd(), inode };
         serde_json::to_vec(&handle).map_err(|e| Error::malformed(e.to_string()))
     }
 
-    fn accept(&self, handle: &[u8], len: usize, offset: usize, bytes: usize) -> Result<Region> {
-        let Handle { pid, fd, inode } = serde_json::from_slice(handle)
+    fn accept(&self, handle: &[u8], len: usize, offset: usize, bytes: usize) -> Result<HostRegion> {
+        let ShmHandle { pid, fd, inode } = serde_json::from_slice(handle)
             .map_err(|e| Error::malformed(format!("SHM handle of a peer: {e}")))?;
         let path = format!("/proc/{pid}/fd/{fd}");
         let failed = |e| {
@@ -76,7 +76,7 @@ impl Transport for Shm {
                 "{path} is not the shared memory that its owner offered"
             )));
         }
-        Region::of_file(file.as_fd(), offset, bytes)
+        HostRegion::of_file(file.as_fd(), offset, bytes)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The verbs network against perftest (`ib_write_bw`, `ib_write_lat`) over the same two ports.
 //!
 //! ```text
-//! cargo bench -p ferroccl-proxy --features verbs --bench verbs
+//! cargo bench -p ferroccl-proxy --bench verbs
 //! ```
 //!
 //! Without `FERROCCL_BENCH_HCA=mlx5_0,mlx5_1` (two ports that reach each other; the GID index is `NCCL_IB_GID_INDEX` or 1) it

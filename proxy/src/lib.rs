@@ -1,19 +1,20 @@
 //! The proxy thread and its networks: what moves data that no kernel can.
 //!
 //! ```text
-//! thread      Proxy: one thread that moves operations on, round-robin, and sleeps when there are none
-//! connection  what a kernel's slots have to do with it: steps, credits, and how connections are made
+//! thread      Proxy: one thread that makes steps of operations, round-robin, and sleeps when there are none
+//! connection  what it does with a kernel's slots: steps, credits, and how connections are made
 //! net         Net: a network that moves messages: over sockets, by RDMA, by a plugin, in the process; with faults
 //! collnet     CollNet: a network that reduces; in software for tests
 //! error       what goes wrong on a network
 //! ```
 //!
-//! Nothing here knows of communicators: an operation is whatever [`Operation::progress`] does.
+//! This crate does not know communicators: an operation is whatever [`Operation::progress`] does.
 
 pub mod collnet;
 pub mod connection;
 mod error;
 pub mod net;
+mod sync;
 mod thread;
 
 pub use error::NetError;

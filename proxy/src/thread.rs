@@ -2,16 +2,18 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use tracing::error;
 
-/// Something that goes on in steps, none of which waits.
+use crate::sync::{lock, wait};
+
+/// Work that is done in steps, none of which waits (NCCL's `ncclProxyArgs`).
 ///
-/// It is dropped when it is done, when it panics, and when the proxy ends before it is done: who waits for it must learn
-/// of that by its `Drop`.
+/// It is dropped when it is done, when it panics, and when the proxy ends before it is done. Its `Drop` must tell whoever
+/// waits for it.
 pub trait Operation: Send {
     /// Does what can be done at once.
     fn progress(&mut self) -> Progress;
@@ -28,7 +30,7 @@ pub enum Progress {
     Done,
 }
 
-/// Moves each operation a step on and drops those that are done, or panic; whether anything moved.
+/// Makes one step of each operation, and drops those that are done or panic; whether anything moved.
 pub fn round(operations: &mut Vec<Box<dyn Operation>>) -> bool {
     let mut moved = false;
     operations.retain_mut(|operation| {
@@ -43,11 +45,11 @@ pub fn round(operations: &mut Vec<Box<dyn Operation>>) -> bool {
     moved
 }
 
-/// A thread that moves operations on, one after the other, round and round. It starts with the first operation and sleeps
-/// while there is none.
+/// A thread that makes steps of operations, round-robin. It starts with the first operation and sleeps while there is none.
 ///
-/// Who waits for an operation can [help](Proxy::help): a round on the waiting thread comes sooner than one on a thread that
-/// has to be woken, or to be given a core, first. While somebody helps, the thread looks on now and then.
+/// A thread that waits for an operation can [help](Proxy::help): a round on the waiting thread comes sooner than one on a
+/// thread that has to be woken or scheduled first. While another thread helps, the proxy's thread makes a round only now and
+/// then.
 ///
 /// ```
 /// use std::sync::mpsc;
@@ -83,7 +85,7 @@ struct Shared {
     queue: Mutex<Queue>,
     /// Something is in the queue, or it is closed.
     changed: Condvar,
-    /// Whoever holds it makes a round.
+    /// Its holder makes a round.
     operations: Mutex<Vec<Box<dyn Operation>>>,
     /// Operations, new ones too: whether there is anything to help with.
     count: AtomicUsize,
@@ -120,7 +122,7 @@ impl Proxy {
         Proxy { name, shared: Arc::default() }
     }
 
-    /// Gives it an operation.
+    /// Adds an operation.
     ///
     /// # Errors
     /// When there is no thread and none can be started; the operation is dropped then.
@@ -138,8 +140,8 @@ impl Proxy {
         Ok(())
     }
 
-    /// Makes a round on the calling thread, unless another one does just now; whether anything moved. Quick where there is
-    /// nothing to do. Not to be called by an operation.
+    /// Makes a round on the calling thread, unless another thread is making one; whether anything moved. Returns quickly when
+    /// there are no operations. An operation must not call it.
     pub fn help(&self) -> bool {
         // Only a hint: the thread is there for what is missed.
         if self.shared.count.load(Ordering::Relaxed) == 0 {
@@ -165,11 +167,11 @@ impl Drop for Proxy {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 
     fn operations(&self) -> MutexGuard<'_, Vec<Box<dyn Operation>>> {
-        self.operations.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.operations)
     }
 
     /// Takes in what is new, and moves all on; whether anything moved.
@@ -190,7 +192,7 @@ impl Shared {
             let mut queue = self.lock();
             while operations.is_empty() && queue.new.is_empty() && !queue.closed {
                 drop(operations); // a helper may have it meanwhile, and leave nothing or something
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue = wait(&self.changed, queue);
                 drop(queue);
                 idle_since = None;
                 operations = self.operations();

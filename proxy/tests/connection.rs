@@ -15,7 +15,7 @@ use ferroccl_device::abi::{
     Conn, ConnHeader, LL_LINE, LL128_LINE, ProtocolId, SIGNATURES, Signature, fifo_entry,
 };
 use ferroccl_device::gpu::{self, LINE_WORDS};
-use ferroccl_proxy::connection::{Ends, GpuSlots, Receiving, Sending, Steps};
+use ferroccl_proxy::connection::{ConnMemory, GpuSlots, Receiving, Sending, Steps};
 use ferroccl_proxy::net::socket::{SocketConfig, SocketInterface, SocketNet};
 use ferroccl_proxy::net::{LocalNet, MemoryKind, Net, RecvComm, SendComm};
 use ferroccl_proxy::{NetError, Progress};
@@ -103,7 +103,7 @@ fn signature(call: u64) -> Signature {
 }
 
 impl End {
-    fn ends(self) -> Ends {
+    fn ends(self) -> ConnMemory {
         let at = self.memory as u64;
         let conn = Conn {
             header: at,
@@ -119,7 +119,7 @@ impl End {
             kind: MemoryKind::Cuda,
             flush: !on_gpu.ordered,
         });
-        Ends { calls, conn: Some(conn), memory: (at, size_of::<Memory>()), on_gpu }
+        ConnMemory { calls, conn: Some(conn), memory: (at, size_of::<Memory>()), on_gpu }
     }
 
     /// The buffer of a protocol.
@@ -136,7 +136,7 @@ impl End {
         self.buffer(self.protocol).wrapping_add((step % SLOTS) as usize * SLOT_WORDS)
     }
 
-    /// As the device's `can_tell` and `write_signature`.
+    /// As the device's `has_signature_room` and `write_signature`.
     ///
     /// # Safety
     /// The memory is valid; there is one sending kernel.
@@ -154,7 +154,7 @@ impl End {
         }
     }
 
-    /// As the device's `can_hear` and `compare`.
+    /// As the device's `has_signature` and `check_signature`.
     ///
     /// # Safety
     /// The memory is valid; there is one receiving kernel.
@@ -213,14 +213,14 @@ impl End {
                         for (i, data) in words[..LINE_WORDS - 1].iter_mut().enumerate() {
                             *data = word(step, line * (LINE_WORDS - 1) + i);
                         }
-                        gpu::st_line(slot.add(line * LINE_WORDS), words, true);
+                        gpu::st_line(slot.add(line * LINE_WORDS), words);
                     }
                 }
             }
         }
     }
 
-    /// As the device's `Protocol::step` of a verb that receives, from a connection that is `gated`.
+    /// As the device's `Protocol::step` of a verb that receives, from a connection with `Conn::wait_tail_first`.
     ///
     /// # Safety
     /// The memory is valid; there is one receiving kernel.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ferroccl_ptx::emu::{
-    Adversity, Checks, Counts, Grid, Launch, Lockstep, Machine, Mapping, Options, Program, Turns,
-    run_on_threads,
+    Adversity, Checks, Counts, Grid, Launch, Lockstep, Machine, Mapping, Options, Program,
+    WarpSchedule, run_on_threads,
 };
 
 const THREADS: u32 = 256;
@@ -123,7 +123,7 @@ fn checks(c: &mut Criterion) {
         ("late stores", checks(false, false, Some(Adversity::default()))),
         ("all", checks(true, true, Some(Adversity::default()))),
     ] {
-        let options = Options { checks, turns: Turns::RoundRobin, ..Options::seeded(1) };
+        let options = Options { checks, schedule: WarpSchedule::RoundRobin, ..Options::seeded(1) };
         let counts = lockstep(&bench.grid(&program, BLOCKS), options);
         group.throughput(Throughput::Elements(counts.lane_instructions));
         group.bench_function(BenchmarkId::from_parameter(name), |b| {

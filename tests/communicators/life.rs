@@ -11,7 +11,8 @@ use ferroccl::{
 };
 use ferroccl_proxy::net::LocalNet;
 
-use super::{each, elsewhere, here, init_ranks, sums};
+use super::{each, init_ranks, sums};
+use crate::again::{elsewhere, here};
 
 /// Far below every limit of a wait, far above what a busy machine takes to notice.
 const SOON: Duration = Duration::from_secs(10);
@@ -61,7 +62,7 @@ fn an_abort_ends_what_waits_for_others() {
     let silent = loopback();
     let config = Config::from_env().unwrap();
     std::thread::scope(|scope| {
-        let peer = scope.spawn(|| Bootstrap::connect(&silent, 1, 2, &config).unwrap());
+        let peer = scope.spawn(|| Bootstrap::connect(&silent, 1, 2, &config.bootstrap()).unwrap());
         let stages: [(&str, UniqueId, u32); 3] = [
             ("nobody", loopback(), 2),
             ("nobody, no root", UniqueId::rendezvous("127.0.0.1:9".parse().unwrap(), 1, b"x"), 2),
@@ -254,7 +255,7 @@ fn held() -> (usize, usize) {
 fn nothing_stays_behind() {
     if !here() {
         let limit = [("FERROCCL_BOOTSTRAP_TIMEOUT", "5")];
-        return elsewhere("life::nothing_stays_behind", &limit);
+        return elsewhere(module_path!(), "nothing_stays_behind", &limit);
     }
     let device = Device::cpu();
     let mut config = CommConfig::default();

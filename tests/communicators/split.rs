@@ -7,8 +7,9 @@ use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
 use ferroccl::{CommConfig, Communicator, Device, Error, UniqueId};
 use ferroccl_proxy::net::LocalNet;
 
-use super::random::Random;
-use super::{both_ways, each, elsewhere, here, init_ranks, sums};
+use super::{both_ways, each, init_ranks, sums};
+use crate::again::{elsewhere, here};
+use crate::random::Random;
 
 type Place = (Option<u32>, i32);
 
@@ -227,7 +228,7 @@ fn a_failure_of_the_parent_ends_a_split() {
 fn ranks_that_do_not_split_are_named() {
     if !here() {
         let limit = [("FERROCCL_BOOTSTRAP_TIMEOUT", "0.3")];
-        return elsewhere("split::ranks_that_do_not_split_are_named", &limit);
+        return elsewhere(module_path!(), "ranks_that_do_not_split_are_named", &limit);
     }
     let device = Device::cpu();
     for ranks in both_ways(&device, 4, &CommConfig::default()) {

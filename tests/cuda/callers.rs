@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferroccl::runtime::cuda::CudaRuntime;
+use ferroccl::runtime::cuda::{CudaGraph, CudaRuntime};
 use ferroccl::{Communicator, Device, ReduceOp};
 
 use crate::stand_in::{Handle, Kind, alone, live, ready, symbol};
@@ -158,4 +158,31 @@ fn what_is_made_is_given_back() {
         // Handles are dropped while calls are under way.
     }
     crate::errors::until(|| count() == before);
+}
+
+/// These lines are the README's (a test of the command compares them).
+#[rustfmt::skip]
+#[allow(clippy::undocumented_unsafe_blocks, reason = "as short as the README")]
+fn a_captured_call(
+    cu_stream: Handle,
+    (device_pointer, len): (u64, usize),
+    keep: Arc<()>,
+) -> ferroccl::Result<()> {
+    let runtime = Arc::new(CudaRuntime::new(0)?);                                  // or of_context(a CUcontext)
+    let stream = unsafe { runtime.stream_of(cu_stream, keep.clone())? };           // any CUstream
+    let buffer = unsafe { runtime.buffer_of::<f32>(device_pointer, len, keep)? };  // any CUdeviceptr
+    let ranks = Communicator::init_all(&Device::new(runtime), 1)?;
+    let graph = CudaGraph::capture(&[&stream], || ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream))?;
+    graph.launch(&stream)?;
+    stream.synchronize()
+}
+
+#[test]
+fn a_captured_call_as_in_the_readme() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let caller = Caller::new(0);
+    a_captured_call(caller.stream, (caller.memory, COUNT), Arc::new(())).unwrap();
 }

@@ -1,13 +1,13 @@
 //! All collectives, by every algorithm and protocol, on one GPU and on several.
 
-use ferroccl::runtime::cuda;
+use ferroccl::runtime::{Settings, cuda};
 use ferroccl::{
     Algorithm, CommConfig, Communicator, Device, ProtocolId, ReduceOp, UniqueId, config::Config,
 };
 use half::f16;
 
-use crate::common::Random;
-use crate::common::reductions::{all_cases, group};
+use crate::random::Random;
+use crate::reductions::{all_cases, group};
 use crate::stand_in::{alone, gpus, ready};
 use crate::team::{COUNTS, team_on};
 
@@ -118,7 +118,7 @@ fn ranks_that_find_each_other() {
     }
     let _alone = alone();
     for (p2p, shm) in [(true, true), (false, true), (false, false)] {
-        let id = UniqueId::new(&Config::from_env().unwrap()).unwrap();
+        let id = UniqueId::new(&Config::from_env().unwrap().bootstrap()).unwrap();
         let mut config = CommConfig::default();
         (config.p2p, config.shm) = (Some(p2p), Some(shm));
         let devices = gpus(&[0, 1, 0]);
@@ -190,7 +190,7 @@ fn what_there_is_to_know_of_a_gpu() {
         return;
     }
     assert_eq!(cuda::count().unwrap(), 2);
-    let info = cuda::shared(1).unwrap().info().unwrap();
+    let info = cuda::shared(1, &Settings::default()).unwrap().info().unwrap();
     assert_eq!(info.name, "GPU 1 (Stand-in)");
     assert_eq!(info.bus_id, "0000:18:00.0");
     assert_eq!((info.compute_capability, info.multiprocessors), (90, 16));

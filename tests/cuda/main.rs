@@ -4,15 +4,19 @@
 
 #[path = "../../proxy/tests/card/mod.rs"]
 mod card;
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../scenarios/mod.rs"]
+#[path = "../support/random.rs"]
+mod random;
+#[path = "../support/reductions.rs"]
+mod reductions;
+#[path = "../support/scenarios.rs"]
 mod scenarios;
 #[path = "../support/skip.rs"]
 mod skip;
 mod stand_in;
-#[path = "../team/mod.rs"]
+#[path = "../support/team.rs"]
 mod team;
+#[path = "../support/values.rs"]
+mod values;
 
 mod callers;
 mod collectives;
@@ -23,8 +27,6 @@ mod graphs;
 mod modules;
 mod processes;
 mod streams;
-
-use common::random;
 
 /// What `tests/gpu` does on a GPU.
 mod as_on_a_gpu {

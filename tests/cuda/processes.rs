@@ -2,12 +2,10 @@
 
 use std::process::{Command, Output};
 
-use crate::stand_in::{library, ready};
-
-const FERROCCL: &str = env!("CARGO_BIN_EXE_ferroccl");
+use crate::stand_in::{command, library, ready};
 
 fn run(arguments: &str, environment: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(FERROCCL);
+    let mut command = Command::new(command());
     command.args(arguments.split_whitespace()).env("FERROCCL_CUDA_LIBRARY", library());
     command.env("FERROCCL_TIMEOUT", "60");
     // The other one is a test's.
@@ -53,7 +51,7 @@ fn ranks_in_processes_of_their_own() {
         return;
     }
     let perf = "run -n 3 -- PERF perf all_reduce -b 8 -e 256K -f 32 -n 2 -w 1 --runtime cuda";
-    let perf = perf.replace("PERF", FERROCCL);
+    let perf = perf.replace("PERF", command().to_str().unwrap());
     let debug = ("NCCL_DEBUG", "INFO");
     let ipc = right(&perf, &[debug]);
     assert!(ipc.contains("via P2P/IPC"), "{ipc}");

@@ -17,8 +17,13 @@ pub(crate) fn library() -> &'static PathBuf {
 
 /// An example, built with this test's features: `cargo test` builds examples; `cargo test --test cuda` does not.
 pub(crate) fn built(example: &str, features: &[&str]) -> PathBuf {
+    cargo_build(&["--example", example], features);
+    profile_directory().join("examples").join(example)
+}
+
+fn cargo_build(what: &[&str], features: &[&str]) {
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--example", example]);
+    cargo.args(["build", "--quiet"]).args(what);
     let mut features = features.to_vec();
     if cfg!(feature = "verbs") {
         features.push("verbs");
@@ -29,9 +34,20 @@ pub(crate) fn built(example: &str, features: &[&str]) -> PathBuf {
     }
     let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status();
     assert!(status.is_ok_and(|status| status.success()), "{cargo:?}");
-    // target/PROFILE/deps/cuda-HASH
-    let test = std::env::current_exe().unwrap();
-    test.ancestors().nth(2).unwrap().join("examples").join(example)
+}
+
+/// `target/PROFILE`; this is `target/PROFILE/deps/cuda-HASH`.
+fn profile_directory() -> PathBuf {
+    std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned()
+}
+
+/// The command, built with this test's features.
+pub(crate) fn command() -> &'static PathBuf {
+    static COMMAND: OnceLock<PathBuf> = OnceLock::new();
+    COMMAND.get_or_init(|| {
+        cargo_build(&["--package", "ferroccl-cli"], &["cuda"]);
+        profile_directory().join("ferroccl")
+    })
 }
 
 /// The driver of this process is the stand-in from here on; whether there are kernels for it.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use ferroccl::runtime::{Event, cuda};
+use ferroccl::runtime::{Event, Settings, cuda};
 use ferroccl::{CommConfig, Communicator, Device, Error, ReduceOp};
 
 use crate::stand_in::{Handle, alone, ready, symbol};
@@ -130,7 +130,7 @@ fn pinned(len: usize) -> &'static mut [u32] {
     let mut at = std::ptr::null_mut();
     // SAFETY: a context that is there; zeroed memory of that size, of which there is one slice.
     unsafe {
-        assert_eq!(push(cuda::shared(0).unwrap().context()), 0);
+        assert_eq!(push(cuda::shared(0, &Settings::default()).unwrap().context()), 0);
         assert_eq!(alloc(&raw mut at, len * 4, 0), 0);
         assert_eq!(pop(std::ptr::null_mut()), 0);
         std::slice::from_raw_parts_mut(at.cast(), len)

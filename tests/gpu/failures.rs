@@ -1,5 +1,5 @@
 //! A kernel that traps, in a process of its own, as it takes the context with it. What else goes wrong is in
-//! `tests/scenarios`.
+//! `tests/support/scenarios.rs`.
 
 use std::process::Command;
 use std::sync::Arc;

@@ -4,25 +4,30 @@
 //! the other: all blocks of a communicator must run at the same time, and two would fight for the multiprocessors. A
 //! failing seed is printed; `FERROCCL_SEED=n` runs that one. `FERROCCL_GPU=n` chooses another GPU than the first.
 
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../scenarios/mod.rs"]
+#[path = "../support/random.rs"]
+mod random;
+#[path = "../support/reductions.rs"]
+mod reductions;
+#[path = "../support/scenarios.rs"]
 mod scenarios;
-#[path = "../team/mod.rs"]
+#[path = "../support/team.rs"]
 mod team;
+#[path = "../support/values.rs"]
+mod values;
 
 mod failures;
 
+use std::path::PathBuf;
 use std::process::Command;
 
-use common::random;
-use common::reductions::{Reduction, group_by, reduce};
-use common::{Case, Random};
 use ferroccl::runtime::cuda;
 use ferroccl::{Algorithm, CommConfig, Communicator, Device, F8E4M3, F8E5M2, ProtocolId, ReduceOp};
 use half::{bf16, f16};
 use libtest_mimic::{Arguments, Failed, Trial};
+use random::Random;
+use reductions::{Reduction, group_by, reduce};
 use team::{COUNTS, team_on};
+use values::Case;
 
 /// The GPU that is tested.
 pub(crate) fn gpu() -> Device {
@@ -144,7 +149,7 @@ fn every_type(what: Reduction, algorithm: Algorithm, protocol: ProtocolId, hosti
 }
 
 fn one<T: Case>(
-    group: &common::reductions::Group,
+    group: &reductions::Group,
     what: Reduction,
     op: ReduceOp,
     (count, in_place): (usize, bool),
@@ -211,11 +216,14 @@ fn all_gpus() {
 
 fn processes(variables: &[(&str, &str)]) {
     // On another machine than it was built on (benches/gpu.sh) the command is elsewhere.
-    let ferroccl = std::env::var("FERROCCL_BIN");
-    let ferroccl = ferroccl.as_deref().unwrap_or(env!("CARGO_BIN_EXE_ferroccl"));
+    let ferroccl = std::env::var_os("FERROCCL_BIN").map(PathBuf::from).unwrap_or_else(|| {
+        // This is target/PROFILE/deps/gpu-HASH.
+        std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("ferroccl")
+    });
+    assert!(ferroccl.is_file(), "no {}: cargo build --package ferroccl-cli", ferroccl.display());
     for collective in ["all_reduce", "all_gather", "alltoall"] {
-        let mut command = Command::new(ferroccl);
-        command.args(["run", "-n", "2", "--", ferroccl, "perf", collective]);
+        let mut command = Command::new(&ferroccl);
+        command.args(["run", "-n", "2", "--"]).arg(&ferroccl).args(["perf", collective]);
         command.args([
             "-b",
             "8",

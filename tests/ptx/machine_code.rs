@@ -13,12 +13,24 @@ use std::process::Command;
 use ferroccl::ptx;
 use libtest_mimic::Trial;
 
-/// Registers of a lane that a block of 640 leaves.
-const MOST_REGISTERS: u32 = 96;
+/// Kernels whose rounds are counted: what their names say of the operator, the registers of a lane that their blocks leave,
+/// and their limits.
+struct Counted {
+    op: &'static str,
+    registers: u32,
+    limits: &'static [Limit],
+}
+
+/// Sums, in blocks of 640, and kernels that look at the operator, in blocks of 512.
+const COUNTED: [Counted; 2] = [
+    Counted { op: "sum", registers: 96, limits: SUMS },
+    Counted { op: "any", registers: 128, limits: ANY },
+];
 
 /// What the rounds of a protocol do, what they are counted by, and how many instructions that may take, in tenths. The
 /// limits are what was reached, of all three types the most, and only fall. NCCL 2.30 for sm_90 and f32, read with
 /// `nvdisasm`, takes 15.9 (reduce), 5.6 (copy), 20 (a line of LL) and 21.1 (16 bytes of LL128).
+#[derive(Clone, Copy)]
 struct Limit {
     protocol: &'static str,
     what: &'static str,
@@ -30,7 +42,7 @@ struct Limit {
     batch: usize,
 }
 
-const LIMITS: &[Limit] = &[
+const SUMS: &[Limit] = &[
     Limit {
         protocol: "simple",
         what: "reduce",
@@ -65,39 +77,47 @@ const LIMITS: &[Limit] = &[
     },
 ];
 
-/// One trial for each of the types whose sums are counted.
+/// A look at the operator comes once for all that a lane has in flight, which of LL's lines is little.
+const ANY: &[Limit] =
+    &[SUMS[0], SUMS[1], Limit { tenths: 225, ..SUMS[2] }, Limit { tenths: 188, ..SUMS[3] }];
+
+/// One trial for each of the types that are counted.
 pub(crate) fn trials(ptxas: &Path) -> Vec<Trial> {
     let types =
         [("float", true), ("half", cfg!(feature = "half")), ("bfloat16", cfg!(feature = "half"))];
-    let there = types.into_iter().filter(|(_, there)| *there);
+    let there = types.into_iter().filter(|(_, there)| *there).map(|(element, _)| element);
     there
-        .map(|(element, _)| {
+        .flat_map(|element| COUNTED.iter().map(move |counted| (element, counted)))
+        .map(|(element, counted)| {
             let (ptxas, nvdisasm) = (ptxas.to_path_buf(), ptxas.with_file_name("nvdisasm"));
-            Trial::test(format!("machine code of sums of {element}"), move || {
-                Ok(check(&ptxas, &nvdisasm, element)?)
+            Trial::test(format!("machine code of {} of {element}", counted.op), move || {
+                Ok(check(&ptxas, &nvdisasm, element, counted)?)
             })
         })
         .collect()
 }
 
-fn check(ptxas: &Path, nvdisasm: &Path, element: &str) -> Result<(), String> {
+fn check(ptxas: &Path, nvdisasm: &Path, element: &str, counted: &Counted) -> Result<(), String> {
     for protocol in ["simple", "ll", "ll128"] {
-        let kernel = format!("all_reduce_ring_{protocol}_sum_{element}");
+        let kernel = format!("all_reduce_ring_{protocol}_{}_{element}", counted.op);
         let module = ptx::module(&kernel, 90).ok_or_else(|| format!("no {kernel}"))?;
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
         let cubin = directory.join(format!("{kernel}.cubin"));
-        let text = super::alone(module, &kernel);
+        let text = module.alone(&kernel).ok_or_else(|| format!("no {kernel}"))?;
         let usage = super::assembler::run_to(ptxas, &text, 90, &cubin)?;
         let registers = usage.get(&kernel).map_or(u32::MAX, |usage| usage.registers);
-        if registers > MOST_REGISTERS {
-            return Err(format!("{kernel}: {registers} registers, more than {MOST_REGISTERS}"));
+        if registers > counted.registers {
+            return Err(format!(
+                "{kernel}: {registers} registers, more than {}",
+                counted.registers
+            ));
         }
         let out = Command::new(nvdisasm).arg("-c").arg(&cubin).output();
         let out = out.map_err(|e| format!("{}: {e}", nvdisasm.display()))?;
         let _ = std::fs::remove_file(&cubin); // only litter
         let sass = String::from_utf8_lossy(&out.stdout);
         let code = Code::new(&sass, &kernel);
-        for limit in LIMITS.iter().filter(|limit| limit.protocol == protocol) {
+        for limit in counted.limits.iter().filter(|limit| limit.protocol == protocol) {
             let what = format!("{kernel}, {}", limit.what);
             let round = code.round(limit.does).ok_or_else(|| format!("{what}: no such loop"))?;
             let tenths = (10 * round.instructions).div_ceil(limit.units);
@@ -132,6 +152,10 @@ pub(crate) struct Does {
     /// Votes.
     pub(crate) votes: u8,
 }
+
+/// Arithmetic on elements.
+const ARITHMETIC: [&str; 8] =
+    ["FADD", "HADD2", "HFMA2", "FFMA", "FMUL", "HMUL2", "FMNMX", "HMNMX2"];
 
 impl Does {
     const NOTHING: Does = Does { loads: 0, halves: 0, stores: 0, adds: 0, votes: 0 };
@@ -283,7 +307,7 @@ impl Does {
             }
         } else if name.starts_with("STG") && wide {
             self.stores = wanted.stores.min(self.stores + 1);
-        } else if ["FADD", "HADD2", "HFMA2", "FFMA"].iter().any(|add| name.starts_with(add)) {
+        } else if ARITHMETIC.iter().any(|of_elements| name.starts_with(of_elements)) {
             self.adds = wanted.adds.min(self.adds + 1);
         } else if name.starts_with("VOTE") {
             self.votes = wanted.votes.min(self.votes + 1);

@@ -1,13 +1,13 @@
 //! The algorithms beside ring and tree: what the model says of each, checked by hand, and what settings leave.
 
 use ferroccl::ProtocolId::{Ll, Simple};
-use ferroccl::config::Selection;
 use ferroccl::graph::tuning::Algorithm::{
     Bruck, Chain, CollnetDirect, Hierarchical, OneShot, Ring, Tree,
 };
 use ferroccl::graph::tuning::Collective::{
     AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter, SendRecv,
 };
+use ferroccl::graph::tuning::Selection;
 use ferroccl::graph::tuning::*;
 
 use super::{Machine, is, settings};
@@ -156,7 +156,7 @@ fn the_deterministic_mode_takes_what_is_in_rank_order() {
         let ring = settings(&[("FERROCCL_DETERMINISTIC", "1"), ("NCCL_ALGO", "ring")]);
         assert!(choose(&s, AllReduce, 8, &ring).is_err());
         assert!(choose(&s, AllGather, 8, &ring).is_ok());
-        assert_eq!(Tuner::new(&s, &ring).way(AllReduce, 8, |_, _| true), None);
+        assert_eq!(Tuner::new(&s, &ring).fastest(AllReduce, 8, |_, _| true), None);
     }
 }
 
@@ -168,7 +168,7 @@ fn lists_are_of_one_collective_each() {
         ("NCCL_PROTO", "simple;AllReduce:LL128"),
     ]);
     let tuner = Tuner::new(&s, &lists);
-    let ways = |c| tuner.ways(c).collect::<Vec<_>>();
+    let ways = |c| tuner.candidates(c).collect::<Vec<_>>();
     assert_eq!(ways(AllReduce), [(Chain, ferroccl::ProtocolId::Ll128)]);
     assert_eq!(ways(Barrier), [(Chain, ferroccl::ProtocolId::Ll128)]);
     assert_eq!(ways(AllGather), [(Bruck, Simple)]);
@@ -176,13 +176,13 @@ fn lists_are_of_one_collective_each() {
     // What leaves nothing is said when it is called.
     let tree = Settings { algorithms: Selection::only(Tree), ..Settings::default() };
     let tuner = Tuner::new(&s, &tree);
-    assert!(ways(SendRecv) == [(Ring, Simple)] && tuner.ways(AllGather).next().is_none());
-    assert!(tuner.ways(AllReduce).all(|way| way.0 == Tree));
-    assert_eq!(tuner.way(AllGather, 8, |_, _| true), None);
+    assert!(ways(SendRecv) == [(Ring, Simple)] && tuner.candidates(AllGather).next().is_none());
+    assert!(tuner.candidates(AllReduce).all(|way| way.0 == Tree));
+    assert_eq!(tuner.fastest(AllGather, 8, |_, _| true), None);
     // One rank only copies, whatever is asked.
     let one = Situation::new(1, 1, Devices::Cpu { ring: None });
     for &collective in Collective::ALL {
-        let way = Tuner::new(&one, &tree).way(collective, 8, |_, _| true);
+        let way = Tuner::new(&one, &tree).fastest(collective, 8, |_, _| true);
         assert_eq!(way, Some((Ring, Simple)));
     }
 }
@@ -211,8 +211,8 @@ fn only_one_protocol() {
     let tuner = Tuner::new(&s, &list);
     let only = tuner.only(Simple);
     for bytes in [0, 8, 1 << 20, u64::MAX] {
-        assert_eq!(only.way(AllReduce, bytes, |_, _| true), Some((Ring, Simple)));
-        assert_eq!(only.way(AllReduce, bytes, |_, p| p == Ll), None);
+        assert_eq!(only.fastest(AllReduce, bytes, |_, _| true), Some((Ring, Simple)));
+        assert_eq!(only.fastest(AllReduce, bytes, |_, p| p == Ll), None);
         let of = |tuner: &Tuner| tuner.channels(AllReduce, bytes, Ring, Simple, 7);
         assert_eq!(of(&only), of(&tuner));
     }

@@ -1,10 +1,10 @@
 //! Graphs that no search gives, sizes that no machine holds: a time, or a reason.
 
 use ferroccl::ProtocolId;
-use ferroccl::config::{Choice, Selection};
 use ferroccl::graph::tuning::{
     Algorithm, Collective, Devices, Gpus, Settings, Situation, Tuner, choose, predict, switches,
 };
+use ferroccl::graph::tuning::{Selectable, Selection};
 use ferroccl::graph::{ChannelGraph, GraphChannel, GraphId, Pattern};
 use ferroccl::topology::{Arch, PathKind, Vendor};
 use proptest::prelude::*;
@@ -45,7 +45,7 @@ fn graph(id: GraphId) -> impl Strategy<Value = ChannelGraph> {
 }
 
 /// The values whose bits are set; all when none is.
-fn list<T: Choice>(bits: usize) -> Selection<T> {
+fn list<T: Selectable>(bits: usize) -> Selection<T> {
     let all = T::ALL.iter().enumerate();
     let named = all.filter(|(i, _)| bits >> i & 1 == 1).map(|(_, value)| *value);
     if bits == 0 { Selection::all() } else { named.collect() }
@@ -184,7 +184,7 @@ fn the_tuner_agrees_with_the_choice() {
             let near = ways.iter().flat_map(|way| [way.0.saturating_sub(1), way.0, way.0 + 1]);
             let sizes = sizes.iter().copied().chain((0..62).map(|shift| 1 << shift));
             for bytes in near.chain(sizes) {
-                let way = tuner.way(collective, bytes, |_, _| true);
+                let way = tuner.fastest(collective, bytes, |_, _| true);
                 let choice = choose(&s, collective, bytes, &settings).ok();
                 let chosen = choice.as_ref().map(|choice| (choice.algorithm, choice.protocol));
                 let (Some(choice), Some((a, p))) = (choice, way) else {
@@ -209,8 +209,8 @@ fn the_tuner_agrees_with_the_choice() {
                 let same =
                     (best / choice.cost.time_us - 1.0).abs() < NOISE || best == choice.cost.time_us;
                 prop_assert!(same, "{way:?} of {bytes} bytes, not {chosen:?}: {ways:?}");
-                let way = tuner.way(collective, bytes, is_open);
-                let times = tuner.ways(collective).filter(|(a, p)| is_open(*a, *p));
+                let way = tuner.fastest(collective, bytes, is_open);
+                let times = tuner.candidates(collective).filter(|(a, p)| is_open(*a, *p));
                 let times = times.map(|(a, p)| time(a, p).expect("it may be chosen"));
                 let least = times.min_by(f64::total_cmp);
                 match (way, least) {

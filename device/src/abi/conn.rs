@@ -4,9 +4,9 @@
 //! edge        one rank to another
 //!   header        | poison by sender | by receiver |      in the host's memory: hosts look there, too
 //!   connections                                           in the host's memory, or the receiving device's
-//!     roll        | tail | entries | ack |
+//!     calls       | tail | entries | ack |
 //!     each channel
-//!       header    | tail | head | offer | calls |
+//!       header    | tail | head | ptr_exchange | calls |
 //!       buffers   | LL: slots x bytes | LL128: slots x bytes | Simple: slots x bytes |
 //! ```
 //!
@@ -35,7 +35,7 @@ pub const SIGNATURES: usize = 4;
 abi! {
     /// The address of the receiver's user buffer, offered to the sender for direct writes.
     #[repr(align(128))]
-    pub struct Offer {
+    pub struct PtrExchange {
         /// `step + 1` of the receiver's first step in the call the offer is for; written last, with release.
         pub seq: u64,
         /// The address, in the sender's address space.
@@ -110,7 +110,7 @@ abi! {
         /// Zero.
         pub pad1: [u64; 15],
         /// Written by the receiver.
-        pub offer: Offer,
+        pub ptr_exchange: PtrExchange,
         /// The calls that the sender is in.
         pub calls: SignatureRing,
     }
@@ -134,20 +134,20 @@ abi! {
         pub slots: u32,
         /// The rank at the other end.
         pub peer: u32,
-        /// Not 0 when the sender can reach the receiver's user buffers, so that [`Offer`]s are made.
+        /// Not 0 when the sender can reach the receiver's user buffers, so that [`PtrExchange`] is used.
         pub direct: u32,
         /// The next step; advanced by the kernel, kept between calls.
         pub step: u64,
         /// Address of the edge's [`EdgeHeader`].
         pub edge: u64,
         /// Address of the edge's [`SignatureRing`] for the calls in which ranks do not use the connections of the ring.
-        pub roll: u64,
+        pub edge_calls: u64,
         /// Of a sender whose receiver is on another host: address of an entry of the step FIFO for each slot (see
         /// [`fifo_entry`](super::fifo_entry)). Else 0.
         pub fifo: u64,
         /// Of a receiver: not 0 when the tail says for every protocol that a step has arrived, and flags may be there
         /// before their data.
-        pub gated: u32,
+        pub wait_tail_first: u32,
         /// Zero.
         pub pad: u32,
     }

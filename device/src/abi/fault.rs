@@ -54,7 +54,7 @@ pub enum WaitKind {
     /// A sender waits until its receiver has read an older call's signature.
     SignatureCredit = 6,
     /// A sender waits for the address of its receiver's buffer.
-    Offer = 7,
+    PtrExchange = 7,
     /// The block that goes down a tree waits until the one that goes up has read what it will write.
     Progress = 8,
 }
@@ -70,7 +70,7 @@ impl WaitKind {
             4 => WaitKind::Ll128Flag,
             5 => WaitKind::Signature,
             6 => WaitKind::SignatureCredit,
-            7 => WaitKind::Offer,
+            7 => WaitKind::PtrExchange,
             8 => WaitKind::Progress,
             _ => WaitKind::None,
         }
@@ -96,7 +96,7 @@ impl WaitKind {
             WaitKind::Ll128Flag => "an LL128 line (flag)",
             WaitKind::Signature => "the peer's call",
             WaitKind::SignatureCredit => "the peer to read an earlier call",
-            WaitKind::Offer => "the address of the peer's buffer",
+            WaitKind::PtrExchange => "the address of the peer's buffer",
             WaitKind::Progress => "its other block to read the input",
         }
     }

@@ -11,8 +11,8 @@ mod ops;
 mod work;
 
 pub use conn::{
-    CACHE_LINE, Conn, ConnHeader, EdgeHeader, LL_LINE, LL128_LINE, LL128_LINE_DATA, Offer, Peer,
-    Poison, SIGNATURES, SignatureRing,
+    CACHE_LINE, Conn, ConnHeader, EdgeHeader, LL_LINE, LL128_LINE, LL128_LINE_DATA, Peer, Poison,
+    PtrExchange, SIGNATURES, SignatureRing,
 };
 pub use fault::{Fault, FaultCell, FaultKind, WaitKind};
 pub use fifo::{fifo_bytes, fifo_entry};

@@ -11,10 +11,9 @@
 //!
 //! Source: NCCL's documentation of `ncclAllGather` for the layout: the output is the ranks' inputs in their order.
 
-use crate::abi::Work;
-use crate::collectives::{KernelCode, Place, alone, input, output, stride};
+use crate::collectives::{KernelCode, RING_DIRECT, RingPosition, input, output, stride};
 use crate::element::Element;
-use crate::prims::{self, Context, Prims, Protocol};
+use crate::prims::{KernelContext, Prims, Protocol};
 use crate::reduce::Reduction;
 
 /// The kernel: block = channel. `Work::count` is that of one rank, and the parts are parts of that.
@@ -23,35 +22,30 @@ pub struct AllGatherRing;
 
 impl KernelCode for AllGatherRing {
     #[inline(always)]
-    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
+    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(cx: KernelContext) {
         // SAFETY: the caller's.
         unsafe {
-            let cx = Context::new(work);
-            let place = Place::of(&cx);
-            if place.k == 1 {
-                return alone::<T, R>(&cx);
-            }
+            let ring = RingPosition::of(&cx);
             let count = cx.count() as usize;
-            let own = output::<T>(&cx).wrapping_add(place.block(0) * stride(&cx));
+            let own = output::<T>(&cx).wrapping_add(ring.block(0) * stride(&cx));
             let in_place = core::ptr::eq(input(&cx), own);
-            let (recv, send) = prims::ring(&cx);
-            let mut prims = Prims::<T, R, P, 1, 1>::open_ring(cx, recv, send, true);
+            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, cx.ring(), RING_DIRECT);
 
             let max = prims.chunk();
             let mut done = 0;
             while done < count {
                 let n = max.min(count - done);
                 // Where the block of the rank `back` before this one goes.
-                let block = |back| place.block(back) * stride(&cx) + done;
+                let block = |back| ring.block(back) * stride(&cx) + done;
                 if in_place {
                     prims.direct_send(done, block(0), n);
                 } else {
                     prims.direct_copy_send(done, block(0), n);
                 }
-                for back in 1..place.k - 1 {
+                for back in 1..ring.k - 1 {
                     prims.direct_recv_copy_send(block(back), n);
                 }
-                prims.direct_recv(block(place.k - 1), n);
+                prims.direct_recv(block(ring.k - 1), n);
                 done += n;
             }
             prims.close();

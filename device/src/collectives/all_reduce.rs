@@ -15,12 +15,11 @@
 //! Each rank sends `2 (k - 1) / k` of the data, which is optimal.
 //! Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
-use crate::abi::Work;
 use crate::collectives::chunks::RingChunks;
-use crate::collectives::{KernelCode, alone, pack};
+use crate::collectives::{KernelCode, RING_DIRECT, pack};
 use crate::element::Element;
 use crate::gpu;
-use crate::prims::{self, Context, Prims, Protocol};
+use crate::prims::{KernelContext, Prims, Protocol};
 use crate::reduce::Reduction;
 
 /// The kernel: block = channel.
@@ -29,26 +28,20 @@ pub struct AllReduceRing;
 
 impl KernelCode for AllReduceRing {
     #[inline(always)]
-    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
+    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(cx: KernelContext) {
         // SAFETY: the caller's.
         unsafe {
-            let cx = Context::new(work);
-            let comm = cx.comm();
-            let k = (*comm).nranks;
+            let k = (*cx.comm()).nranks;
             let count = cx.count() as usize;
-            if k == 1 {
-                return alone::<T, R>(&cx);
-            }
             let r = (*cx.links()).index;
-            let (recv, send) = prims::ring(&cx);
-            let mut prims = Prims::<T, R, P, 1, 1>::open_ring(cx, recv, send, true);
+            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, cx.ring(), RING_DIRECT);
 
             let chunks = RingChunks::new(count, k as usize, prims.chunk(), pack::<T>());
             let mut round = chunks.round(0);
             while !round.is_empty() {
                 // Chunk r - back, for 0 <= back <= k: where it starts, and its size. Computed where it is used.
                 let chunk = |back: u32| {
-                    let i = r + k - gpu::fresh(back as usize) as u32;
+                    let i = r + k - gpu::opaque(back as usize) as u32;
                     let range = round.chunk(if i >= k { i - k } else { i } as usize);
                     (range.start, range.end - range.start)
                 };

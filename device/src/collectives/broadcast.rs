@@ -6,10 +6,11 @@
 //! before the root:  recv                keep
 //! ```
 
-use crate::abi::Work;
-use crate::collectives::{KernelCode, Place, alone, for_chunks, from_root, roll_call};
+use crate::collectives::{
+    DIRECT, KernelCode, RingPosition, check_call_signature, root_broadcast, run_chunks,
+};
 use crate::element::Element;
-use crate::prims::{self, Context, Prims, Protocol};
+use crate::prims::{KernelContext, Prims, Protocol, verbs};
 use crate::reduce::Reduction;
 
 /// The kernel: block = channel. `Work::root` is a block of the ring's order.
@@ -18,37 +19,22 @@ pub struct BroadcastRing;
 
 impl KernelCode for BroadcastRing {
     #[inline(always)]
-    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
+    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(mut cx: KernelContext) {
         // SAFETY: the caller's.
         unsafe {
-            let cx = Context::new(work);
-            let place = Place::of(&cx);
-            if place.k == 1 {
-                return alone::<T, R>(&cx);
-            }
-            let mut cx = cx;
-            roll_call(&mut cx, true);
-            let root = cx.call().root() as usize;
-            let (recv, send) = prims::ring(&cx);
-            if place.block(0) == root {
-                from_root(Prims::<T, R, P, 0, 1>::open(cx, [], send));
-            } else if place.block(place.k - 1) == root {
-                let mut prims = Prims::<T, R, P, 1, 0>::open(cx, recv, []);
-                for_chunks(
-                    cx.count() as usize,
-                    prims.chunk(),
-                    #[inline(always)]
-                    |at, n| prims.direct_recv(at, n),
-                );
+            check_call_signature(&mut cx);
+            let ring = RingPosition::of(&cx);
+            let root = cx.args().root() as usize;
+            let (recv, send) = cx.ring();
+            if ring.block(0) == root {
+                root_broadcast(Prims::<T, R, P, 0, 1>::open(cx, ([], send), DIRECT));
+            } else if ring.block(ring.k - 1) == root {
+                let mut prims = Prims::<T, R, P, 1, 0>::open(cx, (recv, []), DIRECT);
+                run_chunks::<verbs::DirectRecv, _, _, _, _, _>(&mut prims);
                 prims.close();
             } else {
-                let mut prims = Prims::<T, R, P, 1, 1>::open(cx, recv, send);
-                for_chunks(
-                    cx.count() as usize,
-                    prims.chunk(),
-                    #[inline(always)]
-                    |at, n| prims.direct_recv_copy_send(at, n),
-                );
+                let mut prims = Prims::<T, R, P, 1, 1>::open(cx, (recv, send), DIRECT);
+                run_chunks::<verbs::DirectRecvCopySend, _, _, _, _, _>(&mut prims);
                 prims.close();
             }
         }

@@ -19,11 +19,12 @@
 
 use core::ptr;
 
-use crate::abi::Work;
-use crate::collectives::{KernelCode, alone, input, local, output, pack, roll_call, stride};
+use crate::collectives::{
+    KernelCode, check_call_signature, input, local_copy, output, pack, stride, through_slots,
+};
 use crate::element::Element;
 use crate::gpu;
-use crate::prims::{Context, Prims, Protocol, verbs};
+use crate::prims::{KernelContext, Prims, Protocol};
 use crate::reduce::Reduction;
 
 /// All-gather: block = channel. `Work::count` is that of one rank, and the parts are parts of that.
@@ -36,29 +37,26 @@ pub struct ReduceScatterBruck;
 
 impl KernelCode for AllGatherBruck {
     #[inline(always)]
-    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
+    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(mut cx: KernelContext) {
         // SAFETY: the caller's.
         unsafe {
-            let mut cx = Context::new(work);
             let (k, r) = ((*cx.comm()).nranks, (*cx.comm()).rank);
-            if k == 1 {
-                return alone::<T, R>(&cx);
-            }
-            roll_call(&mut cx, true);
+            check_call_signature(&mut cx);
             let part = cx.part();
             let (start, count) = (part.offset as usize, part.count as usize);
             let to = output::<T>(&cx);
             let own = input::<T>(&cx).wrapping_add(start);
             let place = to.wrapping_add(r as usize * stride(&cx) + start);
             if !ptr::eq(own, place) {
-                local::<T, R, false>(&cx, own, place, count);
+                local_copy::<T, R, false>(&cx, own, place, count);
                 gpu::sync_threads();
             }
             let mut d = 1;
             while d < k {
                 let (from, next) = (&raw mut (*cx.peer(after(r, d, k))).recv, (r + k - d) % k);
                 let conn = &raw mut (*cx.peer(next)).send;
-                let mut prims = Prims::<T, R, P, 1, 1>::open_slots(cx, [from], [conn]);
+                let mut prims =
+                    Prims::<T, R, P, 1, 1>::open(cx, ([from], [conn]), through_slots(false));
                 let chunk = prims.chunk();
                 for i in 0..d.min(k - d) {
                     let mine = to.wrapping_add(after(r, i, k) as usize * stride(&cx) + start);
@@ -66,15 +64,12 @@ impl KernelCode for AllGatherBruck {
                     let mut at = 0;
                     while at < count {
                         let n = chunk.min(count - at);
-                        prims.op_at::<verbs::Send>(mine.wrapping_add(at), ptr::null_mut(), 0, n);
-                        prims.op_at::<verbs::Recv>(ptr::null(), theirs.wrapping_add(at), 0, n);
+                        prims.send_from(mine.wrapping_add(at), n);
+                        prims.recv_into(theirs.wrapping_add(at), n);
                         at += n;
                     }
                 }
-                cx.stopped |= prims.stopped();
-                prims.close();
-                // The steps are kept before a lane opens the connection again.
-                gpu::sync_threads();
+                prims.close_round(&mut cx);
                 d *= 2;
             }
         }
@@ -86,15 +81,11 @@ impl KernelCode for ReduceScatterBruck {
     const THREADS: u32 = 512;
 
     #[inline(always)]
-    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
+    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(mut cx: KernelContext) {
         // SAFETY: the caller's.
         unsafe {
-            let mut cx = Context::new(work);
             let (k, r) = ((*cx.comm()).nranks, (*cx.comm()).rank);
-            if k == 1 {
-                return alone::<T, R>(&cx);
-            }
-            roll_call(&mut cx, true);
+            check_call_signature(&mut cx);
             let part = cx.part();
             let (start, count) = (part.offset as usize, part.count as usize);
             let own = input::<T>(&cx).wrapping_add(start);
@@ -116,11 +107,8 @@ impl KernelCode for ReduceScatterBruck {
                     let (from, next) = ((r + k - d) % k, after(r, d, k));
                     let (from, next) =
                         (&raw mut (*cx.peer(from)).recv, &raw mut (*cx.peer(next)).send);
-                    let mut prims = if done == 0 {
-                        Prims::<T, R, P, 1, 1>::open_slots(cx, [from], [next])
-                    } else {
-                        Prims::<T, R, P, 1, 1>::attach(cx, [from], [next])
-                    };
+                    let mut prims =
+                        Prims::<T, R, P, 1, 1>::open(cx, ([from], [next]), through_slots(done > 0));
                     n = n.min(prims.chunk());
                     for j in d..(2 * d).min(k) {
                         // What has come in an earlier round, from a larger distance, is in scratch.
@@ -130,34 +118,30 @@ impl KernelCode for ReduceScatterBruck {
                         };
                         let input =
                             |j: u32| own.wrapping_add(after(r, j, k) as usize * stride(&cx) + done);
-                        let none = ptr::null_mut();
                         if combined(j) {
-                            prims.op_at::<verbs::SendPartial>(kept(j), none, 0, n);
+                            prims.send_partial_from(kept(j), n);
                         } else {
-                            prims.op_at::<verbs::Send>(input(j), none, 0, n);
+                            prims.send_from(input(j), n);
                         }
                         let i = j - d;
                         match (d == 1, combined(i)) {
                             (false, false) => {
-                                prims.op_at::<verbs::RecvReducePartial>(input(i), kept(i), 0, n);
+                                prims.reduce_partial_into(input(i), kept(i), n);
                             }
                             (false, true) => {
-                                prims.op_at::<verbs::RecvAddPartial>(kept(i), kept(i), 0, n);
+                                prims.add_partial_into(kept(i), kept(i), n);
                             }
                             (true, false) => {
                                 let to = to.wrapping_add(done);
-                                prims.op_at::<verbs::RecvReduceCopy>(input(i), to, 0, n);
+                                prims.reduce_into(input(i), to, n);
                             }
                             (true, true) => {
                                 let to = to.wrapping_add(done);
-                                prims.op_at::<verbs::RecvAddFinal>(kept(i), to, 0, n);
+                                prims.add_final_into(kept(i), to, n);
                             }
                         }
                     }
-                    cx.stopped |= prims.stopped();
-                    prims.close();
-                    // The steps are kept before a lane opens the connection again.
-                    gpu::sync_threads();
+                    prims.close_round(&mut cx);
                     d /= 2;
                 }
                 done += n;

@@ -21,14 +21,13 @@
 //!
 //! Both ways use the same connections. Every rank takes them in the same order: at time `t` chunk `t - q` on its way
 //! in, then chunk `t - k - q` on its way out; a rank's neighbour does the same one unit of time later. Slots hold two
-//! chunks, so that nobody waits for somebody who waits for him.
+//! chunks: with one, a rank that sends on its way in would wait for a rank that waits for it on the way out.
 
-use core::ptr;
-
+#[cfg(doc)]
 use crate::abi::Work;
-use crate::collectives::{KernelCode, Place, alone, input, output, stride};
+use crate::collectives::{KernelCode, RING, RingPosition, input, output, stride};
 use crate::element::Element;
-use crate::prims::{self, Context, Prims, Protocol, verbs};
+use crate::prims::{KernelContext, Prims, Protocol};
 use crate::reduce::Reduction;
 
 /// The kernel: block = channel. [`Work::extra`] is a [`Chain::ALL_REDUCE`] and so on.
@@ -64,26 +63,21 @@ struct Chunks {
 
 impl KernelCode for Chain {
     #[inline(always)]
-    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
+    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(cx: KernelContext) {
         // SAFETY: the caller's.
         unsafe {
-            let cx = Context::new(work);
-            let place = Place::of(&cx);
-            if place.k == 1 {
-                return alone::<T, R>(&cx);
-            }
-            let (k, mode) = (place.k, cx.call().extra());
+            let ring = RingPosition::of(&cx);
+            let (k, mode) = (ring.k, cx.args().extra());
             // Where the root is, as a position.
             let mut root = 0;
             if mode == Chain::REDUCE || mode == Chain::ORDERED_REDUCE {
-                while root + 1 < k && place.at(root) != cx.call().root() {
+                while root + 1 < k && ring.at(root) != cx.args().root() {
                     root += 1;
                 }
             }
             let begin = if mode == Chain::REDUCE { (root + 1) % k } else { 0 };
-            let q = (place.index + k - begin) % k;
-            let (recv, send) = prims::ring(&cx);
-            let mut prims = Prims::<T, R, P, 1, 1>::open_ring(cx, recv, send, false);
+            let q = (ring.index + k - begin) % k;
+            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, cx.ring(), RING);
             prims.hold_chunks(2);
             let (count, max) = (cx.count() as usize, prims.chunk());
             let each = count.div_ceil(max);
@@ -109,38 +103,38 @@ unsafe fn both_ways<T: Element, R: Reduction, P: Protocol>(
         let mut t = 0;
         while t < chunks.all + 2 * (*prims.cx.comm()).nranks as usize {
             // Asked for in each round: kept, they would fill registers.
-            let (place, to_all) = (Place::of(&prims.cx), chunks.mode == Chain::ALL_REDUCE);
-            let k = place.k;
+            let (ring, to_all) = (RingPosition::of(&prims.cx), chunks.mode == Chain::ALL_REDUCE);
+            let k = ring.k;
             // The way in.
             let c = t.wrapping_sub(q as usize);
             if c < chunks.all {
-                let (from, at, n, wanted) = chunk(chunks, &place, &prims.cx, c);
+                let (from, at, n, wanted) = chunk(chunks, &ring, &prims.cx, c);
                 let (own, to) = (input::<T>(&prims.cx), output::<T>(&prims.cx));
                 let own = own.wrapping_add(from);
                 if q == 0 {
-                    prims.op_at::<verbs::Send>(own, ptr::null_mut(), 0, n);
+                    prims.send_from(own, n);
                 } else if q < k - 1 || !(to_all || wanted == k - 1 || prims.reducer.divides()) {
-                    prims.op_at::<verbs::RecvReduceSend>(own, ptr::null_mut(), 0, n);
+                    prims.reduce_send_from(own, n);
                 } else if to_all {
-                    prims.op_at::<verbs::RecvReduceCopySend>(own, to.wrapping_add(at), 0, n);
+                    prims.reduce_send_into(own, to.wrapping_add(at), n);
                 } else if wanted == k - 1 {
-                    // Ours: it goes no further.
-                    prims.op_at::<verbs::RecvReduceCopy>(own, to.wrapping_add(at), 0, n);
+                    // Its own: it goes no further.
+                    prims.reduce_into(own, to.wrapping_add(at), n);
                 } else if prims.reducer.divides() {
-                    prims.op_at::<verbs::RecvReduceSendFinal>(own, ptr::null_mut(), 0, n);
+                    prims.reduce_send_final_from(own, n);
                 }
             }
             // The way out.
             let c = t.wrapping_sub(k as usize + q as usize);
             if c < chunks.all && q < k - 1 {
-                let (_, at, n, wanted) = chunk(chunks, &place, &prims.cx, c);
+                let (_, at, n, wanted) = chunk(chunks, &ring, &prims.cx, c);
                 let to = output::<T>(&prims.cx).wrapping_add(at);
                 if to_all && q + 2 < k {
-                    prims.op_at::<verbs::RecvCopySend>(ptr::null(), to, 0, n);
+                    prims.recv_copy_send_into(to, n);
                 } else if to_all || wanted == q {
-                    prims.op_at::<verbs::Recv>(ptr::null(), to, 0, n);
+                    prims.recv_into(to, n);
                 } else if q < wanted && wanted < k - 1 {
-                    prims.op_at::<verbs::RecvSend>(ptr::null(), ptr::null_mut(), 0, n);
+                    prims.recv_send(n);
                 }
             }
             t += 1;
@@ -155,8 +149,8 @@ unsafe fn both_ways<T: Element, R: Reduction, P: Protocol>(
 #[inline(always)]
 unsafe fn chunk(
     chunks: &Chunks,
-    place: &Place,
-    cx: &Context,
+    ring: &RingPosition,
+    cx: &KernelContext,
     c: usize,
 ) -> (usize, usize, usize, u32) {
     let (block, c) = if chunks.mode == Chain::REDUCE_SCATTER {
@@ -168,7 +162,7 @@ unsafe fn chunk(
     let n = chunks.max.min(chunks.count - c * chunks.max);
     if chunks.mode == Chain::REDUCE_SCATTER {
         // SAFETY: the caller's.
-        let (owner, stride) = unsafe { (place.at(block as u32) as usize, stride(cx)) };
+        let (owner, stride) = unsafe { (ring.at(block as u32) as usize, stride(cx)) };
         (owner * stride + at, at, n, block as u32)
     } else {
         (at, at, n, chunks.wanted)

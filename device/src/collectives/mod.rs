@@ -12,7 +12,7 @@
 //!
 //! Each is a type that implements [`KernelCode`]. How many elements go when is [`chunks`]' business, or the kernel's own.
 //! Ranks that use other connections than the ring's compare their calls with their neighbours' all the same
-//! (`roll_call`): a rank in another call would wait elsewhere.
+//! (`check_call_signature`): a rank in another call would wait elsewhere.
 
 mod all_gather;
 mod all_reduce;
@@ -39,7 +39,8 @@ use crate::abi::Work;
 use crate::copy::{Lanes, MAX_ENDS, ReduceCopy, Shape};
 use crate::element::Element;
 use crate::gpu;
-use crate::prims::{self, Context, Prims, Protocol};
+use crate::prims::verbs::{self, Verb};
+use crate::prims::{self, KernelContext, Open, Prims, Protocol, SignatureCheck};
 use crate::reduce::{Reducer, Reduction};
 
 /// An algorithm of a collective: a kernel for every protocol, and where it reduces for every reduction and type. What
@@ -49,13 +50,50 @@ pub trait KernelCode {
     /// registers for each; the assembler takes what it is given.
     const THREADS: u32 = 640;
 
+    /// Blocks of a channel: 1, or 2 where one goes each way.
+    const BLOCKS: u32 = 1;
+    /// Whether it is for several ranks only: a rank without others has its input for the result.
+    const NEEDS_PEERS: bool = true;
+
     /// The kernel. All blocks of a rank run it.
     ///
     /// # Safety
     /// `work` is valid until all blocks have returned: its communicator, its channels and their connections,
     /// and the call's buffers. On a GPU it is null, and the kernel's parameter is what it would point to: what
-    /// an algorithm needs of it, it asks [`Context::call`] for.
-    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work);
+    /// an algorithm needs of it, it asks [`KernelContext::args`] for.
+    #[inline(always)]
+    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
+        // SAFETY: the caller's.
+        unsafe {
+            let cx = KernelContext::new(work, Self::BLOCKS);
+            if Self::NEEDS_PEERS && (*cx.comm()).nranks == 1 {
+                if cx.half() == 0 {
+                    single_rank::<T, R>(&cx);
+                }
+            } else {
+                Self::run_block::<T, R, P>(cx);
+            }
+        }
+    }
+
+    /// What a block does, with [`KernelCode::NEEDS_PEERS`] in a communicator of several ranks.
+    ///
+    /// # Safety
+    /// As [`KernelCode::run`]; all lanes of the block call it.
+    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(cx: KernelContext);
+}
+
+/// How the connections of the ring are opened for verbs that write into the receiver's output.
+const RING_DIRECT: Open = Open { direct: true, signature: SignatureCheck::Ring };
+/// How the connections of the ring are opened for verbs that do not.
+const RING: Open = Open { direct: false, signature: SignatureCheck::Ring };
+/// How other connections are opened for verbs that write into the receiver's output.
+const DIRECT: Open = Open { direct: true, signature: SignatureCheck::Connections };
+
+/// How other connections are opened for verbs that do not; `again`: in the same call as before.
+const fn through_slots(again: bool) -> Open {
+    let signature = if again { SignatureCheck::None } else { SignatureCheck::Connections };
+    Open { direct: false, signature }
 }
 
 /// Elements of a pack: what parts of buffers are cut at.
@@ -66,7 +104,7 @@ const fn pack<T>() -> usize {
 
 /// A rank's place in the ring of its channel.
 #[derive(Clone, Copy)]
-struct Place {
+struct RingPosition {
     /// Ranks in the ring.
     k: u32,
     /// This rank's position.
@@ -74,15 +112,13 @@ struct Place {
     order: *const u32,
 }
 
-impl Place {
-    /// # Safety
-    /// The context's work is valid.
+impl RingPosition {
     #[inline(always)]
-    unsafe fn of(cx: &Context) -> Self {
-        // SAFETY: the caller's.
+    fn of(cx: &KernelContext) -> Self {
+        // SAFETY: what the context leads to is valid.
         unsafe {
             let links = cx.links();
-            Place {
+            RingPosition {
                 k: (*cx.comm()).nranks,
                 index: (*links).index,
                 order: (*links).order as *const u32,
@@ -107,23 +143,23 @@ impl Place {
     #[inline(always)]
     unsafe fn block(&self, back: u32) -> usize {
         // Computed where it is used: kept, it is a register for every verb.
-        let i = self.index + self.k - gpu::fresh(back as usize) as u32;
+        let i = self.index + self.k - gpu::opaque(back as usize) as u32;
         let position = if i >= self.k { i - self.k } else { i };
         // SAFETY: the caller's; the position is in the ring.
         unsafe { *self.order.add(position as usize) as usize }
     }
 }
 
-/// Compares this call with the ring's neighbours', by one block of it; see [`prims::roll_call`].
+/// Compares this call with the ring's neighbours', by one channel of it; see [`prims::check_call_signature`].
 ///
 /// # Safety
 /// All lanes of the block call it, in a communicator of more than one rank.
 #[inline(always)]
-unsafe fn roll_call(cx: &mut Context, block: bool) {
+unsafe fn check_call_signature(cx: &mut KernelContext) {
     // SAFETY: the caller's.
     unsafe {
-        if block && cx.channel() == 0 && cx.tid() == 0 {
-            prims::roll_call(cx);
+        if cx.channel() == 0 && cx.tid() == 0 {
+            prims::check_call_signature(cx);
         }
     }
 }
@@ -139,31 +175,41 @@ fn for_chunks(count: usize, chunk: usize, mut body: impl FnMut(usize, usize)) {
     }
 }
 
+/// The verb on every chunk of the channel's part, in the same place of input and output.
+///
+/// # Safety
+/// As [`KernelCode::run`].
+#[inline(always)]
+unsafe fn run_chunks<V: Verb, T, R, P, const NR: usize, const NS: usize>(
+    prims: &mut Prims<T, R, P, NR, NS>,
+) where
+    T: Element,
+    R: Reduction,
+    P: Protocol,
+{
+    for_chunks(
+        prims.cx.count() as usize,
+        prims.chunk(),
+        #[inline(always)]
+        // SAFETY: the caller's.
+        |at, n| unsafe { prims.generic_op::<V>(at, at, n) },
+    );
+}
+
 /// The root's part of a broadcast: it sends, and keeps what it sends.
 ///
 /// # Safety
 /// As [`KernelCode::run`].
 #[inline(always)]
-unsafe fn from_root<T: Element, R: Reduction, P: Protocol, const NS: usize>(
+unsafe fn root_broadcast<T: Element, R: Reduction, P: Protocol, const NS: usize>(
     mut prims: Prims<T, R, P, 0, NS>,
 ) {
     // SAFETY: the caller's.
     unsafe {
-        let (count, chunk) = (prims.cx.count() as usize, prims.chunk());
         if core::ptr::eq(input::<T>(&prims.cx), output::<T>(&prims.cx)) {
-            for_chunks(
-                count,
-                chunk,
-                #[inline(always)]
-                |at, n| prims.direct_send(at, at, n),
-            );
+            run_chunks::<verbs::DirectSend, _, _, _, _, _>(&mut prims);
         } else {
-            for_chunks(
-                count,
-                chunk,
-                #[inline(always)]
-                |at, n| prims.direct_copy_send(at, at, n),
-            );
+            run_chunks::<verbs::DirectCopySend, _, _, _, _, _>(&mut prims);
         }
         prims.close();
     }
@@ -171,20 +217,20 @@ unsafe fn from_root<T: Element, R: Reduction, P: Protocol, const NS: usize>(
 
 /// The call's input.
 #[inline(always)]
-fn input<T>(cx: &Context) -> *const T {
-    cx.call().input()
+fn input<T>(cx: &KernelContext) -> *const T {
+    cx.args().input()
 }
 
 /// The call's output.
 #[inline(always)]
-fn output<T>(cx: &Context) -> *mut T {
-    cx.call().output()
+fn output<T>(cx: &KernelContext) -> *mut T {
+    cx.args().output()
 }
 
 /// Elements from one rank's block to the next.
 #[inline(always)]
-fn stride(cx: &Context) -> usize {
-    cx.call().count() as usize
+fn stride(cx: &KernelContext) -> usize {
+    cx.args().count() as usize
 }
 
 /// A step within the rank: `to = own`, scaled if that is what the reduction does. `LAST`: it is the final value.
@@ -194,24 +240,24 @@ fn stride(cx: &Context) -> usize {
 /// before and behind it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-unsafe fn local<T: Element, R: Reduction, const LAST: bool>(
-    cx: &Context,
+unsafe fn local_copy<T: Element, R: Reduction, const LAST: bool>(
+    cx: &KernelContext,
     own: *const T,
     to: *mut T,
     n: usize,
 ) {
     // SAFETY: the caller's.
-    unsafe { within::<T, R, 1, true, LAST>(cx, [own; MAX_ENDS], to, n) }
+    unsafe { local_reduce_copy::<T, R, 1, true, LAST>(cx, [own; MAX_ENDS], to, n) }
 }
 
 /// A step within the rank: `to = partial op other`, neither of which is scaled.
 ///
 /// # Safety
-/// As [`local`]; `to` may be `partial`, and does not overlap `other`.
+/// As [`local_copy`]; `to` may be `partial`, and does not overlap `other`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 unsafe fn local_combine<T: Element, R: Reduction, const LAST: bool>(
-    cx: &Context,
+    cx: &KernelContext,
     partial: *const T,
     other: *const T,
     to: *mut T,
@@ -220,20 +266,20 @@ unsafe fn local_combine<T: Element, R: Reduction, const LAST: bool>(
     let mut sources = [partial; MAX_ENDS];
     sources[1] = other;
     // SAFETY: the caller's.
-    unsafe { within::<T, R, 2, false, LAST>(cx, sources, to, n) }
+    unsafe { local_reduce_copy::<T, R, 2, false, LAST>(cx, sources, to, n) }
 }
 
 /// # Safety
-/// As [`local`].
+/// As [`local_copy`].
 #[inline(always)]
-unsafe fn within<
+unsafe fn local_reduce_copy<
     T: Element,
     R: Reduction,
     const SOURCES: usize,
     const OWN: bool,
     const LAST: bool,
 >(
-    cx: &Context,
+    cx: &KernelContext,
     sources: [*const T; MAX_ENDS],
     to: *mut T,
     n: usize,
@@ -244,7 +290,7 @@ unsafe fn within<
             sources,
             destinations: [to; MAX_ENDS],
             there: [1; 2],
-            reducer: Reducer::of(cx.call()),
+            reducer: Reducer::of(cx.args()),
             lanes: Lanes { index: cx.tid(), count: cx.lanes() },
         };
         let shape = const {
@@ -257,18 +303,15 @@ unsafe fn within<
 }
 
 /// One rank: its input is the result.
-///
-/// # Safety
-/// As [`KernelCode::run`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-unsafe fn alone<T: Element, R: Reduction>(cx: &Context) {
-    // SAFETY: the caller's.
+fn single_rank<T: Element, R: Reduction>(cx: &KernelContext) {
+    // SAFETY: the call's buffers hold the part, and no other block has it.
     unsafe {
         let part = cx.part();
         let start = part.offset as usize;
         let own = input::<T>(cx).wrapping_add(start);
         let to = output::<T>(cx).wrapping_add(start);
-        local::<T, R, true>(cx, own, to, part.count as usize);
+        local_copy::<T, R, true>(cx, own, to, part.count as usize);
     }
 }

@@ -9,13 +9,12 @@
 //! among ranks that reach each other directly. All ranks combine in the order of the ranks, so all get the same bits,
 //! and the same as along a [`Chain`](super::Chain).
 
-use core::ptr;
-
-use crate::abi::Work;
-use crate::collectives::{KernelCode, alone, input, local, local_combine, output, roll_call};
+use crate::collectives::{
+    KernelCode, check_call_signature, input, local_combine, local_copy, output, through_slots,
+};
 use crate::element::Element;
 use crate::gpu;
-use crate::prims::{Context, Prims, Protocol, verbs};
+use crate::prims::{KernelContext, Prims, Protocol};
 use crate::reduce::Reduction;
 
 /// The kernel: block = channel. Needs scratch for two chunks, or makes them smaller.
@@ -27,15 +26,11 @@ impl KernelCode for AllReduceOneShot {
     const THREADS: u32 = 512;
 
     #[inline(always)]
-    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
+    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(mut cx: KernelContext) {
         // SAFETY: the caller's.
         unsafe {
-            let mut cx = Context::new(work);
             let k = (*cx.comm()).nranks;
-            if k == 1 {
-                return alone::<T, R>(&cx);
-            }
-            roll_call(&mut cx, true);
+            check_call_signature(&mut cx);
             let (part, r) = (cx.part(), (*cx.comm()).rank);
             let (start, count) = (part.offset as usize, part.count as usize);
             let scratch = (*cx.links()).scratch as *mut T;
@@ -49,33 +44,22 @@ impl KernelCode for AllReduceOneShot {
                 for i in 1..k {
                     let peer = if r + i >= k { r + i - k } else { r + i };
                     let conn = &raw mut (*cx.peer(peer)).send;
-                    let mut prims = if done == 0 {
-                        Prims::<T, R, P, 0, 1>::open_slots(cx, [], [conn])
-                    } else {
-                        Prims::<T, R, P, 0, 1>::attach(cx, [], [conn])
-                    };
+                    let mut prims =
+                        Prims::<T, R, P, 0, 1>::open(cx, ([], [conn]), through_slots(done > 0));
                     n = n.min(prims.chunk()).min(room);
-                    prims.op_at::<verbs::Send>(
-                        own.wrapping_add(start + done),
-                        ptr::null_mut(),
-                        0,
-                        n,
-                    );
-                    cx.stopped |= prims.stopped();
-                    prims.close();
-                    // The steps are kept before a lane opens the connection again.
-                    gpu::sync_threads();
+                    prims.send_from(own.wrapping_add(start + done), n);
+                    prims.close_round(&mut cx);
                 }
                 let (own, to) = (own.wrapping_add(start + done), to.wrapping_add(start + done));
                 for peer in 0..k {
                     // Not the loop's variable: no round is to be taken out of the loop.
-                    let first = gpu::fresh(peer as usize) == 0;
-                    let last = gpu::fresh(peer as usize + 1) == k as usize;
+                    let first = gpu::opaque(peer as usize) == 0;
+                    let last = gpu::opaque(peer as usize + 1) == k as usize;
                     if peer == r {
                         // Scaled first, and apart: in place the result goes where it is. The first is there alone.
                         let scaled = if first { scratch } else { scratch.wrapping_add(room) };
                         gpu::sync_threads();
-                        local::<T, R, false>(&cx, own, scaled, n);
+                        local_copy::<T, R, false>(&cx, own, scaled, n);
                         gpu::sync_threads();
                         if last {
                             local_combine::<T, R, true>(&cx, scratch, scaled, to, n);
@@ -86,22 +70,16 @@ impl KernelCode for AllReduceOneShot {
                         continue;
                     }
                     let conn = &raw mut (*cx.peer(peer)).recv;
-                    let mut prims = if done == 0 {
-                        Prims::<T, R, P, 1, 0>::open_slots(cx, [conn], [])
-                    } else {
-                        Prims::<T, R, P, 1, 0>::attach(cx, [conn], [])
-                    };
+                    let mut prims =
+                        Prims::<T, R, P, 1, 0>::open(cx, ([conn], []), through_slots(done > 0));
                     if first {
-                        prims.op_at::<verbs::Recv>(ptr::null(), scratch, 0, n);
+                        prims.recv_into(scratch, n);
                     } else if last {
-                        prims.op_at::<verbs::RecvAddFinal>(scratch, to, 0, n);
+                        prims.add_final_into(scratch, to, n);
                     } else {
-                        prims.op_at::<verbs::RecvAddPartial>(scratch, scratch, 0, n);
+                        prims.add_partial_into(scratch, scratch, n);
                     }
-                    cx.stopped |= prims.stopped();
-                    prims.close();
-                    // The steps are kept before a lane opens the connection again.
-                    gpu::sync_threads();
+                    prims.close_round(&mut cx);
                 }
                 done += n;
                 if done >= count {

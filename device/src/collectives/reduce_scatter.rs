@@ -11,10 +11,9 @@
 //!
 //! Source: NCCL's documentation of `ncclReduceScatter` for the layout: the input is the ranks' blocks in their order.
 
-use crate::abi::Work;
-use crate::collectives::{KernelCode, Place, alone, stride};
+use crate::collectives::{KernelCode, RING, RingPosition, stride};
 use crate::element::Element;
-use crate::prims::{self, Context, Prims, Protocol};
+use crate::prims::{KernelContext, Prims, Protocol};
 use crate::reduce::Reduction;
 
 /// The kernel: block = channel. `Work::count` is that of one rank, and the parts are parts of that.
@@ -23,29 +22,24 @@ pub struct ReduceScatterRing;
 
 impl KernelCode for ReduceScatterRing {
     #[inline(always)]
-    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
+    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(cx: KernelContext) {
         // SAFETY: the caller's.
         unsafe {
-            let cx = Context::new(work);
-            let place = Place::of(&cx);
-            if place.k == 1 {
-                return alone::<T, R>(&cx);
-            }
+            let ring = RingPosition::of(&cx);
             let count = cx.count() as usize;
-            let (recv, send) = prims::ring(&cx);
-            let mut prims = Prims::<T, R, P, 1, 1>::open_ring(cx, recv, send, false);
+            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, cx.ring(), RING);
 
             let max = prims.chunk();
             let mut done = 0;
             while done < count {
                 let n = max.min(count - done);
                 // Where the block of the rank `back` before this one is.
-                let block = |back| place.block(back) * stride(&cx) + done;
+                let block = |back| ring.block(back) * stride(&cx) + done;
                 prims.send(block(1), n);
-                for back in 2..place.k {
+                for back in 2..ring.k {
                     prims.recv_reduce_send(block(back), n);
                 }
-                prims.recv_reduce_copy(block(place.k), done, n);
+                prims.recv_reduce_copy(block(ring.k), done, n);
                 done += n;
             }
             prims.close();

@@ -24,11 +24,15 @@ use core::ptr;
 
 #[cfg(doc)]
 use crate::abi::Channel;
-use crate::abi::{Conn, NO_RANK, TreeLinks, WaitKind, Work};
-use crate::collectives::{KernelCode, alone, for_chunks, from_root, roll_call};
+use crate::abi::{Conn, NO_RANK, TreeLinks, WaitKind};
+use crate::collectives::{
+    DIRECT, KernelCode, check_call_signature, for_chunks, root_broadcast, run_chunks,
+};
 use crate::element::Element;
 use crate::gpu;
-use crate::prims::{Context, Prims, Protocol};
+use crate::orders;
+use crate::prims::verbs::{self, Verb};
+use crate::prims::{KernelContext, Prims, Protocol};
 use crate::reduce::Reduction;
 
 /// The children of a rank at most: two in the tree, and the next of its host's chain.
@@ -43,24 +47,19 @@ pub struct AllReduceTree;
 pub struct BroadcastTree;
 
 impl KernelCode for AllReduceTree {
-    /// The root has six edges: with 96 registers it would spill.
+    /// The root has six connections: with 96 registers it would spill.
     const THREADS: u32 = 512;
+    const BLOCKS: u32 = 2;
 
     #[inline(always)]
-    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
+    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(mut cx: KernelContext) {
         // SAFETY: the caller's.
         unsafe {
-            let mut cx = Context::of_pair(work);
-            if (*cx.comm()).nranks == 1 {
-                if cx.half() == 0 {
-                    alone::<T, R>(&cx);
-                }
-                return;
-            }
+            let only_up = cx.args().root() != NO_RANK;
             if cx.half() == 0 {
-                roll_call(&mut cx, true);
-                up::<T, R, P>(cx, cx.call().root() != NO_RANK);
-            } else if cx.call().root() == NO_RANK && links(&cx).up != NO_RANK {
+                check_call_signature(&mut cx);
+                up::<T, R, P>(cx, only_up);
+            } else if !only_up && links(&cx).up != NO_RANK {
                 down::<T, R, P, true>(cx);
             }
         }
@@ -72,16 +71,13 @@ impl KernelCode for BroadcastTree {
     const THREADS: u32 = 512;
 
     #[inline(always)]
-    unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
+    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(mut cx: KernelContext) {
         // SAFETY: the caller's.
         unsafe {
-            let mut cx = Context::new(work);
-            if (*cx.comm()).nranks == 1 {
-                return alone::<T, R>(&cx);
-            }
-            roll_call(&mut cx, true);
+            check_call_signature(&mut cx);
             if links(&cx).up == NO_RANK {
-                from_root(Prims::<T, R, P, 0, ARITY>::open(cx, [], to_children(&cx)));
+                let peers = ([], to_children(&cx));
+                root_broadcast(Prims::<T, R, P, 0, ARITY>::open(cx, peers, DIRECT));
             } else {
                 down::<T, R, P, false>(cx);
             }
@@ -94,65 +90,59 @@ impl KernelCode for BroadcastTree {
 /// # Safety
 /// As [`KernelCode::run`].
 #[inline(always)]
-unsafe fn up<T: Element, R: Reduction, P: Protocol>(cx: Context, only: bool) {
+unsafe fn up<T: Element, R: Reduction, P: Protocol>(cx: KernelContext, only: bool) {
     // SAFETY: the caller's.
     unsafe {
         let links = links(&cx);
-        let count = cx.count() as usize;
         if links.up == NO_RANK && only {
-            let mut prims = Prims::<T, R, P, ARITY, 0>::open(cx, from_children(&cx), []);
-            for_chunks(
-                count,
-                prims.chunk(),
-                #[inline(always)]
-                |at, n| prims.recv_reduce_copy(at, at, n),
-            );
+            let peers = (from_children(&cx), []);
+            let mut prims = Prims::<T, R, P, ARITY, 0>::open(cx, peers, DIRECT);
+            run_chunks::<verbs::RecvReduceCopy, _, _, _, _, _>(&mut prims);
             prims.close();
         } else if links.up == NO_RANK {
-            let (recv, send) = (from_children(&cx), to_children(&cx));
-            let mut prims = Prims::<T, R, P, ARITY, ARITY>::open(cx, recv, send);
-            for_chunks(
-                count,
-                prims.chunk(),
-                #[inline(always)]
-                |at, n| prims.direct_recv_reduce_copy_send(at, at, n),
-            );
+            let peers = (from_children(&cx), to_children(&cx));
+            let mut prims = Prims::<T, R, P, ARITY, ARITY>::open(cx, peers, DIRECT);
+            run_chunks::<verbs::DirectRecvReduceCopySend, _, _, _, _, _>(&mut prims);
             prims.close();
         } else if links.down[0] == NO_RANK {
             let parent = &raw mut (*cx.peer(links.up)).send;
-            let mut prims = Prims::<T, R, P, 0, 1>::open(cx, [], [parent]);
-            let mut read = 0;
-            for_chunks(
-                count,
-                prims.chunk(),
-                #[inline(always)]
-                |at, n| {
-                    prims.send(at, n);
-                    read += 1;
-                    if !only {
-                        tell_progress(&cx, read);
-                    }
-                },
-            );
-            prims.close();
+            let prims = Prims::<T, R, P, 0, 1>::open(cx, ([], [parent]), DIRECT);
+            to_parent::<verbs::Send, _, _, _, _>(prims, only);
         } else {
             let parent = &raw mut (*cx.peer(links.up)).send;
-            let mut prims = Prims::<T, R, P, ARITY, 1>::open(cx, from_children(&cx), [parent]);
-            let mut read = 0;
-            for_chunks(
-                count,
-                prims.chunk(),
-                #[inline(always)]
-                |at, n| {
-                    prims.recv_reduce_send(at, n);
-                    read += 1;
-                    if !only {
-                        tell_progress(&cx, read);
-                    }
-                },
-            );
-            prims.close();
+            let peers = (from_children(&cx), [parent]);
+            let prims = Prims::<T, R, P, ARITY, 1>::open(cx, peers, DIRECT);
+            to_parent::<verbs::RecvReduceSend, _, _, _, _>(prims, only);
         }
+    }
+}
+
+/// All chunks, each told to the other block once it is read, unless this is the `only` block.
+///
+/// # Safety
+/// As [`KernelCode::run`].
+#[inline(always)]
+unsafe fn to_parent<V: Verb, T: Element, R: Reduction, P: Protocol, const NR: usize>(
+    mut prims: Prims<T, R, P, NR, 1>,
+    only: bool,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let cx = prims.cx;
+        let mut read = 0;
+        for_chunks(
+            cx.count() as usize,
+            prims.chunk(),
+            #[inline(always)]
+            |at, n| {
+                prims.generic_op::<V>(at, at, n);
+                read += 1;
+                if !only {
+                    tell_progress(&cx, read);
+                }
+            },
+        );
+        prims.close();
     }
 }
 
@@ -161,43 +151,18 @@ unsafe fn up<T: Element, R: Reduction, P: Protocol>(cx: Context, only: bool) {
 /// # Safety
 /// As [`KernelCode::run`].
 #[inline(always)]
-unsafe fn down<T: Element, R: Reduction, P: Protocol, const PAIRED: bool>(cx: Context) {
+unsafe fn down<T: Element, R: Reduction, P: Protocol, const PAIRED: bool>(cx: KernelContext) {
     // SAFETY: the caller's.
     unsafe {
         let links = links(&cx);
-        let count = cx.count() as usize;
         let parent = &raw mut (*cx.peer(links.up)).recv;
-        let mut read = 0;
         if links.down[0] == NO_RANK {
-            let mut prims = Prims::<T, R, P, 1, 0>::open(cx, [parent], []);
-            for_chunks(
-                count,
-                prims.chunk(),
-                #[inline(always)]
-                |at, n| {
-                    read += 1;
-                    if PAIRED {
-                        wait_for_progress(&mut prims, read);
-                    }
-                    prims.direct_recv(at, n);
-                },
-            );
-            prims.close();
+            let prims = Prims::<T, R, P, 1, 0>::open(cx, ([parent], []), DIRECT);
+            from_parent::<verbs::DirectRecv, _, _, _, _, PAIRED>(prims);
         } else {
-            let mut prims = Prims::<T, R, P, 1, ARITY>::open(cx, [parent], to_children(&cx));
-            for_chunks(
-                count,
-                prims.chunk(),
-                #[inline(always)]
-                |at, n| {
-                    read += 1;
-                    if PAIRED {
-                        wait_for_progress(&mut prims, read);
-                    }
-                    prims.direct_recv_copy_send(at, n);
-                },
-            );
-            prims.close();
+            let peers = ([parent], to_children(&cx));
+            let prims = Prims::<T, R, P, 1, ARITY>::open(cx, peers, DIRECT);
+            from_parent::<verbs::DirectRecvCopySend, _, _, _, _, PAIRED>(prims);
         }
         if PAIRED {
             forget_progress(&cx);
@@ -205,47 +170,72 @@ unsafe fn down<T: Element, R: Reduction, P: Protocol, const PAIRED: bool>(cx: Co
     }
 }
 
+/// All chunks; with `PAIRED` each once the other block has read what it is written over.
+///
+/// # Safety
+/// As [`KernelCode::run`].
+#[inline(always)]
+unsafe fn from_parent<V: Verb, T, R, P, const NS: usize, const PAIRED: bool>(
+    mut prims: Prims<T, R, P, 1, NS>,
+) where
+    T: Element,
+    R: Reduction,
+    P: Protocol,
+{
+    // SAFETY: the caller's.
+    unsafe {
+        let mut read = 0;
+        for_chunks(
+            prims.cx.count() as usize,
+            prims.chunk(),
+            #[inline(always)]
+            |at, n| {
+                read += 1;
+                if PAIRED {
+                    wait_for_progress(&mut prims, read);
+                }
+                prims.generic_op::<V>(at, at, n);
+            },
+        );
+        prims.close();
+    }
+}
+
 /// Whether the two blocks of a channel use one buffer.
 #[inline(always)]
-fn in_place(cx: &Context) -> bool {
-    cx.call().input::<u8>() == cx.call().output::<u8>().cast_const()
+fn in_place(cx: &KernelContext) -> bool {
+    cx.args().input::<u8>() == cx.args().output::<u8>().cast_const()
 }
 
 /// The word of [`Channel::progress`] for so many chunks of this call.
 #[inline(always)]
-fn progress(cx: &Context, chunks: u32) -> u64 {
-    cx.call().signature().seq << 32 | u64::from(chunks)
+fn progress(cx: &KernelContext, chunks: u32) -> u64 {
+    cx.args().signature().seq << 32 | u64::from(chunks)
 }
 
 /// Tells the channel's other block that so many chunks have been read.
-///
-/// # Safety
-/// As [`KernelCode::run`]; all lanes call it.
 #[inline(always)]
-unsafe fn tell_progress(cx: &Context, chunks: u32) {
-    // SAFETY: the caller's. This block alone writes the word; the release pairs with the acquire in
+fn tell_progress(cx: &KernelContext, chunks: u32) {
+    // SAFETY: what the context leads to is valid. This block alone writes the word; the release pairs with the acquire in
     // `wait_for_progress`, and the barrier has all lanes' reads before it.
     unsafe {
         if in_place(cx) {
             gpu::sync_threads();
             if cx.tid() == 0 {
                 let word = &raw mut (*cx.links().cast_mut()).progress;
-                gpu::st_release(word, progress(cx, chunks));
+                gpu::release(orders::PROGRESS, word, progress(cx, chunks));
             }
         }
     }
 }
 
 /// Waits until the channel's other block has read so many chunks.
-///
-/// # Safety
-/// As [`KernelCode::run`]; all lanes call it.
 #[inline(always)]
-unsafe fn wait_for_progress<T: Element, R: Reduction, P: Protocol, const NS: usize>(
+fn wait_for_progress<T: Element, R: Reduction, P: Protocol, const NS: usize>(
     prims: &mut Prims<T, R, P, 1, NS>,
     chunks: u32,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: what the context leads to is valid.
     unsafe {
         let Prims { cx, recv, .. } = prims;
         if in_place(cx) {
@@ -253,7 +243,7 @@ unsafe fn wait_for_progress<T: Element, R: Reduction, P: Protocol, const NS: usi
             if cx.tid() == 0 {
                 let word = &raw const (*cx.links()).progress;
                 // Pairs with the release in `tell_progress`.
-                let there = || gpu::ld_acquire(word) >= wanted;
+                let there = || gpu::acquire(orders::PROGRESS, word) >= wanted;
                 cx.wait(&recv[0], WaitKind::Progress, recv[0].step, there);
             }
             cx.stopped = gpu::sync_threads_or(cx.stopped);
@@ -262,12 +252,9 @@ unsafe fn wait_for_progress<T: Element, R: Reduction, P: Protocol, const NS: usi
 }
 
 /// All chunks have been waited for: a graph may launch this very call again.
-///
-/// # Safety
-/// As [`KernelCode::run`]; all lanes call it.
 #[inline(always)]
-unsafe fn forget_progress(cx: &Context) {
-    // SAFETY: the caller's. The other block has told of its last chunk, and writes the word no more in this launch.
+fn forget_progress(cx: &KernelContext) {
+    // SAFETY: what the context leads to is valid. The other block has told of its last chunk, and writes the word no more in this launch.
     unsafe {
         if in_place(cx) && cx.tid() == 0 {
             gpu::st_relaxed(&raw mut (*cx.links().cast_mut()).progress, 0);
@@ -276,20 +263,16 @@ unsafe fn forget_progress(cx: &Context) {
 }
 
 /// This rank's place in the channel's tree.
-///
-/// # Safety
-/// As [`KernelCode::run`].
 #[inline(always)]
-unsafe fn links(cx: &Context) -> TreeLinks {
-    // SAFETY: the caller's: `extra` has an entry for each channel.
-    unsafe { *(cx.call().extra() as *const TreeLinks).wrapping_add(cx.channel() as usize) }
+fn links(cx: &KernelContext) -> TreeLinks {
+    // SAFETY: what the context leads to is valid: `extra` has an entry for each channel.
+    unsafe { *(cx.args().extra() as *const TreeLinks).wrapping_add(cx.channel() as usize) }
 }
 
-/// # Safety
-/// As [`KernelCode::run`].
+/// The connections to this rank's children; null where there is none.
 #[inline(always)]
-unsafe fn to_children(cx: &Context) -> [*mut Conn; ARITY] {
-    // SAFETY: the caller's.
+fn to_children(cx: &KernelContext) -> [*mut Conn; ARITY] {
+    // SAFETY: children are ranks of the communicator; only addresses are computed.
     unsafe {
         let conn = |i: usize| {
             let child = links(cx).down[i];
@@ -300,11 +283,10 @@ unsafe fn to_children(cx: &Context) -> [*mut Conn; ARITY] {
     }
 }
 
-/// # Safety
-/// As [`KernelCode::run`].
+/// The connections from this rank's children; null where there is none.
 #[inline(always)]
-unsafe fn from_children(cx: &Context) -> [*mut Conn; ARITY] {
-    // SAFETY: the caller's.
+fn from_children(cx: &KernelContext) -> [*mut Conn; ARITY] {
+    // SAFETY: children are ranks of the communicator; only addresses are computed.
     unsafe {
         let conn = |i: usize| {
             let child = links(cx).down[i];

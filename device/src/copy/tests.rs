@@ -2,11 +2,14 @@
 
 use super::*;
 use crate::abi::{ReduceOp, Work};
-use crate::element::{Arith, Bf16, F8E4M3, F8E5M2, F16, Unit};
-use crate::gpu::cpu::{Adversary, Block, CheckedGuard, Machine, Order, set_current};
+use crate::arith::{Arith, Unit};
+use crate::element::{Bf16, F8E4M3, F8E5M2, F16};
+use crate::gpu::cpu::{Access, Adversary, Block, CheckedGuard, Machine, Order, set_current};
 use crate::gpu::{Verdict, Waiting};
 
-use crate::reduce::{Any, Max, Min, PreMulSum, Prod, Sum};
+use crate::reduce::{
+    Any, AnyFloat, AnyFloat8, AnySigned, AnyUnsigned, Max, Min, PreMulSum, Prod, Sum,
+};
 
 /// A machine whose adversary does at once what it is asked: data moves pack by pack.
 struct Honest;
@@ -21,13 +24,13 @@ impl Machine for Honest {
 }
 
 impl Adversary for Honest {
-    fn before_load(&self, _: *const u8, _: usize) {}
+    fn before_load(&self, _: *const u8, _: usize, _: Access) {}
     unsafe fn store(&self, address: *mut u8, bytes: &[u8], _: usize, _: Order) {
         // SAFETY: the caller's.
         unsafe { address.copy_from(bytes.as_ptr(), bytes.len()) }
     }
     fn fence(&self) {}
-    fn before_rmw(&self) {}
+    fn before_rmw(&self, _: *const u8) {}
 }
 
 /// Any integer; a float with any sign and mantissa that is smaller than 2, subnormal now and then.
@@ -80,7 +83,7 @@ fn check<T: Element + core::fmt::Debug, R: Reduction>(op: ReduceOp) {
     work.scalar = scalar::<T>();
     work.signature.call = (op as u64) << 16;
     // SAFETY: its scalar is no address.
-    let reducer = unsafe { Reducer::<T, R>::of(crate::prims::Call::new(&work)) };
+    let reducer = unsafe { Reducer::<T, R>::of(crate::args::KernelArgs::new(&work)) };
     for n in [0, 1, 17, 300, 9001] {
         for sources in 1..=MAX_ENDS {
             let inputs: Vec<Vec<T>> =
@@ -175,6 +178,13 @@ fn every_operator<T: Element + core::fmt::Debug>() {
     }
 }
 
+/// As kernels do it that have some of the operators.
+fn several<T: Element + core::fmt::Debug, R: Reduction>() {
+    for &op in R::OPS {
+        check::<T, R>(op);
+    }
+}
+
 fn every_type() {
     every_operator::<F16>();
     every_operator::<Bf16>();
@@ -184,6 +194,11 @@ fn every_type() {
     every_operator::<f64>();
     every_operator::<i8>();
     every_operator::<u32>();
+    // As the GPU's kernels do it that look at the operator.
+    several::<u32, AnyUnsigned>();
+    several::<i8, AnySigned>();
+    several::<Bf16, AnyFloat>();
+    several::<F8E4M3, AnyFloat8>();
     // As kernels of one operator do it.
     check::<Bf16, Sum>(ReduceOp::Sum);
     check::<Bf16, Prod>(ReduceOp::Prod);

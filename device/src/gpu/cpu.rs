@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use super::{LINE_WORDS, Verdict, Waiting};
 use crate::abi::Work;
+use crate::orders::{self, Published, Side};
 
 mod vector;
 
@@ -34,9 +35,8 @@ pub const UNALIGNED_PACKS: bool = true;
 pub const SPINS_PER_CHECK: u32 = 16;
 
 /// The units of arithmetic of this machine for small floats.
-pub use crate::element::{
-    Bf16 as Bf16Unit, F8E4M3 as F8E4M3Unit, F8E5M2 as F8E5M2Unit, F16 as F16Unit,
-};
+pub use crate::arith::{Bf16 as Bf16Unit, F16 as F16Unit};
+pub use crate::fp8::{F8E4M3 as F8E4M3Unit, F8E5M2 as F8E5M2Unit};
 /// The unit of arithmetic of signed bytes.
 pub type I8Unit = i8;
 /// The unit of arithmetic of unsigned bytes.
@@ -65,11 +65,24 @@ macro_rules! extrema {
 }
 extrema! { f32: min_f32, max_f32; f64: min_f64, max_f64; }
 
+/// What a load is, to who watches that accesses are ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Of data: whoever has written it, did so before, in an order that the block knows of.
+    Data,
+    /// Of a word that says for itself what it is.
+    Relaxed,
+    /// Of a word that is published.
+    Acquire,
+}
+
 /// How a store is ordered against the block's other stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Plain data: may be late, out of order, and in pieces of its element's size.
     Plain,
+    /// Data of 8 bytes: as plain, never in pieces.
+    Guarded,
     /// May be late and out of order, never in pieces.
     Relaxed,
     /// Not before any store that precedes it, never in pieces.
@@ -91,7 +104,7 @@ pub trait Machine {
 /// A memory system that is as unhelpful as the orderings allow.
 pub trait Adversary {
     /// Called before the block reads `len` bytes at `address`.
-    fn before_load(&self, address: *const u8, len: usize);
+    fn before_load(&self, address: *const u8, len: usize, access: Access);
     /// Performs, now or later, the store of `bytes` at `address`; plain stores may be torn into
     /// pieces of `unit` bytes.
     ///
@@ -100,8 +113,12 @@ pub trait Adversary {
     unsafe fn store(&self, address: *mut u8, bytes: &[u8], unit: usize, order: Order);
     /// Performs every earlier store before any later one.
     fn fence(&self);
-    /// Called before the block reads and writes in one access: performs every earlier store now.
-    fn before_rmw(&self);
+    /// Called before the block reads and writes a word in one access: performs every earlier store now.
+    fn before_rmw(&self, address: *const u8);
+    /// Whether a side of an order is relaxed, against the rules.
+    fn weakens(&self, _: Published, _: Side) -> bool {
+        false
+    }
 }
 
 /// One running block, as its lane sees it.
@@ -212,12 +229,22 @@ pub fn block_idx_x() -> u32 {
     current().index
 }
 
-/// A word of the kernel's argument: here that is in memory.
+/// The word of the kernel's argument that begins `OFFSET` bytes behind its beginning: here that is in memory.
 ///
 /// # Safety
-/// `work` is the argument, and has a word `offset` bytes behind its beginning.
+/// `work` is the argument, and has such a word.
 #[inline(always)]
-pub(crate) unsafe fn argument(work: *const Work, offset: usize) -> u64 {
+pub(crate) unsafe fn argument<const OFFSET: usize>(work: *const Work) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { argument_at(work, OFFSET) }
+}
+
+/// [`argument`], where only a running kernel knows which word it is.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub(crate) unsafe fn argument_at(work: *const Work, offset: usize) -> u64 {
     // SAFETY: the caller's.
     unsafe { work.byte_add(offset).cast::<u64>().read() }
 }
@@ -232,7 +259,7 @@ pub fn lane_id() -> u32 {
 /// The same value, of which the compiler knows nothing: see the other face. Here registers do not run out.
 #[inline(always)]
 #[must_use]
-pub fn fresh(value: usize) -> usize {
+pub fn opaque(value: usize) -> usize {
     value
 }
 
@@ -284,14 +311,47 @@ unsafe fn atomic<'a>(p: *const u64) -> &'a AtomicU64 {
     unsafe { AtomicU64::from_ptr(p.cast_mut()) }
 }
 
+/// # Safety
+/// As [`ld_acquire`].
+#[inline(always)]
+unsafe fn ld(p: *const u64, access: Access) -> u64 {
+    if let Some(a) = adversary() {
+        a.before_load(p.cast(), 8, access);
+    }
+    let order = if access == Access::Acquire { Ordering::Acquire } else { Ordering::Relaxed };
+    // SAFETY: the caller's.
+    unsafe { atomic(p) }.load(order)
+}
+
 /// Loads with acquire.
 ///
 /// # Safety
 /// `p` is aligned and readable; other agents access it only atomically.
 #[inline(always)]
 pub unsafe fn ld_acquire(p: *const u64) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { ld(p, Access::Acquire) }
+}
+
+/// Loads a word that is there because a published one says so.
+///
+/// # Safety
+/// As [`ld_acquire`].
+#[inline(always)]
+pub unsafe fn ld_guarded(p: *const u64) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { ld(p, Access::Data) }
+}
+
+/// Loads a published word.
+///
+/// # Safety
+/// As [`ld_acquire`].
+#[inline(always)]
+pub unsafe fn acquire(word: Published, p: *const u64) -> u64 {
     if let Some(a) = adversary() {
-        a.before_load(p.cast(), 8);
+        let weak = a.weakens(word, Side::Acquire);
+        a.before_load(p.cast(), 8, if weak { Access::Relaxed } else { Access::Acquire });
     }
     // SAFETY: the caller's.
     unsafe { atomic(p) }.load(Ordering::Acquire)
@@ -330,6 +390,43 @@ pub unsafe fn st_relaxed(p: *mut u64, value: u64) {
     unsafe { st(p, value, Order::Relaxed) }
 }
 
+/// Stores a word before a published one says that it is there.
+///
+/// # Safety
+/// As [`st_release`].
+#[inline(always)]
+pub unsafe fn st_guarded(p: *mut u64, value: u64) {
+    // SAFETY: the caller's.
+    unsafe { st(p, value, Order::Guarded) }
+}
+
+/// Publishes a word.
+///
+/// # Safety
+/// As [`st_release`].
+#[inline(always)]
+pub unsafe fn release(word: Published, p: *mut u64, value: u64) {
+    if let Some(a) = adversary() {
+        let weak = a.weakens(word, Side::Release);
+        let order = if weak { Order::Relaxed } else { Order::Release };
+        // SAFETY: the caller's; connections and communicators outlive their blocks.
+        return unsafe { a.store(p.cast(), &value.to_ne_bytes(), 8, order) };
+    }
+    // SAFETY: the caller's.
+    unsafe { atomic(p) }.store(value, Ordering::Release);
+}
+
+/// Publishes a word by compare and swap; returns the old value. It claims the word, and what others read because of it
+/// comes later: there is nothing to weaken.
+///
+/// # Safety
+/// As [`st_release`].
+#[inline(always)]
+pub unsafe fn claim(_: Published, p: *mut u64, expected: u64, new: u64) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { cas_acq_rel(p, expected, new) }
+}
+
 /// Fence with acquire and release: what was read before it stays before what is read or stored after it,
 /// and what was stored before it before what is stored after it. A later load may still be early.
 #[inline(always)]
@@ -346,7 +443,7 @@ pub fn fence() {
 /// As [`st_release`].
 pub unsafe fn cas_acq_rel(p: *mut u64, expected: u64, new: u64) -> u64 {
     if let Some(a) = adversary() {
-        a.before_rmw();
+        a.before_rmw(p.cast_const().cast());
     }
     // SAFETY: the caller's.
     let cell = unsafe { atomic(p) };
@@ -370,12 +467,9 @@ pub unsafe fn ld_halves(p: *const u64) -> [u64; 2] {
 /// `p` is aligned and in a slot of a connection.
 #[inline(always)]
 unsafe fn ld_half(p: *const u64) -> u64 {
-    if let Some(a) = adversary() {
-        a.before_load(p.cast(), 8);
-    }
     // Relaxed is enough: the data is in the same word as its flag.
     // SAFETY: the caller's.
-    unsafe { atomic(p) }.load(Ordering::Relaxed)
+    unsafe { ld(p, Access::Relaxed) }
 }
 
 /// Stores an LL line: both halves, each at once, in no order.
@@ -400,7 +494,7 @@ pub unsafe fn st_halves(p: *mut u64, halves: [u64; 2]) {
 pub unsafe fn ld_line(p: *const u64) -> [u64; LINE_WORDS] {
     let mut words = [0; LINE_WORDS];
     if let Some(a) = adversary() {
-        a.before_load(p.cast(), 8 * (LINE_WORDS - 1));
+        a.before_load(p.cast(), 8 * (LINE_WORDS - 1), Access::Data);
     }
     // SAFETY: the caller's.
     unsafe { core::ptr::copy_nonoverlapping(p, words.as_mut_ptr(), LINE_WORDS - 1) };
@@ -414,30 +508,24 @@ pub unsafe fn ld_line(p: *const u64) -> [u64; LINE_WORDS] {
 #[inline(always)]
 pub unsafe fn ld_flag(p: *const u64) -> u64 {
     // SAFETY: the caller's.
-    unsafe { ld_acquire(p) }
+    unsafe { acquire(orders::LL128_FLAG, p) }
 }
 
-/// Stores this lane's part of an LL128 line, the flag (its last word) after the data. With
-/// `flag_last == false` the flag comes first: a seeded bug, see [`Rules`](crate::prims::Rules).
+/// Stores this lane's part of an LL128 line, the flag (its last word) after the data.
 ///
 /// # Safety
 /// `p` points to this lane's part of a line in a slot of a connection that the receiver has released.
 #[inline(always)]
-pub unsafe fn st_line(p: *mut u64, words: [u64; LINE_WORDS], flag_last: bool) {
+pub unsafe fn st_line(p: *mut u64, words: [u64; LINE_WORDS]) {
     const LAST: usize = LINE_WORDS - 1;
-    // SAFETY: the caller's; the receiver reads the data only after the flag (pairs with `ld_flag`).
+    // SAFETY: the caller's; the receiver reads the data only after the flag.
     unsafe {
-        if !flag_last {
-            st(p.add(LAST), words[LAST], Order::Relaxed);
-        }
         if let Some(a) = adversary() {
             a.store(p.cast(), bytemuck::cast_slice(&words[..LAST]), 8, Order::Plain);
         } else {
             core::ptr::copy_nonoverlapping(words.as_ptr(), p, LAST);
         }
-        if flag_last {
-            st(p.add(LAST), words[LAST], Order::Release);
-        }
+        release(orders::LL128_FLAG, p.add(LAST), words[LAST]);
     }
 }
 
@@ -448,7 +536,7 @@ pub unsafe fn st_line(p: *mut u64, words: [u64; LINE_WORDS], flag_last: bool) {
 #[inline(always)]
 pub unsafe fn ld_data<V: Copy>(p: *const V) -> V {
     if let Some(a) = adversary() {
-        a.before_load(p.cast(), size_of::<V>());
+        a.before_load(p.cast(), size_of::<V>(), Access::Data);
     }
     // SAFETY: the caller's; any alignment is fine.
     unsafe { p.read_unaligned() }

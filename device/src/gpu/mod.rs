@@ -27,13 +27,13 @@ mod nvptx;
 use nvptx as face;
 
 // What a kernel is called with.
-pub(crate) use face::argument;
+pub(crate) use face::{argument, argument_at};
 
 // Constants of the machine.
 pub use face::{LANES_PER_LINE, PACK_BYTES, SPINS_PER_CHECK, UNALIGNED_PACKS, UNROLL, WARP};
 
 // Who a lane is.
-pub use face::{block_dim_x, block_idx_x, counting, fresh, lane_id, launch_bounds, thread_idx_x};
+pub use face::{block_dim_x, block_idx_x, counting, lane_id, launch_bounds, opaque, thread_idx_x};
 
 // Barriers and votes: every lane of the block, or warp, must call them.
 pub use face::{sync_threads, sync_threads_or, sync_warp, warp_vote_all};
@@ -43,8 +43,8 @@ pub use face::{globaltimer, pause};
 
 // Memory that other agents see; orderings are system-wide.
 pub use face::{
-    cas_acq_rel, fence, ld_acquire, ld_flag, ld_halves, ld_line, st_halves, st_line, st_relaxed,
-    st_release,
+    acquire, cas_acq_rel, claim, fence, ld_acquire, ld_flag, ld_guarded, ld_halves, ld_line,
+    release, st_guarded, st_halves, st_line, st_relaxed, st_release,
 };
 
 // Data, of users and of slots: value by value, and, where the machine has it, by whole buffers.

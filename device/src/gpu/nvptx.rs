@@ -20,7 +20,8 @@ use core::arch::asm;
 
 use super::{LINE_WORDS, Verdict, Waiting};
 use crate::abi::Work;
-use crate::element::{BinOp, Element};
+use crate::arith::{BinOp, Unit};
+use crate::orders::Published;
 
 mod units;
 mod units_fp8;
@@ -71,7 +72,7 @@ unsafe extern "unadjusted" {
 
 /// Promises the assembler that no block of this kernel has more than `MAX` lanes, so that it fits the
 /// registers of that many, and that one block a multiprocessor is enough: it would rather spill than keep a
-/// second one out. The comments stand in the kernel's body; the library's `build.rs` moves them to the
+/// second one out. The comments stand in the kernel's body; the crate `ferroccl-build` moves them to the
 /// header, where PTX wants them (11.4.3 and 11.4.6), as rustc has no attributes for them.
 #[inline(always)]
 pub fn launch_bounds<const MAX: u32>() {
@@ -87,7 +88,7 @@ pub fn launch_bounds<const MAX: u32>() {
 /// registers throughout, more of them than a lane has.
 #[inline(always)]
 #[must_use]
-pub fn fresh(mut value: usize) -> usize {
+pub fn opaque(mut value: usize) -> usize {
     // SAFETY: a comment.
     unsafe { asm!("// {}", inlateout(reg64) value, options(nomem, nostack, preserves_flags)) }
     value
@@ -186,13 +187,28 @@ pub fn pause(_: &Waiting) -> Verdict {
     None
 }
 
-/// A word of the kernel's argument, which begins `offset` bytes behind its beginning. The argument is a parameter: loads of
+/// The word of the kernel's argument that begins `OFFSET` bytes behind its beginning. The argument is a parameter: loads of
 /// those need no address in registers. An address that the compiler makes of it is that of a copy on each lane's stack.
 ///
 /// # Safety
 /// It runs in a kernel whose parameter is called `work`, as the build has it, and has such a word.
 #[inline(always)]
-pub(crate) unsafe fn argument(_: *const Work, offset: usize) -> u64 {
+pub(crate) unsafe fn argument<const OFFSET: usize>(_: *const Work) -> u64 {
+    let value;
+    // SAFETY: the caller's. 9.7.9.8, `ld.param`.
+    unsafe {
+        asm!("ld.param.b64 {}, [work+{}];", out(reg64) value, const OFFSET,
+            options(pure, readonly, nostack, preserves_flags));
+    }
+    value
+}
+
+/// [`argument`], where only a running kernel knows which word it is.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub(crate) unsafe fn argument_at(_: *const Work, offset: usize) -> u64 {
     let value;
     // SAFETY: the caller's. 9.7.9.8, `ld.param`, at an address that `mov` takes of a kernel's parameter (5.1.6.2).
     unsafe {
@@ -266,6 +282,61 @@ pub unsafe fn cas_acq_rel(p: *mut u64, expected: u64, new: u64) -> u64 {
             options(nostack, preserves_flags));
     }
     old
+}
+
+/// Loads a published word.
+///
+/// # Safety
+/// As [`ld_acquire`].
+#[inline(always)]
+pub unsafe fn acquire(_: Published, p: *const u64) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { ld_acquire(p) }
+}
+
+/// Publishes a word.
+///
+/// # Safety
+/// As [`st_release`].
+#[inline(always)]
+pub unsafe fn release(_: Published, p: *mut u64, value: u64) {
+    // SAFETY: the caller's.
+    unsafe { st_release(p, value) }
+}
+
+/// Publishes a word by compare and swap; returns the old value.
+///
+/// # Safety
+/// As [`st_release`].
+#[inline(always)]
+pub unsafe fn claim(_: Published, p: *mut u64, expected: u64, new: u64) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { cas_acq_rel(p, expected, new) }
+}
+
+/// Loads a word that is there because a published one says so.
+///
+/// # Safety
+/// As [`ld_acquire`].
+#[inline(always)]
+pub unsafe fn ld_guarded(p: *const u64) -> u64 {
+    let value;
+    // SAFETY: the caller's. 9.7.9.8, `ld`.
+    unsafe {
+        asm!("ld.relaxed.sys.global.u64 {}, [{}];", out(reg64) value, in(reg64) p,
+            options(nostack, preserves_flags));
+    }
+    value
+}
+
+/// Stores a word before a published one says that it is there.
+///
+/// # Safety
+/// As [`st_release`].
+#[inline(always)]
+pub unsafe fn st_guarded(p: *mut u64, value: u64) {
+    // SAFETY: the caller's.
+    unsafe { st_relaxed(p, value) }
 }
 
 // Lines. A vector access is to the memory model so many scalar ones in no order (8.2.2), each at once:
@@ -347,7 +418,7 @@ pub unsafe fn ld_flag(p: *const u64) -> u64 {
 /// # Safety
 /// `p` points to this lane's part of a line in a slot of a connection that the receiver has released.
 #[inline(always)]
-pub unsafe fn st_line(p: *mut u64, words: [u64; LINE_WORDS], _flag_last: bool) {
+pub unsafe fn st_line(p: *mut u64, words: [u64; LINE_WORDS]) {
     // SAFETY: the caller's.
     unsafe { st_volatile_v2(p, words) }
 }
@@ -454,24 +525,18 @@ pub unsafe fn mem_copy<T>(_: *mut T, _: *const T, _: usize) {}
 /// # Safety
 /// None.
 #[inline(always)]
-pub unsafe fn mem_zip<T: Element, O: BinOp>(_: *mut T, _: *const T, _: *const T, _: usize) {}
+pub unsafe fn mem_zip<U: Unit, O: BinOp>(_: *mut U, _: *const U, _: *const U, _: usize) {}
 
 /// Never called: [`whole_buffers`] is false.
 ///
 /// # Safety
 /// None.
 #[inline(always)]
-pub unsafe fn mem_gather<T: Element, O: BinOp>(_: *mut T, _: &[*const T], _: usize) {}
+pub unsafe fn mem_gather<U: Unit, O: BinOp>(_: *mut U, _: &[*const U], _: usize) {}
 
 /// Never called: [`whole_buffers`] is false.
 ///
 /// # Safety
 /// None.
 #[inline(always)]
-pub unsafe fn mem_map<T: Element>(
-    _: *mut T,
-    _: *const T,
-    _: usize,
-    _: impl Fn(T::Unit) -> T::Unit,
-) {
-}
+pub unsafe fn mem_map<U: Unit>(_: *mut U, _: *const U, _: usize, _: impl Fn(U) -> U) {}

@@ -1,7 +1,7 @@
 //! The lists that the table of kernels is made of: families, and element types with their reductions.
 //!
 //! They are macros, so that whoever needs a part of them takes that part from here: the device crate its entries and
-//! functions, and the library's `build.rs`, which includes this file, the modules of PTX that there are to make.
+//! functions, and `build/modules.rs`, which includes this file, the modules of PTX that there are to make.
 //! A row may say which cargo features it is for, as `#[cfg(feature = "...")]`, one or several, of which it needs all.
 //!
 //! A list's name is given to `families!`'s rows in place of the list itself: `bytes`, `transfers`, `sums` or `reductions`.
@@ -74,33 +74,34 @@ macro_rules! bytes {
     };
 }
 
-/// Calls `$row!` with all reductions, each with its name and type; what else is given comes first.
+/// Calls `$row!` with all reductions, each with its name and type; what else is given comes first. Sums of the usual types
+/// have kernels of their own. What else a type has is one kernel, which looks at the call's operator.
 macro_rules! reductions {
     ($row:ident $($more:tt)*) => {
         $row! { $($more)*
             #[cfg(feature = "integers")]
-            "uint8" U8 u8: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
+            "uint8" U8 u8: "sum" Sum, "any" AnyUnsigned;
             #[cfg(feature = "integers")]
-            "int8" I8 i8: "min" Min, "max" Max, "avg" Avg;
+            "int8" I8 i8: "any" AnySigned;
             #[cfg(feature = "integers")]
-            "uint32" U32 u32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
+            "uint32" U32 u32: "sum" Sum, "any" AnyUnsigned;
             #[cfg(feature = "integers")]
-            "int32" I32 i32: "min" Min, "max" Max, "avg" Avg;
+            "int32" I32 i32: "any" AnySigned;
             #[cfg(feature = "integers")]
-            "uint64" U64 u64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "avg" Avg, "mulsum" PreMulSum;
+            "uint64" U64 u64: "sum" Sum, "any" AnyUnsigned;
             #[cfg(feature = "integers")]
-            "int64" I64 i64: "min" Min, "max" Max, "avg" Avg;
+            "int64" I64 i64: "any" AnySigned;
             #[cfg(feature = "half")]
-            "half" F16 F16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "half" F16 F16: "sum" Sum, "any" AnyFloat;
             #[cfg(feature = "half")]
-            "bfloat16" Bf16 Bf16: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
-            "float" F32 f32: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "bfloat16" Bf16 Bf16: "sum" Sum, "any" AnyFloat;
+            "float" F32 f32: "sum" Sum, "any" AnyFloat;
             #[cfg(feature = "double")]
-            "double" F64 f64: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "double" F64 f64: "sum" Sum, "any" AnyFloat;
             #[cfg(feature = "fp8")]
-            "f8e4m3" F8E4M3 F8E4M3: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "f8e4m3" F8E4M3 F8E4M3: "any" AnyFloat8;
             #[cfg(feature = "fp8")]
-            "f8e5m2" F8E5M2 F8E5M2: "sum" Sum, "prod" Prod, "min" Min, "max" Max, "mulsum" PreMulSum;
+            "f8e5m2" F8E5M2 F8E5M2: "any" AnyFloat8;
         }
     };
 }

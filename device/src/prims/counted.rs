@@ -9,8 +9,9 @@ use core::marker::PhantomData;
 
 use crate::abi::ProtocolId;
 use crate::element::Element;
+use crate::prims::conn_state::ConnState;
+use crate::prims::primitives::{Prims, Protocol, Slice};
 use crate::prims::verbs::Verb;
-use crate::prims::{Edge, Prims, Protocol, Slice};
 use crate::reduce::Reduction;
 
 #[cfg(doc)]
@@ -28,7 +29,7 @@ impl<P: Protocol> Protocol for Counted<P> {
         P::capacity(slot_bytes)
     }
 
-    fn has_begun(_: &Edge) -> bool {
+    fn has_begun(_: &ConnState) -> bool {
         true
     }
 
@@ -36,12 +37,12 @@ impl<P: Protocol> Protocol for Counted<P> {
         prims: &mut Prims<T, R, Self, NR, NS>,
         _: Slice<T>,
     ) {
-        let (nr, ns) = (prims.receiving(), prims.sending());
+        let (nr, ns) = (prims.nrecv(), prims.nsend());
         if V::RECV {
-            each!(NR, nr, i => prims.recv[i].advance());
+            unroll_peers!(NR, nr, i => prims.recv[i].advance());
         }
         if V::SEND {
-            each!(NS, ns, i => prims.send[i].advance());
+            unroll_peers!(NS, ns, i => prims.send[i].advance());
         }
     }
 }

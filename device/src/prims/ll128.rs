@@ -20,14 +20,19 @@ use core::marker::PhantomData;
 use crate::abi::{LL128_LINE, LL128_LINE_DATA, ProtocolId, WaitKind};
 use crate::element::Element;
 use crate::gpu::{self, LANES_PER_LINE, LINE_UNITS, LINE_WORDS, UNALIGNED_PACKS, WARP};
-use crate::prims::ll::{finish, load_elements, store_elements, wait_for_slots};
+use crate::prims::conn_state::ConnState;
+use crate::prims::context::KernelContext;
+use crate::prims::lines::{
+    LineFormat, finish, load_elements, row_bytes, store_elements, wait_for_slots,
+};
+use crate::prims::primitives::{Prims, Protocol, Slice};
+use crate::prims::rules::{Correct, Rules};
 use crate::prims::verbs::Verb;
-use crate::prims::{Context, Edge, Prims, Protocol, Rules, Slice, Slots, Sound};
-use crate::reduce::{Reducer, Reduction};
+use crate::reduce::Reduction;
 
 /// The LL128 protocol, under the given rules.
 #[derive(Clone, Copy, Debug)]
-pub struct Ll128<L = Sound>(PhantomData<L>);
+pub struct Ll128<L = Correct>(PhantomData<L>);
 
 /// Bytes of data in a pair of lines.
 const PAIR_DATA: usize = 2 * LL128_LINE_DATA;
@@ -44,13 +49,13 @@ impl<L: Rules> Protocol for Ll128<L> {
     }
 
     #[inline(always)]
-    fn has_begun(edge: &Edge) -> bool {
-        if edge.gated() {
-            return edge.has_tail();
+    fn has_begun(conn: &ConnState) -> bool {
+        if conn.wait_tail_first() {
+            return conn.has_tail();
         }
-        let last = edge.slot().wrapping_add(LL128_LINE - size_of::<u64>()).cast_const();
+        let last = conn.slot().wrapping_add(LL128_LINE - size_of::<u64>()).cast_const();
         // SAFETY: a slot has a line; this is its last word.
-        unsafe { gpu::ld_flag(last.cast()) == flag(edge.step) }
+        unsafe { gpu::ld_flag(last.cast()) == flag(conn.step) }
     }
 
     #[inline(always)]
@@ -63,30 +68,29 @@ impl<L: Rules> Protocol for Ll128<L> {
             #[inline(always)]
             |_| {
                 // Computed again by all lanes where the lines are moved: not to be kept for that.
-                let n = gpu::fresh(slice.n);
+                let n = gpu::opaque(slice.n);
                 2 * n.div_ceil(PAIR_DATA / size_of::<T>()) * LL128_LINE
             },
         );
         if !prims.cx.stopped {
             // SAFETY: `step`'s contract.
-            unsafe { prims.pairs::<V>(slice) }
+            unsafe { prims.lines::<V>(slice) }
         }
         finish::<V, T, R, Self, NR, NS>(prims);
     }
 }
 
 /// One lane's part of a pair of lines: `[line A, line B]`.
-type Pair = [[u64; LINE_WORDS]; 2];
+type LinePair = [[u64; LINE_WORDS]; 2];
 
-/// This lane's place in its line. Asked for once a step: were it asked for in each place, all that follows from it would
-/// fill registers from one end of a kernel to the other.
+/// This lane's place in its line.
 #[derive(Clone, Copy)]
-struct Lane(usize);
+pub(super) struct LineLane(usize);
 
-impl Lane {
+impl LineLane {
     #[inline(always)]
     fn new() -> Self {
-        Lane(gpu::line_lane())
+        LineLane(gpu::line_lane())
     }
 
     #[inline(always)]
@@ -112,7 +116,7 @@ impl Lane {
     fn data_bits(self) -> u64 {
         let holds_flag = self.index() == LANES_PER_LINE - 1;
         // Both halves in one register.
-        let half = gpu::fresh(if holds_flag { 0 } else { usize::MAX }) as u32;
+        let half = gpu::opaque(if holds_flag { 0 } else { usize::MAX }) as u32;
         u64::from(half) << 32 | u64::from(half)
     }
 
@@ -127,182 +131,101 @@ impl Lane {
 
 /// Pairs that a warp moves together: a row.
 const ROW: u32 = WARP / LANES_PER_LINE as u32;
-/// Rows that a warp has in flight, where there is one edge to receive from: several would not fit the registers with as much
-/// of each.
-const ROWS: usize = 2;
+impl<L: Rules> LineFormat for Ll128<L> {
+    const DATA: usize = PAIR_DATA;
+    const BYTES: usize = 2 * LL128_LINE;
+    const LANES: usize = LANES_PER_LINE;
+    const ALIGN: usize = 16;
+    /// They would not fit the registers.
+    const WIDE_ROWS: bool = false;
 
-/// Where a lane's parts of pair 0 are: in the data its first unit of line A, in a slot its part of line A. Added up once for
-/// all pairs.
-struct Ours<T, const NR: usize, const NS: usize> {
-    input: *const T,
-    output: *mut T,
-    /// Elements of the slice.
-    n: usize,
-    slots: Slots<NR, NS>,
-}
+    type Part = LinePair;
+    type Wide<X: Copy> = [X; 2 * LINE_WORDS];
+    /// With the bits of the last word that are data.
+    type Lane = (LineLane, u64);
 
-impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
-    Prims<T, R, Ll128<L>, NR, NS>
-{
-    const PER_PAIR: usize = PAIR_DATA / size_of::<T>();
+    const EMPTY: LinePair = [[0; LINE_WORDS]; 2];
 
-    /// Pairs of lines of a slice. A warp takes several rows of them at a time, as long as their data is whole and aligned
-    /// to 16 bytes; what is left, or all where buffers are not aligned, goes row by row.
-    ///
-    /// # Safety
-    /// As [`Protocol::step`].
     #[inline(always)]
-    unsafe fn pairs<V: Verb>(&mut self, slice: Slice<T>) {
-        let aligned = UNALIGNED_PACKS
-            || ((!V::INPUT || slice.input.addr().is_multiple_of(16))
-                && (!V::OUTPUT || slice.output.addr().is_multiple_of(16)));
-        // Pairs are counted in 32 bits, which a slot's always fit.
-        let pairs = slice.n.div_ceil(Self::PER_PAIR) as u32;
-        let whole = if aligned { (slice.n / Self::PER_PAIR) as u32 } else { 0 };
-        let hunk = if NR > 1 { ROW } else { ROWS as u32 * ROW };
-        let in_hunks = if NR > 1 { 0 } else { whole / hunk * hunk };
-        let ours = self.ours::<V>(slice);
-        // SAFETY: the caller's; the pairs are inside the slots, as a slice fits one.
-        unsafe {
-            if NR > 1 || self.hunks::<V, ROWS, true>(&ours, 0, in_hunks) {
-                self.hunks::<V, 1, false>(&ours, in_hunks, pairs);
-            }
-        }
+    fn lane() -> Self::Lane {
+        let lane = LineLane::new();
+        (lane, lane.data_bits())
     }
 
     #[inline(always)]
-    fn ours<V: Verb>(&self, slice: Slice<T>) -> Ours<T, NR, NS> {
-        let (lane, mut slots) = (Lane::new(), self.step_slots::<V>());
-        if V::RECV {
-            each!(NR, self.receiving(), i => slots.recv[i] = slots.recv[i].wrapping_add(lane.part()));
-        }
-        if V::SEND {
-            each!(NS, self.sending(), i => slots.send[i] = slots.send[i].wrapping_add(lane.part()));
-        }
-        let units = 16 * lane.unit();
-        let input = slice.input.wrapping_byte_add(units);
-        Ours { input, output: slice.output.wrapping_byte_add(units), n: slice.n, slots }
+    fn offsets() -> (usize, usize) {
+        let lane = LineLane::new();
+        (16 * lane.unit(), lane.part())
     }
 
-    /// The pairs from `from` up to `end`, `N` rows at a time, which with `WHOLE` there are. `false` after a stop.
-    ///
-    /// # Safety
-    /// As for [`Prims::rows`].
     #[inline(always)]
-    unsafe fn hunks<V: Verb, const N: usize, const WHOLE: bool>(
-        &mut self,
-        ours: &Ours<T, NR, NS>,
-        from: u32,
-        end: u32,
+    fn words(parts: &[LinePair]) -> &[u64] {
+        parts.as_flattened().as_flattened()
+    }
+
+    #[inline(always)]
+    fn words_mut(parts: &mut [LinePair]) -> &mut [u64] {
+        parts.as_flattened_mut().as_flattened_mut()
+    }
+
+    #[inline(always)]
+    fn splat<X: Copy>(value: X) -> Self::Wide<X> {
+        [value; 2 * LINE_WORDS]
+    }
+
+    #[inline(always)]
+    fn wide_words<X: Copy>(parts: &mut [Self::Wide<X>]) -> &mut [X] {
+        parts.as_flattened_mut()
+    }
+
+    #[inline(always)]
+    unsafe fn load<T: Element, const WHOLE: bool>(
+        (lane, _): Self::Lane,
+        p: *const T,
+        left: usize,
+    ) -> LinePair {
+        // SAFETY: the caller's.
+        unsafe { load_pair::<T, WHOLE>(lane, p, left) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<T: Element, const WHOLE: bool>(
+        (lane, _): Self::Lane,
+        p: *mut T,
+        part: LinePair,
+        left: usize,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { store_pair::<T, WHOLE>(lane, p, part, left) }
+    }
+
+    /// No line is loaded before the vote on the flags: the lanes of a line may come there from different branches, and
+    /// one that is early has old data beside a later lane's right flag.
+    #[inline(always)]
+    unsafe fn receive<const N: usize>(
+        cx: &mut KernelContext,
+        conn: &ConnState,
+        (lane, _): Self::Lane,
+        at: *mut u64,
+        mine: bool,
+        parts: &mut [LinePair; N],
     ) -> bool {
-        let (lane, in_row) = (Lane::new(), gpu::lane_id() / LANES_PER_LINE as u32);
-        let data_bits = lane.data_bits();
-        let (warp, warps) = (self.cx.tid() as u32 / WARP, self.cx.lanes() as u32 / WARP);
-        let hunk = N as u32 * ROW;
-        let mut pair = from + warp * hunk + in_row;
-        // All lanes of the warp come along.
-        while pair < end + in_row {
-            // SAFETY: the caller's.
-            if !unsafe { self.rows::<V, N, WHOLE>(ours, (lane, data_bits), pair, end) } {
-                return false;
-            }
-            pair += warps * hunk;
-        }
-        true
-    }
-
-    /// This lane's part of `pair` and of those at its place in later rows, `N` in all, if it is before `end`; `WHOLE`: all
-    /// are, and hold as much as they can, at addresses that are aligned. The lanes of a warp stay together: all of them
-    /// vote on the flags, also those that have no pair left. `false` after a stop, of all lanes of the warp.
-    ///
-    /// # Safety
-    /// As [`Protocol::step`]; all lanes of the warp call it, and the pairs are of the slice.
-    #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "iterators would put the arrays into memory")]
-    unsafe fn rows<V: Verb, const N: usize, const WHOLE: bool>(
-        &mut self,
-        ours: &Ours<T, NR, NS>,
-        (lane, data_bits): (Lane, u64),
-        pair: u32,
-        end: u32,
-    ) -> bool {
-        let mine = WHOLE || pair < end;
-        let (of_pair, of_data) = (pair as usize * 2 * LL128_LINE, pair as usize * PAIR_DATA);
-        let left = if mine { ours.n - pair as usize * Self::PER_PAIR } else { 0 };
-        let here = |slot: *mut u8| slot.wrapping_add(of_pair).cast();
         // SAFETY: the caller's.
         unsafe {
-            let mut rows: [Pair; N] = [[[0; LINE_WORDS]; 2]; N];
-            if V::INPUT && mine {
-                let input = ours.input.wrapping_byte_add(of_data);
-                for row in 0..N {
-                    let input = input.wrapping_byte_add(row * ROW as usize * PAIR_DATA);
-                    rows[row] = load_pair::<T, WHOLE>(lane, input, left);
-                }
-                if V::OWN {
-                    self.reducer.pre_words(rows.as_flattened_mut().as_flattened_mut());
-                }
+            if !wait_for_rows::<N>(cx, conn, lane, at, mine) {
+                return false;
             }
-            if V::RECV && NR > 1 && Reducer::<T, R>::WIDE {
-                let mut wide = [[self.reducer.widen_word(0); 2 * LINE_WORDS]; N];
-                let wide = wide.as_flattened_mut();
-                self.reducer.widen_words(wide, rows.as_flattened().as_flattened());
-                each!(NR, self.receiving(), i => {
-                    let (edge, from) = (&self.recv[i], here(ours.slots.recv[i]));
-                    if !wait_for_rows::<N>(&mut self.cx, edge, lane, from, mine) {
-                        return false;
-                    }
-                    let received = read_rows::<N>(from, mine);
-                    let received = received.as_flattened().as_flattened();
-                    if !V::INPUT && i == 0 {
-                        self.reducer.widen_words(wide, received);
-                    } else {
-                        self.reducer.gather_words(wide, received);
-                    }
-                });
-                self.reducer.narrow_words(rows.as_flattened_mut().as_flattened_mut(), wide);
-            } else if V::RECV {
-                each!(NR, self.receiving(), i => {
-                    let (edge, from) = (&self.recv[i], here(ours.slots.recv[i]));
-                    if !wait_for_rows::<N>(&mut self.cx, edge, lane, from, mine) {
-                        return false;
-                    }
-                    let received = read_rows::<N>(from, mine);
-                    if !V::INPUT && i == 0 {
-                        rows = received;
-                    } else {
-                        let received = received.as_flattened().as_flattened();
-                        let rows = rows.as_flattened_mut().as_flattened_mut();
-                        self.reducer.combine_words(rows, received);
-                    }
-                });
-            }
-            if V::FINAL {
-                self.reducer.post_words(rows.as_flattened_mut().as_flattened_mut());
-            }
-            if V::SEND {
-                // Lanes that took different branches so far store together from here on: a line is whole
-                // only if it is one store of the warp.
-                gpu::sync_warp();
-            }
-            if V::SEND && mine {
-                each!(NS, self.sending(), i => {
-                    let to: *mut u64 = here(ours.slots.send[i]);
-                    let flag = flag(self.send[i].step);
-                    for row in 0..N {
-                        write_pair(row_of(to, row), rows[row], data_bits, flag, L::FLAG_LAST);
-                    }
-                });
-            }
-            if V::OUTPUT && mine {
-                let output = ours.output.wrapping_byte_add(of_data);
-                for row in 0..N {
-                    let output = output.wrapping_byte_add(row * ROW as usize * PAIR_DATA);
-                    store_pair::<T, WHOLE>(lane, output, rows[row], left);
-                }
+            if mine {
+                *parts = read_rows::<L, N>(at);
             }
         }
         true
+    }
+
+    #[inline(always)]
+    unsafe fn send(conn: &ConnState, (_, data_bits): Self::Lane, at: *mut u64, part: LinePair) {
+        // SAFETY: the caller's.
+        unsafe { write_pair(at, part, data_bits, flag(conn.step)) }
     }
 }
 
@@ -312,12 +235,6 @@ fn flag(step: u64) -> u64 {
     step + 1
 }
 
-/// The same lane's part of the pair at the same place in a later row.
-#[inline(always)]
-fn row_of(part: *mut u64, row: usize) -> *mut u64 {
-    part.wrapping_add(row * ROW as usize * 2 * LL128_LINE / size_of::<u64>())
-}
-
 /// Waits until the flags of all the warp's pairs in `N` rows are right; `false` after a stop.
 ///
 /// # Safety
@@ -325,22 +242,22 @@ fn row_of(part: *mut u64, row: usize) -> *mut u64 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 unsafe fn wait_for_rows<const N: usize>(
-    cx: &mut Context,
-    edge: &Edge,
-    lane: Lane,
+    cx: &mut KernelContext,
+    conn: &ConnState,
+    lane: LineLane,
     at: *mut u64,
     mine: bool,
 ) -> bool {
     cx.wait_together(
-        edge,
+        conn,
         WaitKind::Ll128Flag,
-        edge.step,
+        conn.step,
         #[inline(always)]
         || {
             let mut ready = true;
             if mine {
                 // Added up in each round: kept, it fills two registers more.
-                let flag = flag(gpu::fresh(edge.step as usize) as u64);
+                let flag = flag(gpu::opaque(conn.step as usize) as u64);
                 // Each lane of a line looks at the flag of another line of the rows, as far as there are so many.
                 const { assert!(LANES_PER_LINE == 1 || 2 * N <= LANES_PER_LINE) };
                 let each = if LANES_PER_LINE == 1 { 2 * N } else { 1 };
@@ -354,23 +271,20 @@ unsafe fn wait_for_rows<const N: usize>(
     )
 }
 
-/// This lane's part of pairs in `N` rows. It is not loaded before the vote on the flags: the lanes of a line may come there
-/// from different branches, and one that is early has old data beside a later lane's right flag.
+/// This lane's part of pairs in `N` rows.
 ///
 /// # Safety
-/// As [`wait_for_rows`], which was true.
+/// As [`wait_for_rows`], which was true; the pairs are this lane's.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-#[expect(clippy::needless_range_loop, reason = "as there")]
-unsafe fn read_rows<const N: usize>(at: *mut u64, mine: bool) -> [Pair; N] {
-    let mut rows: [Pair; N] = [[[0; LINE_WORDS]; 2]; N];
-    if mine {
-        for row in 0..N {
-            for half in 0..2 {
-                let line = row_of(at, row).wrapping_add(half * LL128_LINE / size_of::<u64>());
-                // SAFETY: the caller's.
-                rows[row][half] = unsafe { gpu::ld_line(line) };
-            }
+#[expect(clippy::needless_range_loop, reason = "iterators would put the arrays into memory")]
+unsafe fn read_rows<L: Rules, const N: usize>(at: *mut u64) -> [LinePair; N] {
+    let mut rows: [LinePair; N] = [[[0; LINE_WORDS]; 2]; N];
+    for row in 0..N {
+        for half in 0..2 {
+            let line = at.wrapping_byte_add(row * row_bytes::<Ll128<L>>() + half * LL128_LINE);
+            // SAFETY: the caller's.
+            rows[row][half] = unsafe { gpu::ld_line(line) };
         }
     }
     rows
@@ -383,13 +297,13 @@ unsafe fn read_rows<const N: usize>(at: *mut u64, mine: bool) -> [Pair; N] {
 /// `at` is this lane's part of line A of a pair, in a slot that the receiver has given back.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-#[expect(clippy::needless_range_loop, reason = "as there")]
-unsafe fn write_pair(at: *mut u64, pair: Pair, data_bits: u64, flag: u64, flag_last: bool) {
+#[expect(clippy::needless_range_loop, reason = "iterators would put the arrays into memory")]
+unsafe fn write_pair(at: *mut u64, pair: LinePair, data_bits: u64, flag: u64) {
     for half in 0..2 {
         let mut words = pair[half];
         words[LINE_WORDS - 1] = words[LINE_WORDS - 1] & data_bits | flag & !data_bits;
         // SAFETY: the caller's.
-        unsafe { gpu::st_line(at.add(half * LL128_LINE / 8), words, flag_last) };
+        unsafe { gpu::st_line(at.add(half * LL128_LINE / 8), words) };
     }
 }
 
@@ -407,9 +321,13 @@ fn second_unit(shared: bool) -> usize {
 /// many. With `WHOLE` there are, and `p` is a multiple of 16.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-unsafe fn load_pair<T: Element, const WHOLE: bool>(lane: Lane, p: *const T, left: usize) -> Pair {
+unsafe fn load_pair<T: Element, const WHOLE: bool>(
+    lane: LineLane,
+    p: *const T,
+    left: usize,
+) -> LinePair {
     let whole = WHOLE || is_whole(p, left);
-    let mut pair: Pair = [[0; LINE_WORDS]; 2];
+    let mut pair: LinePair = [[0; LINE_WORDS]; 2];
     for k in 0..LINE_UNITS {
         let unit = lane.unit() + k;
         let shared = unit == UNITS - 1;
@@ -433,9 +351,9 @@ unsafe fn load_pair<T: Element, const WHOLE: bool>(lane: Lane, p: *const T, left
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 unsafe fn store_pair<T: Element, const WHOLE: bool>(
-    lane: Lane,
+    lane: LineLane,
     p: *mut T,
-    pair: Pair,
+    pair: LinePair,
     left: usize,
 ) {
     let whole = WHOLE || is_whole(p, left);

@@ -5,10 +5,10 @@
 //! receiver:  wait tail > s         | slot s % slots -> use  |       | head = s + 1
 //! ```
 //!
-//! One lane of one warp per edge waits and publishes; a barrier lies between it and the lanes that move
+//! One lane of one warp per connection waits and publishes; a barrier lies between it and the lanes that move
 //! the data. The whole bandwidth of the slot is data, at the price of two barriers and a fence a step.
 //!
-//! Where the receiver has offered its output (see [`Offer`](crate::abi::Offer)), a direct verb writes there
+//! Where the receiver has offered its output (see [`PtrExchange`](crate::abi::PtrExchange)), a direct verb writes there
 //! and leaves the slot unused; the steps are counted, waited for and published all the same.
 
 use core::marker::PhantomData;
@@ -17,17 +17,19 @@ use crate::abi::ProtocolId;
 use crate::copy::{MAX_ENDS, ReduceCopy, Shape};
 use crate::element::Element;
 use crate::gpu::{self, WARP};
+use crate::prims::conn_state::ConnState;
+use crate::prims::primitives::{Prims, Protocol, Slice};
+use crate::prims::rules::{Correct, Rules};
 use crate::prims::verbs::Verb;
-use crate::prims::{Edge, Prims, Protocol, Rules, Slice, Sound};
 use crate::reduce::Reduction;
 
 /// The Simple protocol, under the given rules.
 #[derive(Clone, Copy, Debug)]
-pub struct Simple<L = Sound>(PhantomData<L>);
+pub struct Simple<L = Correct>(PhantomData<L>);
 
-/// The lane that waits and publishes for edge `i`: each on a warp of its own where there are enough.
+/// The lane that waits and publishes for connection `i`. Each is in a warp of its own, if there are enough.
 #[inline(always)]
-fn keeper(i: usize, lanes: usize) -> usize {
+fn sync_lane(i: usize, lanes: usize) -> usize {
     let lane = i * WARP as usize;
     if lane < lanes { lane } else { 0 }
 }
@@ -43,8 +45,8 @@ impl<L: Rules> Protocol for Simple<L> {
     }
 
     #[inline(always)]
-    fn has_begun(edge: &Edge) -> bool {
-        edge.has_tail()
+    fn has_begun(conn: &ConnState) -> bool {
+        conn.has_tail()
     }
 
     #[inline(always)]
@@ -52,26 +54,23 @@ impl<L: Rules> Protocol for Simple<L> {
         prims: &mut Prims<T, R, Self, NR, NS>,
         slice: Slice<T>,
     ) {
-        let (nr, ns) = (prims.receiving(), prims.sending());
+        let (nr, ns) = (prims.nrecv(), prims.nsend());
         let Prims { cx, recv, send, .. } = prims;
         if V::RECV {
-            each!(NR, nr, i => {
-                if cx.tid() == keeper(i, cx.lanes()) {
+            unroll_peers!(NR, nr, i => {
+                if cx.tid() == sync_lane(i, cx.lanes()) {
                     cx.wait_tail(&recv[i]);
                 }
             });
         }
         if V::SEND {
-            each!(NS, ns, i => {
-                if L::WAIT_FOR_CREDIT && cx.tid() == keeper(NR + i, cx.lanes()) {
+            unroll_peers!(NS, ns, i => {
+                if L::WAIT_FOR_CREDIT && cx.tid() == sync_lane(NR + i, cx.lanes()) {
                     cx.wait_credit(&send[i]);
-                }
-                if !L::DATA_BEFORE_TAIL && cx.tid() == 0 {
-                    send[i].publish();
                 }
             });
         }
-        // Also carries the keepers' acquires to all lanes.
+        // Also carries the sync lanes' acquires to all lanes.
         cx.stopped = gpu::sync_threads_or(cx.stopped);
         if !cx.stopped && slice.n > 0 {
             // SAFETY: `step`'s contract; slots and offers are valid for a slice, and ours for this step.
@@ -81,18 +80,18 @@ impl<L: Rules> Protocol for Simple<L> {
         gpu::sync_threads();
         let Prims { cx, recv, send, .. } = prims;
         if V::RECV {
-            each!(NR, nr, i => {
-                if cx.tid() == keeper(i, cx.lanes()) && !cx.stopped {
-                    recv[i].give_credit();
+            unroll_peers!(NR, nr, i => {
+                if cx.tid() == sync_lane(i, cx.lanes()) && !cx.stopped {
+                    recv[i].post_head();
                 }
                 recv[i].advance();
             });
         }
         if V::SEND {
-            each!(NS, ns, i => {
-                if L::DATA_BEFORE_TAIL && cx.tid() == keeper(NR + i, cx.lanes()) && !cx.stopped {
-                    send[i].announce(slice.n * size_of::<T>());
-                    send[i].publish();
+            unroll_peers!(NS, ns, i => {
+                if cx.tid() == sync_lane(NR + i, cx.lanes()) && !cx.stopped {
+                    send[i].post_fifo(slice.n * size_of::<T>());
+                    send[i].post_tail();
                 }
                 send[i].advance();
             });
@@ -104,7 +103,7 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
     Prims<T, R, Simple<L>, NR, NS>
 {
     /// # Safety
-    /// As [`Protocol::step`]; the edges' slots are ours.
+    /// As [`Protocol::step`]; the slots of the step are this block's.
     #[inline(always)]
     unsafe fn copy_slice<V: Verb>(&self, slice: Slice<T>) {
         // One receiver at most uses direct data: with several, what arrives is combined, not placed.
@@ -132,20 +131,20 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
         let mut sources = [slice.input; MAX_ENDS];
         let mut destinations = [slice.output; MAX_ENDS];
         if V::RECV {
-            each!(NR, self.receiving(), i => {
+            unroll_peers!(NR, self.nrecv(), i => {
                 let slot = self.recv[i].slot().cast_const().cast();
                 sources[V::INPUT as usize + i] =
                     if placed { slice.output.cast_const() } else { slot };
             });
         }
         if V::SEND {
-            each!(NS, self.sending(), i => {
-                let edge = &self.send[i];
-                let direct = V::DIRECT_SEND && !edge.direct.is_null();
+            unroll_peers!(NS, self.nsend(), i => {
+                let conn = &self.send[i];
+                let direct = V::DIRECT_SEND && !conn.direct.is_null();
                 destinations[OUT as usize + i] = if direct {
-                    edge.direct.cast::<T>().wrapping_add(slice.index)
+                    conn.direct.cast::<T>().wrapping_add(slice.index)
                 } else {
-                    edge.slot().cast()
+                    conn.slot().cast()
                 };
             });
         }
@@ -153,8 +152,8 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
             sources,
             destinations,
             there: [
-                V::INPUT as usize + if V::RECV { self.receiving() } else { 0 },
-                OUT as usize + if V::SEND { self.sending() } else { 0 },
+                V::INPUT as usize + if V::RECV { self.nrecv() } else { 0 },
+                OUT as usize + if V::SEND { self.nsend() } else { 0 },
             ],
             reducer: self.reducer,
             lanes: self.lanes(),

@@ -15,14 +15,17 @@
 //! `SendPartial`, `RecvReducePartial`, `RecvAddPartial` and `RecvAddFinal` are for what is combined in a scratch
 //! buffer: its content is not a rank's own value that would be scaled, and not final before the last one.
 //!
+//! Each is a method of [`Prims`](super::Prims), named as the verb. Some are there twice: `send(from, n)` is given the place in the
+//! channel's part of the call's buffers, `send_from(input, n)` any memory.
+//!
 //! A `Direct` verb does the same, but where the peer's user buffer can be reached its data goes there
 //! without passing through a slot; the steps are counted all the same.
 
 /// One verb.
 pub trait Verb {
-    /// Takes a slot from every receiving edge.
+    /// Takes a slot from every receiving connection.
     const RECV: bool;
-    /// Fills a slot of every sending edge.
+    /// Fills a slot of every sending connection.
     const SEND: bool;
     /// Takes the input.
     const INPUT: bool;

@@ -1,28 +1,24 @@
 //! A listening socket that anybody can reach, and only the group gets through.
 //!
-//! Connections are served side by side by one thread that sleeps in `poll`: each stranger has a buffer of a
-//! handshake's size and a deadline, and costs nobody else any time. There are never more than
-//! [`MAX_PENDING`]; when more knock, the one that has been silent longest goes. Who is turned away is told
-//! why, if it can listen, and the reason is logged.
+//! Who connects has to authenticate itself ([`ferroccl_handshake`]) and then to say which rank it is, both within a time.
+//! Connections are served side by side by one thread that sleeps in `poll`, so that a stranger costs nobody else any time.
+//! Who is turned away is told why, if it can listen, and the reason is logged.
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use ferroccl_handshake::{Acceptor, Event, Key, MAX_PENDING};
 use nix::poll::{PollFd, PollFlags};
 use socket2::{Domain, Socket, Type};
 
-use super::auth::{Key, NO_CHALLENGE, Unproven, nonce};
 use super::limit::Deadline;
-use super::link::{Link, LinkError, is_ready, wait};
-use super::wire::{Malformed, Message, Nonce, Phase, Refusal, VERSION};
-use crate::log::BOOTSTRAP;
+use super::link::{Link, LinkError, is_ready, poll_flags, wait};
+use super::wire::{Malformed, Message, Phase, Refusal, VERSION};
+use crate::settings::LOG_TARGET;
 
-/// Strangers served at a time. A member is a stranger for a round trip only; a few hundred suffice for
-/// thousands of them, since those who wait in the system's queue are not counted.
-const MAX_PENDING: usize = 256;
-/// How long a stranger may take to say who it is.
+/// How long a peer may take to authenticate itself and to say who it is.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// Reasons logged one by one; then only every time their number doubles, so that a flood fills no disk.
 const LOGGED: u64 = 64;
@@ -41,51 +37,38 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Somebody who has connected and not yet said who it is.
+/// A member that has connected: its connection and its first message.
 #[derive(Debug)]
-struct Stranger {
-    link: Link,
-    challenge: Nonce,
-    until: Instant,
-}
-
-/// A member at the door: its connection and its first message.
 pub(super) struct Arrival {
     pub(super) link: Link,
     pub(super) message: Message,
 }
 
+/// A listening socket, the peers that authenticate themselves, and the members that have not said who they are.
 #[derive(Debug)]
-pub(super) struct Door {
-    listener: TcpListener,
-    key: Key,
-    /// Challenge who connects; otherwise members begin.
-    greet: bool,
+pub(super) struct MemberAcceptor {
+    acceptor: Acceptor,
     patience: Duration,
-    strangers: Vec<Stranger>,
+    /// Each with the end of its time.
+    unidentified: Vec<(Link, Instant)>,
     turned_away: u64,
-    /// Whose door, for the log.
+    /// Whose acceptor, for the log.
     name: String,
 }
 
-impl Door {
-    pub(super) fn new(
-        listener: TcpListener,
-        key: Key,
-        greet: bool,
-        patience: Duration,
-        name: String,
-    ) -> Self {
-        Door { listener, key, greet, patience, strangers: Vec::new(), turned_away: 0, name }
+impl MemberAcceptor {
+    pub(super) fn new(listener: TcpListener, key: Key, patience: Duration, name: String) -> Self {
+        let acceptor = Acceptor::new(listener.into(), key, patience);
+        MemberAcceptor { acceptor, patience, unidentified: Vec::new(), turned_away: 0, name }
     }
 
     pub(super) fn address(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        self.acceptor.local_addr()
     }
 
     /// Changes the key, when the group has its session.
     pub(super) fn set_key(&mut self, key: Key) {
-        self.key = key;
+        self.acceptor.set_key(key);
     }
 
     /// Waits until somebody moves: members that have come, and for each of `others` whether it can be read.
@@ -95,127 +78,83 @@ impl Door {
         others: &[BorrowedFd<'_>],
         deadline: Option<&Deadline>,
     ) -> io::Result<(Vec<Arrival>, Vec<bool>)> {
-        let first = self.strangers.iter().map(|s| s.until).min();
+        let identified = self.unidentified.iter().map(|(_, until)| *until).min();
+        let first = [self.acceptor.wake_at(), identified].into_iter().flatten().min();
         let until = match (deadline, first) {
             (Some(deadline), Some(first)) => Some(deadline.or_at(first)),
             (Some(deadline), None) => Some(deadline.clone()),
             (None, first) => first.map(Deadline::at),
         };
-        let (knock, said, ready) = {
-            let mut fds = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
-            let strangers = self.strangers.iter().map(|s| s.link.as_fd());
-            fds.extend(
-                strangers
-                    .chain(others.iter().copied())
-                    .map(|fd| PollFd::new(fd, PollFlags::POLLIN)),
-            );
+        let ready = {
+            let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+            let links = self.unidentified.iter().map(|(link, _)| link.as_fd());
+            let pending =
+                self.acceptor.interests().map(|(fd, write)| PollFd::new(fd, poll_flags(write)));
+            let mut fds: Vec<_> =
+                others.iter().copied().chain(links).map(readable).chain(pending).collect();
             wait(&mut fds, until.as_ref())?;
-            let ready: Vec<bool> = fds.iter().map(is_ready).collect();
-            let (said, ready) = ready[1..].split_at(self.strangers.len());
-            (is_ready(&fds[0]), said.to_vec(), ready.to_vec())
+            fds.iter().take(others.len()).map(is_ready).collect()
         };
-        let arrivals = self.listen_to_strangers(&said)?;
-        if knock {
-            self.let_in()?;
+        // A bound, so that strangers that come without end do not keep us.
+        for _ in 0..MAX_PENDING {
+            match self.acceptor.poll()? {
+                None => break,
+                Some(Event::Authenticated(one)) => {
+                    match Link::new(one.socket.into(), one.peer, Phase::Joining) {
+                        Ok(link) => self.unidentified.push((link, one.since + self.patience)),
+                        Err(e) => self.log(one.peer, &e),
+                    }
+                }
+                Some(Event::Refused { peer, error }) => self.log(peer, &error),
+            }
         }
-        Ok((arrivals, ready))
+        Ok((self.identify(), ready))
     }
 
-    /// Reads what strangers said, and shows out who is too slow.
-    fn listen_to_strangers(&mut self, said: &[bool]) -> io::Result<Vec<Arrival>> {
+    /// Reads the first messages of members, and turns away who is too slow.
+    fn identify(&mut self) -> Vec<Arrival> {
         let now = Instant::now();
         let mut arrivals = Vec::new();
-        for (mut stranger, said) in std::mem::take(&mut self.strangers).into_iter().zip(said) {
-            let frame = if *said { stranger.link.read_some() } else { Ok(None) };
-            let refusal = match frame {
-                Ok(None) if now < stranger.until => {
-                    self.strangers.push(stranger);
+        for (mut link, until) in std::mem::take(&mut self.unidentified) {
+            let refusal = match link.read_some() {
+                Ok(None) if now < until => {
+                    self.unidentified.push((link, until));
                     continue;
                 }
                 Ok(None) => Refusal::TooSlow,
-                Ok(Some(frame)) => match self.key.open(&stranger.challenge, &frame) {
+                Ok(Some(frame)) => match frame.message() {
                     Ok(message) => {
-                        arrivals.push(Arrival { link: stranger.link, message });
+                        arrivals.push(Arrival { link, message });
                         continue;
                     }
-                    Err(Unproven::WrongSecret) => Refusal::WrongSecret,
-                    Err(Unproven::Malformed(_)) => Refusal::Malformed,
+                    Err(_) => Refusal::Malformed,
                 },
                 Err(LinkError::Malformed(Malformed::Version(_))) => {
                     Refusal::WrongVersion { ours: VERSION }
                 }
                 Err(LinkError::Malformed(_)) => Refusal::Malformed,
                 Err(gone) => {
-                    self.log(stranger.link.address, &gone);
+                    self.log(link.address, &gone);
                     continue;
                 }
             };
-            self.refuse(&mut stranger.link, &NO_CHALLENGE, refusal);
+            self.refuse(&mut link, refusal);
         }
-        Ok(arrivals)
+        arrivals
     }
 
-    /// Takes in everybody who has connected.
-    fn let_in(&mut self) -> io::Result<()> {
-        loop {
-            match self.listener.accept() {
-                Ok((stream, address)) => self.welcome_stranger(stream, address),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                // It was there and is gone.
-                Err(e) if e.kind() == ErrorKind::ConnectionAborted => {}
-                Err(e) if out_of_files(&e) => {
-                    // The knock stays: make room, or at least do not spin.
-                    if self.strangers.is_empty() {
-                        std::thread::sleep(Duration::from_millis(10));
-                    } else {
-                        self.dismiss_oldest();
-                    }
-                    return Ok(());
-                }
-                Err(e) => return Err(e),
-            }
-        }
-    }
-
-    fn welcome_stranger(&mut self, stream: std::net::TcpStream, address: SocketAddr) {
-        let challenge = if self.greet { nonce().ok() } else { Some(NO_CHALLENGE) };
-        let link = Link::new(stream, address, Phase::Handshake);
-        let (Some(challenge), Ok(mut link)) = (challenge, link) else {
-            return self.log(address, &"its connection could not be set up");
-        };
-        if self.greet {
-            // A new connection's buffer is empty; a greeting that does not fit meets nobody.
-            let _ = link.write_some(&Message::Greeting { challenge }.encode_plain());
-        }
-        if self.strangers.len() >= MAX_PENDING {
-            self.dismiss_oldest();
-        }
-        self.strangers.push(Stranger { link, challenge, until: Instant::now() + self.patience });
-    }
-
-    fn dismiss_oldest(&mut self) {
-        // They stand in the order they came.
-        let mut oldest = self.strangers.remove(0);
-        self.refuse(&mut oldest.link, &NO_CHALLENGE, Refusal::Busy);
-    }
-
-    /// Turns somebody away: tells it and logs it. `challenge` is what it asked us to sign.
-    pub(super) fn refuse(&mut self, link: &mut Link, challenge: &Nonce, refusal: Refusal) {
+    /// Turns a member away: tells it and logs it.
+    pub(super) fn refuse(&mut self, link: &mut Link, refusal: Refusal) {
         self.log(link.address, &refusal);
         // Told once, without waiting: who does not read it does not matter here.
-        let _ = link.write_some(&self.key.seal(challenge, &Message::Refused(refusal)));
+        let _ = link.write_some(&Message::Refused(refusal).encode());
     }
 
     pub(super) fn log(&mut self, address: SocketAddr, reason: &dyn std::fmt::Display) {
         self.turned_away += 1;
         if self.turned_away <= LOGGED || self.turned_away.is_power_of_two() {
-            tracing::warn!(target: BOOTSTRAP, "{} turned away {address}: {reason} ({} so far)",
+            tracing::warn!(target: LOG_TARGET, "{} turned away {address}: {reason} ({} so far)",
                 self.name, self.turned_away);
         }
     }
-}
-
-fn out_of_files(e: &io::Error) -> bool {
-    matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }

@@ -1,158 +1,35 @@
-//! How ranks find each other, before there is anything faster than TCP.
-//!
-//! ```text
-//!            hello                          welcome, next
-//!   rank 0 --------->          <---------------  root      then    0 --> 1
-//!   rank 1 --------->   root   --------------->  ranks             ^     |
-//!   ...    --------->                                              |     v
-//!                                                                  3 <-- 2     the ring
-//! ```
-//!
-//! A rank knows a [`UniqueId`], its rank and the group's size. The **root** (a thread in whoever made the id,
-//! or in rank 0) gathers one authenticated hello of each and tells each where the next one listens. The ranks
-//! close a **ring** of connections, around which [`Bootstrap::all_gather`] passes data; pairs of ranks talk by
-//! [`Bootstrap::send`] and [`Bootstrap::recv`]. When set-up is done, [`Bootstrap::watch`] keeps the ring open:
-//! a process that dies closes its connections, and that news travels around the ring in milliseconds.
-//!
-//! What this module deliberately does not know: what is sent, which devices there are, and what a collective
-//! is. Its invariant: whatever connects, in whatever order, with whatever bytes, either it is a member with a
-//! legal message or it is turned away with a reason, and nobody else waits for it. Every wait has a deadline.
-//!
-//! | file | |
-//! |---|---|
-//! | `id` | the 128 bytes |
-//! | `interface` | which network |
-//! | [`wire`] | bytes and legal messages (pure) |
-//! | `auth` | who knows the secret |
-//! | `limit` | how long anything may take |
-//! | `link`, `door` | one connection; a listening socket that strangers reach |
-//! | `root`, `join` | the two sides of coming together |
-//! | `ring`, `mail` | all-gather; send and receive |
-//! | `watch`, `gather` | who is still there; all-gathers later |
-
-#[path = "../auth.rs"]
-mod auth;
-#[path = "acceptor.rs"]
-mod door;
-#[path = "../gather.rs"]
-mod gather;
-#[path = "../id.rs"]
-mod id;
-#[path = "../interface.rs"]
-pub(crate) mod interface;
-#[path = "../join.rs"]
-mod join;
-#[path = "../limit.rs"]
-mod limit;
-#[path = "../link.rs"]
-mod link;
-#[path = "../mail.rs"]
-mod mail;
-#[path = "../ring.rs"]
-mod ring;
-#[path = "../root.rs"]
-mod root;
-#[path = "../watch.rs"]
-mod watch;
-#[path = "../wire.rs"]
-pub mod wire;
+//! A rank that has found its group.
 
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
 
-pub use id::{CommId, UNIQUE_ID_BYTES, UniqueId};
-pub use interface::{AddressFamily, Interface, InterfaceFilter, choose, interfaces};
-pub use watch::{Beat, Departure, Watch};
-pub use wire::{MissingRanks, Refusal};
-
-pub(crate) use gather::Gathers;
-pub(crate) use limit::{Limit, Stop};
-
-use self::auth::Key;
-use self::mail::{Inbox, Outbox};
-use self::ring::Ring;
-use crate::config::Config;
-use crate::{Error, Result, log};
-
-/// Why ranks did not become a group.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BootstrapError {
-    /// A unique id was cut off, mistyped or made by another version.
-    #[error("this is not a unique id: {0}")]
-    InvalidId(String),
-    /// No network interface is as the settings want it.
-    #[error("no network interface is allowed by {wanted}; there are: {found}")]
-    NoInterface {
-        /// The settings.
-        wanted: String,
-        /// The interfaces of this machine that are up.
-        found: String,
-    },
-    /// The root cannot be reached.
-    #[error(
-        "no root at {address} within {:.1} s ({trouble}): has the process that made the unique id ended, \
-         or is its group complete already?", waited.as_secs_f64()
-    )]
-    NoRoot {
-        /// Where it should be.
-        address: SocketAddr,
-        /// How long it was tried.
-        waited: Duration,
-        /// What was wrong the last time.
-        trouble: String,
-    },
-    /// Something else listens where the root should.
-    #[error("what listens at {address} is not a root of this library: {what}")]
-    NotARoot {
-        /// Where.
-        address: SocketAddr,
-        /// How one can tell.
-        what: String,
-    },
-    /// The root turned this rank away.
-    #[error("the root at {root} turned this rank away: {refusal}")]
-    Refused {
-        /// The root.
-        root: SocketAddr,
-        /// Why.
-        refusal: Refusal,
-    },
-    /// This rank came, others did not.
-    #[error("{0}")]
-    MissingRanks(MissingRanks),
-    /// Something took longer than `FERROCCL_BOOTSTRAP_TIMEOUT`.
-    #[error("{what} took longer than {:.1} s", limit.as_secs_f64())]
-    Timeout {
-        /// What was waited for.
-        what: String,
-        /// The limit.
-        limit: Duration,
-    },
-    /// Ranks do not do the same thing at the same time.
-    #[error("ranks disagree: {0}")]
-    Mismatch(String),
-    /// What a member of the group sent makes no sense.
-    #[error("{0}")]
-    Malformed(String),
-}
+use crate::departure::Departure;
+use crate::error::{BootstrapError, Result};
+use crate::id::UniqueId;
+use crate::limit::{Limit, Stop};
+use crate::p2p::{Inbox, Outbox};
+use crate::peers::PeerAcceptor;
+use crate::ring::Ring;
+use crate::settings::{LOG_TARGET, Settings};
+use crate::sync::lock;
+use crate::watch::{Heartbeat, Watch};
+use crate::{acceptor, interface, join, p2p, root, wire};
 
 impl UniqueId {
     /// Makes an id: starts a root that listens in this process, until the group is complete or has failed.
-    /// With `NCCL_COMM_ID` the id is derived from that, and rank 0 runs the root when it connects.
+    /// With [`Settings::comm_id`] the id is derived from that, and rank 0 runs the root when it connects.
     ///
     /// # Errors
     /// When no interface is allowed, when the system refuses a socket or a thread, and when
     /// `NCCL_COMM_ID` names a host that cannot be looked up.
-    pub fn new(config: &Config) -> Result<Self> {
-        if let Some(comm_id) = &config.comm_id {
-            return Self::from_comm_id(comm_id, config.socket_family);
+    pub fn new(settings: &Settings) -> Result<Self> {
+        if let Some(comm_id) = &settings.comm_id {
+            return Self::from_comm_id(comm_id, settings.socket_family);
         }
         let interfaces = interface::interfaces()?;
-        let (filter, family) = (config.socket_ifname.as_ref(), config.socket_family);
+        let (filter, family) = (settings.socket_ifname.as_ref(), settings.socket_family);
         let interface = interface::choose(&interfaces, filter, family)?;
-        tracing::info!(target: log::BOOTSTRAP, "using {} ({})", interface.name, interface.address.ip());
+        tracing::info!(target: LOG_TARGET, "using {} ({})", interface.name, interface.address.ip());
         Self::listening_at(interface.address)
     }
 
@@ -161,12 +38,13 @@ impl UniqueId {
     /// # Errors
     /// When the system refuses a socket or a thread.
     pub fn listening_at(address: SocketAddr) -> Result<Self> {
-        let listener = door::listen(address)
-            .map_err(|e| Error::system(format!("root listening on {address}"), e))?;
-        let bound =
-            listener.local_addr().map_err(|e| Error::system("address of the root's socket", e))?;
+        let listener = acceptor::listen(address)
+            .map_err(|e| BootstrapError::system(format!("root listening on {address}"), e))?;
+        let bound = listener
+            .local_addr()
+            .map_err(|e| BootstrapError::system("address of the root's socket", e))?;
         let id = UniqueId::published(bound)?;
-        root::spawn_detached(listener, Key::new(*id.secret()), door::PATIENCE)?;
+        root::spawn_detached(listener, join::root_key(&id), acceptor::PATIENCE)?;
         Ok(id)
     }
 }
@@ -175,24 +53,23 @@ impl UniqueId {
 /// must come in the same order on every rank.
 ///
 /// ```
-/// use ferroccl::bootstrap::{Bootstrap, UniqueId};
-/// use ferroccl::config::Config;
+/// use ferroccl_bootstrap::{Bootstrap, BootstrapError, Settings, UniqueId};
 ///
-/// let config = Config::from_env()?;
+/// let settings = Settings::default();
 /// let id = UniqueId::listening_at(([127, 0, 0, 1], 0).into())?;
 /// let sums: Vec<u32> = std::thread::scope(|scope| {
 ///     let ranks: Vec<_> = (0..3u8).map(|rank| {
-///         let (id, config) = (&id, &config);
+///         let (id, settings) = (&id, &settings);
 ///         scope.spawn(move || {
-///             let group = Bootstrap::connect(id, rank.into(), 3, config)?;
+///             let group = Bootstrap::connect(id, rank.into(), 3, settings)?;
 ///             let all = group.all_gather(&[10 * rank])?;
-///             Ok::<u32, ferroccl::Error>(all.iter().map(|bytes| u32::from(bytes[0])).sum())
+///             Ok::<u32, BootstrapError>(all.iter().map(|bytes| u32::from(bytes[0])).sum())
 ///         })
 ///     }).collect();
 ///     ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Result<_, _>>()
 /// })?;
 /// assert_eq!(sums, [30, 30, 30]);
-/// # Ok::<(), ferroccl::Error>(())
+/// # Ok::<(), BootstrapError>(())
 /// ```
 #[derive(Debug)]
 pub struct Bootstrap {
@@ -203,7 +80,7 @@ pub struct Bootstrap {
     /// `None` in a group of one, and after [`Bootstrap::watch`].
     group: Option<Group>,
     /// What a group of one sends to itself.
-    own: Mutex<mail::Queues>,
+    own: Mutex<p2p::Queues>,
 }
 
 /// What is only there with other ranks.
@@ -214,63 +91,60 @@ struct Group {
     outbox: Mutex<Outbox>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing here panics with a lock held and a value half changed.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Bootstrap {
     /// Joins the group of `id` as `rank` of `nranks`; returns when all ranks are there. A group of one
     /// needs no network; it only tells the id's root, if there is one, that nobody will come. Each id is for one group, unless it is a rendezvous: that is free again when its group
     /// is complete.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when `rank` is not of such a group. [`Error::Bootstrap`] when the root cannot
-    /// be reached or turns this rank away, and, when `FERROCCL_BOOTSTRAP_TIMEOUT` is over, naming the ranks
-    /// that are missing. [`Error::PeerLost`] when a neighbour leaves meanwhile. [`Error::System`].
-    pub fn connect(id: &UniqueId, rank: u32, nranks: u32, config: &Config) -> Result<Self> {
-        Self::connect_unless(Stop::default(), id, rank, nranks, config)
+    /// [`BootstrapError::InvalidArgument`] when `rank` is not of such a group. [`BootstrapError`] when the root cannot
+    /// be reached or turns this rank away, and, when [`Settings::timeout`] is over, naming the ranks
+    /// that are missing. [`BootstrapError::PeerLost`] when a neighbour leaves meanwhile. [`BootstrapError::System`].
+    pub fn connect(id: &UniqueId, rank: u32, nranks: u32, settings: &Settings) -> Result<Self> {
+        Self::connect_unless(Stop::default(), id, rank, nranks, settings)
     }
 
     /// As [`Bootstrap::connect`]; it, and what the rank does later, fails soon after `stop` is set.
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn connect_unless(
+    pub fn connect_unless(
         stop: Stop,
         id: &UniqueId,
         rank: u32,
         nranks: u32,
-        config: &Config,
+        settings: &Settings,
     ) -> Result<Self> {
         if nranks == 0 || nranks > wire::MAX_RANKS {
             let most = wire::MAX_RANKS;
-            return Err(Error::argument("nranks", format!("{nranks} is not 1 to {most}")));
+            return Err(BootstrapError::argument("nranks", format!("{nranks} is not 1 to {most}")));
         }
         if rank >= nranks {
-            return Err(Error::argument("rank", format!("{rank} is not of a group of {nranks}")));
+            return Err(BootstrapError::argument(
+                "rank",
+                format!("{rank} is not of a group of {nranks}"),
+            ));
         }
-        let limit = Limit { time: config.bootstrap_timeout, stop };
-        let own = Mutex::new(mail::Queues::default());
+        let limit = Limit { time: settings.timeout, stop };
+        let own = Mutex::new(p2p::Queues::default());
         if nranks == 1 {
             join::dismiss(id);
             return Ok(Bootstrap { rank, nranks, limit, group: None, own });
         }
         let deadline = limit.start();
-        let joined = join::join(id, rank, nranks, config, deadline.clone())?;
-        let mut door = joined.door;
-        let mine = door.address().map_err(|e| Error::system("address of the rank's socket", e))?;
-        let mut ring = Ring::close(rank, nranks, &mut door, &joined.key, joined.next, &deadline)?;
+        let joined = join::join(id, rank, nranks, settings, deadline.clone())?;
+        let peers = PeerAcceptor::start(joined.acceptor, rank, nranks)?;
+        let mut ring = Ring::close(rank, nranks, &peers, &joined.key, joined.next, &deadline)?;
         let addresses = ring
-            .all_gather(mine.to_string().as_bytes(), &limit)?
+            .all_gather(peers.address().to_string().as_bytes(), &limit)?
             .iter()
             .map(|bytes| std::str::from_utf8(bytes).ok()?.parse().ok())
             .collect::<Option<Vec<SocketAddr>>>()
             .ok_or_else(|| BootstrapError::Malformed("a rank's address is none".to_owned()))?;
-        tracing::info!(target: log::BOOTSTRAP, "rank {rank} of {nranks} is connected");
+        tracing::info!(target: LOG_TARGET, "rank {rank} of {nranks} is connected");
         let group = Group {
             ring: Mutex::new(ring),
-            inbox: Mutex::new(Inbox::new(rank, nranks, door)),
+            inbox: Mutex::new(Inbox::new(rank, peers)),
             outbox: Mutex::new(Outbox::new(rank, addresses, joined.key)),
         };
         Ok(Bootstrap { rank, nranks, limit, group: Some(group), own })
@@ -292,11 +166,11 @@ impl Bootstrap {
     /// at most [`wire::MAX_DATA`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when `mine` is too long. [`Error::PeerLost`] when a rank is gone, and
-    /// [`Error::Bootstrap`] when it takes too long or ranks are in different calls: the ring is then
+    /// [`BootstrapError::InvalidArgument`] when `mine` is too long. [`BootstrapError::PeerLost`] when a rank is gone, and
+    /// [`BootstrapError`] when it takes too long or ranks are in different calls: the ring is then
     /// broken, and every later call gives the same error.
     pub fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
-        mail::check_length("mine", mine)?;
+        p2p::check_length("mine", mine)?;
         match &self.group {
             Some(group) => lock(&group.ring).all_gather(mine, &self.limit),
             None => Ok(vec![mine.to_vec()]),
@@ -315,11 +189,11 @@ impl Bootstrap {
     /// the sockets' buffers waits until the peer receives.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there is no such peer or `bytes` is longer than [`wire::MAX_DATA`];
-    /// [`Error::PeerLost`] when the peer is gone; [`Error::Bootstrap`] when it takes too long.
+    /// [`BootstrapError::InvalidArgument`] when there is no such peer or `bytes` is longer than [`wire::MAX_DATA`];
+    /// [`BootstrapError::PeerLost`] when the peer is gone; [`BootstrapError`] when it takes too long.
     pub fn send(&self, peer: u32, tag: u64, bytes: &[u8]) -> Result<()> {
         self.check_peer(peer)?;
-        mail::check_length("bytes", bytes)?;
+        p2p::check_length("bytes", bytes)?;
         match &self.group {
             Some(group) if peer != self.rank => {
                 lock(&group.outbox).send(peer, tag, bytes, &self.limit)
@@ -335,15 +209,15 @@ impl Bootstrap {
     /// for later calls. Threads that receive at the same time are served one after the other.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there is no such peer; [`Error::PeerLost`] when the peer has closed its
-    /// connection and nothing of it is left; [`Error::Bootstrap`] when it takes too long.
+    /// [`BootstrapError::InvalidArgument`] when there is no such peer; [`BootstrapError::PeerLost`] when the peer has closed its
+    /// connection and nothing of it is left; [`BootstrapError`] when it takes too long.
     pub fn recv(&self, peer: u32, tag: u64) -> Result<Vec<u8>> {
         self.check_peer(peer)?;
         match &self.group {
             Some(group) if peer != self.rank => lock(&group.inbox).recv(peer, tag, &self.limit),
             _ => lock(&self.own).pop(peer, tag).ok_or_else(|| {
                 let what = format!("rank {peer} has sent itself nothing with tag {tag}");
-                BootstrapError::Mismatch(what).into()
+                BootstrapError::Mismatch(what)
             }),
         }
     }
@@ -352,34 +226,36 @@ impl Bootstrap {
         if peer < self.nranks {
             return Ok(());
         }
-        Err(Error::argument("peer", format!("{peer} is not of a group of {}", self.nranks)))
+        Err(BootstrapError::argument(
+            "peer",
+            format!("{peer} is not of a group of {}", self.nranks),
+        ))
     }
 
     /// Ends set-up and keeps the ring as a life line: `on_gone` is called once for every rank that is lost or
     /// leaves, from a thread that otherwise sleeps. It must not block, and may drop the [`Watch`].
     ///
     /// # Errors
-    /// [`Error::System`] when there can be no thread.
+    /// [`BootstrapError::System`] when there can be no thread.
     pub fn watch(self, on_gone: impl FnMut(Departure) + Send + 'static) -> Result<Watch> {
         self.watch_and_hear(None, on_gone, |_, _| {})
     }
 
-    /// As [`Bootstrap::watch`]; neighbours that keep no `beat` are lost, and `on_news` is called, on the same terms, with what a rank has told all others
+    /// As [`Bootstrap::watch`]; neighbours that keep no `heartbeat` are lost, and `on_news` is called, on the same terms, with what a rank has told all others
     /// ([`Watch::tell`]).
     ///
     /// # Errors
     /// As there.
     pub fn watch_and_hear(
         mut self,
-        beat: Option<Beat>,
+        heartbeat: Option<Heartbeat>,
         on_gone: impl FnMut(Departure) + Send + 'static,
         on_news: impl FnMut(u32, &[u8]) + Send + 'static,
     ) -> Result<Watch> {
         let Some(group) = self.group.take() else { return Ok(Watch::alone()) };
         let ring = group.ring.into_inner().unwrap_or_else(PoisonError::into_inner);
         let address = lock(&group.inbox).address();
-        let address = address.map_err(|e| Error::system("address of the rank's socket", e))?;
-        Watch::start(ring, address, beat, on_gone, on_news)
+        Watch::start(ring, address, heartbeat, on_gone, on_news)
     }
 }
 

@@ -1,294 +1,146 @@
-//! How two ends of a socket come to trust each other, a step at a time. What is said is in [`auth`](super::auth).
+//! A socket that is being connected to an acceptor.
 
-use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use socket2::{SockAddr, Socket};
+use socket2::Socket;
 
-use super::auth::{Key, Side};
-use super::stream::{self, internet, lost};
-use super::wire::{
-    self, CHALLENGE, CHALLENGE_COVERED, HELLO, Hello, Malformed, Nonce, PREFIX, PROOF,
-};
-
-/// Why an end is not trusted.
-#[derive(Debug)]
-pub(super) enum Refusal {
-    Io(io::Error),
-    Malformed(Malformed),
-    /// It does not know the secret.
-    Unproven,
-    /// It is silent for so long.
-    Silent(Duration),
-}
-
-impl From<io::Error> for Refusal {
-    fn from(error: io::Error) -> Self {
-        Refusal::Io(error)
-    }
-}
-
-impl From<Malformed> for Refusal {
-    fn from(malformed: Malformed) -> Self {
-        Refusal::Malformed(malformed)
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Refusal::Io(error) => f.write_str(&lost(error)),
-            Refusal::Malformed(malformed) => write!(f, "it {malformed}"),
-            Refusal::Unproven => f.write_str("it does not know the secret"),
-            Refusal::Silent(time) => write!(f, "it said too little for {time:?}"),
-        }
-    }
-}
-
-/// A random number.
-pub(super) fn nonce() -> io::Result<Nonce> {
-    let mut nonce = [0; 16];
-    getrandom::fill(&mut nonce).map_err(io::Error::other)?;
-    Ok(nonce)
-}
-
-/// A socket with what is to be said on it, and what has been heard.
-struct Talk {
-    socket: Socket,
-    heard: Vec<u8>,
-    say: Vec<u8>,
-}
-
-impl Talk {
-    fn new(socket: Socket) -> Talk {
-        Talk { socket, heard: Vec::new(), say: Vec::new() }
-    }
-
-    /// Whether all is said.
-    fn speak(&mut self) -> io::Result<bool> {
-        while !self.say.is_empty() {
-            match stream::send(&self.socket, &self.say)? {
-                Some(said) => drop(self.say.drain(..said)),
-                None => return Ok(false),
-            }
-        }
-        Ok(true)
-    }
-
-    /// The first `N` bytes, once they have come. Nothing behind them is taken off the socket: that may be a message.
-    fn hear<const N: usize>(&mut self) -> io::Result<Option<[u8; N]>> {
-        while let missing @ 1.. = N.saturating_sub(self.heard.len()) {
-            let mut place = [0; N];
-            let room = &mut place[..missing];
-            // SAFETY: these bytes are ours.
-            match unsafe { stream::recv(&self.socket, room.as_mut_ptr(), room.len()) }? {
-                Some(bytes) => self.heard.extend_from_slice(&room[..bytes]),
-                None => return Ok(None),
-            }
-        }
-        Ok(self.heard.first_chunk().copied())
-    }
-
-    fn hush(&mut self) {
-        self.heard.clear();
-    }
-}
-
-/// What a step of [`Incoming`] came to.
-pub(super) enum Step {
-    /// Ask again.
-    Pending,
-    /// It is trusted: this is its socket.
-    Proven(Hello),
-    /// It is not. Ask again nevertheless if it is to be told so ([`Incoming::takes_leave`]).
-    Refused(Refusal),
-    /// A refused one has been told.
-    Gone,
-}
-
-/// A socket that somebody has connected to a listener.
-pub(super) struct Incoming {
-    talk: Talk,
-    pub(super) peer: SocketAddr,
-    pub(super) since: Instant,
-    state: Heard,
-}
-
-enum Heard {
-    /// Nothing yet, or a part of a hello.
-    Nothing,
-    /// A hello, sealed or not; it has our challenge.
-    Hello([u8; HELLO], bool, [u8; CHALLENGE_COVERED]),
-    /// Another version: it reads ours and goes.
-    OtherVersion,
-}
-
-impl Incoming {
-    pub(super) fn new(socket: Socket, peer: &SockAddr) -> io::Result<Incoming> {
-        stream::prepare(&socket)?;
-        let (talk, peer) = (Talk::new(socket), internet(peer)?);
-        Ok(Incoming { talk, peer, since: Instant::now(), state: Heard::Nothing })
-    }
-
-    /// Whether it has said nothing that only one of ours could have said.
-    pub(super) fn is_nobody(&self) -> bool {
-        !matches!(self.state, Heard::Hello(_, true, _))
-    }
-
-    /// Whether it is refused, and is being told why.
-    pub(super) fn takes_leave(&self) -> bool {
-        matches!(self.state, Heard::OtherVersion)
-    }
-
-    pub(super) fn into_socket(self) -> Socket {
-        self.talk.socket
-    }
-
-    pub(super) fn step(&mut self, key: &Key) -> Step {
-        match self.state {
-            Heard::OtherVersion => self.leave().unwrap_or(Step::Gone),
-            _ => self.greet(key).unwrap_or_else(|refusal| {
-                if let Refusal::Malformed(Malformed::Version(_)) = refusal {
-                    self.talk.say = wire::challenge_prefix().to_vec();
-                    self.state = Heard::OtherVersion;
-                }
-                Step::Refused(refusal)
-            }),
-        }
-    }
-
-    fn greet(&mut self, key: &Key) -> Result<Step, Refusal> {
-        if let Heard::Nothing = self.state {
-            // As soon as it cannot be one of ours, not when there is enough of it.
-            if let Some(prefix) = self.talk.hear::<PREFIX>()? {
-                Hello::check_prefix(&prefix)?;
-            }
-            let Some(hello) = self.talk.hear::<HELLO>()? else { return Ok(Step::Pending) };
-            let challenge = wire::challenge(&nonce()?);
-            let proof = key.prove(Side::Listener, &hello, &challenge);
-            self.talk.hush();
-            self.talk.say = [&challenge[..], &proof].concat();
-            self.state = Heard::Hello(hello, key.is_sealed(&hello), challenge);
-        }
-        if !self.talk.speak()? {
-            return Ok(Step::Pending);
-        }
-        let Heard::Hello(hello, _, challenge) = self.state else { return Ok(Step::Pending) };
-        let Some(proof) = self.talk.hear::<PROOF>()? else { return Ok(Step::Pending) };
-        if !key.proven(Side::Connector, &hello, &challenge, &proof) {
-            return Err(Refusal::Unproven);
-        }
-        Ok(Step::Proven(Hello::decode(&hello)?))
-    }
-
-    /// Says our version and reads on until the other end closes: a socket closed with something unread in it would take
-    /// back what was said last.
-    fn leave(&mut self) -> io::Result<Step> {
-        if self.talk.speak()? {
-            self.talk.socket.shutdown(std::net::Shutdown::Write)?;
-            self.talk.hush();
-            self.talk.hear::<1024>()?;
-        }
-        Ok(Step::Pending)
-    }
-}
-
-/// A socket that is being connected to a listener.
-pub(super) struct Outgoing {
-    /// Where to, and from where if that matters.
-    to: SocketAddr,
-    from: Option<SocketAddr>,
-    hello: [u8; HELLO],
-    state: Dial,
-}
-
-enum Dial {
-    /// Nobody listened; once more from then on.
-    Later(Instant),
-    Calling(Socket),
-    /// Connected, and the hello on its way.
-    Greeting(Talk),
-    /// All is heard; the proof on its way.
-    Proving(Talk),
-    Done,
-}
+use crate::error::{AuthError, Rejection};
+use crate::key::{Key, Side};
+use crate::stream::{self, internet};
+use crate::talk::Talk;
+use crate::wire::{self, CHALLENGE, HELLO, Hello, Malformed, PREFIX, REJECT, Subject};
 
 /// How long until a refused connection is tried again. Not measured: a small part of what starting a process takes.
 const RETRY: Duration = Duration::from_millis(5);
 
-impl Outgoing {
-    pub(super) fn new(
+/// The connecting end of a handshake.
+#[derive(Debug)]
+pub struct Connector {
+    /// Where to, and from where if that matters.
+    to: SocketAddr,
+    from: Option<SocketAddr>,
+    key: Key,
+    hello: [u8; HELLO],
+    retries: bool,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// To be connected from then on.
+    Waiting(Instant),
+    Connecting(Socket),
+    /// Connected; the hello is on its way, the answer awaited.
+    Greeting(Talk),
+    /// The acceptor has proven itself; our proof is on its way.
+    Proving(Talk),
+    Over,
+}
+
+impl Connector {
+    /// A connector to the acceptor at `to`, through the address `from` if there is one.
+    ///
+    /// # Errors
+    /// When the system has no random numbers.
+    pub fn new(
         to: SocketAddr,
         from: Option<SocketAddr>,
-        hello: &Hello,
+        subject: Subject,
         key: &Key,
-    ) -> Outgoing {
+    ) -> io::Result<Connector> {
+        let hello = Hello { subject, nonce: crate::nonce()? };
         let hello = hello.encode(|covered| key.seal(covered));
-        Outgoing { to, from, hello, state: Dial::Later(Instant::now()) }
+        let state = State::Waiting(Instant::now());
+        Ok(Connector { to, from, key: key.clone(), hello, retries: true, state })
     }
 
-    /// Why there is no socket yet.
-    pub(super) fn missing(&self) -> &'static str {
+    /// One attempt only: by default, an attempt that finds nobody, or no room, is made again.
+    #[must_use]
+    pub fn once(self) -> Connector {
+        Connector { retries: false, ..self }
+    }
+
+    /// What is missing, for an error message when the caller's time is up.
+    #[must_use]
+    pub fn missing(&self) -> &'static str {
         match self.state {
-            Dial::Later(_) => "nobody listens there, or has room for us",
-            Dial::Calling(_) => "it does not answer",
-            Dial::Greeting(_) | Dial::Proving(_) | Dial::Done => "it does not greet us",
+            State::Waiting(_) => "nobody listens there, or has room for us",
+            State::Connecting(_) => "it does not answer",
+            State::Greeting(_) | State::Proving(_) | State::Over => "it does not greet us",
         }
     }
 
-    /// The socket, once the other end has proven itself and heard our proof.
-    pub(super) fn step(&mut self, key: &Key) -> Result<Option<Socket>, Refusal> {
+    /// The socket to wait for before the next step, with whether to wait until it can be written to, instead of read; `None`
+    /// while there is none.
+    #[must_use]
+    pub fn interest(&self) -> Option<(BorrowedFd<'_>, bool)> {
+        match &self.state {
+            State::Waiting(_) | State::Over => None,
+            State::Connecting(socket) => Some((socket.as_fd(), true)),
+            State::Greeting(talk) | State::Proving(talk) => {
+                Some((talk.socket.as_fd(), talk.has_queued()))
+            }
+        }
+    }
+
+    /// Does what can be done at once. The socket, once the acceptor has proven itself and our proof is sent; no byte behind
+    /// the handshake has been read from it.
+    ///
+    /// # Errors
+    /// When there will be no connection.
+    pub fn step(&mut self) -> Result<Option<Socket>, AuthError> {
         loop {
-            self.state = match std::mem::replace(&mut self.state, Dial::Done) {
-                Dial::Later(then) if Instant::now() < then => {
-                    self.state = Dial::Later(then);
+            self.state = match std::mem::replace(&mut self.state, State::Over) {
+                State::Waiting(then) if Instant::now() < then => {
+                    self.state = State::Waiting(then);
                     return Ok(None);
                 }
-                Dial::Later(_) => match self.call() {
-                    Ok(socket) => Dial::Calling(socket),
-                    Err(error) => retry(error)?,
+                State::Waiting(_) => match self.connect() {
+                    Ok(socket) => State::Connecting(socket),
+                    Err(error) => self.retry(AuthError::Io(error))?,
                 },
-                Dial::Calling(socket) => match connected(&socket) {
+                State::Connecting(socket) => match is_connected(&socket) {
                     Ok(true) => {
                         stream::prepare(&socket)?;
                         let mut talk = Talk::new(socket);
-                        talk.say = self.hello.to_vec();
-                        Dial::Greeting(talk)
+                        talk.queue(&self.hello);
+                        State::Greeting(talk)
                     }
                     Ok(false) => {
-                        self.state = Dial::Calling(socket);
+                        self.state = State::Connecting(socket);
                         return Ok(None);
                     }
-                    Err(error) => retry(error)?,
+                    Err(error) => self.retry(AuthError::Io(error))?,
                 },
-                Dial::Greeting(mut talk) => match challenge(&mut talk) {
-                    Ok(Some(challenge)) => {
-                        self.answer(key, &mut talk, &challenge)?;
-                        Dial::Proving(talk)
-                    }
-                    Ok(None) => {
-                        self.state = Dial::Greeting(talk);
+                State::Greeting(mut talk) => match self.answer(&mut talk) {
+                    Ok(true) => State::Proving(talk),
+                    Ok(false) => {
+                        self.state = State::Greeting(talk);
                         return Ok(None);
                     }
-                    // A listener that has no room closes without a word.
-                    Err(Refusal::Io(error)) if talk.heard.is_empty() => retry(error)?,
-                    Err(refusal) => return Err(refusal),
+                    // Closed without a word: the acceptor has no room, or has just begun to listen.
+                    Err(error @ AuthError::Io(_)) if talk.received().is_empty() => {
+                        self.retry(error)?
+                    }
+                    Err(AuthError::Rejected(reason)) => self.retry(AuthError::Rejected(reason))?,
+                    Err(error) => return Err(error),
                 },
-                Dial::Proving(mut talk) => {
-                    if talk.speak()? {
+                State::Proving(mut talk) => {
+                    if talk.flush()? {
                         return Ok(Some(talk.socket));
                     }
-                    self.state = Dial::Proving(talk);
+                    self.state = State::Proving(talk);
                     return Ok(None);
                 }
-                Dial::Done => return Ok(None),
+                State::Over => return Ok(None),
             };
         }
     }
 
-    fn call(&self) -> io::Result<Socket> {
+    fn connect(&self) -> io::Result<Socket> {
         let socket = stream::new(&self.to)?;
         if let Some(from) = self.from {
             socket.bind(&from.into())?;
@@ -299,34 +151,55 @@ impl Outgoing {
         }
     }
 
-    fn answer(
-        &self,
-        key: &Key,
-        talk: &mut Talk,
-        challenge: &[u8; CHALLENGE],
-    ) -> Result<(), Refusal> {
+    /// Sends the hello and reads the answer; whether the acceptor has proven itself, and our proof is queued.
+    fn answer(&self, talk: &mut Talk) -> Result<bool, AuthError> {
+        // An acceptor may have turned us away before it has read the hello: then its answer counts, not that we cannot send.
+        let flushed = talk.flush();
+        let prefix = talk.receive::<PREFIX>();
+        // As soon as it cannot be an answer, not when there is enough of it.
+        wire::check_answer(talk.received())?;
+        let Some(prefix) = prefix? else {
+            flushed?;
+            return Ok(false);
+        };
+        if wire::is_reject(&prefix) {
+            let Some(reject) = talk.receive::<REJECT>()? else { return Ok(false) };
+            return Err(AuthError::Rejected(wire::decode_reject(&reject)?));
+        }
+        let Some(challenge) = talk.receive::<CHALLENGE>()? else { return Ok(false) };
         let (covered, proof) =
             challenge.split_first_chunk().ok_or(Malformed::Length(challenge.len()))?;
-        if !key.proven(Side::Listener, &self.hello, covered, proof) {
-            return Err(Refusal::Unproven);
+        if !self.key.proven(Side::Acceptor, &self.hello, covered, proof) {
+            return Err(AuthError::WrongSecret);
         }
-        talk.say = key.prove(Side::Connector, &self.hello, covered).to_vec();
-        Ok(())
+        talk.queue(&self.key.prove(Side::Connector, &self.hello, covered));
+        Ok(true)
     }
-}
 
-/// What a listener says to our hello, once it is there.
-fn challenge(talk: &mut Talk) -> Result<Option<[u8; CHALLENGE]>, Refusal> {
-    talk.speak()?;
-    // As soon as it cannot be a listener of ours, not when there is enough of it.
-    if let Some(prefix) = talk.hear::<PREFIX>()? {
-        wire::check_challenge(&prefix)?;
+    /// The state after an attempt that failed so, if another may succeed.
+    fn retry(&self, error: AuthError) -> Result<State, AuthError> {
+        let may_succeed = match &error {
+            AuthError::Io(error) => matches!(
+                error.kind(),
+                ErrorKind::ConnectionRefused
+                    | ErrorKind::TimedOut
+                    | ErrorKind::Interrupted
+                    | ErrorKind::UnexpectedEof
+                    | ErrorKind::ConnectionReset
+                    | ErrorKind::BrokenPipe
+            ),
+            AuthError::Rejected(Rejection::Busy | Rejection::TooSlow) => true,
+            _ => false,
+        };
+        if may_succeed && self.retries {
+            return Ok(State::Waiting(Instant::now() + RETRY));
+        }
+        Err(error)
     }
-    Ok(talk.hear()?)
 }
 
 /// Whether a socket is connected by now.
-fn connected(socket: &Socket) -> io::Result<bool> {
+fn is_connected(socket: &Socket) -> io::Result<bool> {
     if let Some(error) = socket.take_error()? {
         return Err(error);
     }
@@ -336,21 +209,8 @@ fn connected(socket: &Socket) -> io::Result<bool> {
         Err(e) => return Err(e),
     };
     if internet(&peer)? == internet(&socket.local_addr()?)? {
-        // A port that nobody listens at was free to call from, too: TCP connects it to itself.
+        // A port that nobody listens at was free to connect from, too: TCP connects it to itself.
         return Err(ErrorKind::ConnectionRefused.into());
     }
     Ok(true)
-}
-
-/// Whether an attempt that failed so may succeed later.
-fn retry(error: io::Error) -> Result<Dial, Refusal> {
-    match error.kind() {
-        ErrorKind::ConnectionRefused
-        | ErrorKind::TimedOut
-        | ErrorKind::Interrupted
-        | ErrorKind::UnexpectedEof
-        | ErrorKind::ConnectionReset
-        | ErrorKind::BrokenPipe => Ok(Dial::Later(Instant::now() + RETRY)),
-        _ => Err(Refusal::Io(error)),
-    }
 }

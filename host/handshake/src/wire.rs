@@ -1,49 +1,58 @@
-//! What the two ends of a socket say to come to trust each other, as bytes. All numbers are little-endian.
+//! The messages of the handshake as bytes. All numbers are little-endian. Pure: no sockets, no clock, no keys.
 //!
 //! ```text
-//! handle     magic 8 | version 4 | family 2 | port 2 | address 16 | scope 4 | more sockets 4 | cookie 16
-//! hello      magic 8 | version 4 | socket 2 | sockets 2 | connection 8 | nonce 16 | seal 32
-//! challenge  magic 8 | version 4 | 0 4 | nonce 16 | proof 32
-//! proof      32
+//! hello      magic 8 | version 4 | subject 12 | nonce 16 | seal 32
+//! challenge  magic 8 | version 4 | 0 4        | nonce 16 | acceptor's proof 32
+//! proof      connector's proof 32
+//! reject     magic 8 | version 4 | reason 4
 //! ```
 //!
-//! The first twelve bytes of a handle, a hello and a challenge are the same in all versions there will ever be, so that two
-//! versions can tell each other which they are.
+//! The first twelve bytes of a hello, a challenge and a reject are the same in all versions there will ever be, so that two
+//! versions can tell each other which they are. The helpers for reading and writing fields are for other formats, too.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use crate::error::Rejection;
 
-/// The version of all this.
-pub(super) const VERSION: u32 = 1;
+/// The version of the handshake.
+pub const VERSION: u32 = 2;
 
-const HANDLE_MAGIC: [u8; 8] = *b"FerrNetH";
-/// Not the listener's: whoever is connected to itself must notice.
-const HELLO_MAGIC: [u8; 8] = *b"FerrNetC";
-const CHALLENGE_MAGIC: [u8; 8] = *b"FerrNetL";
+const HELLO_MAGIC: [u8; 8] = *b"FerroHsC";
+/// Not the connector's: an end that is connected to itself must notice.
+const CHALLENGE_MAGIC: [u8; 8] = *b"FerroHsA";
+const REJECT_MAGIC: [u8; 8] = *b"FerroHsR";
 
-/// Bytes that say who speaks, in which version.
-pub(super) const PREFIX: usize = 12;
-pub(super) const HANDLE: usize = 56;
-pub(super) const HELLO: usize = 72;
-/// What a hello's seal is about.
-pub(super) const HELLO_COVERED: usize = 40;
-pub(super) const CHALLENGE: usize = 64;
-/// What a challenge's proof is about.
-pub(super) const CHALLENGE_COVERED: usize = 32;
-pub(super) const PROOF: usize = 32;
+/// Bytes of magic and version.
+pub(crate) const PREFIX: usize = 12;
+/// Bytes of a hello.
+pub const HELLO: usize = 72;
+/// Bytes of a hello that its seal covers.
+pub(crate) const HELLO_COVERED: usize = 40;
+/// Bytes of a challenge.
+pub const CHALLENGE: usize = 64;
+/// Bytes of a challenge that its proof covers.
+pub(crate) const CHALLENGE_COVERED: usize = 32;
+/// Bytes of a proof, and of a seal.
+pub const PROOF: usize = 32;
+/// Bytes of a reject.
+pub const REJECT: usize = 16;
+/// Bytes of a [`Subject`].
+pub const SUBJECT_BYTES: usize = 12;
 
-/// A number nobody can foresee.
-pub(super) type Nonce = [u8; 16];
+/// A number used once.
+pub type Nonce = [u8; 16];
+
+/// What the connector says that the connection is; the handshake proves it and gives it no meaning.
+pub type Subject = [u8; SUBJECT_BYTES];
 
 /// Why bytes are not what they should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::net) enum Malformed {
-    /// Not of this protocol.
+pub enum Malformed {
+    /// They are of another protocol.
     Stranger,
-    /// Of another version of it.
+    /// They are of another version.
     Version(u32),
-    /// A field that cannot be; which, and its value.
+    /// A field has an impossible value: its name and the value.
     Field(&'static str, u64),
-    /// So many bytes.
+    /// They are too few.
     Length(usize),
 }
 
@@ -60,25 +69,42 @@ impl std::fmt::Display for Malformed {
     }
 }
 
-/// Takes fields off bytes, one after the other.
-pub(in crate::net) struct Reader<'a>(pub(in crate::net) &'a [u8]);
+/// Reads fields from the front of bytes.
+#[derive(Debug)]
+pub struct Reader<'a>(pub &'a [u8]);
 
 impl Reader<'_> {
-    pub(in crate::net) fn take<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+    /// The next `N` bytes.
+    ///
+    /// # Errors
+    /// [`Malformed::Length`] when there are fewer.
+    pub fn take<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         let (field, rest) = self.0.split_first_chunk().ok_or(Malformed::Length(self.0.len()))?;
         self.0 = rest;
         Ok(*field)
     }
 
-    pub(in crate::net) fn u16(&mut self) -> Result<u16, Malformed> {
+    /// The next 16 bits as a number.
+    ///
+    /// # Errors
+    /// As [`Reader::take`].
+    pub fn u16(&mut self) -> Result<u16, Malformed> {
         self.take().map(u16::from_le_bytes)
     }
 
-    pub(in crate::net) fn u32(&mut self) -> Result<u32, Malformed> {
+    /// The next 32 bits as a number.
+    ///
+    /// # Errors
+    /// As [`Reader::take`].
+    pub fn u32(&mut self) -> Result<u32, Malformed> {
         self.take().map(u32::from_le_bytes)
     }
 
-    pub(in crate::net) fn u64(&mut self) -> Result<u64, Malformed> {
+    /// The next 64 bits as a number.
+    ///
+    /// # Errors
+    /// As [`Reader::take`].
+    pub fn u64(&mut self) -> Result<u64, Malformed> {
         self.take().map(u64::from_le_bytes)
     }
 
@@ -93,111 +119,83 @@ impl Reader<'_> {
     }
 }
 
-/// Puts fields into `N` bytes, zeros behind them.
-pub(in crate::net) fn fields<const N: usize>(parts: &[&[u8]]) -> [u8; N] {
+/// Puts fields into `N` bytes, with zeros behind them.
+#[must_use]
+pub fn fields<const N: usize>(parts: &[&[u8]]) -> [u8; N] {
     let mut bytes = [0; N];
     let places = bytes.iter_mut().zip(parts.iter().copied().flatten());
     places.for_each(|(place, byte)| *place = *byte);
     bytes
 }
 
-/// Where a listener is, and what it is to know its connections by.
+/// The first message, from the end that connects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::net) struct Handle {
-    pub(in crate::net) address: SocketAddr,
-    /// Sockets of its connections beyond the first.
-    pub(in crate::net) more: u32,
-    pub(super) cookie: Nonce,
-}
-
-impl Handle {
-    pub(super) fn encode(&self) -> [u8; HANDLE] {
-        let (family, ip, scope) = match self.address {
-            SocketAddr::V4(v4) => (4u16, v4.ip().to_ipv6_mapped(), 0),
-            SocketAddr::V6(v6) => (6, *v6.ip(), v6.scope_id()),
-        };
-        fields(&[
-            &HANDLE_MAGIC,
-            &VERSION.to_le_bytes(),
-            &family.to_le_bytes(),
-            &self.address.port().to_le_bytes(),
-            &ip.octets(),
-            &scope.to_le_bytes(),
-            &self.more.to_le_bytes(),
-            &self.cookie,
-        ])
-    }
-
-    pub(in crate::net) fn decode(bytes: &[u8]) -> Result<Handle, Malformed> {
-        let mut reader = Reader(bytes);
-        reader.prefix(HANDLE_MAGIC)?;
-        let (family, port) = (reader.u16()?, reader.u16()?);
-        let (ip, scope) = (Ipv6Addr::from(reader.take::<16>()?), reader.u32()?);
-        let address = match (family, ip.to_ipv4_mapped()) {
-            (4, Some(v4)) => SocketAddr::new(IpAddr::V4(v4), port),
-            (6, _) => SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope)),
-            _ => return Err(Malformed::Field("address family", family.into())),
-        };
-        let (more, cookie) = (reader.u32()?, reader.take()?);
-        Ok(Handle { address, more, cookie })
-    }
-}
-
-/// The first that is said on a socket, by the end that connects.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Hello {
-    /// Which socket of its connection: 0 is the control socket.
-    pub(super) socket: u16,
-    /// Of how many.
-    pub(super) sockets: u16,
-    /// Which connection.
-    pub(super) connection: u64,
-    pub(super) nonce: Nonce,
+pub(crate) struct Hello {
+    pub(crate) subject: Subject,
+    pub(crate) nonce: Nonce,
 }
 
 impl Hello {
-    /// With what seals it.
-    pub(super) fn encode(
+    /// Its bytes; `seal` makes the seal of the bytes before it.
+    pub(crate) fn encode(
         &self,
         seal: impl FnOnce(&[u8; HELLO_COVERED]) -> [u8; PROOF],
     ) -> [u8; HELLO] {
-        let covered: [u8; HELLO_COVERED] = fields(&[
-            &HELLO_MAGIC,
-            &VERSION.to_le_bytes(),
-            &self.socket.to_le_bytes(),
-            &self.sockets.to_le_bytes(),
-            &self.connection.to_le_bytes(),
-            &self.nonce,
-        ]);
+        let covered: [u8; HELLO_COVERED] =
+            fields(&[&HELLO_MAGIC, &VERSION.to_le_bytes(), &self.subject, &self.nonce]);
         fields(&[&covered, &seal(&covered)])
     }
 
-    /// Whether this may be the beginning of a hello of our version.
-    pub(super) fn check_prefix(bytes: &[u8]) -> Result<(), Malformed> {
-        Reader(bytes).prefix(HELLO_MAGIC)
-    }
-
-    pub(super) fn decode(bytes: &[u8]) -> Result<Hello, Malformed> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Hello, Malformed> {
         let mut reader = Reader(bytes);
         reader.prefix(HELLO_MAGIC)?;
-        let (socket, sockets) = (reader.u16()?, reader.u16()?);
-        Ok(Hello { socket, sockets, connection: reader.u64()?, nonce: reader.take()? })
+        Ok(Hello { subject: reader.take()?, nonce: reader.take()? })
     }
 }
 
-/// What a challenge's proof covers.
-pub(super) fn challenge(nonce: &Nonce) -> [u8; CHALLENGE_COVERED] {
+/// Whether the bytes that have come may begin a hello of this version; they may be few.
+pub(crate) fn check_hello(bytes: &[u8]) -> Result<(), Malformed> {
+    check(bytes, &[HELLO_MAGIC])
+}
+
+/// The bytes of a challenge that its proof covers.
+pub(crate) fn challenge(nonce: &Nonce) -> [u8; CHALLENGE_COVERED] {
     fields(&[&CHALLENGE_MAGIC, &VERSION.to_le_bytes(), &[0; 4], nonce])
 }
 
-/// What those of other versions are told: ours.
-pub(super) fn challenge_prefix() -> [u8; PREFIX] {
-    fields(&[&CHALLENGE_MAGIC, &VERSION.to_le_bytes()])
+/// Whether the bytes that have come may begin an answer to a hello; they may be few.
+pub(crate) fn check_answer(bytes: &[u8]) -> Result<(), Malformed> {
+    check(bytes, &[CHALLENGE_MAGIC, REJECT_MAGIC])
 }
 
-/// Whether this may be the beginning of a challenge of our version.
-pub(super) fn check_challenge(bytes: &[u8]) -> Result<(), Malformed> {
-    Reader(bytes).prefix(CHALLENGE_MAGIC)
+/// Whether an answer is a reject.
+pub(crate) fn is_reject(prefix: &[u8; PREFIX]) -> bool {
+    prefix.starts_with(&REJECT_MAGIC)
+}
+
+/// A reject.
+pub(crate) fn reject(reason: Rejection) -> [u8; REJECT] {
+    fields(&[&REJECT_MAGIC, &VERSION.to_le_bytes(), &reason.code().to_le_bytes()])
+}
+
+/// The reason in a reject.
+pub(crate) fn decode_reject(bytes: &[u8; REJECT]) -> Result<Rejection, Malformed> {
+    let mut reader = Reader(bytes);
+    reader.prefix(REJECT_MAGIC)?;
+    let code = reader.u32()?;
+    Rejection::from_code(code, VERSION).ok_or(Malformed::Field("reason", code.into()))
+}
+
+/// Whether bytes may begin a message with one of these magics, of this version.
+fn check(bytes: &[u8], magics: &[[u8; 8]]) -> Result<(), Malformed> {
+    let seen = bytes.len().min(8);
+    if !magics.iter().any(|magic| magic[..seen] == bytes[..seen]) {
+        return Err(Malformed::Stranger);
+    }
+    match bytes[seen..].first_chunk().map(|version| u32::from_le_bytes(*version)) {
+        Some(version) if version != VERSION => Err(Malformed::Version(version)),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -205,47 +203,53 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::net::MAX_HANDLE;
 
     #[test]
     fn what_is_encoded_is_decoded() {
-        const { assert!(HANDLE <= MAX_HANDLE) };
-        for address in ["10.1.2.3:4567", "[fe80::1:2%7]:65535", "[::1]:1", "[::ffff:1.2.3.4]:9"] {
-            let address = address.parse().unwrap();
-            let handle = Handle { address, more: 64, cookie: [9; 16] };
-            let bytes = handle.encode();
-            assert_eq!(Handle::decode(&bytes), Ok(handle));
-            for cut in 0..HANDLE {
-                assert!(matches!(Handle::decode(&bytes[..cut]), Err(Malformed::Length(_))));
-            }
+        let hello = Hello { subject: [3; SUBJECT_BYTES], nonce: [7; 16] };
+        let bytes = hello.encode(|_| [1; PROOF]);
+        assert_eq!(Hello::decode(&bytes), Ok(hello));
+        for cut in 0..HELLO_COVERED {
+            assert_eq!(check_hello(&bytes[..cut]), Ok(()));
+            assert!(matches!(Hello::decode(&bytes[..cut]), Err(Malformed::Length(_))));
         }
-        let hello = Hello { socket: 3, sockets: 65, connection: u64::MAX - 1, nonce: [7; 16] };
-        assert_eq!(Hello::decode(&hello.encode(|_| [1; PROOF])), Ok(hello));
+        assert_eq!(check_answer(&challenge(&[1; 16])), Ok(()));
+        let all = [
+            Rejection::Malformed,
+            Rejection::WrongVersion { theirs: VERSION },
+            Rejection::WrongSecret,
+            Rejection::TooSlow,
+            Rejection::Busy,
+        ];
+        for reason in all {
+            let bytes = reject(reason);
+            assert_eq!((check_answer(&bytes), decode_reject(&bytes)), (Ok(()), Ok(reason)));
+        }
     }
 
     #[test]
-    fn another_version_is_named() {
-        let handle = Handle { address: "1.2.3.4:5".parse().unwrap(), more: 1, cookie: [0; 16] };
-        let mut bytes = handle.encode();
-        bytes[8] = 2;
-        let error = Handle::decode(&bytes).unwrap_err();
-        assert_eq!(error.to_string(), "is of version 2 of the handshake, we of 1");
-        bytes[8] = 1;
-        bytes[12] = 5;
-        assert_eq!(Handle::decode(&bytes), Err(Malformed::Field("address family", 5)));
-        bytes[0] = 0;
-        assert_eq!(Handle::decode(&bytes), Err(Malformed::Stranger));
-        assert_eq!(check_challenge(&challenge_prefix()), Ok(()));
-        assert_eq!(Hello::check_prefix(&challenge_prefix()), Err(Malformed::Stranger));
+    fn what_cannot_be_is_named() {
+        let mut bytes = reject(Rejection::Busy);
+        bytes[12] = 9;
+        assert_eq!(decode_reject(&bytes), Err(Malformed::Field("reason", 9)));
+        bytes[8] = 7;
+        assert_eq!(check_answer(&bytes[..PREFIX]), Err(Malformed::Version(7)));
+        let text = check_answer(&bytes).unwrap_err().to_string();
+        assert_eq!(text, "is of version 7 of the handshake, we of 2");
+        assert_eq!(check_answer(b"2"), Err(Malformed::Stranger), "the first byte is enough");
+        assert_eq!(check_hello(&challenge(&[1; 16])), Err(Malformed::Stranger));
+        assert_eq!(check_hello(&bytes), Err(Malformed::Stranger));
     }
 
     proptest! {
         #[test]
         fn no_bytes_upset_it(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-            let _ = (Handle::decode(&bytes), Hello::decode(&bytes), check_challenge(&bytes));
-            let mut of_ours = bytes.clone();
-            of_ours.iter_mut().zip(HELLO_MAGIC).for_each(|(place, byte)| *place = byte);
-            let _ = Hello::decode(&of_ours);
+            let _ = (Hello::decode(&bytes), check_hello(&bytes), check_answer(&bytes));
+            let of_ours = [&HELLO_MAGIC[..], &VERSION.to_le_bytes(), &bytes].concat();
+            let _ = (Hello::decode(&of_ours), check_hello(&of_ours));
+            if let Some(bytes) = bytes.first_chunk() {
+                let _ = decode_reject(bytes);
+            }
         }
     }
 }

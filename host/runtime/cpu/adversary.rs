@@ -6,8 +6,8 @@
 //! order, and a block that loads or modifies what it has stored sees its own value. So an order that a
 //! protocol relies on, and does not ask for, is broken by some seed.
 //!
-//! What it does not do: loads happen when they are executed. A load that must not be early relies on the
-//! PTX tests; here only stores are late.
+//! Loads happen when they are executed: here only stores are late. That a load is ordered is seen by
+//! [`races`](super::races), if the test asks for it.
 //!
 //! Everything random comes from one [`Rng`], whose sequence is part of this file, so that a seed means
 //! the same in every version.
@@ -18,10 +18,12 @@ use std::sync::{Arc, Mutex};
 
 use corosensei::stack::Stack;
 use ferroccl_device::abi::FaultKind;
-use ferroccl_device::gpu::cpu::{Adversary, Machine, Order};
+use ferroccl_device::gpu::cpu::{Access, Adversary, Machine, Order};
 use ferroccl_device::gpu::{Verdict, Waiting};
+use ferroccl_device::orders::{self, Published, Side};
 
-use super::block::{Why, Yielder};
+use super::block::{YieldReason, Yielder};
+use super::races::{Clock, Races};
 use crate::runtime::sync::lock;
 
 /// How unhelpful a [`SeededRuntime`](super::SeededRuntime) is.
@@ -37,6 +39,11 @@ pub struct Adversity {
     pub max_pending: usize,
     /// The most resumes of blocks in one `synchronize`: what is not done by then fails.
     pub max_steps: u64,
+    /// Whether accesses to data that nothing orders are looked for ([`SeededRuntime::race`](super::SeededRuntime::race)).
+    /// Elements must have 4 bytes at least.
+    pub races: bool,
+    /// A side of an order of the kernels that is relaxed, against the rules.
+    pub weaken: Option<(Published, Side)>,
 }
 
 impl Adversity {
@@ -44,7 +51,15 @@ impl Adversity {
     /// late, 48 pieces are pending at most, 50 million steps.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Adversity { seed, preempt: 0.125, delay: 0.75, max_pending: 48, max_steps: 50_000_000 }
+        Adversity {
+            seed,
+            preempt: 0.125,
+            delay: 0.75,
+            max_pending: 48,
+            max_steps: 50_000_000,
+            races: false,
+            weaken: None,
+        }
     }
 }
 
@@ -92,6 +107,8 @@ struct Piece {
     /// Fences of its block before it.
     epoch: u64,
     release: bool,
+    /// Of a word, what it publishes when it becomes visible.
+    clock: Option<Clock>,
 }
 
 // SAFETY: it writes to `address` on the thread that runs the schedule; `Adversary::store`'s contract
@@ -109,7 +126,10 @@ impl Piece {
         later.release || self.epoch != later.epoch || self.overlaps(later.address, later.len)
     }
 
-    fn perform(&self) {
+    fn perform(self, races: &mut Option<Races>) {
+        if let (Some(races), Some(clock)) = (races, self.clock) {
+            races.visible(self.address.addr(), clock);
+        }
         let (to, bytes) = (self.address, &self.bytes[..self.len]);
         // SAFETY: `Adversary::store`'s contract. Words are stored at once, for the host's threads.
         unsafe {
@@ -136,7 +156,7 @@ struct Buffer {
 
 impl Buffer {
     /// Performs piece `i` and what must precede it.
-    fn force(&mut self, i: usize) {
+    fn force(&mut self, i: usize, races: &mut Option<Races>) {
         let mut due = vec![false; i + 1];
         due[i] = true;
         for later in (0..=i).rev() {
@@ -147,25 +167,20 @@ impl Buffer {
             }
         }
         let mut due = due.into_iter();
-        self.pieces.retain(|piece| {
-            let now = due.next().unwrap_or(false);
-            if now {
-                piece.perform();
-            }
-            !now
-        });
+        let now = self.pieces.extract_if(..=i, |_| due.next().unwrap_or(false));
+        now.for_each(|piece| piece.perform(races));
     }
 
     /// Performs the oldest piece that piece `i` has to wait for, or `i` itself.
-    fn advance(&mut self, mut i: usize) {
+    fn advance(&mut self, mut i: usize, races: &mut Option<Races>) {
         while let Some(earlier) = (0..i).find(|&e| self.pieces[e].precedes(&self.pieces[i])) {
             i = earlier;
         }
-        self.pieces.remove(i).perform();
+        self.pieces.remove(i).perform(races);
     }
 
-    fn force_all(&mut self) {
-        self.pieces.drain(..).for_each(|piece| piece.perform());
+    fn force_all(&mut self, races: &mut Option<Races>) {
+        self.pieces.drain(..).for_each(|piece| piece.perform(races));
     }
 }
 
@@ -181,6 +196,7 @@ pub(super) struct Chaos {
     pub(super) changed: bool,
     /// A hash of all that has happened.
     pub(super) trace: u64,
+    pub(super) races: Option<Races>,
 }
 
 impl Chaos {
@@ -188,7 +204,8 @@ impl Chaos {
         let mut rng = Rng::new(adversity.seed);
         let pace = [0.5, 0.125, 0.03][rng.below(3)];
         let (buffers, free) = (Vec::new(), Vec::new());
-        Chaos { adversity, rng, pace, buffers, free, changed: false, trace: 0 }
+        let races = adversity.races.then(Races::default);
+        Chaos { adversity, rng, pace, buffers, free, changed: false, trace: 0, races }
     }
 
     /// Adds to the trace. Never an address: those differ from run to run.
@@ -203,6 +220,9 @@ impl Chaos {
             self.buffers.len() - 1
         });
         self.buffers[slot].stack = stack.limit().get()..stack.base().get();
+        if let Some(races) = &mut self.races {
+            races.begin(slot);
+        }
         slot
     }
 
@@ -211,6 +231,9 @@ impl Chaos {
         let empty = self.buffers[slot].pieces.is_empty();
         if empty {
             self.free.push(slot);
+            if let Some(races) = &mut self.races {
+                races.end(slot);
+            }
         }
         empty
     }
@@ -230,18 +253,26 @@ impl Chaos {
         let slots = self.buffers.iter_mut().enumerate().filter(|(_, b)| !b.pieces.is_empty());
         if let Some((slot, buffer)) = { slots }.nth(choice) {
             let i = self.rng.below(buffer.pieces.len());
-            buffer.advance(i);
+            buffer.advance(i, &mut self.races);
             self.changed = true;
             self.record((slot as u64) << 32 | (i as u64) << 8 | 1);
         }
         true
     }
 
-    fn before_load(&mut self, slot: usize, address: *const u8, len: usize) {
+    fn before_load(&mut self, slot: usize, address: *const u8, len: usize, access: Access) {
         let buffer = &mut self.buffers[slot];
+        if buffer.stack.contains(&address.addr()) {
+            return;
+        }
         while let Some(i) = buffer.pieces.iter().rposition(|p| p.overlaps(address, len)) {
-            buffer.force(i);
+            buffer.force(i, &mut self.races);
             self.changed = true;
+        }
+        match (&mut self.races, access) {
+            (Some(races), Access::Data) => races.access(slot, address.addr(), len, false),
+            (Some(races), Access::Acquire) => races.acquire(slot, address.addr()),
+            _ => {}
         }
     }
 
@@ -251,13 +282,16 @@ impl Chaos {
             return unsafe { std::ptr::copy(bytes.as_ptr(), address, bytes.len()) };
         }
         self.record((slot as u64) << 32 | (bytes.len() as u64) << 8 | 2);
+        if let (Some(races), Order::Plain | Order::Guarded) = (&mut self.races, order) {
+            races.access(slot, address.addr(), bytes.len(), true);
+        }
         let mut done = 0;
         while done < bytes.len() {
             let left = bytes.len() - done;
             let len = match order {
                 // From one unit to all that is left.
                 Order::Plain => (1 + self.rng.below(left.div_ceil(unit))) * unit,
-                Order::Relaxed | Order::Release => left,
+                Order::Guarded | Order::Relaxed | Order::Release => left,
             };
             let len = len.min(left).min(PIECE);
             // SAFETY: inside what the block stores to.
@@ -273,14 +307,19 @@ impl Chaos {
         let mut copy = [0; PIECE];
         copy[..bytes.len()].copy_from_slice(bytes);
         let (len, release) = (bytes.len(), order == Order::Release);
-        pieces.push(Piece { address, len, bytes: copy, epoch: *epoch, release });
+        let clock = self.races.as_mut().and_then(|races| match order {
+            Order::Plain | Order::Guarded => None,
+            Order::Relaxed => Some(Clock::new()),
+            Order::Release => Some(races.release(slot)),
+        });
+        pieces.push(Piece { address, len, bytes: copy, epoch: *epoch, release, clock });
         if !self.rng.chance(self.adversity.delay) {
             let last = self.buffers[slot].pieces.len() - 1;
-            self.buffers[slot].force(last);
+            self.buffers[slot].force(last, &mut self.races);
         }
         while self.buffers[slot].pieces.len() > self.adversity.max_pending {
             let i = self.rng.below(self.buffers[slot].pieces.len());
-            self.buffers[slot].advance(i);
+            self.buffers[slot].advance(i, &mut self.races);
         }
     }
 }
@@ -301,7 +340,7 @@ impl Cruel<'_> {
         drop(chaos);
         // A destructor of a block that unwinds must not switch: the panic is the thread's.
         if now && !std::thread::panicking() {
-            self.yielder.suspend(Why::Preempted);
+            self.yielder.suspend(YieldReason::Preempted);
         }
     }
 }
@@ -311,7 +350,7 @@ impl Machine for Cruel<'_> {
         if std::thread::panicking() {
             return Some(FaultKind::Aborted);
         }
-        self.yielder.suspend(Why::Waits(*waiting))
+        self.yielder.suspend(YieldReason::Waits(*waiting))
     }
 
     fn adversary(&self) -> Option<&dyn Adversary> {
@@ -320,9 +359,9 @@ impl Machine for Cruel<'_> {
 }
 
 impl Adversary for Cruel<'_> {
-    fn before_load(&self, address: *const u8, len: usize) {
+    fn before_load(&self, address: *const u8, len: usize, access: Access) {
         self.maybe_preempt();
-        lock(&self.chaos).before_load(self.slot, address, len);
+        lock(&self.chaos).before_load(self.slot, address, len, access);
     }
 
     unsafe fn store(&self, address: *mut u8, bytes: &[u8], unit: usize, order: Order) {
@@ -335,10 +374,20 @@ impl Adversary for Cruel<'_> {
         lock(&self.chaos).buffers[self.slot].epoch += 1;
     }
 
-    fn before_rmw(&self) {
+    fn before_rmw(&self, address: *const u8) {
         self.maybe_preempt();
-        let mut chaos = lock(&self.chaos);
-        chaos.buffers[self.slot].force_all();
+        let chaos = &mut *lock(&self.chaos);
+        chaos.buffers[self.slot].force_all(&mut chaos.races);
+        if let Some(races) = &mut chaos.races {
+            races.claim(self.slot, address.addr());
+        }
         chaos.changed = true; // the access itself stores
+    }
+
+    fn weakens(&self, word: Published, side: Side) -> bool {
+        let adversity = lock(&self.chaos).adversity;
+        // Nothing is read because of the abort word. Were it an order, hosts could have written it, and all that wait
+        // look at it: they would be taken to know all that has happened, and most races would hide.
+        adversity.races && word == orders::ABORT || adversity.weaken == Some((word, side))
     }
 }

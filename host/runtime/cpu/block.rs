@@ -31,7 +31,7 @@ pub(super) fn new_stack() -> io::Result<DefaultStack> {
 
 /// Why a block gave up the thread.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Why {
+pub(super) enum YieldReason {
     /// It waits.
     Waits(Waiting),
     /// An adversary took the thread from it.
@@ -39,13 +39,13 @@ pub(super) enum Why {
 }
 
 /// What a block's machine switches back to the scheduler with.
-pub(super) type Yielder = corosensei::Yielder<Verdict, Why>;
+pub(super) type Yielder = corosensei::Yielder<Verdict, YieldReason>;
 
 /// What came of a resume.
 #[derive(Debug)]
 pub(super) enum Resumed {
     /// The block stopped and wants to be resumed.
-    Paused(Why),
+    Paused(YieldReason),
     /// The kernel returned.
     Ended,
     /// The kernel panicked, with this message.
@@ -54,7 +54,7 @@ pub(super) enum Resumed {
 
 /// A block between its creation and its end.
 pub(super) struct BlockRun {
-    coroutine: Coroutine<Verdict, Why, (), DefaultStack>,
+    coroutine: Coroutine<Verdict, YieldReason, (), DefaultStack>,
     /// The block as device code knows it: null until it first runs, then on the coroutine's stack.
     lane: *const cpu::Block<'static>,
 }
@@ -85,7 +85,7 @@ impl BlockRun {
         // SAFETY: what was current on this thread before.
         self.lane = unsafe { cpu::set_current(outer) };
         match result {
-            Ok(CoroutineResult::Yield(why)) => Resumed::Paused(why),
+            Ok(CoroutineResult::Yield(reason)) => Resumed::Paused(reason),
             Ok(CoroutineResult::Return(())) => Resumed::Ended,
             Err(payload) => Resumed::Panicked(panic_message(payload.as_ref())),
         }

@@ -17,6 +17,7 @@
 mod adversary;
 mod block;
 mod native;
+mod races;
 mod seeded;
 
 use std::fmt;
@@ -25,12 +26,12 @@ use std::sync::{Arc, OnceLock};
 pub use self::adversary::Adversity;
 use self::native::Native;
 pub use self::seeded::SeededRuntime;
+use super::Settings;
 use super::memory::HostMemory;
 use super::op::copy_in;
 use super::threads::Threads;
 use super::{Keep, Memory, Runtime, StreamOps};
-use crate::Result;
-use crate::config::Config;
+use crate::error::Result;
 
 /// The CPU runtime.
 ///
@@ -101,20 +102,10 @@ impl Runtime for CpuRuntime {
     }
 }
 
-/// The process's CPU runtime, with a queue for each core that the process may use, or for as many as
-/// `FERROCCL_WORKERS` says. A setting that makes no sense is the error of the communicator that is made on
-/// it, which reads all settings; here it counts as not set.
+/// The process's CPU runtime, with a queue for each worker thread of `settings`. The first call makes it.
 #[must_use]
-pub fn shared() -> Arc<CpuRuntime> {
+pub fn shared(settings: &Settings) -> Arc<CpuRuntime> {
     static SHARED: OnceLock<Arc<CpuRuntime>> = OnceLock::new();
-    Arc::clone(SHARED.get_or_init(|| Arc::new(CpuRuntime::with_workers(workers()))))
-}
-
-/// The worker threads that a process has for its device.
-pub(super) fn workers() -> usize {
-    let set = Config::from_env().ok().and_then(|config| config.workers);
-    set.map_or_else(
-        || std::thread::available_parallelism().map_or(1, usize::from),
-        |workers| workers as usize,
-    )
+    let make = || Arc::new(CpuRuntime::with_workers(settings.worker_threads()));
+    Arc::clone(SHARED.get_or_init(make))
 }

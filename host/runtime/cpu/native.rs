@@ -6,11 +6,11 @@ use ferroccl_device::gpu::cpu::{Adversary, Machine};
 use ferroccl_device::gpu::{Verdict, Waiting};
 use ferroccl_device::kernels::Kernel;
 
-use super::block::{self, BlockRun, Resumed, Why, Yielder};
+use super::block::{self, BlockRun, Resumed, YieldReason, Yielder};
+use crate::error::{Error, Result};
 use crate::runtime::Launch;
 use crate::runtime::op::{WorkPtr, panicked};
 use crate::runtime::threads::{Blocks, Turn};
-use crate::{Error, Result};
 
 /// Native blocks.
 pub(super) struct Native;
@@ -36,7 +36,7 @@ struct Plain<'a>(&'a Yielder);
 impl Machine for Plain<'_> {
     #[inline]
     fn pause(&self, waiting: &Waiting) -> Verdict {
-        self.0.suspend(Why::Waits(*waiting))
+        self.0.suspend(YieldReason::Waits(*waiting))
     }
 
     fn adversary(&self) -> Option<&dyn Adversary> {
@@ -85,12 +85,12 @@ impl Blocks for Native {
     #[inline]
     fn run(&self, block: &mut NativeBlock) -> Turn {
         match block.run.resume(None) {
-            Resumed::Paused(Why::Waits(waiting)) => {
+            Resumed::Paused(YieldReason::Waits(waiting)) => {
                 let moved = !same(&waiting, &block.waiting);
                 block.waiting = waiting;
                 if moved { Turn::Moved } else { Turn::Stuck }
             }
-            Resumed::Paused(Why::Preempted) => Turn::Stuck,
+            Resumed::Paused(YieldReason::Preempted) => Turn::Stuck,
             Resumed::Ended => Turn::Ended,
             Resumed::Panicked(message) => Turn::Failed(panicked(block.kernel, message)),
         }

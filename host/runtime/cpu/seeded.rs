@@ -3,7 +3,7 @@
 //! At each step a random block that may have something to do is resumed, until it waits or the
 //! [adversary](super::adversary) takes the thread from it. The same seed and the same sequence of calls
 //! give the same schedule, bit for bit ([`SeededRuntime::trace`]). When launches start is as in
-//! [`turns`](crate::runtime::turns).
+//! [`scheduler`](crate::runtime::scheduler).
 //!
 //! **Deadlock.** A block that paused without having moved is left alone until memory may have changed. When
 //! all blocks are, and no store is pending, each gets another look, and another, [`DEADLOCK_LOOKS`]
@@ -21,12 +21,12 @@ use ferroccl_device::gpu::{SPINS_PER_CHECK, Verdict, Waiting};
 use ferroccl_proxy::Operation;
 
 use super::adversary::{Adversity, Chaos, Cruel};
-use super::block::{self, BlockRun, Resumed, Why};
+use super::block::{self, BlockRun, Resumed, YieldReason};
 use super::native::same;
 use crate::runtime::memory::HostMemory;
 use crate::runtime::op::{copy_in, panicked};
+use crate::runtime::scheduler::{self, ScheduledStreams, Scheduler, StreamId};
 use crate::runtime::sync::lock;
-use crate::runtime::turns::{self, StreamId, Turns, World};
 use crate::runtime::{Keep, Launch, Memory, Runtime, StreamOps};
 use crate::{Error, KernelFault, Result};
 
@@ -39,7 +39,7 @@ const PATIENCE: u32 = 10_000;
 const LAZY_STEPS: usize = 400;
 
 /// A CPU device with one seeded schedule; see [`CpuRuntime::seeded`](super::CpuRuntime::seeded).
-pub struct SeededRuntime(Arc<World<Coroutines>>);
+pub struct SeededRuntime(Arc<ScheduledStreams<Coroutines>>);
 
 /// Blocks as coroutines that a seed schedules.
 struct Coroutines {
@@ -47,7 +47,7 @@ struct Coroutines {
     _checked: CheckedGuard,
 }
 
-type Launched = turns::Launched<Coroutines>;
+type Launched = scheduler::Launched<Coroutines>;
 
 /// What a run needs. All but `stacks` is empty between two runs.
 #[derive(Default)]
@@ -86,20 +86,26 @@ impl SeededRuntime {
     pub(super) fn new(adversity: Adversity) -> Self {
         let chaos = Arc::new(Mutex::new(Chaos::new(adversity)));
         let coroutines = Coroutines { chaos, _checked: CheckedGuard::new() };
-        SeededRuntime(World::new(coroutines, Schedule::default()))
+        SeededRuntime(ScheduledStreams::new(coroutines, Schedule::default()))
     }
 
     /// A hash of everything that has happened so far: each switch, each store and when it became visible.
     /// Two runs of the same program with the same seed have the same.
     #[must_use]
     pub fn trace(&self) -> u64 {
-        lock(&self.0.turns.chaos).trace
+        lock(&self.0.scheduler.chaos).trace
+    }
+
+    /// The first accesses to data that nothing ordered, with [`Adversity::races`].
+    #[must_use]
+    pub fn race(&self) -> Option<String> {
+        lock(&self.0.scheduler.chaos).races.as_ref().and_then(|races| races.found.clone())
     }
 }
 
 impl fmt::Debug for SeededRuntime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SeededRuntime").field(&lock(&self.0.turns.chaos).adversity).finish()
+        f.debug_tuple("SeededRuntime").field(&lock(&self.0.scheduler.chaos).adversity).finish()
     }
 }
 
@@ -146,7 +152,7 @@ impl Runtime for SeededRuntime {
     }
 }
 
-impl Turns for Coroutines {
+impl Scheduler for Coroutines {
     type Ready = ();
     type Schedule = Schedule;
 
@@ -186,8 +192,8 @@ impl Turns for Coroutines {
         let resumed = live.block.resume(live.verdict);
         let mut chaos = lock(&self.chaos);
         match resumed {
-            Resumed::Paused(why) => {
-                if !live.stopped(why, &mut chaos) {
+            Resumed::Paused(reason) => {
+                if !live.stopped(reason, &mut chaos) {
                     if schedule.steps >= chaos.adversity.max_steps {
                         schedule.stop(FaultKind::Timeout);
                     }
@@ -298,10 +304,10 @@ fn fault(kind: FaultKind, waiting: Option<Waiting>) -> Fault {
 
 impl Live {
     /// Notes that it has stopped; `true` when it had been told to give up long ago.
-    fn stopped(&mut self, why: Why, chaos: &mut Chaos) -> bool {
-        match why {
-            Why::Preempted => chaos.record(self.event(4)),
-            Why::Waits(waiting) => {
+    fn stopped(&mut self, reason: YieldReason, chaos: &mut Chaos) -> bool {
+        match reason {
+            YieldReason::Preempted => chaos.record(self.event(4)),
+            YieldReason::Waits(waiting) => {
                 chaos.record(self.event(3));
                 chaos.record((waiting.step << 3) | waiting.kind as u64);
                 chaos.changed |= self.waiting.is_none_or(|before| !same(&before, &waiting));

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use super::driver::{self, Graph, RawStream};
 use super::gpu::Gpu;
 use super::watch;
+use crate::error::{Error, Result};
 use crate::runtime::sync::lock;
-use crate::{Error, Result};
 
 /// The capture that a stream is in: its number, and the graph.
 ///

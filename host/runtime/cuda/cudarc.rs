@@ -10,7 +10,7 @@ use ::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 
 use super::{CudaRuntime, handed};
 use crate::buffer::{DeviceBuffer, Element, Stream};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;

@@ -14,7 +14,7 @@ use ferroccl_cuda_link as _;
 use super::gpu::Gpu;
 use super::{CudaRuntime, driver, handed};
 use crate::buffer::{DeviceBuffer, Element, Stream};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 impl CudaRuntime {
     /// A stream of the crate `cust`, which is kept as long as it is needed. Wrap it once, as with

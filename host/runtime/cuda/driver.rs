@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use libloading::Library;
 
 use super::CudaError;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The library's name; the driver installs it.
 const LIBRARY: &str = "libcuda.so.1";

@@ -13,9 +13,9 @@ use super::CudaError;
 use super::driver::{self, Address, Context, Driver, RawEvent, RawStream, attribute};
 use super::module::Modules;
 use super::watch;
-use crate::runtime::RdmaInfo;
+use crate::error::{Error, Result};
 use crate::runtime::sync::lock;
-use crate::{Error, Result};
+use crate::runtime::{RdmaInfo, Settings};
 
 /// Bytes of device memory up to which an allocation is kept for the next one: giving it back to the driver would wait
 /// for all kernels of the context (`cuMemFree`), which may be waiting for us.
@@ -83,7 +83,7 @@ impl Gpu {
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such GPU, [`Error::Unavailable`] when it is too old,
     /// [`Error::Cuda`].
-    pub(super) fn open(ordinal: u32) -> Result<Self> {
+    pub(super) fn open(ordinal: u32, settings: &Settings) -> Result<Self> {
         let driver = Driver::get()?;
         let count = count(driver)?;
         if ordinal >= count {
@@ -97,7 +97,7 @@ impl Gpu {
             driver.device_get(&raw mut device, ordinal as c_int)?;
             driver.device_primary_ctx_retain(&raw mut context, device)?;
         }
-        let mut gpu = Self::new(driver, ordinal, device, context).inspect_err(|_| {
+        let mut gpu = Self::new(driver, ordinal, device, context, settings).inspect_err(|_| {
             drop(Release { driver, device });
         })?;
         gpu.retained = true;
@@ -111,7 +111,7 @@ impl Gpu {
     ///
     /// # Safety
     /// The context outlives what is returned.
-    pub(super) unsafe fn of_context(context: Context) -> Result<Self> {
+    pub(super) unsafe fn of_context(context: Context, settings: &Settings) -> Result<Self> {
         let driver = Driver::get()?;
         let mut device = 0;
         driver.within(context, || {
@@ -119,7 +119,7 @@ impl Gpu {
             unsafe { driver.ctx_get_device(&raw mut device).map_err(Error::from) }
         })?;
         // A device's number is its handle (`cuDeviceGet`).
-        Self::new(driver, u32::try_from(device).unwrap_or(0), device, context)
+        Self::new(driver, u32::try_from(device).unwrap_or(0), device, context, settings)
     }
 
     fn new(
@@ -127,6 +127,7 @@ impl Gpu {
         ordinal: u32,
         device: driver::Device,
         context: Context,
+        settings: &Settings,
     ) -> Result<Self> {
         let attribute = |which: c_int| {
             let mut value = 0;
@@ -193,7 +194,7 @@ impl Gpu {
             capability,
             multiprocessors,
             clock_khz,
-            modules: Modules::default(),
+            modules: Modules::new(settings.cuda_cache.clone()),
             service: Mutex::new(service),
             free: Mutex::default(),
             pinned: Mutex::default(),

@@ -7,7 +7,7 @@ use super::driver::{self, Graph, GraphExec, RawEvent};
 use super::gpu::Gpu;
 use super::stream::CudaStream;
 use crate::buffer::{DeviceBuffer, Element, Stream};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Calls that were captured, ready to be run as often as one likes (`cuGraphExec`). It keeps what they need: buffers and
 /// communicators live as long as it does.

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use super::driver::{self, Address, IpcHandle};
 use super::gpu::Gpu;
 use super::watch;
+use crate::error::{Error, Result};
 use crate::runtime::sync::lock;
 use crate::runtime::{Keep, Memory};
-use crate::{Error, Result};
 
 /// A range of memory that the GPU reaches.
 pub(super) struct CudaMemory {

@@ -65,11 +65,11 @@ pub use graph::{CudaGraph, CudaTimer, copy, profile};
 use self::gpu::Gpu;
 use self::memory::{CudaMemory, Registered};
 use self::stream::CudaStream;
-use super::{DeviceInfo, Keep, Memory, RdmaInfo, Runtime, StreamOps};
+use super::{DeviceInfo, Keep, Memory, RdmaInfo, Runtime, Settings, StreamOps};
 use crate::buffer::{DeviceBuffer, Element, Stream};
-use crate::device::kernels::Kernel;
+use crate::error::{Error, Result};
 use crate::runtime::sync::lock;
-use crate::{Error, Result};
+use ferroccl_device::kernels::Kernel;
 
 /// Slots of a connection in device memory, and bytes of its buffers by protocol, LL, LL128 and Simple: what two channels
 /// of every rank need stays in the L2 cache of a GPU of some 50 MB. NCCL has 8 (`NCCL_STEPS`). Not measured yet.
@@ -111,17 +111,18 @@ pub fn count() -> Result<u32> {
 }
 
 /// The process's runtime on the GPU of this number: every call gives the same while one is in use.
+/// The settings are those of the first call.
 ///
 /// # Errors
-/// As [`CudaRuntime::new`].
-pub fn shared(ordinal: u32) -> Result<Arc<CudaRuntime>> {
+/// As [`CudaRuntime::with_settings`].
+pub fn shared(ordinal: u32, settings: &Settings) -> Result<Arc<CudaRuntime>> {
     static SHARED: Mutex<Option<HashMap<u32, Arc<CudaRuntime>>>> = Mutex::new(None);
     let mut shared = lock(&SHARED);
     let all = shared.get_or_insert_default();
     if let Some(runtime) = all.get(&ordinal) {
         return Ok(Arc::clone(runtime));
     }
-    let runtime = Arc::new(CudaRuntime::new(ordinal)?);
+    let runtime = Arc::new(CudaRuntime::with_settings(ordinal, settings)?);
     all.insert(ordinal, Arc::clone(&runtime));
     Ok(runtime)
 }
@@ -133,25 +134,25 @@ impl CudaRuntime {
     /// # Errors
     /// [`Error::Unavailable`] when there is no driver, no GPU, one that is too old, or no PTX in this build;
     /// [`Error::InvalidArgument`] when there is no GPU of this number; [`Error::Cuda`].
-    pub fn new(ordinal: u32) -> Result<Self> {
-        Ok(CudaRuntime { gpu: Arc::new(Gpu::open(ordinal)?) })
+    pub fn with_settings(ordinal: u32, settings: &Settings) -> Result<Self> {
+        Ok(CudaRuntime { gpu: Arc::new(Gpu::open(ordinal, settings)?) })
     }
 
     /// A runtime in a context (`CUcontext`) of the caller's.
     ///
     /// # Errors
-    /// As [`CudaRuntime::new`].
+    /// As [`CudaRuntime::with_settings`].
     ///
     /// # Safety
     /// `context` is a context, and outlives the runtime and all that is made on it.
-    pub unsafe fn of_context(context: *mut c_void) -> Result<Self> {
+    pub unsafe fn of_context_with(context: *mut c_void, settings: &Settings) -> Result<Self> {
         // SAFETY: the caller's.
-        Ok(CudaRuntime { gpu: Arc::new(unsafe { Gpu::of_context(context)? }) })
+        Ok(CudaRuntime { gpu: Arc::new(unsafe { Gpu::of_context(context, settings)? }) })
     }
 
     /// With `text`, a module of PTX, in place of the kernel that is called `kernel`: an edited one, or one of your own for
     /// [`Communicator::all_reduce_with`](crate::Communicator::all_reduce_with). It takes one parameter, the
-    /// [`Work`](crate::device::abi::Work) of the call by value. It is assembled when it is first launched.
+    /// [`Work`](ferroccl_device::abi::Work) of the call by value. It is assembled when it is first launched.
     #[must_use]
     pub fn with_source(self, kernel: &str, text: &str) -> Self {
         self.gpu.modules.replace(kernel, text);

@@ -1,6 +1,6 @@
 //! From embedded PTX to functions of a context: assembled when first needed, and kept on disk.
 //!
-//! A module is some dozen kernels of one family. The driver's assembler takes up to seconds for one, so what it makes is
+//! A module is one kernel. The driver's assembler takes up to seconds for one, so what it makes is
 //! kept in a directory (`FERROCCL_CUDA_CACHE`), in a file whose name is a hash of all that it depends on: the text, the
 //! GPU's compute capability, the driver's version. A file that is not what it should be is made anew.
 
@@ -19,7 +19,6 @@ use tracing::{debug, warn};
 
 use super::driver::{Driver, Function, Module, jit};
 use super::gpu::Gpu;
-use crate::config::Config;
 use crate::runtime::sync::lock;
 use crate::{Error, Result, log, ptx};
 
@@ -31,9 +30,10 @@ const MAGIC: &[u8; 8] = b"FERCUBI1";
 const HEAD: usize = MAGIC.len() + 32;
 
 /// What has been loaded into a context.
-#[derive(Default)]
 pub(super) struct Modules {
     state: Mutex<State>,
+    /// Where assembled modules are kept; `None`: nowhere.
+    cache: Option<PathBuf>,
 }
 
 #[derive(Default)]
@@ -62,6 +62,11 @@ pub(super) struct Entry {
 unsafe impl Send for Entry {}
 
 impl Modules {
+    /// Nothing is loaded yet; what is assembled is kept in the directory `cache`.
+    pub(super) fn new(cache: Option<PathBuf>) -> Self {
+        Modules { state: Mutex::default(), cache }
+    }
+
     /// Has `text` take the place of a kernel.
     pub(super) fn replace(&self, kernel: &str, text: &str) {
         let mut state = lock(&self.state);
@@ -133,27 +138,25 @@ impl Gpu {
 
     fn load(&self, state: &mut State, kernel: &str) -> Result<Function> {
         let unavailable = |reason: String| Error::Unavailable { what: kernel.to_owned(), reason };
-        let source = state.sources.get(kernel).cloned();
-        let (key, text) = match &source {
-            Some(text) => (own(kernel), text.as_str()),
-            None => {
-                let module = ptx::module(kernel, self.capability).ok_or_else(|| {
-                    unavailable(format!("this build has no PTX of it for {}", self.name))
-                })?;
-                (module.to_string(), "")
+        let key = match (state.sources.contains_key(kernel), ptx::module(kernel, self.capability)) {
+            (true, _) => own(kernel),
+            (false, Some(module)) => format!("sm_{}/{kernel}", module.arch()),
+            (false, None) => {
+                let why = format!("this build has no PTX of it for {}", self.name);
+                return Err(unavailable(why));
             }
         };
         let module = match state.modules.get(&key) {
             Some(Loaded(module)) => *module,
             None => {
-                let text = match ptx::module(kernel, self.capability) {
-                    Some(module) if source.is_none() => module.text(),
-                    _ => {
+                let text = match state.sources.get(kernel) {
+                    Some(text) => {
                         takes_a_work(kernel, text).map_err(&unavailable)?;
-                        text
+                        text.clone()
                     }
+                    None => ptx::source(kernel, self.capability).unwrap_or_default(),
                 };
-                let module = self.assembled(&key, text)?;
+                let module = self.assembled(&key, &text)?;
                 state.modules.insert(key, Loaded(module));
                 module
             }
@@ -171,8 +174,8 @@ impl Gpu {
 
     /// A module of `text`, from the cache or the driver's assembler.
     fn assembled(&self, name: &str, text: &str) -> Result<Module> {
-        let directory = directory(&Config::from_env()?);
-        let path = directory.as_deref().map(|directory| directory.join(self.file_name(text)));
+        let directory = self.modules.cache.as_deref();
+        let path = directory.map(|directory| directory.join(self.file_name(text)));
         if let Some(cubin) = path.as_deref().and_then(read) {
             match self.load_cubin(&cubin) {
                 Ok(module) => {
@@ -283,20 +286,6 @@ impl Gpu {
         })?;
         let module = self.load_cubin(&cubin)?;
         Ok((module, cubin))
-    }
-}
-
-/// Where modules are kept; `None`: nowhere.
-fn directory(env: &Config) -> Option<PathBuf> {
-    match env.cuda_cache.as_deref() {
-        Some("none") => None,
-        Some(path) => Some(path.into()),
-        None => {
-            let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-            let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
-            let cache = cache.or_else(|| set("HOME").map(|home| Path::new(&home).join(".cache")));
-            cache.map(|cache| cache.join("ferroccl"))
-        }
     }
 }
 

@@ -13,9 +13,9 @@ use super::capture::{self, Check};
 use super::driver::{self, RawStream};
 use super::gpu::Gpu;
 use super::watch::{Pending, Progress, Recorded, is_farewell};
+use crate::error::{Error, Result};
 use crate::runtime::op::{panic_message, panicked};
 use crate::runtime::{Done, Event, Keep, Launch, Memory, StreamOps, memory};
-use crate::{Error, Result};
 
 /// A stream.
 pub(super) struct CudaStream {

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use super::driver::{NOT_READY, RawEvent};
 use super::gpu::Gpu;
+use crate::error::{Error, Result};
 use crate::runtime::Done;
 use crate::runtime::op::{panic_message, panicked};
 use crate::runtime::sync::lock;
-use crate::{Error, Result};
 
 /// How long the watch sleeps between two looks. Nothing waits for it but the end of what is kept alive, and other hosts.
 const PAUSE: Duration = Duration::from_micros(100);

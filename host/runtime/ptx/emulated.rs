@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 use ferroccl_ptx::emu::{self, Counts, Grid, Machine, Mapping, Program};
 
 use super::{DEFAULT_ARCH, DEFAULT_THREADS};
+use crate::error::{Error, Result};
 use crate::ptx;
 use crate::runtime::memory::HostMemory;
 use crate::runtime::sync::lock;
 use crate::runtime::{Launch, Memory};
-use crate::{Error, Result};
 
 /// Bytes after an allocation that are nobody's: what runs over its end by less does not end up in the next.
 const GUARD: usize = 256;
@@ -24,7 +24,7 @@ pub(super) struct Emulated {
     pub(super) space: u64,
     kernels: Mutex<Kernels>,
     counts: Mutex<BTreeMap<&'static str, KernelCounts>>,
-    era: Mutex<Arc<Era>>,
+    epoch: Mutex<Arc<FaultEpoch>>,
 }
 
 /// What a kernel's launches came to.
@@ -38,11 +38,11 @@ pub struct KernelCounts {
     pub counts: Counts,
 }
 
-/// The time between two faults: a fault ends the era, and all that was launched in it.
+/// The time between two faults: a fault ends the epoch, and all that was launched in it.
 #[derive(Default)]
-pub(super) struct Era(OnceLock<Error>);
+pub(super) struct FaultEpoch(OnceLock<Error>);
 
-impl Era {
+impl FaultEpoch {
     /// What has ended it.
     #[inline]
     pub(super) fn error(&self) -> Option<&Error> {
@@ -54,7 +54,7 @@ impl Era {
 pub(super) struct Ready {
     /// `None` for a launch without blocks.
     pub(super) grid: Option<Arc<Grid>>,
-    pub(super) era: Arc<Era>,
+    pub(super) epoch: Arc<FaultEpoch>,
     /// The stream that it is in.
     pub(super) stream: u32,
 }
@@ -95,7 +95,7 @@ impl Emulated {
             space: SPACES.fetch_add(1, Ordering::Relaxed),
             kernels: Mutex::new(Kernels { arch, threads, programs: HashMap::new() }),
             counts: Mutex::default(),
-            era: Mutex::default(),
+            epoch: Mutex::default(),
         })
     }
 
@@ -132,14 +132,14 @@ impl Emulated {
             let made = self.machine.launch(launch);
             grid = Some(made.map_err(|e| unavailable(program.name(), e.to_string()))?);
         }
-        Ok(Ready { grid, era: Arc::clone(&lock(&self.era)), stream })
+        Ok(Ready { grid, epoch: Arc::clone(&lock(&self.epoch)), stream })
     }
 
-    /// Ends an era, unless it has ended already; returns what it has ended with.
-    pub(super) fn end_era(&self, era: &Arc<Era>, error: Error) -> Error {
-        let error = era.0.get_or_init(|| error).clone();
-        let mut now = lock(&self.era);
-        if Arc::ptr_eq(&now, era) {
+    /// Ends an epoch, unless it has ended already; returns what it has ended with.
+    pub(super) fn end_epoch(&self, epoch: &Arc<FaultEpoch>, error: Error) -> Error {
+        let error = epoch.0.get_or_init(|| error).clone();
+        let mut now = lock(&self.epoch);
+        if Arc::ptr_eq(&now, epoch) {
             *now = Arc::default();
         }
         error
@@ -196,19 +196,8 @@ pub(super) fn check_available() -> Result<()> {
 /// As [`super::source`].
 pub(super) fn source(kernel: &str, arch: u32) -> Result<String> {
     check_available()?;
-    let (module, entry) = ptx::find(kernel, arch)
-        .ok_or_else(|| unavailable(kernel, format!("this build has no PTX of it for sm_{arch}")))?;
-    // Of a module only the kernel: reading a whole one takes some 40 ms. What follows the last one names the
-    // files that its source lines are of.
-    const ENTRY: &str = ".visible .entry ";
-    let head = module.text().split(ENTRY).next().unwrap_or_default();
-    let files: String = module.text().rsplit("\n}").next().unwrap_or_default().lines().fold(
-        String::new(),
-        |all, line| {
-            if line.trim_start().starts_with(".file") { all + line + "\n" } else { all }
-        },
-    );
-    Ok(format!("{head}{ENTRY}{entry}\n{files}"))
+    ptx::source(kernel, arch)
+        .ok_or_else(|| unavailable(kernel, format!("this build has no PTX of it for sm_{arch}")))
 }
 
 fn load(text: &str, kernel: &str) -> Result<Arc<Program>> {

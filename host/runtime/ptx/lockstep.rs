@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferroccl_ptx::emu::{Lockstep, Options};
 
 use super::emulated::{Emulated, Ready};
+use crate::error::{Error, Result};
 use crate::runtime::Launch;
 use crate::runtime::op::{panic_message, panicked};
-use crate::runtime::turns::{self, StreamId, Turns};
-use crate::{Error, Result};
+use crate::runtime::scheduler::{self, Scheduler, StreamId};
 
 /// Warps that one schedule runs.
 pub(super) struct Warps {
@@ -20,7 +20,7 @@ pub(super) struct Warps {
     trace: AtomicU64,
 }
 
-type Launched = turns::Launched<Warps>;
+type Launched = scheduler::Launched<Warps>;
 
 /// What runs.
 pub(super) struct Schedule {
@@ -49,13 +49,13 @@ impl Warps {
     /// Ends all that runs.
     fn fail(&self, schedule: &mut Schedule, error: &Error, ended: &mut Vec<Launched>) {
         for launched in std::mem::take(&mut schedule.launches).into_values() {
-            launched.fail(self.emulated.end_era(&launched.ready.era, error.clone()));
+            launched.fail(self.emulated.end_epoch(&launched.ready.epoch, error.clone()));
             ended.push(launched);
         }
     }
 }
 
-impl Turns for Warps {
+impl Scheduler for Warps {
     type Ready = Ready;
     type Schedule = Schedule;
 
@@ -71,7 +71,7 @@ impl Turns for Warps {
     }
 
     fn start(&self, schedule: &mut Schedule, launched: Launched, ended: &mut Vec<Launched>) {
-        if let Some(error) = launched.ready.era.error() {
+        if let Some(error) = launched.ready.epoch.error() {
             launched.fail(error.clone());
             return ended.push(launched);
         }

@@ -43,7 +43,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 pub use ferroccl_ptx::emu::{
-    Adversity, Checks, Counts, Fault, FaultKind, Options, Site, Turns, Unit,
+    Adversity, Checks, Counts, Fault, FaultKind, Options, Site, Unit, WarpSchedule,
 };
 
 use ferroccl_proxy::Operation;
@@ -53,12 +53,11 @@ pub use self::emulated::KernelCounts;
 use self::lockstep::Warps;
 use self::threaded::EmulatedBlocks;
 use super::op::copy_in;
+use super::scheduler::ScheduledStreams;
 use super::threads::Threads;
-use super::turns::World;
-use super::{Keep, Memory, Runtime, StreamOps, cpu};
-use crate::config::Config;
-use crate::device::kernels::MAX_THREADS;
-use crate::{Error, Result};
+use super::{Keep, Memory, Runtime, Settings, StreamOps};
+use crate::error::{Error, Result};
+use ferroccl_device::kernels::MAX_THREADS;
 
 /// Threads of a block where nothing else is asked for. A GPU gets more; here each warp costs its time, and four
 /// are enough for warps to differ.
@@ -74,7 +73,7 @@ pub struct PtxRuntime {
 
 enum Mode {
     Threads(Threads<EmulatedBlocks>),
-    Lockstep(Arc<World<Warps>>),
+    Lockstep(Arc<ScheduledStreams<Warps>>),
 }
 
 impl PtxRuntime {
@@ -104,7 +103,7 @@ impl PtxRuntime {
         let emulated = Emulated::new();
         let warps = Warps::new(&emulated, options);
         let schedule = warps.schedule();
-        PtxRuntime { mode: Mode::Lockstep(World::new(warps, schedule)), emulated }
+        PtxRuntime { mode: Mode::Lockstep(ScheduledStreams::new(warps, schedule)), emulated }
     }
 
     /// With so many threads in each block.
@@ -128,7 +127,7 @@ impl PtxRuntime {
     }
 
     /// With `text`, a module of PTX, in place of the kernel that is called `kernel`: it runs as you have edited
-    /// it. [`source`] gives what to start from. It takes one parameter, the [`Work`](crate::device::abi::Work) of the call
+    /// it. [`source`] gives what to start from. It takes one parameter, the [`Work`](ferroccl_device::abi::Work) of the call
     /// by value.
     ///
     /// # Errors
@@ -164,7 +163,7 @@ impl PtxRuntime {
     pub fn trace(&self) -> u64 {
         match &self.mode {
             Mode::Threads(_) => 0,
-            Mode::Lockstep(world) => world.turns.trace(),
+            Mode::Lockstep(streams) => streams.scheduler.trace(),
         }
     }
 }
@@ -190,28 +189,28 @@ pub fn source(kernel: &str, arch: u32) -> Result<String> {
     emulated::source(kernel, arch)
 }
 
-/// The process's PTX runtime: threads as for the CPU device, and blocks as `FERROCCL_PTX_THREADS` says.
+/// The process's PTX runtime, with threads and blocks as `settings` say. The first call makes it.
 ///
 /// # Errors
-/// [`Error::Unavailable`] when this build has no PTX, [`Error::InvalidSetting`] for a setting that makes no sense.
-pub fn shared() -> Result<Arc<PtxRuntime>> {
+/// [`Error::Unavailable`] when this build has no PTX, [`Error::InvalidArgument`] for a number of threads that blocks cannot
+/// have.
+pub fn shared(settings: &Settings) -> Result<Arc<PtxRuntime>> {
     static SHARED: OnceLock<Arc<PtxRuntime>> = OnceLock::new();
     if let Some(runtime) = SHARED.get() {
         return Ok(Arc::clone(runtime));
     }
-    let runtime = PtxRuntime::on_threads(cpu::workers()).from_env()?;
+    let runtime = PtxRuntime::on_threads(settings.worker_threads()).with_settings(settings)?;
     Ok(Arc::clone(SHARED.get_or_init(|| Arc::new(runtime))))
 }
 
 impl PtxRuntime {
-    /// With the settings of the environment; for a build that has PTX.
+    /// With blocks as `settings` say; for a build that has PTX.
     ///
     /// # Errors
     /// As [`shared`].
-    #[allow(clippy::wrong_self_convention, reason = "a builder's step, like the others")]
-    pub fn from_env(self) -> Result<Self> {
+    pub fn with_settings(self, settings: &Settings) -> Result<Self> {
         emulated::check_available()?;
-        self.with_threads(Config::from_env()?.ptx_threads)
+        self.with_threads(settings.ptx_threads)
     }
 }
 
@@ -220,7 +219,7 @@ impl fmt::Debug for PtxRuntime {
         let mut debug = f.debug_struct("PtxRuntime");
         match &self.mode {
             Mode::Threads(threads) => debug.field("workers", &threads.active()),
-            Mode::Lockstep(world) => debug.field("options", world.turns.options()),
+            Mode::Lockstep(streams) => debug.field("options", streams.scheduler.options()),
         };
         debug.finish_non_exhaustive()
     }
@@ -251,7 +250,7 @@ impl Runtime for PtxRuntime {
     fn stream(&self) -> Result<Arc<dyn StreamOps>> {
         Ok(match &self.mode {
             Mode::Threads(threads) => threads.stream(),
-            Mode::Lockstep(world) => world.stream(),
+            Mode::Lockstep(streams) => streams.stream(),
         })
     }
 
@@ -276,8 +275,8 @@ impl Runtime for PtxRuntime {
     fn operate(&self, operation: Box<dyn Operation>) -> Result<()> {
         match &self.mode {
             Mode::Threads(_) => super::on_proxy_thread(operation),
-            Mode::Lockstep(world) => {
-                world.append(operation);
+            Mode::Lockstep(streams) => {
+                streams.append(operation);
                 Ok(())
             }
         }

@@ -7,11 +7,11 @@ use std::time::Instant;
 use ferroccl_device::kernels::Kernel;
 use ferroccl_ptx::emu::{BlockRun, Progress};
 
-use super::emulated::{Emulated, Era, Ready};
+use super::emulated::{Emulated, FaultEpoch, Ready};
+use crate::error::{Error, Result};
 use crate::runtime::Launch;
 use crate::runtime::op::{WorkPtr, panic_message, panicked};
 use crate::runtime::threads::{Blocks, Turn};
-use crate::{Error, Result};
 
 /// Emulated blocks.
 pub(super) struct EmulatedBlocks {
@@ -24,7 +24,7 @@ pub(super) struct EmulatedBlocks {
 pub(super) struct EmulatedBlock {
     run: BlockRun,
     kernel: &'static str,
-    era: Arc<Era>,
+    epoch: Arc<FaultEpoch>,
     /// Whether it stands for its launch in the figures.
     first: bool,
 }
@@ -63,20 +63,20 @@ impl Blocks for EmulatedBlocks {
         let Some(grid) = &ready.grid else {
             return Err(Error::argument("blocks", "a launch without blocks has started one"));
         };
-        if let Some(error) = ready.era.error() {
+        if let Some(error) = ready.epoch.error() {
             return Err(error.clone());
         }
         let run = BlockRun::new(grid, index, self.started);
         Ok(EmulatedBlock {
             run,
             kernel: kernel.name,
-            era: Arc::clone(&ready.era),
+            epoch: Arc::clone(&ready.epoch),
             first: index == 0,
         })
     }
 
     fn run(&self, block: &mut EmulatedBlock) -> Turn {
-        if let Some(error) = block.era.error() {
+        if let Some(error) = block.epoch.error() {
             return Turn::Failed(error.clone());
         }
         let error = match catch_unwind(AssertUnwindSafe(|| block.run.run())) {
@@ -89,7 +89,7 @@ impl Blocks for EmulatedBlocks {
             Ok(Err(fault)) => Error::Emulator(Arc::new(*fault)),
             Err(payload) => panicked(block.kernel, panic_message(payload.as_ref())),
         };
-        Turn::Failed(self.emulated.end_era(&block.era, error))
+        Turn::Failed(self.emulated.end_epoch(&block.epoch, error))
     }
 
     fn end(&self, _: EmulatedBlock, (): &mut ()) {}

@@ -10,7 +10,7 @@
 //! run and finished on one thread, without a hand-over. Background [workers](super::workers) see to it
 //! that work goes on when nobody waits, and that large calls use all cores.
 //!
-//! A thread that finds nothing to do climbs down a [`Ladder`]: it spins, then gives its core away with
+//! A thread that finds nothing to do climbs down a [`Backoff`]: it spins, then gives its core away with
 //! `sched_yield`, then sleeps. What blocks wait for may be written by another process, which cannot wake
 //! anybody here, so a stuck driver sleeps only for short and growing times, and not before a wait has
 //! lasted longer than what a busy machine takes to come round.
@@ -21,14 +21,14 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use super::Blocks;
-use super::queue::{Launched, Queue, Stint, Task, heavy};
+use super::queue::{DriveOutcome, Launched, Queue, Task, heavy};
 use super::stream::StreamState;
-use super::workers::Crew;
-use crate::Result;
+use super::workers::WorkerPool;
+use crate::error::Result;
 use crate::runtime::PROXY;
 use crate::runtime::sync::lock;
 
-/// Rounds of one stint of a thread that waits. It looks at its stream after each round anyway.
+/// Rounds of one go of a thread that waits. It looks at its stream after each round anyway.
 const STINT_ROUNDS: u32 = 256;
 
 /// The queues, the workers and the waiting threads of one runtime.
@@ -38,7 +38,7 @@ pub(super) struct Executor<B: Blocks> {
     /// How many of the queues, and of the workers, are in use: fewer when other processes share the host.
     active: AtomicUsize,
     sleepers: Sleepers,
-    pub(super) crew: Crew,
+    pub(super) pool: WorkerPool,
 }
 
 /// What one pass over the queues came to.
@@ -60,7 +60,7 @@ impl<B: Blocks> Executor<B> {
             queues: (0..queues).map(|_| Queue::new()).collect(),
             active: AtomicUsize::new(queues),
             sleepers: Sleepers::default(),
-            crew: Crew::new(queues),
+            pool: WorkerPool::new(queues),
         }
     }
 
@@ -93,7 +93,7 @@ impl<B: Blocks> Executor<B> {
     /// # Errors
     /// When there is no worker and none can be started.
     pub(super) fn prepare(self: &Arc<Self>, heavy: bool) -> Result<()> {
-        self.crew.start(self, if heavy { self.active() } else { 1 })
+        self.pool.start(self, if heavy { self.active() } else { 1 })
     }
 
     /// Starts the blocks of a launch; there is at least one.
@@ -106,16 +106,16 @@ impl<B: Blocks> Executor<B> {
             queue(index).push(Task::Block { launch: Arc::clone(&launch), index });
         }
         queue(blocks - 1).push(Task::Block { launch, index: blocks - 1 });
-        self.crew.notify(if heavy { active.min(blocks as usize) } else { 0 });
+        self.pool.notify(if heavy { active.min(blocks as usize) } else { 0 });
     }
 
     /// Has a task that is not a block run by whoever comes first.
     pub(super) fn push_job(&self, task: Task<B>) {
         self.queues[0].push(task);
-        self.crew.notify(0);
+        self.pool.notify(0);
     }
 
-    /// One stint on each queue that nobody drives, from `home` on; `home` becomes the last one that moved,
+    /// One go on each queue that nobody drives, from `home` on; `home` becomes the last one that moved,
     /// so that a thread stays with its queue. It ends early when the thread is `done`.
     #[inline]
     pub(super) fn pass(&self, home: &mut usize, rounds: u32, done: impl Fn() -> bool) -> Pass {
@@ -124,16 +124,16 @@ impl<B: Blocks> Executor<B> {
         for i in 0..queues {
             let at = (*home + i) % queues;
             let elsewhere = || queues > 1 && self.wants_driver_besides(at);
-            match self.queues[at].stint(&self.blocks, rounds, &done, elsewhere) {
-                Stint::Nothing => {}
-                Stint::Stuck => pass = if pass == Pass::Idle { Pass::Stuck } else { pass },
-                Stint::Moved => (pass, *home) = (Pass::Moved, at),
-                Stint::Finished(launched) => {
+            match self.queues[at].drive_some(&self.blocks, rounds, &done, elsewhere) {
+                DriveOutcome::Nothing => {}
+                DriveOutcome::Stuck => pass = if pass == Pass::Idle { Pass::Stuck } else { pass },
+                DriveOutcome::Moved => (pass, *home) = (Pass::Moved, at),
+                DriveOutcome::Finished(launched) => {
                     launched.finish();
                     *home = at;
                     return Pass::Moved;
                 }
-                Stint::Job(job) => {
+                DriveOutcome::Job(job) => {
                     job.run();
                     return Pass::Moved;
                 }
@@ -148,20 +148,20 @@ impl<B: Blocks> Executor<B> {
 
     /// Runs blocks until `stream` has done everything up to `ticket`.
     pub(super) fn wait(&self, stream: &StreamState<B>, ticket: u64) {
-        let (mut home, mut ladder) = (0, Ladder::default());
+        let (mut home, mut backoff) = (0, Backoff::default());
         while !stream.has_done(ticket) {
             let nap = match self.pass(&mut home, STINT_ROUNDS, || stream.has_done(ticket)) {
                 Pass::Moved => {
-                    ladder.reset();
+                    backoff.reset();
                     continue;
                 }
                 // What the blocks wait for may be the proxy's to bring.
                 Pass::Stuck | Pass::Idle if PROXY.help() => {
-                    ladder.reset();
+                    backoff.reset();
                     continue;
                 }
-                Pass::Stuck => ladder.stuck(),
-                Pass::Idle => ladder.idle(),
+                Pass::Stuck => backoff.stuck(),
+                Pass::Idle => backoff.idle(),
             };
             if let Some(nap) = nap {
                 self.sleepers.sleep(stream, ticket, nap);
@@ -173,7 +173,7 @@ impl<B: Blocks> Executor<B> {
     /// Called by a thread that stops driving: sees to it that somebody else goes on.
     pub(super) fn hand_over(&self) {
         if self.wants_driver() && !self.sleepers.wake_any() {
-            self.crew.notify(if self.wants_core() { self.active() } else { 0 });
+            self.pool.notify(if self.wants_core() { self.active() } else { 0 });
         }
     }
 
@@ -239,13 +239,13 @@ impl Sleepers {
 
 /// What a thread that cannot go on does about it: each call is one more rung down.
 #[derive(Default)]
-pub(super) struct Ladder {
+pub(super) struct Backoff {
     looks: u32,
     since: Option<Instant>,
     nap: Duration,
 }
 
-impl Ladder {
+impl Backoff {
     /// Looks without a driver's work before the first yield: about a microsecond.
     const IDLE_SPINS: u32 = 64;
     /// For how long a thread yields whose work others do.
@@ -261,7 +261,7 @@ impl Ladder {
     /// Something moved.
     #[inline]
     pub(super) fn reset(&mut self) {
-        *self = Ladder::default();
+        *self = Backoff::default();
     }
 
     /// All is done by other threads. `Some` time to sleep, or `None` to look again at once.

@@ -25,7 +25,7 @@ use self::executor::Executor;
 use self::stream::ThreadStream;
 use super::op::WorkPtr;
 use super::{Launch, StreamOps};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// What the blocks of a runtime are: how they are made ready, started, and run.
 pub(super) trait Blocks: Send + Sync + 'static {
@@ -94,7 +94,7 @@ struct Handle<B: Blocks>(Arc<Executor<B>>);
 
 impl<B: Blocks> Drop for Handle<B> {
     fn drop(&mut self) {
-        self.0.crew.close();
+        self.0.pool.close();
     }
 }
 

@@ -5,7 +5,7 @@
 //! queue; there is at most one driver, and it resumes the blocks round robin. Who drives when is the
 //! business of [`executor`](super::executor).
 //!
-//! Invariant: no closure of the user runs under a lock. A stint ends with the block that ended a launch,
+//! Invariant: no closure of the user runs under a lock. A go ends with the block that ended a launch,
 //! and the driver finishes the launch after it has let go of the queue.
 
 use std::hint::spin_loop;
@@ -35,8 +35,8 @@ pub(super) enum Task<B: Blocks> {
     Job(Job<B>),
 }
 
-/// What a driver did in one stint.
-pub(super) enum Stint<B: Blocks> {
+/// What a driver did in one go.
+pub(super) enum DriveOutcome<B: Blocks> {
     /// Nothing: another thread drives, or there is no work.
     Nothing,
     /// It ran blocks, and some moved.
@@ -109,7 +109,7 @@ impl<B: Blocks> Queue<B> {
         // Under the lock, so that the driver that empties the inbox also clears it.
         self.fresh.store(true, Ordering::Relaxed);
         drop(inbox);
-        // Pairs with the fence of a worker that goes to sleep (`Crew::doze`): either it sees this, or
+        // Pairs with the fence of a worker that goes to sleep (`WorkerPool::doze`): either it sees this, or
         // the launch that pushed sees that it sleeps.
         self.load.fetch_add(1, Ordering::SeqCst);
     }
@@ -133,25 +133,25 @@ impl<B: Blocks> Queue<B> {
     /// Drives the queue, if nobody else does, until a launch ends, nothing moves, the thread is `done`, or
     /// another queue wants a driver (`elsewhere`); at most `rounds` rounds.
     #[inline]
-    pub(super) fn stint(
+    pub(super) fn drive_some(
         &self,
         blocks: &B,
         rounds: u32,
         done: impl Fn() -> bool,
         elsewhere: impl Fn() -> bool,
-    ) -> Stint<B> {
+    ) -> DriveOutcome<B> {
         if !self.wants_driver() {
-            return Stint::Nothing;
+            return DriveOutcome::Nothing;
         }
         let mut run = match self.run.try_lock() {
             Ok(run) => run,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Stint::Nothing,
+            Err(TryLockError::WouldBlock) => return DriveOutcome::Nothing,
         };
         self.driven.store(true, Ordering::Relaxed);
-        let stint = self.drive(blocks, &mut run, rounds, done, elsewhere);
+        let outcome = self.drive(blocks, &mut run, rounds, done, elsewhere);
         self.driven.store(false, Ordering::Relaxed);
-        stint
+        outcome
     }
 
     fn drive(
@@ -161,19 +161,19 @@ impl<B: Blocks> Queue<B> {
         rounds: u32,
         done: impl Fn() -> bool,
         elsewhere: impl Fn() -> bool,
-    ) -> Stint<B> {
+    ) -> DriveOutcome<B> {
         let (mut quiet, mut any) = (0, false);
         for round in 1..=rounds {
             if self.fresh.load(Ordering::Relaxed)
-                && let Some(stint) = self.admit(blocks, run)
+                && let Some(outcome) = self.admit(blocks, run)
             {
-                return stint;
+                return outcome;
             }
             if run.blocks.is_empty() {
-                return if any { Stint::Moved } else { Stint::Nothing };
+                return if any { DriveOutcome::Moved } else { DriveOutcome::Nothing };
             }
             if let Some(launched) = self.round(blocks, run) {
-                return Stint::Finished(launched);
+                return DriveOutcome::Finished(launched);
             }
             any |= run.moved;
             if run.moved {
@@ -189,7 +189,7 @@ impl<B: Blocks> Queue<B> {
                 break;
             }
         }
-        if any { Stint::Moved } else { Stint::Stuck }
+        if any { DriveOutcome::Moved } else { DriveOutcome::Stuck }
     }
 
     /// Resumes each block once, from where the last round stopped; stops early with the launch of
@@ -230,7 +230,7 @@ impl<B: Blocks> Queue<B> {
 
     /// Takes in what was pushed. What cannot become a block ends here.
     #[cold]
-    fn admit(&self, blocks: &B, run: &mut Run<B>) -> Option<Stint<B>> {
+    fn admit(&self, blocks: &B, run: &mut Run<B>) -> Option<DriveOutcome<B>> {
         if run.arrived.is_empty() {
             let mut inbox = lock(&self.inbox);
             std::mem::swap(&mut *inbox, &mut run.arrived);
@@ -242,7 +242,7 @@ impl<B: Blocks> Queue<B> {
             let over = match task {
                 Task::Job(job) => {
                     self.load.fetch_sub(1, Ordering::SeqCst);
-                    Some(Stint::Job(job))
+                    Some(DriveOutcome::Job(job))
                 }
                 Task::Block { launch, index } => {
                     let (kernel, work) = (launch.kernel, launch.work());
@@ -256,14 +256,14 @@ impl<B: Blocks> Queue<B> {
                         }
                         Err(error) => {
                             launch.fail(error);
-                            self.ended(launch).map(Stint::Finished)
+                            self.ended(launch).map(DriveOutcome::Finished)
                         }
                     }
                 }
             };
             if over.is_some() {
                 if !run.arrived.is_empty() {
-                    // The rest is taken in by the next stint.
+                    // The rest is taken in by the next go.
                     self.fresh.store(true, Ordering::Relaxed);
                 }
                 return over;

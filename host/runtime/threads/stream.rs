@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex};
 use super::executor::{Executor, Pass};
 use super::queue::{Launched, Task};
 use super::{Blocks, Handle};
+use crate::error::{Error, Result};
 use crate::runtime::op::{Op, copy_in, copy_out, run_host};
 use crate::runtime::sync::lock;
 use crate::runtime::{Event, Launch, Memory, StreamOps, memory};
-use crate::{Error, Result};
 
 /// What a stream shares with its operations under way.
 pub(super) struct StreamState<B: Blocks> {

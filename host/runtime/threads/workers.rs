@@ -12,16 +12,16 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use super::Blocks;
-use super::executor::{Executor, Ladder, Pass};
+use super::executor::{Backoff, Executor, Pass};
+use crate::error::{Error, Result};
 use crate::runtime::PROXY;
 use crate::runtime::sync::lock;
-use crate::{Error, Result};
 
 const AWAKE: u8 = 0;
 const NAPS: u8 = 1;
 const SLEEPS: u8 = 2;
 
-/// Rounds of one stint of a worker. Long: it has nothing else to look at.
+/// Rounds of one go of a worker. Long: it has nothing else to look at.
 const STINT_ROUNDS: u32 = 4096;
 /// For how long a worker that has run a heavy block stays awake for the next one: waking it again would
 /// take as long.
@@ -32,7 +32,7 @@ const NAP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mill
 const DROWSY: Duration = Duration::from_millis(100);
 
 /// The workers of an executor.
-pub(super) struct Crew {
+pub(super) struct WorkerPool {
     workers: Box<[Worker]>,
     /// How many threads were started.
     started: AtomicUsize,
@@ -50,9 +50,9 @@ struct Worker {
     thread: OnceLock<Thread>,
 }
 
-impl Crew {
+impl WorkerPool {
     pub(super) fn new(size: usize) -> Self {
-        Crew {
+        WorkerPool {
             workers: (0..size).map(|_| Worker::default()).collect(),
             started: AtomicUsize::new(0),
             starting: Mutex::new(()),
@@ -83,7 +83,7 @@ impl Crew {
             self.watching.fetch_add(1, Ordering::SeqCst);
             let thread = thread::Builder::new()
                 .name(format!("ferroccl-{id}"))
-                .spawn(move || shared.crew.work(&shared, id));
+                .spawn(move || shared.pool.work(&shared, id));
             match thread {
                 Ok(handle) => {
                     let _ = self.workers[id].thread.set(handle.thread().clone());
@@ -154,28 +154,28 @@ impl Crew {
 
     fn work<B: Blocks>(&self, executor: &Arc<Executor<B>>, id: usize) {
         let me = &self.workers[id];
-        let (mut home, mut ladder) = (id, Ladder::default());
+        let (mut home, mut backoff) = (id, Backoff::default());
         let (mut nap, mut launches, mut life) = (NAP.0, 0, Instant::now());
         let mut warm = false;
         loop {
             match executor.pass(&mut home, STINT_ROUNDS, || false) {
                 Pass::Moved => {
-                    ladder.reset();
+                    backoff.reset();
                     (nap, warm) = (NAP.0, true);
                     continue;
                 }
                 Pass::Stuck if PROXY.help() => {
-                    ladder.reset();
+                    backoff.reset();
                     continue;
                 }
                 Pass::Stuck => {
-                    if let Some(time) = ladder.stuck() {
+                    if let Some(time) = backoff.stuck() {
                         self.doze(me, NAPS, Some(time), || false);
                     }
                     continue;
                 }
                 // A queue that another thread drives just now may be as stuck as before.
-                Pass::Idle if executor.is_empty() => ladder.reset(),
+                Pass::Idle if executor.is_empty() => backoff.reset(),
                 Pass::Idle => {}
             }
             let closed = self.closed.load(Ordering::SeqCst);

@@ -1,13 +1,13 @@
 //! Networks that reduce.
 //!
-//! A switch that combines what passes through it saves the ranks a step for every other: all of them send once and get
-//! the result. NCCL reaches such networks through plugins (`ncclCollNet`, as of SHARP); here they are a trait.
+//! A switch that combines the data of all ranks saves them a step for every other rank: each rank sends its data once and gets
+//! the result. NCCL reaches such networks through plugins (`ncclCollNet`, for example SHARP's); here they are a trait.
 //!
 //! ```text
 //! listen ─► handle ══ out of band, to all ══► connect(handles) ─► CollNetComm ─► iallreduce ─► CollNetRequest ─► test
 //! ```
 //!
-//! Nothing waits but [`CollNetListener::connect`]: the [proxy](crate::Proxy) asks again.
+//! Only [`CollNetListener::connect`] waits. The [proxy](crate::Proxy) makes other calls again until they are done.
 
 mod software;
 
@@ -24,20 +24,20 @@ pub trait CollNet: Debug + Send + Sync {
     /// Its name, as in logs.
     fn name(&self) -> &str;
 
-    /// Whether it combines values of this type so (`reduceSupport`). It is never asked for averages or scaled sums: what
-    /// is scaled is so before it comes here.
+    /// Whether it can combine values of this type with this operator (`reduceSupport`). It is not called for averages and
+    /// scaled sums: values are scaled before they come here.
     fn reduce_support(&self, data_type: DataType, op: ReduceOp) -> bool;
 
-    /// Gets ready for the members of a group.
+    /// Makes a listener for the members of a group.
     ///
     /// # Errors
-    /// When the network has no more to offer, or cannot be reached.
+    /// When the network has no more groups, or cannot be reached.
     fn listen(&self) -> Result<Box<dyn CollNetListener>, NetError>;
 }
 
 /// A member of a group that is not connected.
 pub trait CollNetListener: Send {
-    /// What all members need to know of this one; of any length.
+    /// What all members need to know of this one, of any length.
     fn handle(&self) -> Vec<u8>;
 
     /// Joins the group of the members with these handles, as number `rank` of them. All members call it with the same
@@ -54,11 +54,11 @@ pub trait CollNetListener: Send {
 
 /// A member of a group. The members make the same calls in the same order.
 pub trait CollNetComm: Debug + Send {
-    /// Begins to combine `count` elements at `send` with those of all members, to be at `recv`; they are the same address
-    /// or apart. `None`: too much is under way, ask again.
+    /// Begins to combine `count` elements at `send` with those of all members, into `recv`. The two are equal or do not
+    /// overlap. `None`: too many calls are under way; call it again.
     ///
     /// # Errors
-    /// When the call makes no sense to the network, or the group is broken.
+    /// When the network cannot do the call, or the group is broken.
     ///
     /// # Safety
     /// `count` elements are readable at `send` and writable at `recv`, both multiples of the element's size, and nobody
@@ -73,11 +73,11 @@ pub trait CollNetComm: Debug + Send {
     ) -> Result<Option<Box<dyn CollNetRequest>>, NetError>;
 }
 
-/// A call that is under way. Dropped before it is done, it touches its buffers no more.
+/// A call that is under way. When it is dropped, its buffers are not touched any more.
 pub trait CollNetRequest: Send {
     /// Whether it is done.
     ///
     /// # Errors
-    /// When it has failed: then it is over, too.
+    /// When it has failed, and so is over.
     fn test(&mut self) -> Result<bool, NetError>;
 }

@@ -2,16 +2,17 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use bytemuck::Zeroable as _;
 use ferroccl_device::abi::{DataType, ReduceOp, Work};
+use ferroccl_device::args::KernelArgs;
 use ferroccl_device::element::{Bf16, Element, F8E4M3, F8E5M2, F16};
-use ferroccl_device::prims;
 use ferroccl_device::reduce::{Any, Reducer};
 
 use super::{CollNet, CollNetComm, CollNetListener, CollNetRequest};
 use crate::NetError;
+use crate::sync::lock;
 
 const NAME: &str = "software";
 
@@ -47,24 +48,24 @@ const IN_FLIGHT: usize = 8;
 /// # Ok::<(), ferroccl_proxy::NetError>(())
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct SoftwareCollNet(Arc<Switch>);
+pub struct SoftwareCollNet(Arc<SoftwareSwitch>);
 
 #[derive(Debug, Default)]
-struct Switch {
+struct SoftwareSwitch {
     handles: AtomicU64,
     /// By their members' handles.
-    groups: Mutex<HashMap<Vec<u64>, Weak<Group>>>,
+    groups: Mutex<HashMap<Vec<u64>, Weak<SwitchGroup>>>,
 }
 
 #[derive(Debug)]
-struct Group {
+struct SwitchGroup {
     members: usize,
-    calls: Mutex<HashMap<u64, Call>>,
+    calls: Mutex<HashMap<u64, ReduceCall>>,
 }
 
 /// What a call of all members is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Terms {
+struct CallSignature {
     count: usize,
     data_type: DataType,
     op: ReduceOp,
@@ -72,8 +73,8 @@ struct Terms {
 
 /// A call that some have made.
 #[derive(Debug)]
-struct Call {
-    terms: Terms,
+struct ReduceCall {
+    signature: CallSignature,
     /// Of each member, its values.
     parts: Vec<Option<Vec<u64>>>,
     /// Once all have come.
@@ -102,16 +103,16 @@ impl CollNet for SoftwareCollNet {
     fn listen(&self) -> Result<Box<dyn CollNetListener>, NetError> {
         // Numbers, and nothing else is ordered by them.
         let handle = self.0.handles.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(Listener { switch: Arc::clone(&self.0), handle }))
+        Ok(Box::new(SoftwareListener { switch: Arc::clone(&self.0), handle }))
     }
 }
 
-struct Listener {
-    switch: Arc<Switch>,
+struct SoftwareListener {
+    switch: Arc<SoftwareSwitch>,
     handle: u64,
 }
 
-impl CollNetListener for Listener {
+impl CollNetListener for SoftwareListener {
     fn handle(&self) -> Vec<u8> {
         // The process, too: another's switch is none of ours.
         [u64::from(std::process::id()), self.handle].map(u64::to_le_bytes).concat()
@@ -139,18 +140,22 @@ impl CollNetListener for Listener {
         }
         let mut groups = lock(&self.switch.groups);
         groups.retain(|_, group| group.strong_count() > 0);
-        let group = groups
-            .get(&key)
-            .and_then(Weak::upgrade)
-            .unwrap_or_else(|| Arc::new(Group { members: handles.len(), calls: Mutex::default() }));
+        let group = groups.get(&key).and_then(Weak::upgrade).unwrap_or_else(|| {
+            Arc::new(SwitchGroup { members: handles.len(), calls: Mutex::default() })
+        });
         groups.insert(key, Arc::downgrade(&group));
-        Ok(Box::new(Member { group, rank: rank as usize, next: 0, under_way: Arc::default() }))
+        Ok(Box::new(SoftwareComm {
+            group,
+            rank: rank as usize,
+            next: 0,
+            under_way: Arc::default(),
+        }))
     }
 }
 
 #[derive(Debug)]
-struct Member {
-    group: Arc<Group>,
+struct SoftwareComm {
+    group: Arc<SwitchGroup>,
     rank: usize,
     /// The number of the next call.
     next: u64,
@@ -158,7 +163,7 @@ struct Member {
     under_way: Arc<()>,
 }
 
-impl CollNetComm for Member {
+impl CollNetComm for SoftwareComm {
     unsafe fn iallreduce(
         &mut self,
         send: *const u8,
@@ -176,28 +181,29 @@ impl CollNetComm for Member {
         unsafe {
             send.copy_to_nonoverlapping(values.as_mut_ptr().cast(), bytes);
         }
-        let terms = Terms { count, data_type, op };
+        let signature = CallSignature { count, data_type, op };
         let (number, members) = (self.next, self.group.members);
         self.next += 1;
         let mut calls = lock(&self.group.calls);
-        let call = calls.entry(number).or_insert_with(|| Call {
-            terms,
+        let call = calls.entry(number).or_insert_with(|| ReduceCall {
+            signature,
             parts: vec![None; members],
             result: None,
             left: members,
         });
-        if call.terms != terms {
-            let reason = format!("call {number} is {terms:?}, another member's {:?}", call.terms);
+        if call.signature != signature {
+            let reason =
+                format!("call {number} is {signature:?}, another member's {:?}", call.signature);
             call.result = Some(Err(NetError::new(NAME, "iallreduce", reason)));
         }
         call.parts[self.rank] = Some(values);
         if call.result.is_none() && call.parts.iter().all(Option::is_some) {
             let parts: Vec<Vec<u64>> = call.parts.drain(..).flatten().collect();
-            call.result = Some(Ok(Arc::new(combined(terms, parts))));
+            call.result = Some(Ok(Arc::new(combined(signature, parts))));
         }
         drop(calls);
         let (group, under_way) = (Arc::clone(&self.group), Arc::clone(&self.under_way));
-        let recv = Address(recv);
+        let recv = ResultAddress(recv);
         Ok(Some(Box::new(Request {
             group,
             number,
@@ -210,19 +216,19 @@ impl CollNetComm for Member {
 }
 
 struct Request {
-    group: Arc<Group>,
+    group: Arc<SwitchGroup>,
     number: u64,
-    recv: Address,
+    recv: ResultAddress,
     bytes: usize,
     done: bool,
     _under_way: Arc<()>,
 }
 
 /// Where a result goes.
-struct Address(*mut u8);
+struct ResultAddress(*mut u8);
 
 // SAFETY: whoever made the call lets nobody else touch it until the request is done.
-unsafe impl Send for Address {}
+unsafe impl Send for ResultAddress {}
 
 impl CollNetRequest for Request {
     fn test(&mut self) -> Result<bool, NetError> {
@@ -250,7 +256,7 @@ impl Drop for Request {
     }
 }
 
-impl Group {
+impl SwitchGroup {
     /// A member has no more to do with a call; after the last the call is forgotten.
     fn fetched(&self, number: u64) {
         let mut calls = lock(&self.calls);
@@ -263,15 +269,11 @@ impl Group {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// All parts combined in their order, word by word.
-fn combined(terms: Terms, parts: Vec<Vec<u64>>) -> Vec<u64> {
+fn combined(signature: CallSignature, parts: Vec<Vec<u64>>) -> Vec<u64> {
     fn fold<T: Element>(work: &Work, parts: Vec<Vec<u64>>) -> Vec<u64> {
         // SAFETY: the work is valid, and its scalar no address.
-        let reducer = unsafe { Reducer::<T, Any>::of(prims::Call::new(work)) };
+        let reducer = unsafe { Reducer::<T, Any>::of(KernelArgs::new(work)) };
         let add = |mut sum: Vec<u64>, part: Vec<u64>| {
             for (sum, part) in sum.iter_mut().zip(part) {
                 *sum = reducer.combine_word(*sum, part);
@@ -281,8 +283,8 @@ fn combined(terms: Terms, parts: Vec<Vec<u64>>) -> Vec<u64> {
         parts.into_iter().reduce(add).unwrap_or_default()
     }
     let mut work = Work::zeroed();
-    work.signature.call = (terms.op as u64) << 16;
-    let fold = match terms.data_type {
+    work.signature.call = (signature.op as u64) << 16;
+    let fold = match signature.data_type {
         DataType::I8 => fold::<i8>,
         DataType::U8 => fold::<u8>,
         DataType::I32 => fold::<i32>,
@@ -378,7 +380,7 @@ mod tests {
         let mut theirs = unsafe { call(&mut members[1], b, ReduceOp::Min) }.unwrap();
         for request in [&mut ours, &mut theirs] {
             let text = request.test().unwrap_err().to_string();
-            assert!(text.starts_with("software: iallreduce: call 0 is Terms {"), "{text}");
+            assert!(text.starts_with("software: iallreduce: call 0 is CallSignature {"), "{text}");
         }
     }
 

@@ -1,14 +1,17 @@
-//! What a connection says first: which it is.
+//! The first message of a connection: which connection it is.
+//!
+//! The network has authenticated both ends before (see [`net`](crate::net)), so this is only a number for a connection of the
+//! communicator, and needs no proof.
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::NetError;
 
 /// Bytes of a [`Hello`] on the network.
-pub const HELLO_BYTES: usize = size_of::<Wire>();
+pub const HELLO_BYTES: usize = size_of::<HelloBytes>();
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FerroCCL");
-/// Of what proxies say to each other. To be counted up with every change.
+/// The version of the messages between proxies. Every change increments it.
 const VERSION: u32 = 1;
 
 /// The first message of a connection.
@@ -21,19 +24,19 @@ const VERSION: u32 = 1;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// The communicator: a number that its ranks alone know.
+    /// The communicator: a random number that its ranks share.
     pub group: u64,
     /// The sender's rank.
     pub from: u32,
     /// The receiver's.
     pub to: u32,
-    /// Which of the connections between the two.
+    /// Which of the connections between the two ranks.
     pub index: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Wire {
+struct HelloBytes {
     magic: u64,
     group: u64,
     version: u32,
@@ -43,10 +46,10 @@ struct Wire {
 }
 
 impl Hello {
-    /// As on the network; little-endian.
+    /// Its bytes on the network, little-endian.
     #[must_use]
     pub fn bytes(&self) -> [u8; HELLO_BYTES] {
-        bytemuck::cast(Wire {
+        bytemuck::cast(HelloBytes {
             magic: MAGIC.to_le(),
             group: self.group.to_le(),
             version: VERSION.to_le(),
@@ -56,20 +59,20 @@ impl Hello {
         })
     }
 
-    /// From the network.
+    /// Reads the bytes of a hello.
     ///
     /// # Errors
-    /// When it is none, or of another version.
+    /// When the bytes are not a hello, or are of another version.
     pub fn parse(bytes: &[u8]) -> Result<Hello, NetError> {
         let refused = |reason: String| NetError::new("proxy", "accept", reason);
-        let wire: Wire = bytemuck::try_pod_read_unaligned(bytes)
-            .map_err(|_| refused(format!("a greeting of {} bytes", bytes.len())))?;
+        let wire: HelloBytes = bytemuck::try_pod_read_unaligned(bytes)
+            .map_err(|_| refused(format!("a hello of {} bytes", bytes.len())))?;
         if u64::from_le(wire.magic) != MAGIC {
-            return Err(refused("a greeting that is not FerroCCL's".to_owned()));
+            return Err(refused("a hello that is not FerroCCL's".to_owned()));
         }
         let version = u32::from_le(wire.version);
         if version != VERSION {
-            let reason = format!("a proxy of version {version}, and ours is {VERSION}");
+            let reason = format!("a hello of version {version}, ours is {VERSION}");
             return Err(refused(reason));
         }
         Ok(Hello {

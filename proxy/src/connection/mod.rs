@@ -1,7 +1,7 @@
 //! Connections between hosts: what the proxy carries from one rank's slots to another's.
 //!
-//! Where two ranks share the memory of a connection, a kernel fills a slot and the other empties it. Where they do not,
-//! each has memory of its own, laid out alike, and a proxy that plays the other rank's part in it:
+//! Where two ranks share the memory of a connection, one kernel fills a slot and the other kernel empties it. Two hosts share
+//! no memory. So each host has memory of its own with the same layout, and the proxy plays the part of the remote rank in it:
 //!
 //! ```text
 //! sender's host                                          receiver's host
@@ -9,89 +9,95 @@
 //!        ◄──────── acknowledged, head ────         net             ◄─────── acknowledged, head ────
 //! ```
 //!
-//! A call puts [`Steps`] on each connection that it uses: first the signature that the two ends compare, then so many steps
-//! in the slots of a protocol. Each step is a message, sent from the slot and received into the slot. Both ends go through
-//! the same list, and count alike:
+//! A call puts [`Steps`] on each connection that it uses: first the signature, which the two ends compare, then a number of
+//! steps in the slots of one protocol. Each step is one network message: it is sent from a slot and received into a slot. Both
+//! ends take the same steps in the same order, and count them alike:
 //!
 //! ```text
 //! Sending:    posted by the kernel ≥ transmitted (isend called) ≥ done (sent: credit for the kernel)
 //! Receiving:  posted (irecv called) ≥ transmitted (arrived) ≥ done (flushed: the kernel may read)
 //! ```
 //!
-//! What the proxy looks at itself is in the host's memory. Slots may be in a GPU's, where the network reaches that
-//! ([`GpuSlots`], NCCL's GPU Direct RDMA): then the data does not pass the host at all. Slots of LL stay with the host, as
-//! in NCCL, and of a sender those of LL128 as well.
+//! The words that the proxy reads and writes are in host memory. Slots may be in GPU memory, where the network reaches it
+//! ([`GpuSlots`], NCCL's GPU Direct RDMA); the data then bypasses the host. As in NCCL, LL's slots are always in host memory,
+//! and the sender's LL128 slots, too: the proxy has to read their flags.
 //!
-//! A connection is made when it is first needed: the sender connects to the listener that the receiver has for all, and
-//! says which connection it means ([`Hello`]). Source: NCCL's `net.cc` (`sendProxyProgress`, `recvProxyProgress`) for the
-//! states and their orders.
+//! A connection is made when it is first needed. The sender connects to the receiver's listener, which serves all connections,
+//! and its first message says which connection it is ([`Hello`]). Source: NCCL's `net.cc` (`sendProxyProgress`,
+//! `recvProxyProgress`) for the states and their orders.
+//!
+//! ```text
+//! connections    all connections of a rank        send, recv  the two ends of a connection
+//! registrations  their memory, registered         orders      the memory orders, each with its partner
+//! hello          which connection this is
+//! ```
 
+mod connections;
 mod hello;
 pub mod orders;
-mod reach;
 mod recv;
+mod registrations;
 mod send;
-mod set;
 
 use std::sync::atomic::AtomicU64;
 
 use ferroccl_device::abi::{Conn, ProtocolId, Signature, SignatureRing};
 
+pub use connections::{ConnectionFailure, ConnectionId, Connections, FindConnMemory};
 pub use hello::{HELLO_BYTES, Hello};
 pub use recv::Receiving;
 pub use send::Sending;
-pub use set::{Connections, Failed, FindEnds, Key};
 
 use crate::net::MemoryKind;
 
-/// What a call has on a connection.
+/// What a call sends over a connection, or receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Steps {
-    /// The call's number, for errors.
+    /// The call's number, for error messages.
     pub seq: u64,
-    /// Signatures that the ends compare, before all steps.
+    /// The number of signatures, which come before the steps.
     pub signatures: u64,
-    /// The protocol of its steps.
+    /// The protocol of the steps.
     pub protocol: ProtocolId,
-    /// How many slots are filled.
+    /// The number of steps; each is a slot.
     pub steps: u64,
 }
 
 /// This host's memory of a connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Ends {
+pub struct ConnMemory {
     /// Address of the [`SignatureRing`].
     pub calls: u64,
-    /// The slots; `None` where only calls are compared.
+    /// The slots; `None` where only signatures are exchanged.
     pub conn: Option<Conn>,
-    /// The part of it that is the host's: address and bytes.
+    /// The host memory that has all of this but [`ConnMemory::on_gpu`]: address and bytes.
     pub memory: (u64, usize),
-    /// Slots that are in a GPU's memory, which the network reaches. Of those that are sent from, Simple's only: of the
-    /// other protocols the proxy has to see the lines.
+    /// Slots in GPU memory that the network reaches. At the sender only Simple's slots may be there: the proxy has to read the
+    /// flags of LL's and LL128's lines.
     pub on_gpu: Option<GpuSlots>,
 }
 
-/// Memory of a GPU that has slots of a connection.
+/// GPU memory that has slots of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuSlots {
     /// Address and bytes.
     pub memory: (u64, usize),
     /// How the network reaches it.
     pub kind: MemoryKind,
-    /// Whether the GPU may see what the network has written only after a flush ([`RecvComm::iflush`]).
+    /// Whether the GPU is sure to see what the network has written only after a flush ([`RecvComm::iflush`]).
     ///
     /// [`RecvComm::iflush`]: crate::net::RecvComm::iflush
     pub flush: bool,
 }
 
-impl Ends {
+impl ConnMemory {
     /// # Safety
-    /// The memory is valid as long as what is returned is used.
-    unsafe fn ring<'a>(&self) -> Ring<'a> {
+    /// The memory is valid for as long as the result is used.
+    unsafe fn ring<'a>(&self) -> RingWords<'a> {
         let ring = self.calls as *mut SignatureRing;
         // SAFETY: the caller's; both words are only accessed atomically.
         unsafe {
-            Ring {
+            RingWords {
                 tail: AtomicU64::from_ptr(&raw mut (*ring).tail),
                 ack: AtomicU64::from_ptr(&raw mut (*ring).ack),
                 entries: (&raw mut (*ring).entries).cast(),
@@ -100,14 +106,14 @@ impl Ends {
     }
 }
 
-/// The parts of a [`SignatureRing`].
-struct Ring<'a> {
+/// The fields of a [`SignatureRing`].
+struct RingWords<'a> {
     tail: &'a AtomicU64,
     ack: &'a AtomicU64,
     entries: *mut Signature,
 }
 
-impl Ring<'_> {
+impl RingWords<'_> {
     /// Where signature `n` is.
     fn entry(&self, n: u64) -> *mut u8 {
         let index = (n % ferroccl_device::abi::SIGNATURES as u64) as usize;
@@ -118,50 +124,50 @@ impl Ring<'_> {
 /// Bytes of a signature on the network.
 const SIGNATURE_BYTES: usize = size_of::<Signature>();
 
-/// Of the steps of calls, where one end is.
+/// The calls of one end that are not begun yet, and how far it is in the first of them.
 #[derive(Debug, Default)]
-struct Cursor {
+struct StepCursor {
     queue: std::collections::VecDeque<Steps>,
-    /// Of the first call in the queue: what has been begun.
+    /// Signatures and steps of the first call that have been begun.
     signatures: u64,
     steps: u64,
 }
 
-/// What comes next.
-enum Next {
+/// The message to begin next.
+enum NextMessage {
     Signature,
     Step(ProtocolId),
 }
 
-impl Cursor {
+impl StepCursor {
     fn push(&mut self, steps: Steps) {
         self.queue.push_back(steps);
     }
 
-    /// What is to be begun next; `None` when all has been.
-    fn next(&mut self) -> Option<Next> {
+    /// The message to begin next; `None` when all have been begun.
+    fn next(&mut self) -> Option<NextMessage> {
         loop {
             let first = self.queue.front()?;
             if self.signatures < first.signatures {
-                return Some(Next::Signature);
+                return Some(NextMessage::Signature);
             }
             if self.steps < first.steps {
-                return Some(Next::Step(first.protocol));
+                return Some(NextMessage::Step(first.protocol));
             }
             self.queue.pop_front();
             (self.signatures, self.steps) = (0, 0);
         }
     }
 
-    /// The call that is at its turn.
+    /// The number of the first call.
     fn seq(&self) -> Option<u64> {
         self.queue.front().map(|steps| steps.seq)
     }
 }
 
-/// A message that is under way.
+/// What a message that is under way carries.
 #[derive(Clone, Copy, Debug)]
-enum Message {
+enum MessageKind {
     Signature,
     Step,
 }

@@ -5,41 +5,41 @@
 
 use std::sync::atomic::Ordering;
 
-/// A word that nobody else writes.
+/// A word that only the proxy writes.
 pub const OWN: Ordering = Ordering::Relaxed;
 
-/// Of [`Sending`](super::Sending), which plays the receiver.
+/// Orders of [`Sending`](super::Sending), which plays the receiver towards the kernel.
 pub mod sending {
     use super::Ordering;
 
-    /// The step FIFO. Speaks for itself: nothing is read because of it but what has its own order.
+    /// The load of a step FIFO entry. It orders nothing: what is read after it has an order of its own.
     pub const ENTRY: Ordering = Ordering::Relaxed;
-    /// The tail, before what is in a Simple slot is sent. Pairs with the release in `publish`.
+    /// The load of the tail, before a Simple slot is sent. Pairs with the release in `post_tail`.
     pub const TAIL: Ordering = Ordering::Acquire;
-    /// The flags of lines: [`LINES`] comes after them.
+    /// The loads of the lines' flags, which the fence [`LINES`] follows.
     pub const FLAG: Ordering = Ordering::Relaxed;
-    /// A fence once the flags are right, before the lines are sent. Pairs with the release of each flag in `st_line`
+    /// The fence after all flags are right, before the lines are sent. Pairs with the release of each flag in `st_line`
     /// (LL128); where data and flag are one word (LL), none is needed.
     pub const LINES: Ordering = Ordering::Acquire;
-    /// The head: a slot is sent, and the kernel's again. Pairs with the acquire in `has_credit`.
+    /// The store of the head, after a slot is sent: it gives the slot back to the kernel. Pairs with the acquire in `has_credit`.
     pub const HEAD: Ordering = Ordering::Release;
-    /// The tail of the signatures, before one is sent. Pairs with the release in `write_signature`.
+    /// The load of the signatures' tail, before one is sent. Pairs with the release in `write_signature`.
     pub const SIGNATURES: Ordering = Ordering::Acquire;
-    /// What is acknowledged of them: a signature is sent. Pairs with the acquire in `can_tell`.
+    /// The store of the acknowledged signatures, after one is sent. Pairs with the acquire in `has_signature_room`.
     pub const ACKNOWLEDGED: Ordering = Ordering::Release;
 }
 
-/// Of [`Receiving`](super::Receiving), which plays the sender.
+/// Orders of [`Receiving`](super::Receiving), which plays the sender towards the kernel.
 pub mod receiving {
     use super::Ordering;
 
-    /// The head, before a slot is filled again. Pairs with the release in `give_credit`: the kernel's reads are over.
+    /// The load of the head, before a slot is filled again. Pairs with the release in `post_head`: the kernel has read the slot.
     pub const HEAD: Ordering = Ordering::Acquire;
-    /// The tail: a slot is filled, whatever the protocol. Pairs with the acquire in `has_tail`.
+    /// The store of the tail, after a slot is filled, in every protocol. Pairs with the acquire in `has_tail`.
     pub const TAIL: Ordering = Ordering::Release;
-    /// What is acknowledged of the signatures, before an entry is filled again. Pairs with the release in `compare`: the
-    /// kernel has read what was there.
+    /// The load of the acknowledged signatures, before an entry is filled again. Pairs with the release in `check_signature`: the
+    /// kernel has read the entry.
     pub const ACKNOWLEDGED: Ordering = Ordering::Acquire;
-    /// The tail of the signatures: one has come. Pairs with the acquire in `can_hear`.
+    /// The store of the signatures' tail, after one has arrived. Pairs with the acquire in `has_signature`.
     pub const SIGNATURES: Ordering = Ordering::Release;
 }

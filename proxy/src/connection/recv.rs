@@ -6,27 +6,27 @@ use std::mem::offset_of;
 use ferroccl_device::abi::{ConnHeader, ProtocolId, SIGNATURES};
 
 use super::orders::{self, receiving};
-use super::reach::Reach;
+use super::registrations::Registrations;
 use super::send::header;
-use super::{Cursor, Ends, Message, Next, SIGNATURE_BYTES, Steps};
+use super::{ConnMemory, MessageKind, NextMessage, SIGNATURE_BYTES, StepCursor, Steps};
 use crate::net::{MAX_REQUESTS, RecvBuffer, RecvComm, Request};
 use crate::{NetError, Progress};
 
-/// Receives into slots for a kernel.
+/// Receives steps into slots for a kernel: the sender's part towards that kernel.
 #[derive(Debug)]
 pub struct Receiving {
-    ends: Ends,
+    memory: ConnMemory,
     comm: Box<dyn RecvComm>,
-    reach: Reach,
-    cursor: Cursor,
+    registrations: Registrations,
+    cursor: StepCursor,
     requests: VecDeque<(Request, Pending)>,
-    /// What has arrived in a GPU's memory since the last flush was begun: the last of it, address and bytes.
+    /// The last message that has arrived in GPU memory since the last flush was begun: address and bytes.
     unflushed: Option<(u64, usize)>,
-    /// The flush that is under way, and how many steps had arrived before.
+    /// The flush that is under way, and the number of steps that had arrived before it.
     flush: Option<(Request, u64)>,
-    /// Signatures for which there is a buffer.
+    /// Signatures for which `irecv` was called.
     heard: u64,
-    /// Steps for which there is a buffer.
+    /// Steps for which `irecv` was called.
     posted: u64,
     /// Steps that have arrived.
     transmitted: u64,
@@ -37,7 +37,7 @@ pub struct Receiving {
 /// A message that is under way, and where it goes.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    message: Message,
+    message: MessageKind,
     at: u64,
 }
 
@@ -45,24 +45,24 @@ impl Receiving {
     /// Over a network's connection, from step `first` on.
     ///
     /// # Errors
-    /// When the network can't reach the memory.
+    /// When the network cannot reach the memory.
     ///
     /// # Safety
     /// As [`Sending::new`](super::Sending::new), with a kernel that receives.
     pub unsafe fn new(
-        ends: Ends,
+        memory: ConnMemory,
         mut comm: Box<dyn RecvComm>,
         first: u64,
     ) -> Result<Self, NetError> {
-        let reach = Reach::new(&ends, |(address, bytes), kind| {
+        let registrations = Registrations::new(&memory, |(address, bytes), kind| {
             // SAFETY: the caller's.
             unsafe { comm.register(address as *mut u8, bytes, kind) }
         })?;
         Ok(Receiving {
-            ends,
+            memory,
             comm,
-            reach,
-            cursor: Cursor::default(),
+            registrations,
+            cursor: StepCursor::default(),
             requests: VecDeque::new(),
             unflushed: None,
             flush: None,
@@ -73,12 +73,12 @@ impl Receiving {
         })
     }
 
-    /// Adds what the next call has.
+    /// Adds the steps of the next call.
     pub fn push(&mut self, steps: Steps) {
         self.cursor.push(steps);
     }
 
-    /// The call whose data is awaited; `None` when all has come.
+    /// The number of the call whose data is awaited; `None` when all has arrived.
     pub fn seq(&mut self) -> Option<u64> {
         let more = self.cursor.next().is_some();
         self.cursor.seq().or((more || self.is_awaiting()).then_some(0))
@@ -89,14 +89,14 @@ impl Receiving {
         !self.requests.is_empty() || self.done < self.transmitted
     }
 
-    /// Does what can be done at once.
+    /// Makes progress without waiting.
     ///
     /// # Errors
     /// When the connection is broken, or a message is not what it should be.
     pub fn progress(&mut self) -> Result<Progress, NetError> {
         let mut moved = false;
         // A flush is a request, too.
-        let most = MAX_REQUESTS - usize::from(self.reach.ever_flushes());
+        let most = MAX_REQUESTS - usize::from(self.registrations.ever_flushes());
         while self.requests.len() < most && self.begin()? {
             moved = true;
         }
@@ -118,20 +118,20 @@ impl Receiving {
         })
     }
 
-    /// Names the next buffer, if it is free and the network takes it.
+    /// Gives the network the next buffer, if the kernel has emptied it and the network accepts it.
     fn begin(&mut self) -> Result<bool, NetError> {
         let (address, bytes, message) = match self.cursor.next() {
             None => return Ok(false),
-            Some(Next::Signature) => {
+            Some(NextMessage::Signature) => {
                 // SAFETY: `new`'s contract.
-                let ring = unsafe { self.ends.ring() };
+                let ring = unsafe { self.memory.ring() };
                 if ring.ack.load(receiving::ACKNOWLEDGED) + SIGNATURES as u64 <= self.heard {
                     return Ok(false);
                 }
-                (ring.entry(self.heard), SIGNATURE_BYTES, Message::Signature)
+                (ring.entry(self.heard), SIGNATURE_BYTES, MessageKind::Signature)
             }
-            Some(Next::Step(protocol)) => match self.slot(protocol)? {
-                Some((at, bytes)) => (at, bytes, Message::Step),
+            Some(NextMessage::Step(protocol)) => match self.slot(protocol)? {
+                Some((at, bytes)) => (at, bytes, MessageKind::Step),
                 None => return Ok(false),
             },
         };
@@ -141,11 +141,11 @@ impl Receiving {
         let Some(request) = request else { return Ok(false) };
         self.requests.push_back((request, Pending { message, at }));
         match message {
-            Message::Signature => {
+            MessageKind::Signature => {
                 self.heard += 1;
                 self.cursor.signatures += 1;
             }
-            Message::Step => {
+            MessageKind::Step => {
                 self.posted += 1;
                 self.cursor.steps += 1;
             }
@@ -155,7 +155,7 @@ impl Receiving {
 
     /// The next slot, once the kernel has emptied it.
     fn slot(&self, protocol: ProtocolId) -> Result<Option<(*mut u8, usize)>, NetError> {
-        let Some(conn) = &self.ends.conn else {
+        let Some(conn) = &self.memory.conn else {
             return Err(NetError::new("proxy", "irecv", "a connection without slots has steps"));
         };
         // SAFETY: `new`'s contract.
@@ -170,25 +170,25 @@ impl Receiving {
     }
 
     fn buffer(&self, at: u64, bytes: usize) -> RecvBuffer {
-        RecvBuffer { address: at as *mut u8, bytes, tag: 0, memory: self.reach.of(at) }
+        RecvBuffer { address: at as *mut u8, bytes, tag: 0, memory: self.registrations.of(at) }
     }
 
-    /// A message has come.
+    /// A message has arrived.
     fn arrived(&mut self, Pending { message, at }: Pending, size: usize) -> Result<(), NetError> {
         match message {
-            Message::Signature if size != SIGNATURE_BYTES => {
+            MessageKind::Signature if size != SIGNATURE_BYTES => {
                 let reason = format!("a signature of {size} bytes instead of {SIGNATURE_BYTES}");
                 return Err(NetError::new("proxy", "irecv", reason));
             }
-            Message::Signature => {
+            MessageKind::Signature => {
                 // SAFETY: `new`'s contract.
-                let ring = unsafe { self.ends.ring() };
+                let ring = unsafe { self.memory.ring() };
                 // Signatures come in order.
                 ring.tail.store(ring.tail.load(orders::OWN) + 1, receiving::SIGNATURES);
             }
-            Message::Step => {
+            MessageKind::Step => {
                 self.transmitted += 1;
-                if size > 0 && self.reach.flushes(at) {
+                if size > 0 && self.registrations.flushes(at) {
                     self.unflushed = Some((at, size));
                 }
             }
@@ -196,7 +196,7 @@ impl Receiving {
         Ok(())
     }
 
-    /// Has the kernel read what has arrived, once its GPU sees it. One flush does for all that came before.
+    /// Publishes what has arrived to the kernel, once its GPU is sure to see it. One flush serves all messages before it.
     fn deliver(&mut self) -> Result<bool, NetError> {
         let mut moved = false;
         if let Some((request, until)) = self.flush {
@@ -225,7 +225,7 @@ impl Receiving {
     /// The kernel may read all steps below `until`.
     fn publish(&mut self, until: u64) {
         self.done = until;
-        if let Some(conn) = &self.ends.conn {
+        if let Some(conn) = &self.memory.conn {
             // SAFETY: `new`'s contract.
             unsafe { header(conn, offset_of!(ConnHeader, tail)) }.store(until, receiving::TAIL);
         }

@@ -7,26 +7,26 @@ use std::sync::atomic::{AtomicU64, fence};
 use ferroccl_device::abi::{Conn, ConnHeader, LL_LINE, LL128_LINE, ProtocolId, fifo_bytes};
 
 use super::orders::{self, sending};
-use super::reach::Reach;
-use super::{Cursor, Ends, Message, Next, SIGNATURE_BYTES, Steps, word};
+use super::registrations::Registrations;
+use super::{ConnMemory, MessageKind, NextMessage, SIGNATURE_BYTES, StepCursor, Steps, word};
 use crate::net::{MAX_REQUESTS, Request, SendComm};
 use crate::{NetError, Progress};
 
-/// Sends what a kernel puts into slots.
+/// Sends the steps that a kernel puts into slots: the receiver's part towards that kernel.
 #[derive(Debug)]
 pub struct Sending {
-    ends: Ends,
+    memory: ConnMemory,
     comm: Box<dyn SendComm>,
-    reach: Reach,
-    cursor: Cursor,
-    requests: VecDeque<(Request, Message)>,
-    /// Signatures that are on their way.
+    registrations: Registrations,
+    cursor: StepCursor,
+    requests: VecDeque<(Request, MessageKind)>,
+    /// Signatures for which `isend` was called.
     told: u64,
-    /// Steps that are on their way.
+    /// Steps for which `isend` was called.
     transmitted: u64,
     /// Steps that are sent.
     done: u64,
-    /// Bytes of the next slot in which all lines have come.
+    /// Bytes of the next slot whose lines all have their flag.
     looked: usize,
 }
 
@@ -34,17 +34,17 @@ impl Sending {
     /// Over a network's connection, from step `first` on.
     ///
     /// # Errors
-    /// When the network can't reach the memory, or slots are in a GPU's whose lines the proxy has to see.
+    /// When the network cannot reach the memory, or when slots whose flags the proxy has to read are in GPU memory.
     ///
     /// # Safety
-    /// The memory of `ends` is laid out as [`Conn`] says and valid for as long as the value lives; a kernel that sends is
-    /// the only other user of it.
+    /// `memory` is laid out as [`Conn`] says and valid for as long as the value lives. Its only other user is the kernel that
+    /// sends.
     pub unsafe fn new(
-        ends: Ends,
+        memory: ConnMemory,
         mut comm: Box<dyn SendComm>,
         first: u64,
     ) -> Result<Self, NetError> {
-        if let (Some(slots), Some(conn)) = (ends.on_gpu, &ends.conn) {
+        if let (Some(slots), Some(conn)) = (memory.on_gpu, &memory.conn) {
             let (start, end) = (slots.memory.0, slots.memory.0 + slots.memory.1 as u64);
             for protocol in [ProtocolId::Ll, ProtocolId::Ll128] {
                 if (start..end).contains(&conn.buffers[protocol as usize]) {
@@ -53,15 +53,15 @@ impl Sending {
                 }
             }
         }
-        let reach = Reach::new(&ends, |(address, bytes), kind| {
+        let registrations = Registrations::new(&memory, |(address, bytes), kind| {
             // SAFETY: the caller's.
             unsafe { comm.register(address as *mut u8, bytes, kind) }
         })?;
         Ok(Sending {
-            ends,
+            memory,
             comm,
-            reach,
-            cursor: Cursor::default(),
+            registrations,
+            cursor: StepCursor::default(),
             requests: VecDeque::new(),
             told: 0,
             transmitted: first,
@@ -70,21 +70,21 @@ impl Sending {
         })
     }
 
-    /// Adds what the next call has.
+    /// Adds the steps of the next call.
     pub fn push(&mut self, steps: Steps) {
         self.cursor.push(steps);
     }
 
-    /// The call whose data is awaited or sent; `None` when all is sent.
+    /// The number of the call whose data is awaited or sent; `None` when all is sent.
     pub fn seq(&mut self) -> Option<u64> {
         let more = self.cursor.next().is_some();
         self.cursor.seq().or((more || !self.requests.is_empty()).then_some(0))
     }
 
-    /// Does what can be done at once.
+    /// Makes progress without waiting.
     ///
     /// # Errors
-    /// When the connection is broken, or a kernel says what makes no sense.
+    /// When the connection is broken, or when what a kernel has written is impossible.
     pub fn progress(&mut self) -> Result<Progress, NetError> {
         let mut moved = false;
         while self.requests.len() < MAX_REQUESTS && self.begin()? {
@@ -106,33 +106,33 @@ impl Sending {
         })
     }
 
-    /// Begins the next message, if it is there and the network takes it.
+    /// Sends the next message, if the kernel has posted it and the network accepts it.
     fn begin(&mut self) -> Result<bool, NetError> {
         let (at, bytes, message) = match self.cursor.next() {
             None => return Ok(false),
-            Some(Next::Signature) => {
+            Some(NextMessage::Signature) => {
                 // SAFETY: `new`'s contract.
-                let ring = unsafe { self.ends.ring() };
+                let ring = unsafe { self.memory.ring() };
                 if ring.tail.load(sending::SIGNATURES) <= self.told {
                     return Ok(false);
                 }
-                (ring.entry(self.told).cast_const(), SIGNATURE_BYTES, Message::Signature)
+                (ring.entry(self.told).cast_const(), SIGNATURE_BYTES, MessageKind::Signature)
             }
-            Some(Next::Step(protocol)) => match self.slot(protocol)? {
-                Some((at, bytes)) => (at, bytes, Message::Step),
+            Some(NextMessage::Step(protocol)) => match self.slot(protocol)? {
+                Some((at, bytes)) => (at, bytes, MessageKind::Step),
                 None => return Ok(false),
             },
         };
         // SAFETY: inside the registered memory; the kernel writes neither before `sent` gives it back.
-        let request = unsafe { self.comm.isend(at, bytes, 0, self.reach.of(at as u64))? };
+        let request = unsafe { self.comm.isend(at, bytes, 0, self.registrations.of(at as u64))? };
         let Some(request) = request else { return Ok(false) };
         self.requests.push_back((request, message));
         match message {
-            Message::Signature => {
+            MessageKind::Signature => {
                 self.told += 1;
                 self.cursor.signatures += 1;
             }
-            Message::Step => {
+            MessageKind::Step => {
                 self.transmitted += 1;
                 self.cursor.steps += 1;
                 self.looked = 0;
@@ -141,18 +141,18 @@ impl Sending {
         Ok(true)
     }
 
-    /// A message is sent: its place is the kernel's again.
-    fn sent(&mut self, message: Message) {
+    /// A message is sent: gives its place back to the kernel.
+    fn sent(&mut self, message: MessageKind) {
         match message {
-            Message::Signature => {
+            MessageKind::Signature => {
                 // SAFETY: `new`'s contract.
-                let ring = unsafe { self.ends.ring() };
+                let ring = unsafe { self.memory.ring() };
                 // Signatures are sent in order.
                 ring.ack.store(ring.ack.load(orders::OWN) + 1, sending::ACKNOWLEDGED);
             }
-            Message::Step => {
+            MessageKind::Step => {
                 self.done += 1;
-                if let Some(conn) = &self.ends.conn {
+                if let Some(conn) = &self.memory.conn {
                     // SAFETY: `new`'s contract.
                     unsafe { header(conn, offset_of!(ConnHeader, head)) }
                         .store(self.done, sending::HEAD);
@@ -161,9 +161,9 @@ impl Sending {
         }
     }
 
-    /// The next slot, once the kernel has filled it: where, and how many bytes.
+    /// Address and bytes of the next slot, once the kernel has filled it.
     fn slot(&mut self, protocol: ProtocolId) -> Result<Option<(*const u8, usize)>, NetError> {
-        let Some(conn) = &self.ends.conn else {
+        let Some(conn) = &self.memory.conn else {
             return Err(NetError::new("proxy", "isend", "a connection without slots has steps"));
         };
         let step = self.transmitted;
@@ -201,7 +201,7 @@ impl Sending {
         Ok(full.then_some((at as *const u8, bytes)))
     }
 
-    /// Whether all lines have come; goes on where it was the last time.
+    /// Whether all lines have their flag; continues where the last call stopped.
     fn look(&mut self, at: u64, bytes: usize, line: usize, has_come: impl Fn(u64) -> bool) -> bool {
         while self.looked < bytes {
             if !has_come(at + self.looked as u64) {
@@ -209,7 +209,7 @@ impl Sending {
             }
             self.looked += line;
         }
-        // What the network reads comes after the flags.
+        // The network reads the lines after the proxy has read the flags.
         fence(sending::LINES);
         true
     }

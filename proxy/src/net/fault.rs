@@ -1,9 +1,10 @@
-//! Faults on purpose, over any network.
+//! Injected faults, over any network.
 //!
-//! Each end of a connection counts its messages and follows a plan of its own, made of the [`Faults`] and a seed. The
-//! network below is used as it may be: what is held back here is done there, and has been taken from it.
+//! Each end of a connection counts its messages and follows a plan of its own, which is made of the [`Faults`] and a seed. The
+//! network below sees correct calls only: a message that is delayed here has been completed there.
 //!
-//! Plans are numbered as connections are made, at each process: the same calls in the same order have the same faults.
+//! Plans are numbered in the order in which a process makes connections, so that the same calls in the same order have the
+//! same faults.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -35,14 +36,14 @@ use crate::NetError;
 #[derive(Clone, Debug)]
 pub struct FaultNet {
     inner: Arc<dyn Net>,
-    plans: Plans,
+    plans: FaultPlans,
 }
 
 impl FaultNet {
     /// This network with faults.
     #[must_use]
     pub fn new(inner: Arc<dyn Net>, faults: Faults) -> FaultNet {
-        FaultNet { inner, plans: Plans { faults, made: Arc::default() } }
+        FaultNet { inner, plans: FaultPlans { faults, made: Arc::default() } }
     }
 }
 
@@ -72,18 +73,18 @@ impl Net for FaultNet {
 
 /// Makes the plans of connections.
 #[derive(Clone, Debug)]
-struct Plans {
+struct FaultPlans {
     faults: Faults,
     /// How many there are.
     made: Arc<AtomicU64>,
 }
 
-impl Plans {
-    fn plan(&self, net: &str) -> Plan {
+impl FaultPlans {
+    fn plan(&self, net: &str) -> FaultPlan {
         // Numbers, and nothing else is ordered by them.
         let number = self.made.fetch_add(1, Ordering::Relaxed);
         debug!("NET/{net}: connection {number} has faults {}", self.faults);
-        Plan {
+        FaultPlan {
             net: net.to_owned(),
             faults: self.faults.clone(),
             random: self.faults.seed ^ number.wrapping_mul(0xd134_2543_de82_ef95),
@@ -95,7 +96,7 @@ impl Plans {
 
 /// A listener, or a connection that is being made.
 struct Faulty<T: ?Sized> {
-    plans: Plans,
+    plans: FaultPlans,
     net: String,
     inner: Box<T>,
 }
@@ -107,7 +108,7 @@ impl Listener for Faulty<dyn Listener> {
 
     fn accept(&mut self) -> Result<Option<Box<dyn RecvComm>>, NetError> {
         let comm = self.inner.accept()?;
-        Ok(comm.map(|comm| Box::new(Comm::new(comm, self.plans.plan(&self.net))) as _))
+        Ok(comm.map(|comm| Box::new(FaultyComm::new(comm, self.plans.plan(&self.net))) as _))
     }
 }
 
@@ -118,14 +119,14 @@ impl Connecting for Faulty<dyn Connecting> {
             let mut plan = self.plans.plan(&self.net);
             // Those are the receiver's.
             (plan.faults.drop_after, plan.faults.corrupt_after) = (None, None);
-            Box::new(Comm::new(comm, plan)) as _
+            Box::new(FaultyComm::new(comm, plan)) as _
         }))
     }
 }
 
 /// The faults of one end of a connection.
 #[derive(Debug)]
-struct Plan {
+struct FaultPlan {
     net: String,
     faults: Faults,
     random: u64,
@@ -134,7 +135,7 @@ struct Plan {
     corrupted: bool,
 }
 
-impl Plan {
+impl FaultPlan {
     /// A random number less than `n`, or 0 (SplitMix64).
     fn below(&mut self, n: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -154,10 +155,10 @@ impl Plan {
     }
 
     /// A request that the network below has taken.
-    fn hold(&mut self, inner: Request, buffers: &[RecvBuffer], kind: Kind) -> Held {
+    fn hold(&mut self, inner: Request, buffers: &[RecvBuffer], kind: Kind) -> HeldRequest {
         let number = self.messages;
         self.messages += u64::from(kind == Kind::Message);
-        let mut held = Held {
+        let mut held = HeldRequest {
             inner,
             number,
             kind,
@@ -179,13 +180,13 @@ impl Plan {
     }
 
     /// Whether a message never arrives.
-    fn drops(&self, held: &Held) -> bool {
+    fn drops(&self, held: &HeldRequest) -> bool {
         let after = self.faults.drop_after;
         held.kind == Kind::Message && after.is_some_and(|after| held.number >= after)
     }
 
     /// Changes a bit of what has arrived, if it is time.
-    fn corrupt(&mut self, held: &Held, sizes: &[usize]) {
+    fn corrupt(&mut self, held: &HeldRequest, sizes: &[usize]) {
         let after = self.faults.corrupt_after;
         if self.corrupted || after.is_none_or(|after| held.number < after) {
             return;
@@ -211,7 +212,7 @@ enum Kind {
 
 /// A request that the caller has not had back.
 #[derive(Debug)]
-struct Held {
+struct HeldRequest {
     inner: Request,
     number: u64,
     kind: Kind,
@@ -225,7 +226,7 @@ struct Held {
     until: Option<Instant>,
 }
 
-impl Held {
+impl HeldRequest {
     /// Whether the caller may have it, a test after it is done below.
     fn is_due(&mut self) -> bool {
         if self.tests > 0 {
@@ -237,11 +238,11 @@ impl Held {
 }
 
 /// An end of a connection, and what is held back.
-struct Comm<T: ?Sized> {
+struct FaultyComm<T: ?Sized> {
     /// `None` when it is cut.
     inner: Option<Box<T>>,
-    plan: Plan,
-    held: HashMap<u64, Held>,
+    plan: FaultPlan,
+    held: HashMap<u64, HeldRequest>,
     /// The number of the next request. Those of the network below may be used again while we hold one back.
     next: u64,
     /// Memory that is not the host's: nothing is corrupted there.
@@ -249,21 +250,27 @@ struct Comm<T: ?Sized> {
 }
 
 // SAFETY: the buffers' addresses are used as `irecv`'s contract says, from whatever thread; all else may be sent.
-unsafe impl<T: ?Sized + Send> Send for Comm<T> {}
+unsafe impl<T: ?Sized + Send> Send for FaultyComm<T> {}
 
-impl<T: ?Sized + fmt::Debug> fmt::Debug for Comm<T> {
+impl<T: ?Sized + fmt::Debug> fmt::Debug for FaultyComm<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Comm").field("inner", &self.inner).field("plan", &self.plan).finish()
     }
 }
 
-impl<T: ?Sized> Comm<T> {
-    fn new(inner: Box<T>, plan: Plan) -> Comm<T> {
-        Comm { inner: Some(inner), plan, held: HashMap::new(), next: 0, elsewhere: Vec::new() }
+impl<T: ?Sized> FaultyComm<T> {
+    fn new(inner: Box<T>, plan: FaultPlan) -> FaultyComm<T> {
+        FaultyComm {
+            inner: Some(inner),
+            plan,
+            held: HashMap::new(),
+            next: 0,
+            elsewhere: Vec::new(),
+        }
     }
 
     /// The connection, if it is not cut, with its plan.
-    fn inner(&mut self, operation: &'static str) -> Result<(&mut T, &mut Plan), NetError> {
+    fn inner(&mut self, operation: &'static str) -> Result<(&mut T, &mut FaultPlan), NetError> {
         match &mut self.inner {
             Some(inner) => Ok((inner, &mut self.plan)),
             None => {
@@ -327,7 +334,7 @@ impl<T: ?Sized> Comm<T> {
     }
 }
 
-impl SendComm for Comm<dyn SendComm> {
+impl SendComm for FaultyComm<dyn SendComm> {
     unsafe fn register(
         &mut self,
         address: *mut u8,
@@ -363,7 +370,7 @@ impl SendComm for Comm<dyn SendComm> {
     }
 }
 
-impl RecvComm for Comm<dyn RecvComm> {
+impl RecvComm for FaultyComm<dyn RecvComm> {
     unsafe fn register(
         &mut self,
         address: *mut u8,

@@ -5,13 +5,14 @@
 //! [`test`](super::SendComm::test) at the earliest, as nothing real is done at once.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::{
     Connecting, Listener, MAX_REQUESTS, MemoryHandle, MemoryKind, Net, Properties, RecvBuffer,
     RecvComm, Request, SendComm,
 };
 use crate::NetError;
+use crate::sync::lock;
 
 const NAME: &str = "Local";
 
@@ -48,17 +49,17 @@ pub struct LocalNet(Arc<Mutex<Listeners>>);
 struct Listeners {
     last: u64,
     /// Who waits for connections, by handle.
-    open: HashMap<u64, Weak<Mutex<VecDeque<Receiver>>>>,
+    open: HashMap<u64, Weak<Mutex<VecDeque<LocalRecvComm>>>>,
 }
 
-/// A pipe, and what both ends know of it.
-type Pipe = Arc<Mutex<State>>;
+/// A connection: both ends have it.
+type Pipe = Arc<Mutex<PipeState>>;
 
 #[derive(Debug, Default)]
-struct State {
+struct PipeState {
     /// Messages that are sent, and buffers that wait for one: of the two lists one is empty, but for what is done.
-    sends: VecDeque<Departure>,
-    recvs: VecDeque<Arrival>,
+    sends: VecDeque<PendingSend>,
+    recvs: VecDeque<PendingRecv>,
     /// Numbers of the first in each list.
     first_send: u64,
     first_recv: u64,
@@ -69,7 +70,7 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Departure {
+struct PendingSend {
     address: usize,
     bytes: usize,
     done: bool,
@@ -77,7 +78,7 @@ struct Departure {
 }
 
 #[derive(Debug)]
-struct Arrival {
+struct PendingRecv {
     address: usize,
     bytes: usize,
     size: Option<usize>,
@@ -85,18 +86,14 @@ struct Arrival {
 }
 
 #[derive(Debug)]
-struct Sender(Pipe);
+struct LocalSendComm(Pipe);
 
 #[derive(Debug)]
-struct Receiver(Pipe);
+struct LocalRecvComm(Pipe);
 
-struct Door {
+struct LocalListener {
     handle: [u8; 8],
-    queue: Arc<Mutex<VecDeque<Receiver>>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    queue: Arc<Mutex<VecDeque<LocalRecvComm>>>,
 }
 
 fn error(operation: &'static str, reason: impl Into<String>) -> NetError {
@@ -136,7 +133,7 @@ impl Net for LocalNet {
         listeners.last += 1;
         let (handle, queue) = (listeners.last, Arc::default());
         listeners.open.insert(handle, Arc::downgrade(&queue));
-        Ok(Box::new(Door { handle: handle.to_le_bytes(), queue }))
+        Ok(Box::new(LocalListener { handle: handle.to_le_bytes(), queue }))
     }
 
     fn connect(&self, device: usize, handle: &[u8]) -> Result<Box<dyn Connecting>, NetError> {
@@ -146,21 +143,21 @@ impl Net for LocalNet {
         let queue = lock(&self.0).open.get(&handle).and_then(Weak::upgrade);
         let queue = queue.ok_or_else(|| error("connect", "nobody listens"))?;
         let pipe = Pipe::default();
-        lock(&queue).push_back(Receiver(Arc::clone(&pipe)));
-        Ok(Box::new(Joined(Some(Sender(pipe)))))
+        lock(&queue).push_back(LocalRecvComm(Arc::clone(&pipe)));
+        Ok(Box::new(LocalConnecting(Some(LocalSendComm(pipe)))))
     }
 }
 
-struct Joined(Option<Sender>);
+struct LocalConnecting(Option<LocalSendComm>);
 
-impl Connecting for Joined {
+impl Connecting for LocalConnecting {
     fn poll(&mut self) -> Result<Option<Box<dyn SendComm>>, NetError> {
         let sender = self.0.take().ok_or_else(|| error("connect", "it is connected already"))?;
         Ok(Some(Box::new(sender)))
     }
 }
 
-impl Listener for Door {
+impl Listener for LocalListener {
     fn handle(&self) -> &[u8] {
         &self.handle
     }
@@ -170,7 +167,7 @@ impl Listener for Door {
     }
 }
 
-impl State {
+impl PipeState {
     /// Why nothing goes any more.
     fn check(&self, operation: &'static str) -> Result<(), NetError> {
         match &self.error {
@@ -206,7 +203,7 @@ impl State {
     }
 }
 
-impl SendComm for Sender {
+impl SendComm for LocalSendComm {
     unsafe fn register(
         &mut self,
         _: *mut u8,
@@ -232,7 +229,7 @@ impl SendComm for Sender {
         if state.sends.len() >= MAX_REQUESTS {
             return Ok(None);
         }
-        let send = Departure { address: address as usize, bytes, done: false, looks: 0 };
+        let send = PendingSend { address: address as usize, bytes, done: false, looks: 0 };
         state.sends.push_back(send);
         Ok(Some(Request(state.first_send + state.sends.len() as u64 - 1)))
     }
@@ -260,7 +257,7 @@ impl SendComm for Sender {
     }
 }
 
-impl RecvComm for Receiver {
+impl RecvComm for LocalRecvComm {
     unsafe fn register(
         &mut self,
         _: *mut u8,
@@ -286,7 +283,7 @@ impl RecvComm for Receiver {
             return Ok(None);
         }
         let (address, bytes) = (buffer.address as usize, buffer.bytes);
-        state.recvs.push_back(Arrival { address, bytes, size: None, looks: 0 });
+        state.recvs.push_back(PendingRecv { address, bytes, size: None, looks: 0 });
         Ok(Some(Request(state.first_recv + state.recvs.len() as u64 - 1)))
     }
 
@@ -325,7 +322,7 @@ fn register(kind: MemoryKind) -> Result<MemoryHandle, NetError> {
     }
 }
 
-impl Drop for Sender {
+impl Drop for LocalSendComm {
     fn drop(&mut self) {
         let mut state = lock(&self.0);
         state.closed = true;
@@ -335,7 +332,7 @@ impl Drop for Sender {
     }
 }
 
-impl Drop for Receiver {
+impl Drop for LocalRecvComm {
     fn drop(&mut self) {
         let mut state = lock(&self.0);
         state.closed = true;

@@ -1,28 +1,27 @@
 //! Networks that move messages.
 //!
-//! A message goes from a buffer of one rank to a buffer that the other rank has named before. Nothing waits: what cannot
-//! be done now is asked for again, by the [proxy](crate::Proxy). The shape is that of NCCL's `ncclNet_t`, so that its
-//! plugins fit.
+//! A message goes from a buffer of one rank into a buffer that the other rank has given before. No call waits: a call that
+//! cannot be done now returns `None` or `false`, and the [proxy](crate::Proxy) makes it again. The interface is NCCL's
+//! `ncclNet_t`, so that its plugins fit.
 //!
 //! ```text
 //! receiver: listen ─► handle ══ out of band ══►             accept ─► RecvComm ─► irecv ─┐
 //! sender:                                      connect ─► poll ─► SendComm ─► isend ─────┴─► test, until it is done
 //! ```
 //!
-//! * Messages of a connection arrive in the order they were sent, each in the buffer that was given first. A message may
-//!   be shorter than its buffer, of 0 bytes even, and never longer.
-//! * At most [`MAX_REQUESTS`] are under way on a connection; how many a network takes at least is its
-//!   [`Properties::max_requests`].
-//! * What is dropped is closed, and touches no buffer any more. The other end learns of it as an error.
+//! * Messages of a connection arrive in the order in which they were sent, each in the oldest buffer. A message may be shorter
+//!   than its buffer, even empty, but not longer.
+//! * At most [`MAX_REQUESTS`] are under way on a connection. A network accepts at least [`Properties::max_requests`].
+//! * Dropping an end closes the connection: no buffer is touched any more, and the other end gets an error.
 
-mod end;
+mod comm_base;
 mod fault;
 mod faults;
 mod handshake;
 mod hca;
 mod local;
-mod memory;
 mod plugin;
+mod registered_memory;
 pub mod socket;
 mod trace;
 #[cfg(feature = "verbs")]
@@ -48,7 +47,7 @@ pub const MAX_HANDLE: usize = 128;
 /// Requests of a connection at most: NCCL's `NCCL_NET_MAX_REQUESTS` (`net.h`).
 pub const MAX_REQUESTS: usize = 32;
 
-/// A network: some devices, and connections between them and others of its kind.
+/// A network: devices, and connections between them and devices of other processes.
 pub trait Net: Debug + Send + Sync {
     /// Its name, as in `NCCL_NET` and in logs: `Socket`, `IB`, a plugin's.
     fn name(&self) -> &str;
@@ -59,19 +58,19 @@ pub trait Net: Debug + Send + Sync {
     /// What a device is.
     ///
     /// # Errors
-    /// When there is no such device, or it does not say.
+    /// When there is no such device, or its properties cannot be read.
     fn properties(&self, device: usize) -> Result<Properties, NetError>;
 
-    /// Gets ready for connections from others. One listener takes any number of them.
+    /// Makes a listener, to which others connect. It accepts any number of connections.
     ///
     /// # Errors
-    /// When the device can't.
+    /// When the device cannot listen.
     fn listen(&self, device: usize) -> Result<Box<dyn Listener>, NetError>;
 
     /// Begins to connect to the listener that has this handle.
     ///
     /// # Errors
-    /// When the handle is not of this network, or the device can't.
+    /// When the handle is not of this network, or the device cannot connect.
     fn connect(&self, device: usize, handle: &[u8]) -> Result<Box<dyn Connecting>, NetError>;
 }
 
@@ -92,42 +91,42 @@ pub struct Properties {
     pub max_requests: usize,
     /// Buffers of one [`RecvComm::irecv`] at most; at least 1.
     pub max_receives: usize,
-    /// Whether it reaches memory of GPUs: by NVIDIA's peer memory, as in [`MemoryKind::Cuda`].
+    /// Whether it reaches GPU memory by address, through NVIDIA's peer memory ([`MemoryKind::Cuda`]).
     pub cuda: bool,
-    /// Whether it takes GPU memory as [`MemoryKind::DmaBuf`].
+    /// Whether it reaches GPU memory as [`MemoryKind::DmaBuf`].
     pub dma_buf: bool,
 }
 
-/// Where others connect to. Dropped, it takes no more; connections that it has accepted stay.
+/// Accepts connections. When it is dropped, the connections that it has accepted stay.
 pub trait Listener: Send {
     /// What others need to connect: at most [`MAX_HANDLE`] bytes.
     fn handle(&self) -> &[u8];
 
-    /// A connection that somebody has made, if there is one. A stranger's, or a broken one, is not an error of the
-    /// listener: it is refused, and logged.
+    /// The next connection, if there is one. A stranger's connection, or a broken one, is refused and logged; it is no error
+    /// of the listener.
     ///
     /// # Errors
-    /// When there can be no more connections.
+    /// When the listener is broken.
     fn accept(&mut self) -> Result<Option<Box<dyn RecvComm>>, NetError>;
 }
 
 /// A connection that is being made.
 pub trait Connecting: Send {
-    /// The connection, once it is there. It is not called again after that, or after an error.
+    /// The connection, once it is made. Not to be called again after that, nor after an error.
     ///
     /// # Errors
-    /// When there will be none: nobody listens, the other end is of another version, or refuses us.
+    /// When it cannot be made: there is no listener, or the listener is of another version or refuses us.
     fn poll(&mut self) -> Result<Option<Box<dyn SendComm>>, NetError>;
 }
 
-/// What memory is.
+/// The kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// The host's.
+    /// Host memory.
     Host,
-    /// A GPU's, by its address.
+    /// GPU memory, by its address.
     Cuda,
-    /// A GPU's, by a DMA buffer: the file, and where in it the memory begins.
+    /// GPU memory, by a DMA buffer: its file, and where the memory begins in it.
     DmaBuf {
         /// The file descriptor; the caller's.
         fd: i32,
@@ -136,12 +135,12 @@ pub enum MemoryKind {
     },
 }
 
-/// Memory that a connection knows. Good for that connection alone.
+/// Memory that is registered with a connection. Valid for that connection only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemoryHandle(pub u64);
 
-/// A message that is under way. Good for the connection that gave it, until [`SendComm::test`] or [`RecvComm::test`] says
-/// that it is done.
+/// A message that is under way. Valid for its connection, until [`SendComm::test`] or [`RecvComm::test`] says that it is
+/// done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request(pub u64);
 
@@ -152,7 +151,7 @@ pub struct RecvBuffer {
     pub address: *mut u8,
     /// Bytes that fit.
     pub bytes: usize,
-    /// What tells apart the buffers of one request, where there are several: equal to that of the message.
+    /// Equal to the tag of the message that goes there: it distinguishes the buffers of one request.
     pub tag: u32,
     /// The registration that it lies in.
     pub memory: MemoryHandle,
@@ -160,10 +159,10 @@ pub struct RecvBuffer {
 
 /// The sending end of a connection.
 pub trait SendComm: Debug + Send {
-    /// Makes memory known, for messages to be sent from.
+    /// Registers memory that messages are sent from.
     ///
     /// # Errors
-    /// When the device does not reach it.
+    /// When the device cannot reach it.
     ///
     /// # Safety
     /// `bytes` from `address` on are memory of this kind until it is deregistered, or the connection dropped.
@@ -174,13 +173,13 @@ pub trait SendComm: Debug + Send {
         kind: MemoryKind,
     ) -> Result<MemoryHandle, NetError>;
 
-    /// Takes that back.
+    /// Ends a registration.
     ///
     /// # Errors
     /// When it was not registered here.
     fn deregister(&mut self, memory: MemoryHandle) -> Result<(), NetError>;
 
-    /// Begins to send a message. `None`: too much is under way, or the receiver has named no buffer yet; ask again.
+    /// Begins to send a message. `None`: too many are under way, or the receiver has given no buffer yet; call it again.
     ///
     /// # Errors
     /// When the connection is broken, or the message longer than the buffer it meets.
@@ -196,7 +195,7 @@ pub trait SendComm: Debug + Send {
         memory: MemoryHandle,
     ) -> Result<Option<Request>, NetError>;
 
-    /// Whether a message is sent: its memory may be used again. Moves all messages of the connection on.
+    /// Whether a message is sent, so that its memory may be used again. Makes progress on all messages of the connection.
     ///
     /// # Errors
     /// When the connection is broken, or the request not of this connection.
@@ -205,10 +204,10 @@ pub trait SendComm: Debug + Send {
 
 /// The receiving end of a connection.
 pub trait RecvComm: Debug + Send {
-    /// Makes memory known, for messages to arrive in.
+    /// Registers memory that messages arrive in.
     ///
     /// # Errors
-    /// When the device does not reach it.
+    /// When the device cannot reach it.
     ///
     /// # Safety
     /// As [`SendComm::register`].
@@ -219,14 +218,14 @@ pub trait RecvComm: Debug + Send {
         kind: MemoryKind,
     ) -> Result<MemoryHandle, NetError>;
 
-    /// Takes that back.
+    /// Ends a registration.
     ///
     /// # Errors
     /// When it was not registered here.
     fn deregister(&mut self, memory: MemoryHandle) -> Result<(), NetError>;
 
-    /// Names the buffers of the next messages: at least 1, at most [`Properties::max_receives`]. `None`: too much is under
-    /// way, ask again.
+    /// Gives the buffers of the next messages: 1 to [`Properties::max_receives`]. `None`: too many requests are under way; call
+    /// it again.
     ///
     /// # Errors
     /// When the connection is broken.
@@ -237,13 +236,13 @@ pub trait RecvComm: Debug + Send {
     unsafe fn irecv(&mut self, buffers: &[RecvBuffer]) -> Result<Option<Request>, NetError>;
 
     /// Whether all messages of a request have arrived; then `sizes` has the bytes of each, in the order of the buffers.
-    /// Moves all messages of the connection on.
+    /// Makes progress on all messages of the connection.
     ///
     /// # Errors
     /// When the connection is broken, the request not of this connection, or `sizes` shorter than the request.
     fn test(&mut self, request: Request, sizes: &mut [usize]) -> Result<bool, NetError>;
 
-    /// Begins to make sure that a GPU sees what has arrived in its memory. `None`: there is nothing to wait for.
+    /// Begins a flush, after which a GPU sees what has arrived in its memory. `None`: no flush is needed.
     ///
     /// # Errors
     /// When the connection is broken.

@@ -1,8 +1,8 @@
-//! A record of what a network does, over any network.
+//! A log of the calls to any network.
 //!
-//! Events go to the target `ferroccl::net`: at level debug what happens to connections and memory, and what goes wrong; at
-//! level trace each message, when it begins and when it is done, with the time between. A question whose answer is "not
-//! yet" leaves no event.
+//! Events have the target `ferroccl::net`. Those of connections, memory and errors are of level debug. Those of messages are of
+//! level trace: one when a message begins, one when it is done, with the time between. A call that returns "not yet" logs
+//! nothing.
 //!
 //! ```text
 //! DEBUG ferroccl::net: Socket: connected to device 0 in 1.2ms connection=3
@@ -26,7 +26,7 @@ use crate::NetError;
 
 const TARGET: &str = "ferroccl::net";
 
-/// A network that says what it does.
+/// A network whose calls are logged.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -114,7 +114,7 @@ impl Listener for Traced<dyn Listener> {
         let Some(comm) = told(self.number, self.inner.accept())? else { return Ok(None) };
         let (connection, listener) = (number(), self.number);
         debug!(target: TARGET, connection, listener, "{} has accepted {comm:?}", self.what);
-        Ok(Some(Box::new(Comm::new(comm, connection))))
+        Ok(Some(Box::new(TracedComm::new(comm, connection))))
     }
 }
 
@@ -124,12 +124,12 @@ impl Connecting for Traced<dyn Connecting> {
         let Some(comm) = told(connection, self.inner.poll())? else { return Ok(None) };
         let took = self.since.elapsed();
         debug!(target: TARGET, connection, ?took, "{} has connected {comm:?}", self.what);
-        Ok(Some(Box::new(Comm::new(comm, connection))))
+        Ok(Some(Box::new(TracedComm::new(comm, connection))))
     }
 }
 
 /// A request that has begun.
-struct Began {
+struct TracedRequest {
     since: Instant,
     /// Of the message that is sent.
     bytes: usize,
@@ -138,24 +138,24 @@ struct Began {
 }
 
 /// An end of a connection.
-struct Comm<T: ?Sized> {
+struct TracedComm<T: ?Sized> {
     number: u64,
     /// What has begun; only while somebody listens.
-    began: HashMap<Request, Began>,
+    began: HashMap<Request, TracedRequest>,
     messages: u64,
     bytes: u64,
     inner: Box<T>,
 }
 
-impl<T: ?Sized + fmt::Debug> fmt::Debug for Comm<T> {
+impl<T: ?Sized + fmt::Debug> fmt::Debug for TracedComm<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.fmt(f)
     }
 }
 
-impl<T: ?Sized> Comm<T> {
-    fn new(inner: Box<T>, number: u64) -> Comm<T> {
-        Comm { number, began: HashMap::new(), messages: 0, bytes: 0, inner }
+impl<T: ?Sized> TracedComm<T> {
+    fn new(inner: Box<T>, number: u64) -> TracedComm<T> {
+        TracedComm { number, began: HashMap::new(), messages: 0, bytes: 0, inner }
     }
 
     fn registered(
@@ -181,13 +181,15 @@ impl<T: ?Sized> Comm<T> {
 
     fn begins(&mut self, request: Request, bytes: usize, buffers: usize) {
         if enabled!(target: TARGET, Level::TRACE) {
-            self.began.insert(request, Began { since: Instant::now(), bytes, buffers });
+            self.began.insert(request, TracedRequest { since: Instant::now(), bytes, buffers });
         }
     }
 
     /// `sizes` are those of what has arrived.
     fn is_done(&mut self, what: &'static str, request: Request, sizes: &[usize]) {
-        let Some(Began { since, bytes, buffers }) = self.began.remove(&request) else { return };
+        let Some(TracedRequest { since, bytes, buffers }) = self.began.remove(&request) else {
+            return;
+        };
         let (connection, took) = (self.number, since.elapsed());
         let bytes = sizes.iter().take(buffers).fold(bytes, |sum, size| sum.saturating_add(*size));
         self.messages += 1;
@@ -196,7 +198,7 @@ impl<T: ?Sized> Comm<T> {
     }
 }
 
-impl<T: ?Sized> Drop for Comm<T> {
+impl<T: ?Sized> Drop for TracedComm<T> {
     fn drop(&mut self) {
         let (connection, under_way) = (self.number, self.began.len());
         let (messages, bytes) = (self.messages, self.bytes);
@@ -204,7 +206,7 @@ impl<T: ?Sized> Drop for Comm<T> {
     }
 }
 
-impl SendComm for Comm<dyn SendComm> {
+impl SendComm for TracedComm<dyn SendComm> {
     unsafe fn register(
         &mut self,
         address: *mut u8,
@@ -246,7 +248,7 @@ impl SendComm for Comm<dyn SendComm> {
     }
 }
 
-impl RecvComm for Comm<dyn RecvComm> {
+impl RecvComm for TracedComm<dyn RecvComm> {
     unsafe fn register(
         &mut self,
         address: *mut u8,

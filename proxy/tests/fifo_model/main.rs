@@ -8,7 +8,7 @@
 //! ```
 //!
 //! What stands for the proxy takes its orders from `connection::orders`, where `Sending` and `Receiving` have theirs. What
-//! stands for the kernel breaks the same `prims::Rules` as the kernels in `tests/adversity.rs`; its orders are those of the
+//! stands for the kernel breaks the same `prims::Rules` as the kernels in `tests/cpu/adversity.rs`; its orders are those of the
 //! accesses that it is made of (`gpu::ld_acquire`, `gpu::st_release`, `gpu::st_line`). There are 2 slots and 3 steps, so that
 //! the first slot is used twice.
 //!
@@ -27,7 +27,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ferroccl_device::prims::Rules;
+use ferroccl_device::prims::{Correct, Rules};
 use loom::cell::UnsafeCell;
 
 /// Slots of a connection, and entries of a ring of signatures.
@@ -142,15 +142,26 @@ fn is_caught(what: &str, model: impl Fn() + Send + Sync + 'static) {
     }
 }
 
+/// What a kernel keeps: a protocol's rules, and the order in which it stores.
+trait KernelRules: Rules {
+    /// The flag of an LL128 line comes after the line's data.
+    const FLAG_LAST: bool = true;
+    /// The tail comes after the data of the step.
+    const DATA_BEFORE_TAIL: bool = true;
+}
+
+impl KernelRules for Correct {}
+
 macro_rules! broken {
-    ($name:ident, $rule:ident) => {
+    ($name:ident: $broken:ident $rule:ident, $kept:ident) => {
         struct $name;
-        impl Rules for $name {
+        impl $broken for $name {
             const $rule: bool = false;
         }
+        impl $kept for $name {}
     };
 }
-broken!(NoCredit, WAIT_FOR_CREDIT);
-broken!(OneFlag, CHECK_BOTH_FLAGS);
-broken!(FlagFirst, FLAG_LAST);
-broken!(TailFirst, DATA_BEFORE_TAIL);
+broken!(NoCredit: Rules WAIT_FOR_CREDIT, KernelRules);
+broken!(OneFlag: Rules CHECK_BOTH_FLAGS, KernelRules);
+broken!(FlagFirst: KernelRules FLAG_LAST, Rules);
+broken!(TailFirst: KernelRules DATA_BEFORE_TAIL, Rules);

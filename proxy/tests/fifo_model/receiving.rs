@@ -8,13 +8,13 @@ use super::*;
 /// The orders of a model, the kernel's first.
 #[derive(Clone, Copy)]
 struct Orders {
-    /// `Edge::has_tail`.
+    /// `ConnState::has_tail`.
     has_tail: Ordering,
-    /// `Edge::give_credit`.
-    give_credit: Ordering,
-    /// The tail in `can_hear`.
-    can_hear: Ordering,
-    /// The acknowledged in `compare`.
+    /// `ConnState::post_head`.
+    post_head: Ordering,
+    /// The tail in `has_signature`.
+    has_signature: Ordering,
+    /// The acknowledged in `check_signature`.
     compare: Ordering,
     head: Ordering,
     tail: Ordering,
@@ -24,8 +24,8 @@ struct Orders {
 
 const ORDERS: Orders = Orders {
     has_tail: Ordering::Acquire,
-    give_credit: Ordering::Release,
-    can_hear: Ordering::Acquire,
+    post_head: Ordering::Release,
+    has_signature: Ordering::Acquire,
     compare: Ordering::Release,
     head: receiving::HEAD,
     tail: receiving::TAIL,
@@ -43,7 +43,7 @@ enum Bug {
     EarlyTail,
     /// The kernel gives a slot back before it has read it.
     EarlyCredit,
-    /// The kernel of LL or LL128 looks at flags only: `Conn::gated` is not set.
+    /// The kernel of LL or LL128 looks at flags only: `Conn::wait_tail_first` is not set.
     NotGated,
 }
 
@@ -126,12 +126,12 @@ fn kernel(memory: &Memory, protocol: Protocol, orders: Orders, bug: Bug) {
             });
         }
         if bug == Bug::EarlyCredit {
-            memory.head.store(step + 1, orders.give_credit);
+            memory.head.store(step + 1, orders.post_head);
         }
         let (found, want) = (slot.data.read(), data(step));
         assert!(found == want, "{found} instead of {want} of step {step}");
         if bug != Bug::EarlyCredit {
-            memory.head.store(step + 1, orders.give_credit);
+            memory.head.store(step + 1, orders.post_head);
         }
     }
 }
@@ -177,10 +177,10 @@ fn signatures(orders: Orders, bug: Bug) -> impl Fn() + Send + Sync + 'static {
                 ring.tail.store(ring.tail.load(orders::OWN) + 1, orders.signatures);
             }
         };
-        // `can_hear`, `compare`.
+        // `has_signature`, `check_signature`.
         two(ring, proxy, |ring| {
             for n in 0..STEPS {
-                until(|| ring.tail.load(orders.can_hear) > n);
+                until(|| ring.tail.load(orders.has_signature) > n);
                 if bug == Bug::EarlyCredit {
                     ring.ack.store(n + 1, orders.compare);
                 }
@@ -209,7 +209,7 @@ fn what_arrives_is_received() {
 fn a_weaker_order_is_caught() {
     let weaker = [
         ("the tail is not acquired", Orders { has_tail: RELAXED, ..ORDERS }),
-        ("credit is not released", Orders { give_credit: RELAXED, ..ORDERS }),
+        ("credit is not released", Orders { post_head: RELAXED, ..ORDERS }),
         ("credit is not acquired", Orders { head: RELAXED, ..ORDERS }),
         ("the tail is not released", Orders { tail: RELAXED, ..ORDERS }),
     ];
@@ -222,7 +222,7 @@ fn a_weaker_order_is_caught() {
         }
     }
     let weaker = [
-        ("the tail is not acquired", Orders { can_hear: RELAXED, ..ORDERS }),
+        ("the tail is not acquired", Orders { has_signature: RELAXED, ..ORDERS }),
         ("room is not released", Orders { compare: RELAXED, ..ORDERS }),
         ("room is not acquired", Orders { acknowledged: RELAXED, ..ORDERS }),
         ("the tail is not released", Orders { signatures: RELAXED, ..ORDERS }),

@@ -1,7 +1,6 @@
 //! The sender's half: a kernel fills slots, its proxy sends them.
 
 use ferroccl_device::abi::{ProtocolId, fifo_bytes, fifo_entry};
-use ferroccl_device::prims::{Rules, Sound};
 use ferroccl_proxy::connection::orders::{self, sending};
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -10,14 +9,14 @@ use super::*;
 /// The orders of a model, the kernel's first.
 #[derive(Clone, Copy)]
 struct Orders {
-    /// `Edge::has_credit`.
+    /// `ConnState::has_credit`.
     has_credit: Ordering,
-    /// `Edge::publish`.
-    publish: Ordering,
+    /// `ConnState::post_tail`.
+    post_tail: Ordering,
     /// The flag in `gpu::st_line`.
     st_line: Ordering,
-    /// The acknowledged in `can_tell`.
-    can_tell: Ordering,
+    /// The acknowledged in `has_signature_room`.
+    has_signature_room: Ordering,
     /// The tail in `write_signature`.
     write_signature: Ordering,
     tail: Ordering,
@@ -29,9 +28,9 @@ struct Orders {
 
 const ORDERS: Orders = Orders {
     has_credit: Ordering::Acquire,
-    publish: Ordering::Release,
+    post_tail: Ordering::Release,
     st_line: Ordering::Release,
-    can_tell: Ordering::Acquire,
+    has_signature_room: Ordering::Acquire,
     write_signature: Ordering::Release,
     tail: sending::TAIL,
     lines: sending::LINES,
@@ -96,13 +95,13 @@ fn ll_flag(step: u64) -> u64 {
 }
 
 /// The kernel: `Protocol::step` of a verb that sends.
-fn kernel<L: Rules>(memory: &Memory, protocol: ProtocolId, orders: Orders) {
+fn kernel<L: KernelRules>(memory: &Memory, protocol: ProtocolId, orders: Orders) {
     for step in 0..STEPS {
         let slot = &memory.slots[index(step)];
         let announce = || {
             memory.fifo[index(step)].store(fifo_entry(step, bytes(step)), Ordering::Relaxed);
         };
-        let publish = || memory.tail.store(step + 1, orders.publish);
+        let publish = || memory.tail.store(step + 1, orders.post_tail);
         if L::WAIT_FOR_CREDIT {
             until(|| memory.head.load(orders.has_credit) + SLOTS as u64 > step);
         }
@@ -141,7 +140,7 @@ fn kernel<L: Rules>(memory: &Memory, protocol: ProtocolId, orders: Orders) {
 }
 
 /// `Sending::slot`: whether the kernel has filled it.
-fn is_full<L: Rules>(
+fn is_full<L: KernelRules>(
     memory: &Memory,
     protocol: ProtocolId,
     orders: Orders,
@@ -192,7 +191,7 @@ fn send(memory: &Memory, protocol: ProtocolId, step: u64) {
 }
 
 /// The proxy: `Sending::progress`.
-fn proxy<L: Rules>(memory: &Memory, protocol: ProtocolId, orders: Orders, bug: Bug) {
+fn proxy<L: KernelRules>(memory: &Memory, protocol: ProtocolId, orders: Orders, bug: Bug) {
     let (mut transmitted, mut done) = (0, 0);
     while done < STEPS {
         while transmitted < STEPS && is_full::<L>(memory, protocol, orders, bug, transmitted) {
@@ -214,7 +213,7 @@ fn proxy<L: Rules>(memory: &Memory, protocol: ProtocolId, orders: Orders, bug: B
     }
 }
 
-fn steps<L: Rules>(
+fn steps<L: KernelRules>(
     protocol: ProtocolId,
     orders: Orders,
     bug: Bug,
@@ -241,10 +240,10 @@ fn signatures(orders: Orders, bug: Bug) -> impl Fn() + Send + Sync + 'static {
             entries: [Plain::new(), Plain::new()],
             ack: AtomicU64::new(0),
         };
-        // `can_tell`, `write_signature`.
+        // `has_signature_room`, `write_signature`.
         let kernel = move |ring: &Ring| {
             for n in 0..STEPS {
-                until(|| ring.ack.load(orders.can_tell) + SLOTS as u64 > n);
+                until(|| ring.ack.load(orders.has_signature_room) + SLOTS as u64 > n);
                 ring.entries[index(n)].write(data(n));
                 ring.tail.store(n + 1, orders.write_signature);
             }
@@ -281,7 +280,7 @@ const RELAXED: Ordering = Ordering::Relaxed;
 #[test]
 fn what_a_kernel_sends_is_sent() {
     for protocol in [ProtocolId::Simple, ProtocolId::Ll, ProtocolId::Ll128] {
-        holds(&format!("sending {protocol}"), steps::<Sound>(protocol, ORDERS, Bug::None));
+        holds(&format!("sending {protocol}"), steps::<Correct>(protocol, ORDERS, Bug::None));
     }
     holds("sending signatures", signatures(ORDERS, Bug::None));
 }
@@ -293,7 +292,7 @@ fn a_weaker_order_is_caught() {
     let all = [Simple, Ll, Ll128].as_slice();
     let weaker = [
         ("credit is not acquired", all, Orders { has_credit: RELAXED, ..ORDERS }),
-        ("the tail is not released", &[Simple], Orders { publish: RELAXED, ..ORDERS }),
+        ("the tail is not released", &[Simple], Orders { post_tail: RELAXED, ..ORDERS }),
         ("a flag is not released", &[Ll128], Orders { st_line: RELAXED, ..ORDERS }),
         ("the tail is not acquired", &[Simple], Orders { tail: RELAXED, ..ORDERS }),
         ("flags are not acquired", &[Ll128], Orders { lines: RELAXED, ..ORDERS }),
@@ -302,16 +301,16 @@ fn a_weaker_order_is_caught() {
     for (what, protocols, orders) in weaker {
         for &protocol in protocols {
             let what = format!("sending {protocol}, {what}");
-            is_caught(&what, steps::<Sound>(protocol, orders, Bug::None));
+            is_caught(&what, steps::<Correct>(protocol, orders, Bug::None));
         }
     }
     // Why it is not in the table: a half of a line is data and flag in one.
     holds(
         "sending LL without a fence",
-        steps::<Sound>(Ll, Orders { lines: RELAXED, ..ORDERS }, Bug::None),
+        steps::<Correct>(Ll, Orders { lines: RELAXED, ..ORDERS }, Bug::None),
     );
     let weaker = [
-        ("room is not acquired", Orders { can_tell: RELAXED, ..ORDERS }),
+        ("room is not acquired", Orders { has_signature_room: RELAXED, ..ORDERS }),
         ("the tail is not released", Orders { write_signature: RELAXED, ..ORDERS }),
         ("the tail is not acquired", Orders { signatures: RELAXED, ..ORDERS }),
         ("room is not released", Orders { acknowledged: RELAXED, ..ORDERS }),
@@ -337,9 +336,9 @@ fn a_broken_rule_is_caught() {
 fn a_proxys_bug_is_caught() {
     for protocol in [ProtocolId::Simple, ProtocolId::Ll, ProtocolId::Ll128] {
         let what = format!("sending {protocol}, credit before all is sent");
-        is_caught(&what, steps::<Sound>(protocol, ORDERS, Bug::EarlyCredit));
+        is_caught(&what, steps::<Correct>(protocol, ORDERS, Bug::EarlyCredit));
         let what = format!("sending {protocol}, an old entry");
-        is_caught(&what, steps::<Sound>(protocol, ORDERS, Bug::AnyEntry));
+        is_caught(&what, steps::<Correct>(protocol, ORDERS, Bug::AnyEntry));
     }
     is_caught("sending signatures, room for more too early", signatures(ORDERS, Bug::EarlyCredit));
 }

@@ -1,7 +1,7 @@
 //! Who is no rank of ours: the socket network refuses them, says so, and goes on.
 //!
-//! The bytes here are what `net::handshake::wire` says: a handle has its port at 14 and its cookie in the last 16 bytes; what
-//! is said first, in either direction, begins with 8 bytes of magic and 4 of the version.
+//! The bytes here are those of `ferroccl_handshake::wire`: each first message begins with 8 bytes of magic and 4 of the version.
+//! A handle (`net::handshake::handle`) has its port at 14.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -38,7 +38,7 @@ fn garbage_is_refused_and_logged() {
     let mut seed = Random::new("garbage_is_refused_and_logged");
     let net = net(&[V4], 0, 1);
     let mut listener = net.listen(0).unwrap();
-    for said in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4096], b"FerrNetC"] {
+    for said in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4096], b"FerroHsC"] {
         let mut stranger = TcpStream::connect(address(listener.handle())).unwrap();
         stranger.write_all(said).unwrap();
         stranger.shutdown(Shutdown::Write).unwrap();
@@ -52,7 +52,7 @@ fn garbage_is_refused_and_logged() {
         let mut stranger = TcpStream::connect(address(listener.handle())).unwrap();
         let mut said = vec![0; seed.below(200)];
         seed.fill(&mut said);
-        stranger.write_all(b"FerrNetC\x01\0\0\0").unwrap();
+        stranger.write_all(b"FerroHsC\x02\0\0\0").unwrap();
         let _ = stranger.write_all(&said);
         let _ = stranger.shutdown(Shutdown::Write);
         log_until(&mut listener, "refused");
@@ -70,13 +70,13 @@ fn silence_holds_nobody_up() {
     still_works(&net, &mut listener);
     // Nor do they if they say hello, and no more.
     for mut stranger in &silent {
-        let _ = stranger.write_all(b"FerrNetC\x01\0\0\0\0\0\x02\0");
+        let _ = stranger.write_all(b"FerroHsC\x02\0\0\0\0\0\x02\0");
         let _ = stranger.write_all(&[7; 56]);
     }
     let more: Vec<_> = (0..400)
         .map(|_| {
             let mut stranger = TcpStream::connect(address(listener.handle())).unwrap();
-            stranger.write_all(b"FerrNetC\x01\0\0\0\0\0\x02\0").unwrap();
+            stranger.write_all(b"FerroHsC\x02\0\0\0\0\0\x02\0").unwrap();
             stranger.write_all(&[7; 56]).unwrap();
             stranger
         })
@@ -91,8 +91,10 @@ fn silence_is_refused_in_the_end() {
     let mut listener = net.listen(0).unwrap();
     let mut silent = TcpStream::connect(address(listener.handle())).unwrap();
     let log = log_until(&mut listener, "refused");
-    assert!(log.contains("it said too little for 100ms"), "{log}");
-    assert_eq!(silent.read(&mut [0]).unwrap(), 0, "it is closed");
+    assert!(log.contains("it did not prove itself in 100ms"), "{log}");
+    let mut told = Vec::new();
+    silent.read_to_end(&mut told).unwrap();
+    assert_eq!(told, b"FerroHsR\x02\0\0\0\x04\0\0\0", "it is told why, and closed");
 }
 
 #[test]
@@ -109,26 +111,54 @@ fn another_secret_is_refused_by_both() {
         })
     });
     let at = address(listener.handle());
-    assert_eq!(error.to_string(), format!("Socket: connect: to {at}: it does not know the secret"));
-    drop(connecting);
-    let log = if log.is_empty() { log_until(&mut listener, "refused") } else { log };
-    assert!(log.contains("it closed the connection"), "{log}");
-    still_works(&net, &mut listener);
-
-    // Nor is one who answers what it is asked without knowing it.
-    let mut stranger = TcpStream::connect(address(listener.handle())).unwrap();
-    stranger.write_all(b"FerrNetC\x01\0\0\0\0\0\x02\0").unwrap();
-    stranger.write_all(&[7; 56]).unwrap();
-    let mut challenge = [0; 64];
-    listener.accept().unwrap();
-    until(|| {
-        listener.accept().unwrap();
-        stranger.read_exact(&mut challenge).ok()
-    });
-    stranger.write_all(&challenge[32..]).unwrap(); // the listener's own proof
-    let log = log_until(&mut listener, "refused");
+    let wanted = format!("Socket: connect: to {at}: it turned us away: its secret is not ours");
+    assert_eq!(error.to_string(), wanted);
     assert!(log.contains("it does not know the secret"), "{log}");
     still_works(&net, &mut listener);
+
+    // A stranger gets nothing that was computed with the key: no challenge, no proof.
+    let mut stranger = TcpStream::connect(address(listener.handle())).unwrap();
+    stranger.write_all(b"FerroHsC\x02\0\0\0\0\0\x02\0").unwrap();
+    stranger.write_all(&[7; 56]).unwrap();
+    let log = log_until(&mut listener, "refused");
+    assert!(log.contains("it does not know the secret"), "{log}");
+    assert_eq!(heard_until_the_end(&mut listener, stranger), b"FerroHsR\x02\0\0\0\x03\0\0\0");
+    still_works(&net, &mut listener);
+}
+
+/// All that a listener says on a connection, until it closes it.
+fn heard_until_the_end(listener: &mut Box<dyn Listener>, mut stranger: TcpStream) -> Vec<u8> {
+    stranger.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    let mut heard = Vec::new();
+    until(|| {
+        listener.accept().unwrap();
+        stranger.read_to_end(&mut heard).ok()
+    });
+    heard
+}
+
+/// A listener that does not know the secret, and one that has no room.
+#[test]
+fn a_listener_has_to_prove_itself_too() {
+    let net = patient(Duration::from_secs(20));
+    let theirs = TcpListener::bind("127.0.0.1:0").unwrap();
+    let handle = with_port(net.listen(0).unwrap().handle(), theirs.local_addr().unwrap().port());
+    let mut connecting = net.connect(0, &handle).unwrap();
+    assert!(connecting.poll().unwrap().is_none());
+    let (mut busy, _) = theirs.accept().unwrap();
+    busy.write_all(b"FerroHsR\x02\0\0\0\x05\0\0\0").unwrap();
+    // It tries again, with each of its two sockets.
+    theirs.set_nonblocking(true).unwrap();
+    let mut ends = Vec::new();
+    let error = until(|| {
+        if let Ok((mut end, _)) = theirs.accept() {
+            end.write_all(b"FerroHsA\x02\0\0\0\0\0\0\0").unwrap();
+            end.write_all(&[9; 48]).unwrap();
+            ends.push(end);
+        }
+        connecting.poll().err()
+    });
+    assert!(error.to_string().ends_with("it does not know the secret"), "{error}");
 }
 
 #[test]
@@ -138,20 +168,15 @@ fn another_version_is_told_ours() {
     let mut handle = listener.handle().to_vec();
     handle[8..12].copy_from_slice(&7u32.to_le_bytes());
     let error = net.connect(0, &handle).map(|_| ()).unwrap_err().to_string();
-    assert_eq!(error, "Socket: connect: a handle that is of version 7 of the handshake, we of 1");
+    assert_eq!(error, "Socket: connect: a handle that is of version 7 of the handshake, we of 2");
 
     // At the listener.
     let mut other = TcpStream::connect(address(listener.handle())).unwrap();
-    other.write_all(b"FerrNetC\x09\0\0\0 and whatever version 9 says").unwrap();
+    other.write_all(b"FerroHsC\x09\0\0\0 and whatever version 9 says").unwrap();
     let log = log_until(&mut listener, "refused");
-    assert!(log.contains("it is of version 9 of the handshake, we of 1"), "{log}");
-    let mut said = Vec::new();
-    until(|| {
-        listener.accept().unwrap();
-        other.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
-        other.read_to_end(&mut said).ok()
-    });
-    assert_eq!(said, b"FerrNetL\x01\0\0\0");
+    assert!(log.contains("it is of version 9 of the handshake, we of 2"), "{log}");
+    let said = heard_until_the_end(&mut listener, other);
+    assert_eq!(said, b"FerroHsR\x02\0\0\0\x02\0\0\0");
     still_works(&net, &mut listener);
 
     // And at the end that connects.
@@ -160,9 +185,9 @@ fn another_version_is_told_ours() {
     let mut connecting = net.connect(0, &with_port(listener.handle(), port)).unwrap();
     assert!(connecting.poll().unwrap().is_none());
     let (mut end, _) = theirs.accept().unwrap();
-    end.write_all(b"FerrNetL\x05\0\0\0").unwrap();
+    end.write_all(b"FerroHsA\x05\0\0\0").unwrap();
     let error = until(|| connecting.poll().err()).to_string();
-    assert!(error.ends_with("it is of version 5 of the handshake, we of 1"), "{error}");
+    assert!(error.ends_with("it is of version 5 of the handshake, we of 2"), "{error}");
 }
 
 #[test]
@@ -242,6 +267,18 @@ fn a_recording_proves_nothing() {
     for said in said {
         let mut again = TcpStream::connect(to).unwrap();
         again.write_all(&said).unwrap();
+        let log = log_until(&mut listener, "refused");
+        assert!(log.contains("it does not know the secret"), "{log}");
+        // A recorded hello gets a challenge, and the listener's own proof answers it as little.
+        let mut again = TcpStream::connect(to).unwrap();
+        again.write_all(&said[..72]).unwrap();
+        again.set_nonblocking(true).unwrap();
+        let mut challenge = [0; 64];
+        until(|| {
+            listener.accept().unwrap();
+            again.peek(&mut challenge).ok().filter(|&n| n == 64)
+        });
+        again.write_all(&challenge[32..]).unwrap();
         let log = log_until(&mut listener, "refused");
         assert!(log.contains("it does not know the secret"), "{log}");
     }

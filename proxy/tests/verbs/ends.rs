@@ -325,7 +325,7 @@ fn strangers_are_refused() {
     let other: Arc<dyn Net> = Arc::new(VerbsNet::new(other).unwrap());
     let mut connecting = other.connect(0, listener.handle()).unwrap();
     let error = meet(&mut listener, &mut connecting).unwrap_err();
-    assert!(error.reason.contains("does not know the secret"), "{error}");
+    assert!(error.reason.contains("its secret is not ours"), "{error}");
     let sockets = SocketNet::new(SocketConfig {
         interfaces: vec![config("=rxe0").interface],
         threads: None,

@@ -7,7 +7,7 @@
 mod conformance;
 mod ends;
 mod messages;
-#[path = "../../../tests/rdma/mod.rs"]
+#[path = "../../../tests/support/rdma.rs"]
 mod rdma;
 #[path = "../../../tests/support/skip.rs"]
 mod skip;

@@ -13,7 +13,7 @@ use super::random::Random;
 
 /// In which order warps run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turns {
+pub enum WarpSchedule {
     /// One after the other, for as many instructions each. The figures of a run depend on nothing else.
     RoundRobin,
     /// As the seed decides: some for long, some not at all for a while.
@@ -26,7 +26,7 @@ pub struct Options {
     /// What decides all that is left open.
     pub seed: u64,
     /// In which order warps run.
-    pub turns: Turns,
+    pub schedule: WarpSchedule,
     /// The memory system; `None` for plain memory, where every access takes effect at once and nothing is
     /// checked but that it is memory.
     pub checks: Option<Checks>,
@@ -39,13 +39,18 @@ impl Options {
     /// All checks, an adversarial memory and a random schedule, from a seed.
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
-        Options { seed, turns: Turns::Random, checks: Some(Checks::default()), most_steps: 0 }
+        Options {
+            seed,
+            schedule: WarpSchedule::Random,
+            checks: Some(Checks::default()),
+            most_steps: 0,
+        }
     }
 
     /// Plain memory and warps in turn: for figures.
     #[must_use]
     pub fn plain() -> Self {
-        Options { seed: 0, turns: Turns::RoundRobin, checks: None, most_steps: 0 }
+        Options { seed: 0, schedule: WarpSchedule::RoundRobin, checks: None, most_steps: 0 }
     }
 }
 
@@ -203,9 +208,9 @@ impl Lockstep {
         let Some((block, warp)) = self.choose() else {
             return self.nobody().map(|()| None);
         };
-        let budget = match self.options.turns {
-            Turns::RoundRobin => TURN,
-            Turns::Random => {
+        let budget = match self.options.schedule {
+            WarpSchedule::RoundRobin => TURN,
+            WarpSchedule::Random => {
                 let most = 1 << self.random.below(8);
                 1 + self.random.below(most) as u32
             }
@@ -264,8 +269,8 @@ impl Lockstep {
             blocks[block].warps[warp].sleeps_until <= now && blocks[block].runnable(warp)
         };
         let count = self.blocks.len();
-        match self.options.turns {
-            Turns::RoundRobin => {
+        match self.options.schedule {
+            WarpSchedule::RoundRobin => {
                 let warps: usize = self.blocks.iter().map(|b| b.warps.len()).sum();
                 for _ in 0..=warps {
                     let (block, warp) = self.turn;
@@ -288,7 +293,7 @@ impl Lockstep {
                 // The turns above were partly spent on going round.
                 self.first(|blocks, at| can(blocks, at), 0)
             }
-            Turns::Random => {
+            WarpSchedule::Random => {
                 if count == 0 {
                     return None;
                 }

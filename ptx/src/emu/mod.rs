@@ -69,7 +69,7 @@ mod warp;
 
 pub use counts::Counts;
 pub use fault::{Fault, FaultKind, Site};
-pub use lockstep::{Lockstep, Options, Turns};
+pub use lockstep::{Lockstep, Options, WarpSchedule};
 pub use machine::{Grid, Launch, LaunchError, Machine, Mapping};
 pub use memory::model::{Adversity, Checks, Unit};
 pub use program::{LoadError, Program};

@@ -5,7 +5,9 @@
 //!
 //! ```text
 //! .loc 1 28 5, function_name $L__info_string0, inlined_at 1 43 9     nvcc: the nearest call
-//! .loc 3 90 20 // 4:88 4:41 1:56                                     this project: all calls, file:line
+//! .loc 3 90 20 //12                                                  this project: the nearest call's number
+//! //11 1:56                                                          call 11 is in line 56 of file 1
+//! //12 4:88 11                                                       call 12 is in line 88 of file 4, by call 11
 //! ```
 
 use std::collections::HashMap;
@@ -39,13 +41,16 @@ pub struct Place<'a> {
 pub struct Lines<'a> {
     source: &'a str,
     files: HashMap<u32, &'a str>,
+    /// File and line of numbered calls, and the number of the call that led there, or 0.
+    calls: HashMap<u32, (u32, u32, u32)>,
 }
 
 impl<'a> Lines<'a> {
     /// Of a module.
     #[must_use]
     pub fn new(module: &Module<'a>) -> Self {
-        Lines { source: module.source, files: module.files().collect() }
+        let calls = module.source.lines().filter_map(numbered_call).collect();
+        Lines { source: module.source, files: module.files().collect(), calls }
     }
 
     /// What a `.loc` says; `None` where it names no file of the module, or line 0, which is none.
@@ -61,11 +66,24 @@ impl<'a> Lines<'a> {
         let nearest = inlined.and_then(|i| call(number(i + 1), number(i + 2)));
         let after = self.source.get(loc.span.end as usize..).unwrap_or_default();
         let comment = after.lines().next().and_then(|l| l.trim().strip_prefix("//"));
-        let told = comment.unwrap_or_default().split_whitespace().map_while(|word| {
-            let (file, line) = word.split_once(':')?;
-            call(file.parse().ok(), line.parse().ok())
+        let mut next = comment.and_then(|number| number.parse().ok());
+        let told = std::iter::from_fn(|| {
+            let number = next.take()?;
+            let &(file, line, by) = self.calls.get(&number)?;
+            // A call comes after the one that led to it: no number leads to itself.
+            next = Some(by).filter(|&by| by < number);
+            call(Some(file), Some(line))
         });
         let calls = nearest.into_iter().chain(told).collect();
         Some(Place { file: own.file, line: own.line, column: number(2).unwrap_or(0), calls })
     }
+}
+
+/// The number of a call, with its file, its line and the number of the call that led there, or 0: `//12 4:88 11`.
+fn numbered_call(line: &str) -> Option<(u32, (u32, u32, u32))> {
+    let mut words = line.strip_prefix("//")?.split(' ');
+    let number = words.next()?.parse().ok()?;
+    let (file, line) = words.next()?.split_once(':')?;
+    let by = words.next().map_or(Some(0), |by| by.parse().ok())?;
+    Some((number, (file.parse().ok()?, line.parse().ok()?, by)))
 }

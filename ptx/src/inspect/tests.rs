@@ -53,8 +53,9 @@ fn loads_are_in_flight_until_a_result_is_named() {
 #[test]
 fn places() {
     let source = module(
-        "ret;\n.loc 1 7 3\nret;\n.loc 2 9 0 // 1:5 2:6\nret;\n.loc 1 8 2, function_name $L, inlined_at 2 40 4\nret;\n\
-         .loc 7 1 1\nret;\n.loc 1 0 1\nret;\n.loc 1 5 5 // a remark 2:6\nret;",
+        "ret;\n.loc 1 7 3\nret;\n.loc 2 9 0 //2\nret;\n.loc 1 8 2, function_name $L, inlined_at 2 40 4\nret;\n\
+         .loc 7 1 1\nret;\n.loc 1 0 1\nret;\n.loc 1 5 5 // a remark 2:6\nret;\n\
+         .loc 1 6 5 //3\nret;\n.loc 1 6 6 //4\nret;\n//1 2:6\n//2 1:5 1\n//3 1:4 3\n// 2 1:9",
     );
     of(&source, |module, cfg| {
         let lines = Lines::new(module);
@@ -79,7 +80,9 @@ fn places() {
                 "a.rs:8:2 b/c.rs:40",
                 "-",
                 "-",
-                "a.rs:5:5 "
+                "a.rs:5:5 ",
+                "a.rs:6:5 a.rs:4",
+                "a.rs:6:6 ",
             ]
         );
     });
@@ -92,7 +95,7 @@ A:
 .loc 1 10 1
 ld.global.v2.u64 {%rd2, %rd3}, [%rd1];
 W:
-.loc 1 11 1 // 1:10
+.loc 1 11 1 //1
 ld.acquire.sys.global.u64 %rd4, [%rd1];
 ld.global.u64 %rd5, [%rd1];
 ld.global.u64 %rd6, [%rd1];
@@ -106,7 +109,8 @@ st.u32 [%rd1], %r1;
 @%p3 bra S;
 fence.acq_rel.gpu; membar.sys; fence.proxy.async; fence.acq_rel.gpu;
 bar.sync 0; bar.sync 1; and.pred %p1, %p2, %p3;
-ret;";
+ret;
+//1 1:10";
 
 #[test]
 fn figures_of_a_function_and_its_loops() {

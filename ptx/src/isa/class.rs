@@ -70,6 +70,7 @@ impl fmt::Display for Class {
     }
 }
 
+#[cfg(feature = "inspect")]
 impl serde::Serialize for Class {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(self.name())

@@ -31,6 +31,7 @@ macro_rules! named {
             }
         }
 
+        #[cfg(feature = "inspect")]
         impl serde::Serialize for $enum {
             fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
                 to.serialize_str(self.name())

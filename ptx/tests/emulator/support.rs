@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ferroccl_ptx::emu::{
-    Adversity, Checks, Counts, Fault, Launch, Lockstep, Machine, Mapping, Options, Program, Turns,
-    Unit,
+    Adversity, Checks, Counts, Fault, Launch, Lockstep, Machine, Mapping, Options, Program, Unit,
+    WarpSchedule,
 };
 
 /// Memory of a test: words of 8 bytes, aligned to 128.
@@ -97,7 +97,7 @@ pub(crate) fn checked(seed: u64, races: bool, unit: Unit) -> Options {
     let adversity = Some(Adversity { unit, ..Adversity::default() });
     Options {
         seed,
-        turns: Turns::Random,
+        schedule: WarpSchedule::Random,
         checks: Some(Checks { races, uninitialised: true, adversity }),
         most_steps: 10_000_000,
     }

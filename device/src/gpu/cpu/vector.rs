@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use half::slice::HalfFloatSliceExt;
 
 use super::{Bf16Unit, F8E4M3Unit, F8E5M2Unit, F16Unit, adversary, max_f32, min_f32};
-use crate::element::{Arith, BinOp, Element, Unit, no_division};
+use crate::arith::{Arith, BinOp, Unit, no_division};
 
 /// Whether bulk data moves by [`mem_copy`] and its like, which work on whole buffers with the machine's
 /// vector units. Under an adversary it moves pack by pack, each access for itself.
@@ -34,30 +34,24 @@ pub unsafe fn mem_copy<T>(destination: *mut T, source: *const T, n: usize) {
 /// `destination[i] = a[i] op b[i]`.
 ///
 /// # Safety
-/// All hold `n` elements and are aligned to one; `destination` may be `a`, and otherwise none overlap;
+/// All hold `n` units and are aligned to one; `destination` may be `a`, and otherwise none overlap;
 /// nobody else touches them meanwhile.
 #[inline(never)]
-pub unsafe fn mem_zip<T: Element, O: BinOp>(
-    destination: *mut T,
-    a: *const T,
-    b: *const T,
-    n: usize,
-) {
-    const { assert!(size_of::<T>() == size_of::<T::Unit>()) };
-    // SAFETY: the caller's; here a unit is an element.
+pub unsafe fn mem_zip<U: Unit, O: BinOp>(destination: *mut U, a: *const U, b: *const U, n: usize) {
+    // SAFETY: the caller's.
     unsafe {
-        let b = core::slice::from_raw_parts(b.cast::<T::Unit>(), n);
-        let to = core::slice::from_raw_parts_mut(destination.cast::<T::Unit>(), n);
+        let b = core::slice::from_raw_parts(b, n);
+        let to = core::slice::from_raw_parts_mut(destination, n);
         if destination.cast_const() == a {
             vectorized(
                 #[inline(always)]
-                || T::Unit::zip_onto::<O>(to, b),
+                || U::zip_onto::<O>(to, b),
             );
         } else {
-            let a = core::slice::from_raw_parts(a.cast::<T::Unit>(), n);
+            let a = core::slice::from_raw_parts(a, n);
             vectorized(
                 #[inline(always)]
-                || T::Unit::zip_into::<O>(to, a, b),
+                || U::zip_into::<O>(to, a, b),
             );
         }
     }
@@ -68,41 +62,38 @@ pub unsafe fn mem_zip<T: Element, O: BinOp>(
 /// # Safety
 /// As [`mem_zip`], for every source.
 #[inline(never)]
-pub unsafe fn mem_gather<T: Element, O: BinOp>(
-    destination: *mut T,
-    sources: &[*const T],
-    n: usize,
-) {
-    let Some((&first, more)) = sources.split_first() else { return };
-    let mut units = [T::of_bits(0).to_unit(); WIDE];
+pub unsafe fn mem_gather<U: Unit, O: BinOp>(destination: *mut U, sources: &[*const U], n: usize) {
+    let Some((&first, more)) = sources.split_first().filter(|_| n > 0) else { return };
+    // SAFETY: the caller's; any value will do to begin with.
+    let mut units = [unsafe { first.read() }; WIDE];
     let mut sum = units.map(Unit::widen);
     let mut next = sum;
     for at in (0..n).step_by(WIDE) {
         let len = WIDE.min(n - at);
         let (units, sum, next) = (&mut units[..len], &mut sum[..len], &mut next[..len]);
-        // SAFETY: the caller's; here a unit is an element, and `units` is nobody else's. All sources are read
+        // SAFETY: the caller's; and `units` is nobody else's. All sources are read
         // before the destination, which may be one of them, is written.
         unsafe {
-            core::ptr::copy_nonoverlapping(first.add(at).cast(), units.as_mut_ptr(), len);
+            core::ptr::copy_nonoverlapping(first.add(at), units.as_mut_ptr(), len);
             vectorized(
                 #[inline(always)]
-                || T::Unit::widen_into(sum, units),
+                || U::widen_into(sum, units),
             );
             for source in more {
-                core::ptr::copy_nonoverlapping(source.add(at).cast(), units.as_mut_ptr(), len);
+                core::ptr::copy_nonoverlapping(source.add(at), units.as_mut_ptr(), len);
                 vectorized(
                     #[inline(always)]
                     || {
-                        T::Unit::widen_into(next, units);
+                        U::widen_into(next, units);
                         sum.iter_mut().zip(&*next).for_each(|(sum, x)| *sum = O::apply(*sum, *x));
                     },
                 );
             }
             vectorized(
                 #[inline(always)]
-                || T::Unit::narrow_into(units, sum),
+                || U::narrow_into(units, sum),
             );
-            core::ptr::copy_nonoverlapping(units.as_ptr(), destination.add(at).cast(), len);
+            core::ptr::copy_nonoverlapping(units.as_ptr(), destination.add(at), len);
         }
     }
 }
@@ -112,17 +103,16 @@ pub unsafe fn mem_gather<T: Element, O: BinOp>(
 /// # Safety
 /// As [`mem_copy`], and aligned to an element.
 #[inline(never)]
-pub unsafe fn mem_map<T: Element>(
-    destination: *mut T,
-    source: *const T,
+pub unsafe fn mem_map<U: Unit>(
+    destination: *mut U,
+    source: *const U,
     n: usize,
-    f: impl Fn(T::Unit) -> T::Unit,
+    f: impl Fn(U) -> U,
 ) {
-    const { assert!(size_of::<T>() == size_of::<T::Unit>()) };
-    // SAFETY: the caller's; here a unit is an element.
+    // SAFETY: the caller's.
     unsafe {
         mem_copy(destination, source, n);
-        let to = core::slice::from_raw_parts_mut(destination.cast::<T::Unit>(), n);
+        let to = core::slice::from_raw_parts_mut(destination, n);
         vectorized(
             #[inline(always)]
             || to.iter_mut().for_each(|x| *x = f(*x)),

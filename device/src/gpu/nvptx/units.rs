@@ -2,7 +2,7 @@
 
 use core::arch::asm;
 
-use crate::element::{Arith, Bf16, F16, Unit, as_it_is, no_division};
+use crate::arith::{Arith, Bf16, F16, Unit, as_it_is, no_division};
 
 /// Smallest and largest of two numbers: of a NaN and a number the number, and -0 is smaller than +0.
 macro_rules! extrema {

@@ -7,10 +7,13 @@
 use core::arch::asm;
 
 #[cfg(not(native_fp8))]
-use super::fresh;
+use super::opaque;
 #[cfg(native_fp8)]
 use super::units::F16Unit;
-use crate::element::{Arith, F8E4M3, F8E5M2, Unit, no_division};
+#[cfg(not(native_fp8))]
+use crate::abi::ReduceOp;
+use crate::arith::{Arith, Unit, no_division};
+use crate::fp8::{F8E4M3, F8E5M2};
 
 macro_rules! float8 {
     ($($(#[$m:meta])* $unit:ident, $element:ident, $to_halves:literal, $of_halves:literal, $of_f32:literal;)*) => { $(
@@ -99,7 +102,7 @@ macro_rules! float8 {
             #[inline(always)]
             fn combine(self, other: Self, op: impl Fn(f32, f32) -> f32) -> Self {
                 let (mut bits, mut shift) = (0, 0);
-                let end = fresh(32) as u32;
+                let end = opaque(32) as u32;
                 while shift < end {
                     let value = |unit: Self| f32::from($element((unit.0 >> shift) as u8));
                     bits |= u32::from($element::from(op(value(self), value(other))).0) << shift;
@@ -179,6 +182,14 @@ macro_rules! float8 {
             fn scalar(self) -> u64 {
                 self.widen()[0].scalar()
             }
+            #[cfg(not(native_fp8))]
+            const LONG: bool = true;
+            #[cfg(not(native_fp8))]
+            #[inline(always)]
+            fn by(self, other: Self, op: ReduceOp) -> Self {
+                self.combine(other, |a, b| a.by(b, op))
+            }
+
             #[cfg(native_fp8)]
             #[inline(always)]
             fn times(self, factor: f32) -> Self {

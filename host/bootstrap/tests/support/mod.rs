@@ -2,22 +2,17 @@
 #![allow(dead_code)] // each test program uses a part
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferroccl::Result;
-use ferroccl::bootstrap::wire::{Decoder, Message, Nonce, Phase};
-use ferroccl::bootstrap::{Bootstrap, Refusal, UniqueId};
-use ferroccl::config::Config;
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use ferroccl_bootstrap::wire::{Decoder, Message, Phase};
+use ferroccl_bootstrap::{Bootstrap, Refusal, Result, Settings, UniqueId};
+use ferroccl_handshake::{Connector, Key, Subject, wire};
 
 /// The defaults with another bootstrap time-out.
-pub(crate) fn config(seconds: f64) -> Config {
-    let mut config = Config::default();
-    config.bootstrap_timeout = Duration::from_secs_f64(seconds);
-    config
+pub(crate) fn settings(seconds: f64) -> Settings {
+    Settings { timeout: Duration::from_secs_f64(seconds), ..Settings::default() }
 }
 
 /// An id whose root listens on loopback.
@@ -29,13 +24,13 @@ pub(crate) fn loopback() -> UniqueId {
 pub(crate) fn group<T: Send>(
     id: &UniqueId,
     nranks: u32,
-    config: &Config,
+    settings: &Settings,
     body: impl Fn(Bootstrap) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {
     thread::scope(|scope| {
         let body = &body;
         let ranks: Vec<_> = (0..nranks)
-            .map(|rank| scope.spawn(move || body(Bootstrap::connect(id, rank, nranks, config)?)))
+            .map(|rank| scope.spawn(move || body(Bootstrap::connect(id, rank, nranks, settings)?)))
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
@@ -50,45 +45,62 @@ pub(crate) fn until(mut so: impl FnMut() -> bool) {
     }
 }
 
+/// The key of a root's connections, as the bootstrap derives it; the secret's place is as `UniqueId` documents it.
+fn key(id: &UniqueId) -> Key {
+    let secret = id.to_bytes()[40..72].try_into().unwrap();
+    Key::derive(&secret, "bootstrap root", &[0; 16])
+}
+
+/// Who knows the secret: authenticated, and has said nothing yet.
+pub(crate) fn member(id: &UniqueId) -> Speaker {
+    let mut connector = Connector::new(id.address(), None, Subject::default(), &key(id)).unwrap();
+    let mut socket = None;
+    until(|| {
+        socket = connector.step().unwrap();
+        socket.is_some()
+    });
+    let socket = socket.unwrap();
+    socket.set_nonblocking(false).unwrap();
+    Speaker::of(socket.into())
+}
+
+/// A rank's first message.
+pub(crate) fn hello(rank: u32, world_size: u32) -> Vec<u8> {
+    let listener = ([127, 0, 0, 1], 9).into();
+    Message::Hello { rank, world_size, wait_ms: 60_000, listener }.encode()
+}
+
+/// The hello of the handshake, whole and sealed, as a connector sends it.
+pub(crate) fn handshake_hello(id: &UniqueId) -> Vec<u8> {
+    let trap = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = trap.local_addr().unwrap();
+    let mut connector = Connector::new(to, None, Subject::default(), &key(id)).unwrap();
+    let mut end = None;
+    trap.set_nonblocking(true).unwrap();
+    let mut hello = vec![0; wire::HELLO];
+    until(|| {
+        assert!(connector.step().unwrap().is_none());
+        end = end.take().or_else(|| trap.accept().ok());
+        end.as_ref().is_some_and(|(end, _)| end.peek(&mut hello).is_ok_and(|n| n == wire::HELLO))
+    });
+    hello
+}
+
 /// Somebody who speaks to a root by hand.
 pub(crate) struct Speaker {
     stream: TcpStream,
-    challenge: Nonce,
 }
 
 impl Speaker {
-    /// Connects and hears the greeting.
+    /// A stranger.
     pub(crate) fn meet(root: SocketAddr) -> Self {
-        let mut speaker = Self::of(TcpStream::connect(root).unwrap());
-        match speaker.hear() {
-            Message::Greeting { challenge } => speaker.challenge = challenge,
-            other => panic!("{other:?} instead of a greeting"),
-        }
-        speaker
+        Self::of(TcpStream::connect(root).unwrap())
     }
 
-    /// On a connection whose greeting is not yet read.
+    /// On a connection.
     pub(crate) fn of(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        Speaker { stream, challenge: Nonce::default() }
-    }
-
-    /// A hello that proves to know the id's secret; its bytes are as `UniqueId` and `wire` document them.
-    pub(crate) fn hello(&mut self, id: &UniqueId, rank: u32, world_size: u32) -> Vec<u8> {
-        let secret = &id.to_bytes()[40..72];
-        let message = Message::Hello {
-            rank,
-            world_size,
-            wait_ms: 60_000,
-            challenge: [7; 16],
-            listener: ([127, 0, 0, 1], 9).into(),
-        };
-        message.encode(|covered| {
-            let mut hmac = Hmac::<Sha256>::new_from_slice(secret).unwrap();
-            hmac.update(&self.challenge);
-            hmac.update(covered);
-            hmac.finalize().into_bytes().into()
-        })
+        Speaker { stream }
     }
 
     /// Sends bytes. The root may hang up in the middle of nonsense.
@@ -97,25 +109,36 @@ impl Speaker {
         self
     }
 
-    /// The next message of the root, by a byte at a time.
-    pub(crate) fn hear(&mut self) -> Message {
-        let mut decoder = Decoder::new(Phase::Handshake);
+    /// The refusal that the root sends to a member, by a byte at a time.
+    pub(crate) fn hear_refusal(mut self) -> Refusal {
+        let mut decoder = Decoder::new(Phase::Joining);
         loop {
             let mut byte = [0];
             self.stream.read_exact(&mut byte).unwrap();
             decoder.push(&byte);
             if let Some(frame) = decoder.next_frame().unwrap() {
-                return frame.message().unwrap();
+                match frame.message().unwrap() {
+                    Message::Refused(refusal) => return refusal,
+                    other => panic!("{other:?} instead of a refusal"),
+                }
             }
         }
     }
 
-    /// The refusal that the root sends.
-    pub(crate) fn hear_refusal(mut self) -> Refusal {
-        match self.hear() {
-            Message::Refused(refusal) => refusal,
-            other => panic!("{other:?} instead of a refusal"),
-        }
+    /// The code of the reject that the root sends to a stranger.
+    pub(crate) fn hear_reject(mut self) -> u8 {
+        let mut reject = [0; wire::REJECT];
+        self.stream.read_exact(&mut reject).unwrap();
+        assert_eq!(reject[..12], *b"FerroHsR\x02\0\0\0");
+        assert_eq!(self.stream.read(&mut [0]).unwrap(), 0, "nothing behind it");
+        reject[12]
+    }
+
+    /// The next bytes of the root.
+    pub(crate) fn hear<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.stream.read_exact(&mut bytes).unwrap();
+        bytes
     }
 
     /// The bare connection.

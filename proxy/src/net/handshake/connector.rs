@@ -1,36 +1,34 @@
-//! A call: the sockets of a connection that is being made.
+//! The sockets of a connection that is being made.
 
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use ferroccl_handshake::Connector;
 use socket2::Socket;
 
-use super::auth::Key;
-use super::greeting::{Outgoing, nonce};
-use super::wire::{Handle, Hello};
-use super::{Interface, Sockets, stream};
+use super::handle::Handle;
+use super::{Interface, SocketId, Sockets, key, stream};
 
-/// The calling end.
-pub(in crate::net) struct Call {
+/// The connecting end of a connection.
+pub(in crate::net) struct SocketsConnector {
     peer: SocketAddr,
-    key: Key,
     /// The control socket, and then the others.
-    sockets: Vec<(Outgoing, Option<Socket>)>,
-    patience: Duration,
+    sockets: Vec<(Connector, Option<Socket>)>,
+    timeout: Duration,
     since: Instant,
 }
 
-impl Call {
-    /// Of a network, at the door that has this handle; through an interface, if it leads there.
+impl SocketsConnector {
+    /// A connection of a network to the listener that has this handle; through an interface, if it leads there.
     pub(in crate::net) fn new(
         net: &'static str,
         mut handle: Handle,
         interface: &Interface,
         secret: &[u8; 32],
-        patience: Duration,
-    ) -> io::Result<Call> {
-        // Which of our interfaces leads to a link, the other end does not know.
+        timeout: Duration,
+    ) -> io::Result<SocketsConnector> {
+        // The listener does not know which of our interfaces leads to its link.
         if let (SocketAddr::V6(to), 1..) = (&mut handle.address, interface.scope_id)
             && to.ip().is_unicast_link_local()
         {
@@ -40,37 +38,35 @@ impl Call {
         let from = stream::with_scope(interface.address, 0, interface.scope_id);
         let leads =
             from.is_ipv4() == peer.is_ipv4() && from.ip().is_loopback() == peer.ip().is_loopback();
-        let (connection, n) = (random()?, handle.more as u16 + 1);
-        let key = Key::new(net, secret, &handle.cookie);
-        let mut sockets = Vec::with_capacity(n.into());
-        for socket in 0..n {
-            let hello = Hello { socket, sockets: n, connection, nonce: nonce()? };
-            sockets.push((Outgoing::new(peer, leads.then_some(from), &hello, &key), None));
-        }
-        Ok(Call { peer, key, sockets, patience, since: Instant::now() })
+        let from = leads.then_some(from);
+        let connection = getrandom::u64().map_err(io::Error::other)?;
+        let n = handle.more as u16 + 1;
+        let key = key(net, secret, &handle.nonce);
+        let sockets = (0..n)
+            .map(|socket| {
+                let id = SocketId { socket, sockets: n, connection };
+                Ok((Connector::new(peer, from, id.encode(), &key)?, None))
+            })
+            .collect::<io::Result<_>>()?;
+        Ok(SocketsConnector { peer, sockets, timeout, since: Instant::now() })
     }
 
-    /// The sockets, once all are here and trusted; else why there will be none.
+    /// The sockets, once all are authenticated; else why there will be none.
     pub(in crate::net) fn poll(&mut self) -> Result<Option<Sockets>, String> {
         let peer = self.peer;
-        for (outgoing, socket) in &mut self.sockets {
+        for (connector, socket) in &mut self.sockets {
             if socket.is_none() {
-                *socket =
-                    outgoing.step(&self.key).map_err(|refusal| format!("to {peer}: {refusal}"))?;
+                *socket = connector.step().map_err(|error| format!("to {peer}: {error}"))?;
             }
         }
         if let Some((missing, _)) = self.sockets.iter().find(|(_, socket)| socket.is_none()) {
-            if self.since.elapsed() < self.patience {
+            if self.since.elapsed() < self.timeout {
                 return Ok(None);
             }
-            return Err(format!("to {peer}: {}, for {:?}", missing.missing(), self.patience));
+            return Err(format!("to {peer}: {}, for {:?}", missing.missing(), self.timeout));
         }
         let mut sockets = std::mem::take(&mut self.sockets).into_iter().filter_map(|(_, s)| s);
         let control = sockets.next().ok_or("is over")?;
         Ok(Some(Sockets { peer, control, more: sockets.collect() }))
     }
-}
-
-fn random() -> io::Result<u64> {
-    getrandom::u64().map_err(io::Error::other)
 }

@@ -1,32 +1,28 @@
-//! Connections over TCP between ends that prove that they know the group's secret.
+//! Connections over TCP of networks: several sockets each, all of which are authenticated.
 //!
 //! ```text
-//! door      where others call             greeting  the way to trust, in steps
-//! call      the same from the other side  auth      proofs
-//! stream    sockets that never wait       wire      what is said, as bytes
+//! acceptor   a listener: the sockets of its connections     handle  what a listener tells connectors
+//! connector  the sockets of a connection that is being made
 //! ```
 //!
-//! A connection has a first socket, its control socket, and as many more as the door's handle says. Networks that move data
-//! by other means have only the first: to tell each other where, and to learn that the other end is gone.
+//! How two ends prove themselves on a socket is [`ferroccl_handshake`]'s. A connection has a first socket, its control socket,
+//! and as many more as the listener's handle says. Networks that move data by other means have only the control socket: to
+//! exchange what the connection needs, and to notice that the peer is gone.
 
-mod auth;
-#[path = "connector.rs"]
-mod call;
-#[path = "acceptor.rs"]
-mod door;
-#[path = "../../../../host/handshake/src/connector.rs"]
-mod greeting;
-pub(in crate::net) mod stream;
-#[path = "../../../../host/handshake/src/wire.rs"]
-mod wire;
+mod acceptor;
+mod connector;
+mod handle;
 
 use std::net::{IpAddr, SocketAddr};
 
+use ferroccl_handshake::{Key, Nonce, Subject};
 use socket2::Socket;
 
-pub(in crate::net) use call::Call;
-pub(in crate::net) use door::Door;
-pub(in crate::net) use wire::{Handle, Malformed, Reader, fields};
+pub(in crate::net) use acceptor::SocketsAcceptor;
+pub(in crate::net) use connector::SocketsConnector;
+pub(in crate::net) use ferroccl_handshake::stream;
+pub(in crate::net) use ferroccl_handshake::wire::{Malformed, Reader, fields};
+pub(in crate::net) use handle::Handle;
 
 /// A network interface of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,4 +41,32 @@ pub(in crate::net) struct Sockets {
     pub(in crate::net) control: Socket,
     /// As many as the handle says.
     pub(in crate::net) more: Vec<Socket>,
+}
+
+/// Which socket of which connection a socket is: the subject of its handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SocketId {
+    /// 0 is the control socket.
+    socket: u16,
+    /// How many sockets the connection has.
+    sockets: u16,
+    /// The connection: a random number.
+    connection: u64,
+}
+
+impl SocketId {
+    fn encode(self) -> Subject {
+        let SocketId { socket, sockets, connection } = self;
+        fields(&[&socket.to_le_bytes(), &sockets.to_le_bytes(), &connection.to_le_bytes()])
+    }
+
+    fn decode(subject: &Subject) -> Result<SocketId, Malformed> {
+        let mut reader = Reader(subject);
+        Ok(SocketId { socket: reader.u16()?, sockets: reader.u16()?, connection: reader.u64()? })
+    }
+}
+
+/// The key of connections to one listener of a network.
+fn key(net: &str, secret: &[u8; 32], handle: &Nonce) -> Key {
+    Key::derive(secret, &format!("network {net}"), handle)
 }

@@ -1,4 +1,4 @@
-//! What a plugin is in memory: NCCL's net ABI, versions 8 to 11.
+//! NCCL's net ABI, versions 8 to 11: the layouts and types of a plugin.
 //!
 //! A plugin exports a table of functions under a name with the version in it, `ncclNetPlugin_v8` to
 //! `ncclNetPlugin_v11`. All versions list the same functions in the same order; a newer one appends some, and changes the
@@ -15,8 +15,8 @@
 //! appended                        makeVDevice    makeVDevice           and finalize, setNetAttr
 //! ```
 //!
-//! So there is one [`Table`], over what is a [`Version`]'s own. A function that a plugin may leave out is an `Option`; the
-//! others are none, so that a table is read only after [`Table::missing`] has found nothing.
+//! So there is one [`Table`], generic over what differs by [`Version`]. A function that a plugin may leave out is an `Option`.
+//! The others are not, so that a table is read only after [`Table::missing`] has found none missing.
 //!
 //! Sources: NCCL's `plugins/net/example/nccl/net_v8.h`, `net_v9.h`, `net_v10.h`, `net_v11.h` for tables and properties;
 //! `net.h` for constants; `net_device.h` for device types; `common.h` for the logger and the profiler; `src/nccl.h.in` for

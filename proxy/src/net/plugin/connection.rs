@@ -4,7 +4,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use super::abi::Object;
-use super::end::End;
+use super::comm::PluginComm;
 use super::{Device, Plugin};
 use crate::NetError;
 use crate::net::{
@@ -56,8 +56,8 @@ impl Listener for PluginListener {
         }
         let close = ("closeRecv", common.close_recv);
         // SAFETY: a connection that nobody else has.
-        let end = unsafe { End::new(&self.plugin, &self.device, comm, close) };
-        Ok(Some(Box::new(Receiver(end))))
+        let end = unsafe { PluginComm::new(&self.plugin, &self.device, comm, close) };
+        Ok(Some(Box::new(PluginRecvComm(end))))
     }
 }
 
@@ -74,7 +74,7 @@ pub(super) struct PluginConnecting {
     device: Arc<Device>,
     handle: Box<Handle>,
     /// What came of the first call, if anything.
-    end: Option<End>,
+    end: Option<PluginComm>,
 }
 
 impl PluginConnecting {
@@ -94,14 +94,14 @@ impl PluginConnecting {
         Ok(connecting)
     }
 
-    fn go_on(&mut self) -> Result<Option<End>, NetError> {
+    fn go_on(&mut self) -> Result<Option<PluginComm>, NetError> {
         let (plugin, at) = (&self.plugin, (&raw mut *self.handle).cast());
         // SAFETY: so many bytes, the same in each call.
         let comm = unsafe { plugin.functions.connect(self.device.number, at) }
             .map_err(|code| plugin.failed("connect", code))?;
         let close = ("closeSend", plugin.functions.common.close_send);
         // SAFETY: a connection that nobody else has.
-        let end = || unsafe { End::new(plugin, &self.device, comm, close) };
+        let end = || unsafe { PluginComm::new(plugin, &self.device, comm, close) };
         Ok((!comm.is_null()).then(end))
     }
 }
@@ -112,14 +112,14 @@ impl Connecting for PluginConnecting {
             None => self.go_on()?,
             end => end,
         };
-        Ok(end.map(|end| Box::new(Sender(end)) as Box<dyn SendComm>))
+        Ok(end.map(|end| Box::new(PluginSendComm(end)) as Box<dyn SendComm>))
     }
 }
 
 #[derive(Debug)]
-struct Sender(End);
+struct PluginSendComm(PluginComm);
 
-impl SendComm for Sender {
+impl SendComm for PluginSendComm {
     unsafe fn register(
         &mut self,
         address: *mut u8,
@@ -164,9 +164,9 @@ impl SendComm for Sender {
 }
 
 #[derive(Debug)]
-struct Receiver(End);
+struct PluginRecvComm(PluginComm);
 
-impl RecvComm for Receiver {
+impl RecvComm for PluginRecvComm {
     unsafe fn register(
         &mut self,
         address: *mut u8,

@@ -8,13 +8,12 @@
 //!                   NAME         NAME, then libnccl-net-NAME.so unless NAME is a path or lib*.so already
 //! ```
 //!
-//! **A library whose `init` was called stays for good.** A plugin may have threads, and nothing in the ABI says when they
-//! have ended; before version 11 it can't even be told that it is not needed any more. So functions and names are there as
-//! long as the process, and whoever holds them need not hold the library. That takes no more with each load: one that is
-//! loaded again is the same.
+//! **A library whose `init` was called is never unloaded.** A plugin may have threads, and the ABI does not say when they have
+//! ended; before version 11 it cannot even be told that it is not needed any more. So its functions and names are valid for as
+//! long as the process lives. A library that is loaded again is the same one, so that memory does not grow.
 
 use std::ffi::c_void;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use tracing::info;
@@ -22,8 +21,9 @@ use tracing::info;
 use super::abi::{Object, code_name};
 use super::symbol::{Config, Failure, Symbol};
 use crate::NetError;
+use crate::sync::lock;
 
-/// What is looked for when nothing is named.
+/// The library when none is named.
 const DEFAULT: &str = "libnccl-net.so";
 
 /// Versions whose names are looked for to say what a library has instead.
@@ -134,7 +134,7 @@ struct Kept {
 static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
 
 fn kept() -> MutexGuard<'static, Vec<Kept>> {
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&KEPT)
 }
 
 impl Found {

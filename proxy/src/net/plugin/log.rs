@@ -1,4 +1,4 @@
-//! What a plugin has to say: its logger, and the profiler callback.
+//! What a plugin calls: its logger, and the profiler callback.
 //!
 //! A plugin logs as in C: `logger(level, subsystems, file, line, format, ...)`. The text is made by `vsnprintf`, and becomes
 //! an event of `tracing` with the target `ferroccl::net`.

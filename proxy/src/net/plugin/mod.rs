@@ -5,30 +5,29 @@
 //! abi          what is in a table, version by version
 //! symbol       initialises the plugin and reads its table
 //! functions    calls it, whatever the version
-//! log          what the plugin has to say
+//! log          the plugin's log, and its profiler callback
 //! connection   listeners, and connections that are being made
-//! end          either end of a connection: its memory and requests
+//! comm         an end of a connection: its memory and requests
 //! ```
 //!
-//! A plugin does what [`Net`] does, under the same names. What is different:
+//! A plugin has [`Net`]'s functions, under the same names. The differences:
 //!
-//! * **It gives pointers.** Connections, requests and registrations are addresses that mean something to the plugin alone,
-//!   and some plugins give the same one twice, or NULL. So what [`Net`]'s users get are numbers of ours, and nothing
-//!   reaches a plugin that is not from it.
-//! * **NULL means not yet**, of a connection or of a request.
-//! * **It is believed in what it does with memory**: it is code in this process. What it says in numbers and strings is
-//!   checked.
-//! * **It may write into handles.** A plugin may keep there how far a connection is (NCCL's own networks do). So a
-//!   [`Connecting`] has a copy, which stays where it is. One that is dropped before there is a connection leaves behind
-//!   what the plugin has made so far: the ABI has no word for that.
-//! * **A message is at most 2 GiB - 1**, since `test` says in an `int` how long it was, in every version.
+//! * **It gives pointers.** Connections, requests and registrations are addresses that only the plugin understands. Some
+//!   plugins give the same address twice, or NULL. So users of [`Net`] get numbers of ours, and a plugin only ever gets
+//!   pointers that it has given.
+//! * **NULL means "not yet"**, for a connection and for a request.
+//! * **It is trusted with memory**, since it is code in this process. Numbers and strings that it returns are checked.
+//! * **It may write into handles.** A plugin may keep the state of a connection in the handle (NCCL's own networks do). So a
+//!   [`Connecting`] has a copy of the handle, which does not move. When a [`Connecting`] is dropped before the connection is
+//!   made, what the plugin has allocated leaks: the ABI has no function for that.
+//! * **A message is at most 2 GiB - 1**, since `test` returns its size as an `int` in every version.
 //!
 //! Not used: devices made of several (`makeVDevice`), kernels that unpack (`netDeviceType`; such a device is an error),
 //! attributes (`setNetAttr`) and profiler events.
 
 mod abi;
+mod comm;
 mod connection;
-mod end;
 mod functions;
 mod library;
 mod log;

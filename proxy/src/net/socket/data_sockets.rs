@@ -1,14 +1,14 @@
 //! The data sockets of a connection.
 //!
-//! A message that is too long for the control socket is cut into pieces, which go over the lanes in turn. Both ends cut
-//! alike, from the message's size alone, and begin where the message before it has ended: so a piece needs no header, and
-//! what comes on a lane belongs to the piece that was given to it first.
+//! A message that is too long for the control socket is cut into chunks, which are assigned to the data sockets in turn. Both
+//! ends compute the chunks from the message's size alone, and begin with the data socket after the last one of the message
+//! before. So a chunk needs no header: the next bytes of a data socket belong to its oldest chunk.
 //!
 //! ```text
-//! message 0: |---- a ----|---- b ----|-- c --|     lane 0:  a   e
-//! message 1: |-- d --|-- e --|-- f --|             lane 1:  b   f
-//!                                                  lane 2:  c         (d follows c, on the fourth lane)
-//!                                                  lane 3:  d
+//! message 0: |---- a ----|---- b ----|-- c --|     socket 0:  a   e
+//! message 1: |-- d --|-- e --|-- f --|             socket 1:  b   f
+//!                                                  socket 2:  c         (d follows c, on the fourth socket)
+//!                                                  socket 3:  d
 //! ```
 
 use std::collections::VecDeque;
@@ -19,51 +19,51 @@ use std::sync::{Arc, OnceLock};
 
 use socket2::Socket;
 
-use super::helper::Helper;
+use super::helper::HelperThread;
 use crate::net::MAX_REQUESTS;
 use crate::net::handshake::stream;
 
-/// The shortest piece, but for the last: NCCL's `MIN_CHUNKSIZE` (`net_socket.cc`).
-const MIN_PIECE: usize = 64 << 10;
+/// The shortest chunk, but for the last: NCCL's `MIN_CHUNKSIZE` (`net_socket.cc`).
+const MIN_CHUNK: usize = 64 << 10;
 
-/// Bytes that a lane moves before others have their turn. Not measured: some system calls.
-const TURN: usize = 4 << 20;
+/// Bytes that a data socket moves before others have their turn. Not measured: some system calls.
+const BYTES_PER_TURN: usize = 4 << 20;
 
 /// Bytes of a system call at most. Not measured: a part of what a socket's buffer grows to, 4 to 6 MiB (`tcp_wmem`,
 /// `tcp_rmem` in tcp(7)).
-const CALL: usize = 1 << 20;
+const BYTES_PER_CALL: usize = 1 << 20;
 
-/// Which way bytes go.
+/// Which direction bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    Out,
-    In,
+pub(super) enum Direction {
+    Send,
+    Recv,
 }
 
 /// A part of a message that is under way.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct Chunk {
     at: *mut u8,
     bytes: usize,
-    /// Of the message, on the board.
+    /// The message's place in [`TransferStatus`].
     slot: usize,
 }
 
-// SAFETY: whoever has given the message lets it be until it is done, or the connection dropped; lanes are gone by then.
-unsafe impl Send for Piece {}
+// SAFETY: whoever has given the message lets it be until it is done, or the connection dropped; the data sockets are closed by then.
+unsafe impl Send for Chunk {}
 
-/// What is left of each message, and what has gone wrong.
+/// How many chunks of each message are left, and what has gone wrong.
 #[derive(Debug, Default)]
-pub(super) struct Board {
-    pieces: [AtomicUsize; MAX_REQUESTS],
+pub(super) struct TransferStatus {
+    chunks: [AtomicUsize; MAX_REQUESTS],
     fault: OnceLock<String>,
 }
 
-impl Board {
-    /// Whether all pieces of the message in this slot are through.
-    pub(super) fn is_through(&self, slot: usize) -> bool {
-        // Pairs with the release in `Lane::pump`: what the pieces have brought is there.
-        self.pieces.get(slot).is_none_or(|left| left.load(Ordering::Acquire) == 0)
+impl TransferStatus {
+    /// Whether all chunks of the message in this slot have been moved.
+    pub(super) fn is_done(&self, slot: usize) -> bool {
+        // Pairs with the release in `DataSocket::progress`: the bytes of the chunks are there.
+        self.chunks.get(slot).is_none_or(|left| left.load(Ordering::Acquire) == 0)
     }
 
     pub(super) fn fault(&self) -> Option<&str> {
@@ -78,48 +78,48 @@ impl Board {
 
 /// A data socket, and what it is to carry.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct DataSocket {
     pub(super) socket: Socket,
-    queue: VecDeque<Piece>,
-    pub(super) way: Way,
+    queue: VecDeque<Chunk>,
+    pub(super) direction: Direction,
 }
 
-impl Lane {
+impl DataSocket {
     pub(super) fn is_idle(&self) -> bool {
         self.queue.is_empty()
     }
 
-    pub(super) fn give(&mut self, piece: Piece) {
-        self.queue.push_back(piece);
+    pub(super) fn give(&mut self, chunk: Chunk) {
+        self.queue.push_back(chunk);
     }
 
     /// Moves what can be moved at once; whether that was anything.
-    pub(super) fn pump(&mut self, board: &Board) -> io::Result<bool> {
+    pub(super) fn progress(&mut self, status: &TransferStatus) -> io::Result<bool> {
         let mut turn = 0;
-        while let Some(piece) = self.queue.front_mut() {
-            let bytes = piece.bytes.min(CALL);
-            let done = match self.way {
-                Way::Out => {
+        while let Some(chunk) = self.queue.front_mut() {
+            let bytes = chunk.bytes.min(BYTES_PER_CALL);
+            let done = match self.direction {
+                Direction::Send => {
                     // SAFETY: a part of the message that `isend`'s caller lets us read.
-                    let part = unsafe { slice::from_raw_parts(piece.at, bytes) };
+                    let part = unsafe { slice::from_raw_parts(chunk.at, bytes) };
                     stream::send(&self.socket, part)?
                 }
                 // SAFETY: a part of the buffer that `irecv`'s caller lets us write.
-                Way::In => unsafe { stream::recv(&self.socket, piece.at, bytes)? },
+                Direction::Recv => unsafe { stream::recv(&self.socket, chunk.at, bytes)? },
             };
             let Some(done) = done else { break };
             turn += done;
-            piece.at = piece.at.wrapping_add(done);
-            piece.bytes -= done;
-            if piece.bytes == 0 {
-                let slot = piece.slot;
+            chunk.at = chunk.at.wrapping_add(done);
+            chunk.bytes -= done;
+            if chunk.bytes == 0 {
+                let slot = chunk.slot;
                 self.queue.pop_front();
-                if let Some(left) = board.pieces.get(slot) {
-                    // Pairs with the acquire in `Board::is_through`.
+                if let Some(left) = status.chunks.get(slot) {
+                    // Pairs with the acquire in `TransferStatus::is_done`.
                     left.fetch_sub(1, Ordering::Release);
                 }
             }
-            if turn >= TURN || (done < bytes && self.way == Way::Out) {
+            if turn >= BYTES_PER_TURN || (done < bytes && self.direction == Direction::Send) {
                 break; // the others' turn, or the socket is full
             }
         }
@@ -127,73 +127,78 @@ impl Lane {
     }
 }
 
-/// All lanes of a connection.
+/// All data sockets of a connection.
 #[derive(Debug)]
-pub(super) struct Lanes {
-    board: Arc<Board>,
-    movers: Movers,
+pub(super) struct DataSockets {
+    status: Arc<TransferStatus>,
+    moved_by: MovedBy,
     /// How many there are.
     count: usize,
-    /// The one that the next piece goes to.
+    /// The one that the next chunk goes to.
     next: usize,
 }
 
-/// Who moves the lanes.
+/// Who moves the data sockets.
 #[derive(Debug)]
-enum Movers {
-    Caller(Vec<Lane>),
-    /// Lane i is the `i / n`th of thread `i % n`.
-    Helpers(Vec<Helper>),
+enum MovedBy {
+    Caller(Vec<DataSocket>),
+    /// Socket i is the `i / n`th of thread `i % n`.
+    Threads(Vec<HelperThread>),
 }
 
-impl Lanes {
-    /// Lanes over these sockets, moved by so many threads; by the caller's if that is 0.
-    pub(super) fn new(sockets: Vec<Socket>, threads: usize, way: Way) -> Lanes {
+impl DataSockets {
+    /// Data sockets that are moved by `threads` threads, or by the caller's if that is 0.
+    pub(super) fn new(sockets: Vec<Socket>, threads: usize, direction: Direction) -> DataSockets {
         let count = sockets.len();
-        let lanes = sockets.into_iter().map(|socket| Lane { socket, queue: VecDeque::new(), way });
-        let movers = match threads.min(count) {
-            0 => Movers::Caller(lanes.collect()),
+        let data_sockets = sockets.into_iter().map(|socket| DataSocket {
+            socket,
+            queue: VecDeque::new(),
+            direction,
+        });
+        let moved_by = match threads.min(count) {
+            0 => MovedBy::Caller(data_sockets.collect()),
             n => {
-                let mut helpers: Vec<_> = (0..n).map(|_| Helper::Unborn(Vec::new())).collect();
-                lanes.enumerate().for_each(|(i, lane)| helpers[i % n].push(lane));
-                Movers::Helpers(helpers)
+                let mut threads: Vec<_> =
+                    (0..n).map(|_| HelperThread::NotStarted(Vec::new())).collect();
+                data_sockets.enumerate().for_each(|(i, socket)| threads[i % n].push(socket));
+                MovedBy::Threads(threads)
             }
         };
-        Lanes { board: Arc::default(), movers, count, next: 0 }
+        DataSockets { status: Arc::default(), moved_by, count, next: 0 }
     }
 
-    pub(super) fn board(&self) -> &Board {
-        &self.board
+    pub(super) fn status(&self) -> &TransferStatus {
+        &self.status
     }
 
-    /// Cuts a message up, which is in this slot; of at least 1 byte.
+    /// Cuts the message of this slot, of at least 1 byte, into chunks and submits them.
     ///
     /// # Safety
-    /// The bytes may be read, or written where they come in, until the message is through or the lanes are closed.
-    pub(super) unsafe fn carry(&mut self, at: *mut u8, bytes: usize, slot: usize) {
+    /// The bytes may be read, or written where they come in, until the message is done or the sockets are closed.
+    pub(super) unsafe fn submit(&mut self, at: *mut u8, bytes: usize, slot: usize) {
         let n = self.count.max(1);
-        let most = bytes.div_ceil(n).max(MIN_PIECE);
-        if let Some(left) = self.board.pieces.get(slot) {
-            // Nobody looks at it yet: pieces are given below.
+        let most = bytes.div_ceil(n).max(MIN_CHUNK);
+        if let Some(left) = self.status.chunks.get(slot) {
+            // No other thread reads it yet: chunks are submitted below.
             left.store(bytes.div_ceil(most), Ordering::Relaxed);
         }
         for offset in (0..bytes).step_by(most) {
             let bytes = most.min(bytes - offset);
-            let piece = Piece { at: at.wrapping_add(offset), bytes, slot };
-            let lane = self.next;
-            self.next = (lane + 1) % n;
-            match &mut self.movers {
-                Movers::Caller(lanes) => {
-                    if let Some(lane) = lanes.get_mut(lane) {
-                        lane.give(piece);
+            let chunk = Chunk { at: at.wrapping_add(offset), bytes, slot };
+            let socket = self.next;
+            self.next = (socket + 1) % n;
+            match &mut self.moved_by {
+                MovedBy::Caller(data_sockets) => {
+                    if let Some(socket) = data_sockets.get_mut(socket) {
+                        socket.give(chunk);
                     }
                 }
-                Movers::Helpers(helpers) => {
-                    let n = helpers.len().max(1);
-                    if let Some(helper) = helpers.get_mut(lane % n)
-                        && let Err(error) = helper.give(lane / n, piece, &self.board)
+                MovedBy::Threads(threads) => {
+                    let n = threads.len().max(1);
+                    if let Some(helper) = threads.get_mut(socket % n)
+                        && let Err(error) = helper.give(socket / n, chunk, &self.status)
                     {
-                        self.board.fail(format!("a thread for its sockets: {error}"));
+                        self.status.fail(format!("a thread for its sockets: {error}"));
                     }
                 }
             }
@@ -201,13 +206,13 @@ impl Lanes {
     }
 
     /// Moves what the caller can move at once; whether that was anything.
-    pub(super) fn pump(&mut self) -> bool {
-        let Movers::Caller(lanes) = &mut self.movers else { return false };
+    pub(super) fn progress(&mut self) -> bool {
+        let MovedBy::Caller(data_sockets) = &mut self.moved_by else { return false };
         let mut moved = false;
-        for lane in lanes {
-            match lane.pump(&self.board) {
+        for socket in data_sockets {
+            match socket.progress(&self.status) {
                 Ok(any) => moved |= any,
-                Err(error) => self.board.fail(stream::lost(&error)),
+                Err(error) => self.status.fail(stream::lost(&error)),
             }
         }
         moved
@@ -215,6 +220,6 @@ impl Lanes {
 
     /// Closes them all: nothing is touched any more.
     pub(super) fn close(&mut self) {
-        self.movers = Movers::Caller(Vec::new());
+        self.moved_by = MovedBy::Caller(Vec::new());
     }
 }

@@ -1,77 +1,83 @@
-//! A thread that moves some lanes of a connection.
+//! A thread that moves some data sockets of a connection.
 //!
-//! It sleeps where there is nothing to do: on its bell when no piece is left, on its sockets, too, when those that are left
-//! must wait. The bell is rung only for a thread that sleeps.
+//! It sleeps while nothing can be moved: in `poll`, on an event file that wakes it, and on the sockets that have chunks left.
+//! The event file is written only when the thread sleeps.
 //!
 //! ```text
 //! caller                                  helper
-//!   lock, put pieces, is it asleep?         lock, take pieces, none and nothing moved: say "asleep"
-//!   unlock, ring if it was        ──bell──► unlock, poll(bell, sockets)
+//!   lock, push chunks, is it asleep?        lock, take chunks; none, and nothing moved: set `asleep`
+//!   unlock, write if it was      ──event──► unlock, poll(event, sockets)
 //! ```
 //!
-//! **Invariant:** "asleep" is said under the lock in which the helper has seen that there are no new pieces. So pieces that
-//! are put later ring the bell, which keeps until it is heard.
+//! **Invariant:** `asleep` is set under the same lock under which the thread has seen that there are no new chunks. So chunks
+//! that are pushed later write the event file, which stays readable until the thread has read it.
 
 use std::io;
 use std::os::fd::AsFd as _;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::lanes::{Board, Lane, Piece, Way};
+use super::data_sockets::{Chunk, DataSocket, Direction, TransferStatus};
 use crate::net::handshake::stream;
+use crate::sync::lock;
 
-/// The lanes of a thread, and the thread once there has been something to do.
+/// The data sockets of a thread, and the thread, which is started with the first chunk.
 #[derive(Debug)]
-pub(super) enum Helper {
+pub(super) enum HelperThread {
     /// A connection of short messages never needs it.
-    Unborn(Vec<Lane>),
+    NotStarted(Vec<DataSocket>),
     Running(Running),
 }
 
 #[derive(Debug)]
 pub(super) struct Running {
-    shared: Arc<Shared>,
+    shared: Arc<HelperShared>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    inbox: Mutex<Inbox>,
-    bell: EventFd,
+struct HelperShared {
+    queue: Mutex<ChunkQueue>,
+    wake: EventFd,
 }
 
 #[derive(Debug, Default)]
-struct Inbox {
-    /// With the lane that each is for.
-    pieces: Vec<(usize, Piece)>,
+struct ChunkQueue {
+    /// With the data socket that each is for.
+    chunks: Vec<(usize, Chunk)>,
     asleep: bool,
     stop: bool,
 }
 
-impl Helper {
-    pub(super) fn push(&mut self, lane: Lane) {
-        if let Helper::Unborn(lanes) = self {
-            lanes.push(lane);
+impl HelperThread {
+    pub(super) fn push(&mut self, socket: DataSocket) {
+        if let HelperThread::NotStarted(data_sockets) = self {
+            data_sockets.push(socket);
         }
     }
 
-    /// Gives it a piece for this of its lanes.
-    pub(super) fn give(&mut self, lane: usize, piece: Piece, board: &Arc<Board>) -> io::Result<()> {
-        if let Helper::Unborn(lanes) = self {
-            let lanes = std::mem::take(lanes);
-            *self = Helper::Running(Running::new(lanes, Arc::clone(board))?);
+    /// Submits a chunk for one of its data sockets.
+    pub(super) fn give(
+        &mut self,
+        socket: usize,
+        chunk: Chunk,
+        status: &Arc<TransferStatus>,
+    ) -> io::Result<()> {
+        if let HelperThread::NotStarted(data_sockets) = self {
+            let data_sockets = std::mem::take(data_sockets);
+            *self = HelperThread::Running(Running::new(data_sockets, Arc::clone(status))?);
         }
-        if let Helper::Running(Running { shared, .. }) = self {
-            let mut inbox = shared.lock();
-            inbox.pieces.push((lane, piece));
-            let asleep = std::mem::take(&mut inbox.asleep);
-            drop(inbox);
+        if let HelperThread::Running(Running { shared, .. }) = self {
+            let mut queue = shared.lock();
+            queue.chunks.push((socket, chunk));
+            let asleep = std::mem::take(&mut queue.asleep);
+            drop(queue);
             if asleep {
-                shared.bell.write(1)?;
+                shared.wake.write(1)?;
             }
         }
         Ok(())
@@ -79,22 +85,22 @@ impl Helper {
 }
 
 impl Running {
-    fn new(lanes: Vec<Lane>, board: Arc<Board>) -> io::Result<Running> {
-        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        let shared = Arc::new(Shared { inbox: Mutex::default(), bell });
+    fn new(data_sockets: Vec<DataSocket>, status: Arc<TransferStatus>) -> io::Result<Running> {
+        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let shared = Arc::new(HelperShared { queue: Mutex::default(), wake });
         let its = Arc::clone(&shared);
-        let run = move || its.run(lanes, &board);
+        let run = move || its.run(data_sockets, &status);
         let thread = thread::Builder::new().name("ferroccl-socket".to_owned()).spawn(run)?;
         Ok(Running { shared, thread: Some(thread) })
     }
 }
 
 impl Drop for Running {
-    /// When it returns, no piece is touched any more.
+    /// When it returns, no chunk is touched any more.
     fn drop(&mut self) {
         self.shared.lock().stop = true;
-        // A bell that cannot be rung is rung already.
-        let _ = self.shared.bell.write(1);
+        // An event file that cannot be written is not read yet.
+        let _ = self.shared.wake.write(1);
         if let Some(thread) = self.thread.take() {
             // One that has panicked has ended, too.
             let _ = thread.join();
@@ -102,57 +108,61 @@ impl Drop for Running {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+impl HelperShared {
+    fn lock(&self) -> MutexGuard<'_, ChunkQueue> {
+        lock(&self.queue)
     }
 
-    fn run(&self, mut lanes: Vec<Lane>, board: &Board) {
-        if let Err(error) = self.serve(&mut lanes, board) {
-            board.fail(stream::lost(&error));
+    fn run(&self, mut data_sockets: Vec<DataSocket>, status: &TransferStatus) {
+        if let Err(error) = self.serve(&mut data_sockets, status) {
+            status.fail(stream::lost(&error));
         }
     }
 
-    fn serve(&self, lanes: &mut [Lane], board: &Board) -> io::Result<()> {
+    fn serve(&self, data_sockets: &mut [DataSocket], status: &TransferStatus) -> io::Result<()> {
         let mut moved = false;
         loop {
-            let mut inbox = self.lock();
-            if inbox.stop {
+            let mut queue = self.lock();
+            if queue.stop {
                 return Ok(());
             }
-            moved |= !inbox.pieces.is_empty();
-            for (lane, piece) in inbox.pieces.drain(..) {
-                if let Some(lane) = lanes.get_mut(lane) {
-                    lane.give(piece);
+            moved |= !queue.chunks.is_empty();
+            for (socket, chunk) in queue.chunks.drain(..) {
+                if let Some(socket) = data_sockets.get_mut(socket) {
+                    socket.give(chunk);
                 }
             }
-            inbox.asleep = !moved;
-            drop(inbox);
+            queue.asleep = !moved;
+            drop(queue);
             if !moved {
-                self.sleep(lanes)?;
+                self.sleep(data_sockets)?;
                 self.lock().asleep = false;
             }
             moved = false;
-            for lane in &mut *lanes {
-                moved |= lane.pump(board)?;
+            for socket in &mut *data_sockets {
+                moved |= socket.progress(status)?;
             }
         }
     }
 
-    /// Until the bell rings, or something can be moved.
-    fn sleep(&self, lanes: &[Lane]) -> io::Result<()> {
-        let waiting = lanes.iter().filter(|lane| !lane.is_idle()).map(|lane| {
-            let event = if lane.way == Way::Out { PollFlags::POLLOUT } else { PollFlags::POLLIN };
-            PollFd::new(lane.socket.as_fd(), event)
+    /// Until there is an event, or something can be moved.
+    fn sleep(&self, data_sockets: &[DataSocket]) -> io::Result<()> {
+        let waiting = data_sockets.iter().filter(|socket| !socket.is_idle()).map(|socket| {
+            let event = if socket.direction == Direction::Send {
+                PollFlags::POLLOUT
+            } else {
+                PollFlags::POLLIN
+            };
+            PollFd::new(socket.socket.as_fd(), event)
         });
-        let mut all: Vec<_> = std::iter::once(PollFd::new(self.bell.as_fd(), PollFlags::POLLIN))
+        let mut all: Vec<_> = std::iter::once(PollFd::new(self.wake.as_fd(), PollFlags::POLLIN))
             .chain(waiting)
             .collect();
         match poll(&mut all, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error.into()),
         }
-        match self.bell.read() {
+        match self.wake.read() {
             Ok(_) | Err(Errno::EAGAIN | Errno::EINTR) => Ok(()),
             Err(error) => Err(error.into()),
         }

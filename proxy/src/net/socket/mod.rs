@@ -1,42 +1,41 @@
-//! The network of last resort: TCP sockets.
+//! TCP sockets: the network that is always there.
 //!
 //! ```text
 //!  sender                                                                receiver
 //!    control socket   ── header 0, bytes 0 ── header 1 ── header 2 ... ──►   in order; short messages whole
-//!    data socket 0    ── bytes 1, first part ── bytes 2, second part ────►   long ones in pieces,
-//!    data socket 1    ── bytes 1, second part ── bytes 2, third part ────►   over all sockets in turn
+//!    data socket 0    ── bytes 1, first part ── bytes 2, second part ────►   long messages in chunks,
+//!    data socket 1    ── bytes 1, second part ── bytes 2, third part ────►   over all data sockets in turn
 //! ```
 //!
-//! A connection is a control socket and 1 to 64 data sockets; how many, the listener's handle says. Each socket begins with
-//! a [handshake](super::handshake) in which both ends prove that they know the group's secret. On the control socket each message has
-//! a header: its number, size and tag. Messages of at most 16 KiB, of 512 KiB with one data socket, go right behind it, in
-//! the same system call. The bytes of others are cut into pieces that both ends know from the size alone ([`lanes`]). The
-//! receiver answers nothing; what it has no buffer for stays in the sockets.
+//! A connection has a control socket and 1 to 64 data sockets; the listener's handle says how many. On each socket both ends
+//! first authenticate each other ([handshake](super::handshake)). On the control socket each message has a header: its
+//! number, size and tag. The bytes of a message of at most 16 KiB (512 KiB with one data socket) follow its header, in the
+//! same system call. The bytes of a longer message are cut into chunks, which both ends compute from the size
+//! ([`data_sockets`]). The receiver sends nothing. A message for which it has no buffer stays in the sockets.
 //!
-//! Nothing is copied on the way between the caller's buffer and the sockets, but for short messages at the receiver, of
-//! which one system call brings many.
+//! Bytes are moved between the caller's buffer and the sockets without a copy. Only short messages are copied at the
+//! receiver, where one system call reads many of them.
 //!
-//! **Invariant:** pieces are given to the lanes in the order of the messages, at both ends, and each lane moves them in that
-//! order. So what comes on a lane is what the receiver takes it for.
+//! **Invariant:** both ends assign chunks to the data sockets in the order of the messages, and each data socket moves its
+//! chunks in that order. So the receiver knows which chunk the next bytes of a data socket belong to.
 //!
-//! What is wrong ends the connection: a message longer than its buffer, one out of order, a peer that is gone. The sockets
-//! are closed, by which the other end learns of it; messages that are here by then may still be fetched, until the caller
-//! has been told.
+//! An error ends the connection: a message longer than its buffer, a message out of order, a peer that is gone. The sockets
+//! are closed, which the peer notices. Messages that have arrived by then can still be received, until the caller has been
+//! told of the error.
 //!
 //! ```text
-//! line     what both ends of a connection have     wire     a message's header
-//! send     the sending end                         lanes    the data sockets
-//! recv     the receiving end                       helper   a thread that moves lanes
-//! layout   how many threads and sockets
+//! endpoint  what both ends of a connection have     wire          a message's header
+//! send      the sending end                         data_sockets  chunks, and the sockets that carry them
+//! recv      the receiving end                       helper        a thread that moves data sockets
+//! layout    how many threads and sockets
 //! ```
 //!
-//! Facts and limits are those of NCCL's `net_socket.cc` and `misc/socket.cc`; the wire is our own.
+//! Facts and limits are those of NCCL's `net_socket.cc` and `misc/socket.cc`; the wire format is FerroCCL's.
 
+mod data_sockets;
+mod endpoint;
 mod helper;
-#[path = "data_sockets.rs"]
-mod lanes;
 mod layout;
-mod line;
 mod recv;
 mod send;
 mod wire;
@@ -48,14 +47,14 @@ use std::time::Duration;
 
 use tracing::{debug, info};
 
-use self::lanes::Way;
+use self::data_sockets::Direction;
+use self::endpoint::SocketEndpoint;
 use self::layout::{Layout, MAX_SOCKETS};
-use self::line::Line;
-use self::recv::Receiver;
-use self::send::Sender;
+use self::recv::SocketRecvComm;
+use self::send::SocketSendComm;
 pub use super::handshake::Interface as SocketInterface;
-use super::handshake::{Call, Door, Handle, Sockets};
-use super::memory::Memory;
+use super::handshake::{Handle, Sockets, SocketsAcceptor, SocketsConnector};
+use super::registered_memory::RegisteredMemory;
 use super::{
     Connecting, Listener, MAX_REQUESTS, MemoryHandle, MemoryKind, Net, Properties, RecvComm,
     SendComm, USING,
@@ -73,7 +72,7 @@ fn error(operation: &'static str, reason: impl Into<String>) -> NetError {
 
 /// Sockets need to know nothing of memory: it is kept to notice mistakes.
 fn register(
-    known: &mut Memory,
+    known: &mut RegisteredMemory,
     (address, bytes): (*mut u8, usize),
     kind: MemoryKind,
 ) -> Result<MemoryHandle, NetError> {
@@ -232,10 +231,11 @@ impl Net for SocketNet {
     fn listen(&self, device: usize) -> Result<Box<dyn Listener>, NetError> {
         let (interface, layout) = self.device("listen", device)?;
         let (secret, patience) = (&self.config.secret, self.config.connect_timeout);
-        let door = Door::new(NAME, interface, secret, layout.sockets, patience).map_err(|e| {
-            error("listen", format!("on {} at {}: {e}", interface.name, interface.address))
-        })?;
-        Ok(Box::new(Listening { door, threads: layout.threads }))
+        let acceptor = SocketsAcceptor::new(NAME, interface, secret, layout.sockets, patience)
+            .map_err(|e| {
+                error("listen", format!("on {} at {}: {e}", interface.name, interface.address))
+            })?;
+        Ok(Box::new(SocketListener { acceptor, threads: layout.threads }))
     }
 
     fn connect(&self, device: usize, handle: &[u8]) -> Result<Box<dyn Connecting>, NetError> {
@@ -252,43 +252,50 @@ impl Net for SocketNet {
         }
         let to = handle.address;
         let (secret, patience) = (&self.config.secret, self.config.connect_timeout);
-        let call = Call::new(NAME, handle, interface, secret, patience)
+        let connector = SocketsConnector::new(NAME, handle, interface, secret, patience)
             .map_err(|e| error("connect", format!("to {to}: {e}")))?;
-        Ok(Box::new(Calling { call, threads: layout.threads }))
+        Ok(Box::new(SocketConnecting { connector, threads: layout.threads }))
     }
 }
 
 /// A listener: sockets become connections.
-struct Listening {
-    door: Door,
+struct SocketListener {
+    acceptor: SocketsAcceptor,
     threads: usize,
 }
 
-impl Listener for Listening {
+impl Listener for SocketListener {
     fn handle(&self) -> &[u8] {
-        self.door.handle()
+        self.acceptor.handle()
     }
 
     fn accept(&mut self) -> Result<Option<Box<dyn RecvComm>>, NetError> {
-        let sockets = self.door.answer().map_err(|e| error("accept", e.to_string()))?;
-        Ok(sockets
-            .map(|sockets| Box::new(Receiver::new(line(sockets, self.threads, Way::In))) as _))
+        let sockets = self.acceptor.poll().map_err(|e| error("accept", e.to_string()))?;
+        Ok(sockets.map(|sockets| {
+            Box::new(SocketRecvComm::new(endpoint(sockets, self.threads, Direction::Recv))) as _
+        }))
     }
 }
 
 /// A connection that is being made.
-struct Calling {
-    call: Call,
+struct SocketConnecting {
+    connector: SocketsConnector,
     threads: usize,
 }
 
-impl Connecting for Calling {
+impl Connecting for SocketConnecting {
     fn poll(&mut self) -> Result<Option<Box<dyn SendComm>>, NetError> {
-        let sockets = self.call.poll().map_err(|reason| error("connect", reason))?;
-        Ok(sockets.map(|sockets| Box::new(Sender::new(line(sockets, self.threads, Way::Out))) as _))
+        let sockets = self.connector.poll().map_err(|reason| error("connect", reason))?;
+        Ok(sockets.map(|sockets| {
+            Box::new(SocketSendComm::new(endpoint(sockets, self.threads, Direction::Send))) as _
+        }))
     }
 }
 
-fn line(Sockets { peer, control, more }: Sockets, threads: usize, way: Way) -> Line {
-    Line::new(peer, control, more, threads, way)
+fn endpoint(
+    Sockets { peer, control, more }: Sockets,
+    threads: usize,
+    direction: Direction,
+) -> SocketEndpoint {
+    SocketEndpoint::new(peer, control, more, threads, direction)
 }

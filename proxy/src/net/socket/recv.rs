@@ -5,11 +5,11 @@
 
 use std::io;
 
-use super::line::{INLINE, Line};
+use super::endpoint::{INLINE, SocketEndpoint};
 use super::wire::{HEADER, Header};
 use super::{error, register};
 use crate::NetError;
-use crate::net::end::End;
+use crate::net::comm_base::CommBase;
 use crate::net::handshake::stream;
 use crate::net::{MAX_REQUESTS, MemoryHandle, MemoryKind, RecvBuffer, RecvComm, Request};
 
@@ -30,13 +30,13 @@ struct Buffer {
 
 /// What has come on the control socket and is not used yet: `bytes[start..end]`.
 #[derive(Debug)]
-struct Came {
+struct ReadBuffer {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
 }
 
-impl Came {
+impl ReadBuffer {
     fn left(&self) -> &[u8] {
         self.bytes.get(self.start..self.end).unwrap_or_default()
     }
@@ -55,82 +55,82 @@ impl Came {
 }
 
 #[derive(Debug)]
-pub(super) struct Receiver {
-    line: Line,
+pub(super) struct SocketRecvComm {
+    endpoint: SocketEndpoint,
     buffers: [Option<Buffer>; MAX_REQUESTS],
-    came: Came,
-    /// Whether messages are too long to be worth a copy, so that nothing but headers is to come into `came`.
+    read_buffer: ReadBuffer,
+    /// Whether messages are too long to be worth a copy, so that nothing but headers is to come into `read_buffer`.
     sparing: bool,
-    /// The message whose part on the control socket is being read; those before it are here, or on their way on the lanes.
+    /// The message whose part on the control socket is being read; those before it are here, or on their way on data sockets.
     reading: u64,
     /// Why nothing more will come: told when the messages that are on their way are here.
     ending: Option<String>,
 }
 
 // SAFETY: whoever gives a buffer lets it be, from whatever thread, until it is filled or the connection dropped.
-unsafe impl Send for Receiver {}
+unsafe impl Send for SocketRecvComm {}
 
-impl Receiver {
-    pub(super) fn new(line: Line) -> Receiver {
-        let came = Came { bytes: vec![0; READ].into(), start: 0, end: 0 };
+impl SocketRecvComm {
+    pub(super) fn new(endpoint: SocketEndpoint) -> SocketRecvComm {
+        let read_buffer = ReadBuffer { bytes: vec![0; READ].into(), start: 0, end: 0 };
         let buffers = [const { None }; MAX_REQUESTS];
-        Receiver { line, buffers, came, sparing: false, reading: 0, ending: None }
+        SocketRecvComm { endpoint, buffers, read_buffer, sparing: false, reading: 0, ending: None }
     }
 
     /// Does what can be done at once.
     fn progress(&mut self) {
-        if self.line.end.is_broken() {
+        if self.endpoint.base.is_broken() {
             return;
         }
-        while self.ending.is_none() && self.reading < self.line.end.next {
+        while self.ending.is_none() && self.reading < self.endpoint.base.next {
             match self.read_control() {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(reason) => self.ending = Some(reason),
             }
         }
-        self.line.lanes.pump();
-        if let Some(fault) = self.line.lanes.board().fault() {
+        self.endpoint.data_sockets.progress();
+        if let Some(fault) = self.endpoint.data_sockets.status().fault() {
             let fault = fault.to_owned();
-            self.line.fail(fault);
-        } else if self.ending.is_some() && self.lanes_are_through() {
+            self.endpoint.fail(fault);
+        } else if self.ending.is_some() && self.data_sockets_are_done() {
             let reason = self.ending.take().unwrap_or_default();
-            self.line.fail(reason);
+            self.endpoint.fail(reason);
         }
     }
 
-    fn lanes_are_through(&self) -> bool {
-        (0..MAX_REQUESTS).all(|slot| self.line.lanes.board().is_through(slot))
+    fn data_sockets_are_done(&self) -> bool {
+        (0..MAX_REQUESTS).all(|slot| self.endpoint.data_sockets.status().is_done(slot))
     }
 
     /// Moves the message on whose turn it is on the control socket; whether there may be more to do at once.
     fn read_control(&mut self) -> Result<bool, String> {
-        let slot = End::slot(self.reading);
+        let slot = CommBase::slot(self.reading);
         let Some(buffer) = &mut self.buffers[slot] else { return Ok(false) };
         let Some(size) = buffer.size else {
-            let Some(bytes) = self.came.left().first_chunk::<HEADER>() else {
-                let more = self.came.more(&self.line.control, self.sparing);
+            let Some(bytes) = self.read_buffer.left().first_chunk::<HEADER>() else {
+                let more = self.read_buffer.more(&self.endpoint.control, self.sparing);
                 return more.map_err(|e| stream::lost(&e));
             };
             let header = Header::decode(bytes).map_err(|e| format!("a message's header {e}"))?;
             let size = checked(&header, self.reading, buffer)?;
-            self.came.start += HEADER;
+            self.read_buffer.start += HEADER;
             buffer.size = Some(size);
-            self.sparing = size > INLINE && size <= self.line.inline;
-            if size > self.line.inline {
+            self.sparing = size > INLINE && size <= self.endpoint.inline;
+            if size > self.endpoint.inline {
                 // SAFETY: `irecv`'s contract; that many bytes fit.
-                unsafe { self.line.lanes.carry(buffer.at, size, slot) };
+                unsafe { self.endpoint.data_sockets.submit(buffer.at, size, slot) };
                 self.reading += 1;
             }
             return Ok(true);
         };
-        let left = self.came.left();
+        let left = self.read_buffer.left();
         let copied = left.len().min(size - buffer.here);
-        // SAFETY: `irecv`'s contract; that many bytes fit, and `came` is no memory of the caller's.
+        // SAFETY: `irecv`'s contract; that many bytes fit, and `read_buffer` is no memory of the caller's.
         unsafe {
             left.as_ptr().copy_to_nonoverlapping(buffer.at.wrapping_add(buffer.here), copied);
         };
-        self.came.start += copied;
+        self.read_buffer.start += copied;
         buffer.here += copied;
         let missing = size - buffer.here;
         if missing == 0 {
@@ -139,7 +139,7 @@ impl Receiver {
         }
         // SAFETY: the same; nothing is left in between, and more than 0 bytes are missing.
         let read = unsafe {
-            stream::recv(&self.line.control, buffer.at.wrapping_add(buffer.here), missing)
+            stream::recv(&self.endpoint.control, buffer.at.wrapping_add(buffer.here), missing)
         };
         let read = read.map_err(|e| stream::lost(&e))?;
         buffer.here += read.unwrap_or(0);
@@ -162,56 +162,56 @@ fn checked(header: &Header, sequence: u64, buffer: &Buffer) -> Result<usize, Str
         .ok_or_else(|| format!("message {sequence} has {size} bytes, its buffer {}", buffer.bytes))
 }
 
-impl RecvComm for Receiver {
+impl RecvComm for SocketRecvComm {
     unsafe fn register(
         &mut self,
         address: *mut u8,
         bytes: usize,
         kind: MemoryKind,
     ) -> Result<MemoryHandle, NetError> {
-        register(&mut self.line.memory, (address, bytes), kind)
+        register(&mut self.endpoint.memory, (address, bytes), kind)
     }
 
     fn deregister(&mut self, memory: MemoryHandle) -> Result<(), NetError> {
-        self.line.memory.remove(memory)
+        self.endpoint.memory.remove(memory)
     }
 
     unsafe fn irecv(&mut self, buffers: &[RecvBuffer]) -> Result<Option<Request>, NetError> {
-        self.line.end.check("irecv")?;
+        self.endpoint.base.check("irecv")?;
         let &[RecvBuffer { address, bytes, tag, memory }] = buffers else {
             return Err(error("irecv", format!("{} buffers, where 1 goes", buffers.len())));
         };
-        self.line.memory.check("irecv", address, bytes, memory)?;
-        let sequence = self.line.end.next;
-        let slot = End::slot(sequence);
+        self.endpoint.memory.check("irecv", address, bytes, memory)?;
+        let sequence = self.endpoint.base.next;
+        let slot = CommBase::slot(sequence);
         if self.buffers[slot].is_some() {
             self.progress();
-            return self.line.end.check("irecv").map(|()| None);
+            return self.endpoint.base.check("irecv").map(|()| None);
         }
         let at = if bytes == 0 { std::ptr::dangling_mut() } else { address };
         self.buffers[slot] = Some(Buffer { at, bytes, tag, size: None, here: 0 });
-        self.line.end.next += 1;
-        Ok(Some(self.line.end.request(sequence)))
+        self.endpoint.base.next += 1;
+        Ok(Some(self.endpoint.base.request(sequence)))
     }
 
     fn test(&mut self, request: Request, sizes: &mut [usize]) -> Result<bool, NetError> {
-        self.line.end.check_told("test")?;
-        let sequence = self.line.end.sequence(request)?;
-        let slot = End::slot(sequence);
+        self.endpoint.base.check_told("test")?;
+        let sequence = self.endpoint.base.sequence(request)?;
+        let slot = CommBase::slot(sequence);
         if self.buffers[slot].is_none() {
-            return Err(self.line.end.no_such(request));
+            return Err(self.endpoint.base.no_such(request));
         }
         let Some(place) = sizes.first_mut() else {
             return Err(error("test", "there is no room for the size of 1 message"));
         };
         let mut looked = false;
         loop {
-            if sequence < self.reading && self.line.lanes.board().is_through(slot) {
+            if sequence < self.reading && self.endpoint.data_sockets.status().is_done(slot) {
                 *place = self.buffers[slot].take().and_then(|b| b.size).unwrap_or(0);
                 return Ok(true);
             }
             if looked {
-                return self.line.end.check("test").map(|()| false);
+                return self.endpoint.base.check("test").map(|()| false);
             }
             self.progress();
             looked = true;
@@ -220,7 +220,7 @@ impl RecvComm for Receiver {
 
     /// The host's memory has what has arrived.
     unsafe fn iflush(&mut self, _: &[RecvBuffer]) -> Result<Option<Request>, NetError> {
-        self.line.end.check("iflush").map(|()| None)
+        self.endpoint.base.check("iflush").map(|()| None)
     }
 }
 
@@ -230,11 +230,11 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
 
-    use super::super::lanes::Way;
+    use super::super::data_sockets::Direction;
     use super::*;
 
     /// A receiver, and the sockets of whoever sends: control and data.
-    fn receiver(data: usize) -> (Receiver, Vec<TcpStream>) {
+    fn receiver(data: usize) -> (SocketRecvComm, Vec<TcpStream>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut theirs = Vec::new();
         let mut ours = (0..=data).map(|_| {
@@ -246,10 +246,10 @@ mod tests {
         let control = ours.next().unwrap();
         let data = ours.collect();
         let peer = listener.local_addr().unwrap();
-        (Receiver::new(Line::new(peer, control, data, 0, Way::In)), theirs)
+        (SocketRecvComm::new(SocketEndpoint::new(peer, control, data, 0, Direction::Recv)), theirs)
     }
 
-    fn give(receiver: &mut Receiver, place: &mut [u8], tag: u32) -> Request {
+    fn give(receiver: &mut SocketRecvComm, place: &mut [u8], tag: u32) -> Request {
         let (address, bytes) = (place.as_mut_ptr(), place.len());
         // SAFETY: tests keep the place until they are done with the receiver.
         unsafe {
@@ -258,7 +258,7 @@ mod tests {
         }
     }
 
-    fn wait(receiver: &mut Receiver, request: Request) -> Result<usize, String> {
+    fn wait(receiver: &mut SocketRecvComm, request: Request) -> Result<usize, String> {
         let mut size = [0];
         for _ in 0..10_000 {
             if receiver.test(request, &mut size).map_err(|error| error.reason)? {
@@ -320,7 +320,7 @@ mod tests {
             let data = vec![7; size];
             theirs[0].write_all(&header(0, 0, size as u64)).unwrap();
             if size > INLINE {
-                // Two pieces, by lane.
+                // Two chunks, each on its data socket.
                 theirs[1].write_all(&data[..64 << 10]).unwrap();
                 theirs[2].write_all(&data[64 << 10..]).unwrap();
             } else {
@@ -365,6 +365,6 @@ mod tests {
         let mut place = [0];
         let request = give(&mut receiver, &mut place, 0);
         assert_eq!(wait(&mut receiver, request), Ok(0));
-        assert!(written > READ && receiver.came.end <= READ, "{written}");
+        assert!(written > READ && receiver.read_buffer.end <= READ, "{written}");
     }
 }

@@ -1,30 +1,30 @@
 //! The sending end.
 //!
 //! A message's part on the control socket is its header, and its bytes if they are few. Those parts are written in the
-//! order of the messages; the other messages' bytes go over the [lanes](super::lanes) meanwhile.
+//! order of the messages; the other messages' bytes go over the [data sockets](super::data_sockets) meanwhile.
 
 use std::slice;
 
-use super::line::Line;
+use super::endpoint::SocketEndpoint;
 use super::register;
 use super::wire::{HEADER, Header};
 use crate::NetError;
-use crate::net::end::End;
+use crate::net::comm_base::CommBase;
 use crate::net::handshake::stream;
 use crate::net::{MAX_REQUESTS, MemoryHandle, MemoryKind, Request, SendComm};
 
 /// A message that is under way, or done and not fetched.
 #[derive(Debug)]
-struct Message {
+struct OutgoingMessage {
     at: *const u8,
     bytes: usize,
     header: [u8; HEADER],
 }
 
 #[derive(Debug)]
-pub(super) struct Sender {
-    line: Line,
-    messages: [Option<Message>; MAX_REQUESTS],
+pub(super) struct SocketSendComm {
+    endpoint: SocketEndpoint,
+    messages: [Option<OutgoingMessage>; MAX_REQUESTS],
     /// The message whose part on the control socket is being written; those before it are there.
     writing: u64,
     /// Bytes of that part that are written.
@@ -32,26 +32,31 @@ pub(super) struct Sender {
 }
 
 // SAFETY: whoever sends a message lets its bytes be, from whatever thread, until it is done or the connection dropped.
-unsafe impl Send for Sender {}
+unsafe impl Send for SocketSendComm {}
 
-impl Sender {
-    pub(super) fn new(line: Line) -> Sender {
-        Sender { line, messages: [const { None }; MAX_REQUESTS], writing: 0, written: 0 }
+impl SocketSendComm {
+    pub(super) fn new(endpoint: SocketEndpoint) -> SocketSendComm {
+        SocketSendComm {
+            endpoint,
+            messages: [const { None }; MAX_REQUESTS],
+            writing: 0,
+            written: 0,
+        }
     }
 
     /// Does what can be done at once.
     fn progress(&mut self) {
-        if self.line.end.is_broken() {
+        if self.endpoint.base.is_broken() {
             return;
         }
         let moved = self.write_control().unwrap_or_else(|error| {
-            self.line.fail_io(&error);
+            self.endpoint.fail_io(&error);
             true
         });
-        let moved = self.line.lanes.pump() || moved;
-        if let Some(fault) = self.line.lanes.board().fault() {
+        let moved = self.endpoint.data_sockets.progress() || moved;
+        if let Some(fault) = self.endpoint.data_sockets.status().fault() {
             let fault = fault.to_owned();
-            self.line.fail(fault);
+            self.endpoint.fail(fault);
         } else if !moved {
             self.look();
         }
@@ -59,17 +64,17 @@ impl Sender {
 
     fn write_control(&mut self) -> std::io::Result<bool> {
         let mut moved = false;
-        while self.writing < self.line.end.next {
-            let Some(message) = &self.messages[End::slot(self.writing)] else { break };
-            let inline = if message.bytes <= self.line.inline { message.bytes } else { 0 };
+        while self.writing < self.endpoint.base.next {
+            let Some(message) = &self.messages[CommBase::slot(self.writing)] else { break };
+            let inline = if message.bytes <= self.endpoint.inline { message.bytes } else { 0 };
             let header = message.header.get(self.written..).unwrap_or_default();
             let offset = self.written.saturating_sub(HEADER);
             // SAFETY: a part of the message, which `isend`'s caller lets us read.
             let data =
                 unsafe { slice::from_raw_parts(message.at.wrapping_add(offset), inline - offset) };
             let sent = match data {
-                [] => stream::send(&self.line.control, header)?,
-                data => stream::send_both(&self.line.control, header, data)?,
+                [] => stream::send(&self.endpoint.control, header)?,
+                data => stream::send_both(&self.endpoint.control, header, data)?,
             };
             let Some(sent) = sent else { break };
             moved = true;
@@ -86,28 +91,28 @@ impl Sender {
     fn look(&mut self) {
         let mut byte = 0;
         // SAFETY: a byte of ours.
-        match unsafe { stream::recv(&self.line.control, &mut byte, 1) } {
+        match unsafe { stream::recv(&self.endpoint.control, &mut byte, 1) } {
             Ok(None) => {}
             Ok(Some(_)) => {
-                self.line.fail(format!("it said {byte:#04x}, where receivers are silent"));
+                self.endpoint.fail(format!("it said {byte:#04x}, where receivers are silent"));
             }
-            Err(error) => self.line.fail_io(&error),
+            Err(error) => self.endpoint.fail_io(&error),
         }
     }
 }
 
-impl SendComm for Sender {
+impl SendComm for SocketSendComm {
     unsafe fn register(
         &mut self,
         address: *mut u8,
         bytes: usize,
         kind: MemoryKind,
     ) -> Result<MemoryHandle, NetError> {
-        register(&mut self.line.memory, (address, bytes), kind)
+        register(&mut self.endpoint.memory, (address, bytes), kind)
     }
 
     fn deregister(&mut self, memory: MemoryHandle) -> Result<(), NetError> {
-        self.line.memory.remove(memory)
+        self.endpoint.memory.remove(memory)
     }
 
     unsafe fn isend(
@@ -117,43 +122,43 @@ impl SendComm for Sender {
         tag: u32,
         memory: MemoryHandle,
     ) -> Result<Option<Request>, NetError> {
-        self.line.end.check("isend")?;
-        self.line.memory.check("isend", address, bytes, memory)?;
-        let sequence = self.line.end.next;
-        let slot = End::slot(sequence);
+        self.endpoint.base.check("isend")?;
+        self.endpoint.memory.check("isend", address, bytes, memory)?;
+        let sequence = self.endpoint.base.next;
+        let slot = CommBase::slot(sequence);
         if self.messages[slot].is_some() {
             self.progress();
-            return self.line.end.check("isend").map(|()| None);
+            return self.endpoint.base.check("isend").map(|()| None);
         }
         let header = Header { tag, sequence, size: bytes as u64 }.encode();
         // The address of nothing may be anything, and a slice's may not.
         let at = if bytes == 0 { std::ptr::dangling() } else { address };
-        self.messages[slot] = Some(Message { at, bytes, header });
-        self.line.end.next += 1;
-        if bytes > self.line.inline {
+        self.messages[slot] = Some(OutgoingMessage { at, bytes, header });
+        self.endpoint.base.next += 1;
+        if bytes > self.endpoint.inline {
             // SAFETY: the caller's.
-            unsafe { self.line.lanes.carry(at.cast_mut(), bytes, slot) };
+            unsafe { self.endpoint.data_sockets.submit(at.cast_mut(), bytes, slot) };
         }
         self.progress();
-        self.line.end.check("isend")?;
-        Ok(Some(self.line.end.request(sequence)))
+        self.endpoint.base.check("isend")?;
+        Ok(Some(self.endpoint.base.request(sequence)))
     }
 
     fn test(&mut self, request: Request) -> Result<bool, NetError> {
-        self.line.end.check_told("test")?;
-        let sequence = self.line.end.sequence(request)?;
-        let slot = End::slot(sequence);
+        self.endpoint.base.check_told("test")?;
+        let sequence = self.endpoint.base.sequence(request)?;
+        let slot = CommBase::slot(sequence);
         if self.messages[slot].is_none() {
-            return Err(self.line.end.no_such(request));
+            return Err(self.endpoint.base.no_such(request));
         }
         let mut looked = false;
         loop {
-            if sequence < self.writing && self.line.lanes.board().is_through(slot) {
+            if sequence < self.writing && self.endpoint.data_sockets.status().is_done(slot) {
                 self.messages[slot] = None;
                 return Ok(true);
             }
             if looked {
-                return self.line.end.check("test").map(|()| false);
+                return self.endpoint.base.check("test").map(|()| false);
             }
             self.progress();
             looked = true;
@@ -166,7 +171,7 @@ mod tests {
     use std::io::Write as _;
     use std::net::{TcpListener, TcpStream};
 
-    use super::super::lanes::Way;
+    use super::super::data_sockets::Direction;
     use super::*;
 
     /// While a message waits on a data socket, the control socket tells what has become of the receiver.
@@ -179,8 +184,9 @@ mod tests {
             ours.iter().for_each(|socket| stream::prepare(socket).unwrap());
             let [mut control, data] = [0; 2].map(|_| listener.accept().unwrap().0);
             let [our_control, our_data] = ours;
-            let line = Line::new(peer, our_control, vec![our_data], 0, Way::Out);
-            let mut sender = Sender::new(line);
+            let endpoint =
+                SocketEndpoint::new(peer, our_control, vec![our_data], 0, Direction::Send);
+            let mut sender = SocketSendComm::new(endpoint);
             let mut bytes = vec![1u8; 64 << 20];
             let (at, length) = (bytes.as_mut_ptr(), bytes.len());
             // SAFETY: the bytes outlive what is under way: it ends with an error.

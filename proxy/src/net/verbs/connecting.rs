@@ -7,20 +7,20 @@ use std::time::Instant;
 use tracing::{debug, warn};
 
 use super::config::VerbsConfig;
-use super::control::{Control, Introduction, Said};
+use super::control::{ConnectionInfo, ControlMessage, ControlSocket};
 use super::device::Port;
+use super::endpoint::UnconnectedEndpoint;
 use super::fifo::{FIFO, SIZES};
-use super::line::Half;
-use super::memory::Words;
-use super::recv::Receiver;
-use super::send::Sender;
+use super::memory::RegisteredWords;
+use super::recv::VerbsRecvComm;
+use super::send::VerbsSendComm;
 use super::{NAME, error};
 use crate::NetError;
-use crate::net::handshake::{Call, Door};
+use crate::net::handshake::{SocketsAcceptor, SocketsConnector};
 use crate::net::{self, RecvComm, SendComm};
 
 /// The connecting side: the sender's.
-pub(super) struct Connecting {
+pub(super) struct VerbsConnecting {
     port: Arc<Port>,
     config: Arc<VerbsConfig>,
     state: State,
@@ -28,81 +28,99 @@ pub(super) struct Connecting {
 }
 
 enum State {
-    Calling(Call),
-    /// We have introduced ourselves.
-    Introduced(Box<Outgoing>),
+    Authenticating(SocketsConnector),
+    /// Our [`ConnectionInfo`] is sent, or on its way.
+    Exchanging(Box<ConnectingEndpoint>),
     Done,
 }
 
-struct Outgoing {
-    half: Half,
-    fifo: Words,
-    sizes: Words,
-    control: Control,
+struct ConnectingEndpoint {
+    endpoint: UnconnectedEndpoint,
+    fifo: RegisteredWords,
+    sizes: RegisteredWords,
+    control: ControlSocket,
     peer: SocketAddr,
-    /// The other end, once it has introduced itself; then we are ready, and say so.
-    theirs: Option<Introduction>,
+    /// The peer's, once it has come. We then send [`ControlMessage::Ready`].
+    theirs: Option<ConnectionInfo>,
 }
 
-impl Connecting {
-    pub(super) fn new(call: Call, port: &Arc<Port>, config: &Arc<VerbsConfig>) -> Connecting {
+impl VerbsConnecting {
+    pub(super) fn new(
+        connector: SocketsConnector,
+        port: &Arc<Port>,
+        config: &Arc<VerbsConfig>,
+    ) -> VerbsConnecting {
         let (port, config) = (Arc::clone(port), Arc::clone(config));
-        Connecting { port, config, state: State::Calling(call), since: Instant::now() }
+        VerbsConnecting {
+            port,
+            config,
+            state: State::Authenticating(connector),
+            since: Instant::now(),
+        }
     }
 
     /// The sending end, once it is connected.
-    pub(super) fn step(&mut self) -> Result<Option<Sender>, String> {
-        if let State::Calling(call) = &mut self.state {
-            let Some(sockets) = call.poll()? else { return Ok(None) };
+    pub(super) fn step(&mut self) -> Result<Option<VerbsSendComm>, String> {
+        if let State::Authenticating(connector) = &mut self.state {
+            let Some(sockets) = connector.poll()? else { return Ok(None) };
             let peer = sockets.peer;
-            let outgoing = self.introduce(Control::new(sockets.control), peer);
+            let outgoing = self.introduce(ControlSocket::new(sockets.control), peer);
             self.state =
-                State::Introduced(Box::new(outgoing.map_err(|e| format!("to {peer}: {e}"))?));
+                State::Exchanging(Box::new(outgoing.map_err(|e| format!("to {peer}: {e}"))?));
         }
-        let State::Introduced(outgoing) = &mut self.state else { return Ok(None) };
+        let State::Exchanging(outgoing) = &mut self.state else { return Ok(None) };
         let peer = outgoing.peer;
         if !outgoing.step().map_err(|e| format!("to {peer}: {e}"))? {
             if self.since.elapsed() < self.config.connect_timeout {
                 return Ok(None);
             }
-            let patience = self.config.connect_timeout;
-            return Err(format!("to {peer}: it does not introduce itself, for {patience:?}"));
+            let timeout = self.config.connect_timeout;
+            return Err(format!("to {peer}: it does not say how to connect, for {timeout:?}"));
         }
-        let State::Introduced(outgoing) = std::mem::replace(&mut self.state, State::Done) else {
+        let State::Exchanging(outgoing) = std::mem::replace(&mut self.state, State::Done) else {
             return Ok(None);
         };
-        let Outgoing { half, fifo, sizes, control, peer, theirs } = *outgoing;
+        let ConnectingEndpoint { endpoint, fifo, sizes, control, peer, theirs } = *outgoing;
         let Some(theirs) = theirs else { return Ok(None) };
-        Ok(Some(Sender::new(half.line(control, peer, &theirs), fifo, sizes)))
+        Ok(Some(VerbsSendComm::new(endpoint.into_endpoint(control, peer, &theirs), fifo, sizes)))
     }
 
-    fn introduce(&self, mut control: Control, peer: SocketAddr) -> Result<Outgoing, String> {
-        let half = Half::new(&self.port, &self.config, self.config.qps_per_connection, 0)?;
-        let words = |count| Words::new(&self.port.context, count).map_err(|e| e.reason);
+    fn introduce(
+        &self,
+        mut control: ControlSocket,
+        peer: SocketAddr,
+    ) -> Result<ConnectingEndpoint, String> {
+        let endpoint =
+            UnconnectedEndpoint::new(&self.port, &self.config, self.config.qps_per_connection, 0)?;
+        let words = |count| RegisteredWords::new(&self.port.context, count).map_err(|e| e.reason);
         let (fifo, sizes) = (words(FIFO)?, words(SIZES)?);
         let place = (fifo.address(0), fifo.rkey());
-        let introduction = half.introduction(self.config.split_data_on_qps, place);
-        control.say(&Said::Introduction(introduction));
-        Ok(Outgoing { half, fifo, sizes, control, peer, theirs: None })
+        let info = endpoint.connection_info(self.config.split_data_on_qps, place);
+        control.queue(&ControlMessage::Connect(info));
+        Ok(ConnectingEndpoint { endpoint, fifo, sizes, control, peer, theirs: None })
     }
 }
 
-impl Outgoing {
-    /// Whether it is connected, and the other end knows.
+impl ConnectingEndpoint {
+    /// Whether it is connected, and the peer has been told.
     fn step(&mut self) -> Result<bool, String> {
         let flushed = self.control.flush()?;
         if self.theirs.is_none() {
-            let theirs = match self.control.hear()? {
+            let theirs = match self.control.receive()? {
                 None => return Ok(false),
-                Some(Said::Introduction(theirs)) => theirs,
-                Some(Said::Farewell { reason, .. }) => return Err(format!("it refuses: {reason}")),
-                Some(Said::Ready) => return Err("it does not introduce itself".to_owned()),
+                Some(ControlMessage::Connect(theirs)) => theirs,
+                Some(ControlMessage::Close { reason, .. }) => {
+                    return Err(format!("it refuses: {reason}"));
+                }
+                Some(ControlMessage::Ready) => {
+                    return Err("it does not say how to connect".to_owned());
+                }
             };
-            if let Err(reason) = self.half.connect(&theirs) {
+            if let Err(reason) = self.endpoint.connect(&theirs) {
                 self.control.end(0, &reason);
                 return Err(reason);
             }
-            self.control.say(&Said::Ready);
+            self.control.queue(&ControlMessage::Ready);
             self.theirs = Some(theirs);
             return self.control.flush();
         }
@@ -110,7 +128,7 @@ impl Outgoing {
     }
 }
 
-impl net::Connecting for Connecting {
+impl net::Connecting for VerbsConnecting {
     fn poll(&mut self) -> Result<Option<Box<dyn SendComm>>, NetError> {
         match self.step() {
             Ok(sender) => Ok(sender.map(|sender| Box::new(sender) as _)),
@@ -123,50 +141,61 @@ impl net::Connecting for Connecting {
 }
 
 /// The listening side: receivers'.
-pub(super) struct Listener {
-    door: Door,
+pub(super) struct VerbsListener {
+    acceptor: SocketsAcceptor,
     port: Arc<Port>,
     config: Arc<VerbsConfig>,
     /// Who is trusted, and not connected yet.
-    arriving: Vec<Incoming>,
+    arriving: Vec<AcceptingEndpoint>,
 }
 
-struct Incoming {
-    control: Control,
+struct AcceptingEndpoint {
+    control: ControlSocket,
     peer: SocketAddr,
     since: Instant,
-    /// Once the other end has introduced itself.
-    met: Option<Met>,
+    /// Once the peer's [`ConnectionInfo`] has come.
+    prepared: Option<PreparedRecv>,
 }
 
-/// What we have made for one that has introduced itself.
-struct Met {
-    half: Half,
-    entries: Words,
-    sizes: Words,
-    theirs: Introduction,
+/// What is made for a peer whose [`ConnectionInfo`] has come.
+struct PreparedRecv {
+    endpoint: UnconnectedEndpoint,
+    entries: RegisteredWords,
+    sizes: RegisteredWords,
+    theirs: ConnectionInfo,
 }
 
-impl Listener {
-    pub(super) fn new(door: Door, port: &Arc<Port>, config: &Arc<VerbsConfig>) -> Listener {
+impl VerbsListener {
+    pub(super) fn new(
+        acceptor: SocketsAcceptor,
+        port: &Arc<Port>,
+        config: &Arc<VerbsConfig>,
+    ) -> VerbsListener {
         let (port, config) = (Arc::clone(port), Arc::clone(config));
-        Listener { door, port, config, arriving: Vec::new() }
+        VerbsListener { acceptor, port, config, arriving: Vec::new() }
     }
 
-    /// What an introduction is answered with.
-    fn meet(&self, theirs: Introduction) -> Result<Met, String> {
+    /// Makes what the answer to a [`ConnectionInfo`] describes.
+    fn prepare(&self, theirs: ConnectionInfo) -> Result<PreparedRecv, String> {
         // Room for completions of the pair that flushes.
-        let half = Half::new(&self.port, &self.config, theirs.pairs.len(), 1)?;
-        half.connect(&theirs)?;
-        let words = |count| Words::new(&self.port.context, count).map_err(|e| e.reason);
-        Ok(Met { half, entries: words(FIFO)?, sizes: words(SIZES)?, theirs })
+        let endpoint = UnconnectedEndpoint::new(&self.port, &self.config, theirs.pairs.len(), 1)?;
+        endpoint.connect(&theirs)?;
+        let words = |count| RegisteredWords::new(&self.port.context, count).map_err(|e| e.reason);
+        Ok(PreparedRecv { endpoint, entries: words(FIFO)?, sizes: words(SIZES)?, theirs })
     }
 
     /// A receiving end that is connected, if there is one.
-    pub(super) fn ready(&mut self) -> Result<Option<Receiver>, NetError> {
-        while let Some(sockets) = self.door.answer().map_err(|e| error("accept", e.to_string()))? {
-            let (control, peer) = (Control::new(sockets.control), sockets.peer);
-            self.arriving.push(Incoming { control, peer, since: Instant::now(), met: None });
+    pub(super) fn ready(&mut self) -> Result<Option<VerbsRecvComm>, NetError> {
+        while let Some(sockets) =
+            self.acceptor.poll().map_err(|e| error("accept", e.to_string()))?
+        {
+            let (control, peer) = (ControlSocket::new(sockets.control), sockets.peer);
+            self.arriving.push(AcceptingEndpoint {
+                control,
+                peer,
+                since: Instant::now(),
+                prepared: None,
+            });
         }
         let (mut ready, mut waiting) = (None, Vec::new());
         for mut one in std::mem::take(&mut self.arriving) {
@@ -174,11 +203,11 @@ impl Listener {
                 waiting.push(one);
                 continue;
             }
-            let (peer, patience) = (one.peer, self.config.connect_timeout);
+            let (peer, timeout) = (one.peer, self.config.connect_timeout);
             match self.step(&mut one) {
                 Ok(true) => ready = Some(one),
-                Ok(false) if one.since.elapsed() < patience => waiting.push(one),
-                Ok(false) => warn!("NET/{NAME}: gave up {peer}: it is silent for {patience:?}"),
+                Ok(false) if one.since.elapsed() < timeout => waiting.push(one),
+                Ok(false) => warn!("NET/{NAME}: gave up {peer}: it is silent for {timeout:?}"),
                 Err(reason) => {
                     warn!("NET/{NAME}: refused {peer}: {}: {reason}", self.port.name());
                     one.control.end(0, &reason);
@@ -186,37 +215,39 @@ impl Listener {
             }
         }
         self.arriving = waiting;
-        let Some(Incoming { control, peer, met: Some(met), .. }) = ready else { return Ok(None) };
-        let Met { half, entries, sizes, theirs } = met;
+        let Some(AcceptingEndpoint { control, peer, prepared: Some(prepared), .. }) = ready else {
+            return Ok(None);
+        };
+        let PreparedRecv { endpoint, entries, sizes, theirs } = prepared;
         debug!("NET/{NAME}: {} receives from {peer}", self.port.name());
-        let line = half.line(control, peer, &theirs);
-        Ok(Some(Receiver::new(line, theirs.split, entries, sizes)))
+        let endpoint = endpoint.into_endpoint(control, peer, &theirs);
+        Ok(Some(VerbsRecvComm::new(endpoint, theirs.split, entries, sizes)))
     }
 
     /// Whether one is ready.
-    fn step(&self, one: &mut Incoming) -> Result<bool, String> {
+    fn step(&self, one: &mut AcceptingEndpoint) -> Result<bool, String> {
         one.control.flush()?;
-        match (one.control.hear()?, &one.met) {
+        match (one.control.receive()?, &one.prepared) {
             (None, _) => Ok(false),
-            (Some(Said::Introduction(theirs)), None) => {
-                let met = self.meet(theirs)?;
-                let place = (met.sizes.address(0), met.sizes.rkey());
-                let introduction = met.half.introduction(met.theirs.split, place);
-                one.control.say(&Said::Introduction(introduction));
-                one.met = Some(met);
+            (Some(ControlMessage::Connect(theirs)), None) => {
+                let prepared = self.prepare(theirs)?;
+                let place = (prepared.sizes.address(0), prepared.sizes.rkey());
+                let info = prepared.endpoint.connection_info(prepared.theirs.split, place);
+                one.control.queue(&ControlMessage::Connect(info));
+                one.prepared = Some(prepared);
                 one.control.flush()?;
                 Ok(false)
             }
-            (Some(Said::Ready), Some(_)) => Ok(true),
-            (Some(Said::Farewell { reason, .. }), _) => Err(format!("it refuses: {reason}")),
+            (Some(ControlMessage::Ready), Some(_)) => Ok(true),
+            (Some(ControlMessage::Close { reason, .. }), _) => Err(format!("it refuses: {reason}")),
             (Some(said), _) => Err(format!("it says {said:?} out of turn")),
         }
     }
 }
 
-impl net::Listener for Listener {
+impl net::Listener for VerbsListener {
     fn handle(&self) -> &[u8] {
-        self.door.handle()
+        self.acceptor.handle()
     }
 
     fn accept(&mut self) -> Result<Option<Box<dyn RecvComm>>, NetError> {

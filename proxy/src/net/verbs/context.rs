@@ -3,17 +3,20 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::{self, JoinHandle};
 
-use ibverbs_sys as sys;
+use bytemuck::Zeroable as _;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tracing::{info, warn};
 
 use super::library::Library;
-use super::memory::Cache;
+use super::memory::RegistrationCache;
+use super::sys;
+
+use crate::sync::lock;
 
 /// A device, its protection domain, and the memory that is registered there. One for all connections of a process: memory
 /// that several of them use is registered once.
@@ -22,8 +25,8 @@ pub(super) struct Context {
     pub(super) raw: *mut sys::ibv_context,
     pub(super) domain: *mut sys::ibv_pd,
     pub(super) name: String,
-    pub(super) cache: Cache,
-    pub(super) events: Arc<Events>,
+    pub(super) cache: RegistrationCache,
+    pub(super) events: Arc<AsyncEvents>,
     watcher: Option<(JoinHandle<()>, Arc<EventFd>)>,
 }
 
@@ -52,7 +55,7 @@ impl Context {
         device: *mut sys::ibv_device,
         name: &str,
     ) -> io::Result<Arc<Context>> {
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&OPEN);
         if let Some(context) = open.get(name).and_then(Weak::upgrade) {
             return Ok(context);
         }
@@ -83,7 +86,7 @@ impl Context {
             raw,
             domain: std::ptr::null_mut(),
             name,
-            cache: Cache::default(),
+            cache: RegistrationCache::default(),
             events,
             watcher: None,
         };
@@ -96,34 +99,34 @@ impl Context {
         Ok(Arc::new(context))
     }
 
-    /// Starts the thread that hears what happens on the device.
+    /// Starts the thread that receives the device's asynchronous events.
     fn watch(&mut self) -> io::Result<()> {
         // SAFETY: the context is open.
         let fd = unsafe { (*self.raw).async_fd };
         // SAFETY: the descriptor is the context's, which is closed after the thread has ended.
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
         nix::fcntl::fcntl(borrowed, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK))?;
-        let bell = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
-        let watcher = Watcher {
+        let wake = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+        let watcher = EventThread {
             library: self.library,
             raw: self.raw,
             name: self.name.clone(),
             events: Arc::clone(&self.events),
-            bell: Arc::clone(&bell),
+            wake: Arc::clone(&wake),
         };
         let thread = thread::Builder::new()
             .name("ferroccl-verbs".to_owned())
             .spawn(move || watcher.run(fd))?;
-        self.watcher = Some((thread, bell));
+        self.watcher = Some((thread, wake));
         Ok(())
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if let Some((thread, bell)) = self.watcher.take() {
-            // A bell that cannot be rung is rung already; a thread that has panicked has ended, too.
-            let _ = bell.write(1);
+        if let Some((thread, wake)) = self.watcher.take() {
+            // The counter of an event file that cannot be written is not 0; a thread that has panicked has ended, too.
+            let _ = wake.write(1);
             let _ = thread.join();
         }
         // SAFETY: whatever is made of it keeps it, so that nothing is left.
@@ -138,36 +141,36 @@ impl Drop for Context {
     }
 }
 
-/// What has gone wrong on a device, by itself (asynchronous events).
+/// Errors that a device has reported by asynchronous events.
 #[derive(Debug, Default)]
-pub(super) struct Events(Mutex<State>);
+pub(super) struct AsyncEvents(Mutex<EventLog>);
 
 #[derive(Debug, Default)]
-struct State {
-    fatal: Vec<(Of, String)>,
+struct EventLog {
+    fatal: Vec<(EventSource, String)>,
     /// Ports that are down, since we look.
     down: Vec<u8>,
 }
 
-/// What an event is about.
+/// What an event concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Of {
+pub(super) enum EventSource {
     Device,
-    /// By its number.
-    Pair(u32),
-    /// By its address.
-    Completions(usize),
+    /// Its number.
+    QueuePair(u32),
+    /// Its address.
+    CompletionQueue(usize),
 }
 
-impl Events {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl AsyncEvents {
+    fn lock(&self) -> MutexGuard<'_, EventLog> {
+        lock(&self.0)
     }
 
     /// What has happened to the device, or one of these parts of it.
-    pub(super) fn fatal(&self, concerns: impl Fn(Of) -> bool) -> Option<String> {
+    pub(super) fn fatal(&self, concerns: impl Fn(EventSource) -> bool) -> Option<String> {
         let state = self.lock();
-        let found = state.fatal.iter().find(|(of, _)| *of == Of::Device || concerns(*of));
+        let found = state.fatal.iter().find(|(of, _)| *of == EventSource::Device || concerns(*of));
         found.map(|(_, text)| text.clone())
     }
 
@@ -176,36 +179,36 @@ impl Events {
     }
 
     /// A part is gone: another may get its number.
-    pub(super) fn forget(&self, part: Of) {
+    pub(super) fn forget(&self, part: EventSource) {
         self.lock().fatal.retain(|(of, _)| *of != part);
     }
 }
 
-/// The thread that hears of events.
-struct Watcher {
+/// The thread that receives asynchronous events.
+struct EventThread {
     library: &'static Library,
     raw: *mut sys::ibv_context,
     name: String,
-    events: Arc<Events>,
-    bell: Arc<EventFd>,
+    events: Arc<AsyncEvents>,
+    wake: Arc<EventFd>,
 }
 
 // SAFETY: as of `Context`, which outlives it.
-unsafe impl Send for Watcher {}
+unsafe impl Send for EventThread {}
 
-impl Watcher {
+impl EventThread {
     fn run(self, fd: RawFd) {
         // SAFETY: as in `Context::watch`.
         let device = unsafe { BorrowedFd::borrow_raw(fd) };
         loop {
             let mut both = [
-                PollFd::new(self.bell.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
                 PollFd::new(device, PollFlags::POLLIN),
             ];
             match poll(&mut both, PollTimeout::NONE) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(error) => {
-                    warn!("NET/IB: {}: no events are heard any more: {error}", self.name);
+                    warn!("NET/IB: {}: no events are received any more: {error}", self.name);
                     return;
                 }
             }
@@ -221,18 +224,20 @@ impl Watcher {
             }
             if is_gone {
                 warn!("NET/IB: {} is gone", self.name);
-                self.events.lock().fatal.push((Of::Device, "the device is gone".to_owned()));
+                self.events
+                    .lock()
+                    .fatal
+                    .push((EventSource::Device, "the device is gone".to_owned()));
                 return;
             }
         }
     }
 
     fn next(&self) -> Option<sys::ibv_async_event> {
-        // SAFETY: all zeros is an event; whether one was written, the result says.
-        unsafe {
-            let mut event = std::mem::zeroed();
-            ((self.library.get_async_event)(self.raw, &mut event) == 0).then_some(event)
-        }
+        let mut event = sys::ibv_async_event::zeroed();
+        // SAFETY: the context is open; whether an event was written, the result says.
+        let failed = unsafe { (self.library.get_async_event)(self.raw, &mut event) };
+        (failed == 0).then_some(event)
     }
 
     /// What an event means for connections. Which are fatal: as with NCCL (`net_ib.cc`, `ncclIbAsyncThreadMain`).
@@ -244,9 +249,9 @@ impl Watcher {
             match event.event_type {
                 sys::IBV_EVENT_QP_FATAL
                 | sys::IBV_EVENT_QP_REQ_ERR
-                | sys::IBV_EVENT_QP_ACCESS_ERR => Of::Pair((*element.qp).qp_num),
-                sys::IBV_EVENT_CQ_ERR => Of::Completions(element.cq as usize),
-                sys::IBV_EVENT_DEVICE_FATAL => Of::Device,
+                | sys::IBV_EVENT_QP_ACCESS_ERR => EventSource::QueuePair((*element.qp).qp_num),
+                sys::IBV_EVENT_CQ_ERR => EventSource::CompletionQueue(element.cq as usize),
+                sys::IBV_EVENT_DEVICE_FATAL => EventSource::Device,
                 sys::IBV_EVENT_PORT_ERR => {
                     let port = element.port_num as u8; // ports are numbered in 8 bits
                     warn!("NET/IB: {name}:{port}: {text}");
@@ -278,14 +283,17 @@ mod tests {
 
     #[test]
     fn an_event_concerns_its_part_or_everything() {
-        let events = Events::default();
-        events.lock().fatal.push((Of::Pair(7), "a pair".to_owned()));
-        let seen = |part: Of| events.fatal(|of| of == part);
-        assert_eq!(seen(Of::Pair(7)).as_deref(), Some("a pair"));
-        assert_eq!((seen(Of::Pair(8)), seen(Of::Completions(7))), (None, None));
-        events.forget(Of::Pair(7));
-        assert_eq!(seen(Of::Pair(7)), None, "another of this number is another");
-        events.lock().fatal.push((Of::Device, "the device".to_owned()));
-        assert_eq!(seen(Of::Pair(8)).as_deref(), Some("the device"));
+        let events = AsyncEvents::default();
+        events.lock().fatal.push((EventSource::QueuePair(7), "a pair".to_owned()));
+        let seen = |part: EventSource| events.fatal(|of| of == part);
+        assert_eq!(seen(EventSource::QueuePair(7)).as_deref(), Some("a pair"));
+        assert_eq!(
+            (seen(EventSource::QueuePair(8)), seen(EventSource::CompletionQueue(7))),
+            (None, None)
+        );
+        events.forget(EventSource::QueuePair(7));
+        assert_eq!(seen(EventSource::QueuePair(7)), None, "another of this number is another");
+        events.lock().fatal.push((EventSource::Device, "the device".to_owned()));
+        assert_eq!(seen(EventSource::QueuePair(8)).as_deref(), Some("the device"));
     }
 }

@@ -1,12 +1,12 @@
-//! What the two ends of a connection tell each other over TCP, where no data goes.
+//! The control socket: what the two ends of a connection tell each other over TCP. No data goes there.
 //!
 //! ```text
 //! sender                                            receiver
-//!   ── introduction: address, FIFO, queue pairs ───────►        creates as many, connects them
-//!   ◄── introduction: address, sizes, queue pairs ──────
+//!   ── connect: address, FIFO, queue pairs ────────────►        creates as many, connects them
+//!   ◄── connect: address, sizes, queue pairs ───────────
 //!   ── ready: mine are connected, too ─────────────────►        the FIFO may be written to
 //!   ...                                            ...          nothing, while data moves
-//!   ◄── farewell: why it ends, how much is done ───────►        by whichever end ends
+//!   ◄── close: the reason, how much is done ───────────►        sent by the end that closes
 //! ```
 //!
 //! A frame is its kind in one byte, the bytes of the rest in two, and the rest. All numbers are little-endian.
@@ -16,25 +16,26 @@ use std::io;
 use socket2::Socket;
 
 use super::config::MAX_QPS;
-use super::device::{Address, Link};
+use super::device::{LinkLayer, PortAddress};
+use super::sys;
 use crate::net::handshake::{Malformed, Reader, stream};
 
 /// The version of all this; not of the handshake, which comes first.
 const VERSION: u32 = 1;
 const MAGIC: [u8; 4] = *b"FRCv";
 
-/// Bytes of a frame at most. An introduction with all its queue pairs has less.
+/// Bytes of a frame at most. A [`ConnectionInfo`] with the most queue pairs has less.
 const MAX_FRAME: usize = 1024;
 /// Bytes of a frame before its contents.
 const HEAD: usize = 3;
-/// Bytes of a farewell's text at most.
+/// Bytes of the reason in a [`ControlMessage::Close`] at most.
 const MAX_REASON: usize = 800;
 
-/// How an end is found, and what it has.
+/// What an end needs to know of its peer to connect the queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Introduction {
-    pub(super) link: Link,
-    pub(super) address: Address,
+pub(super) struct ConnectionInfo {
+    pub(super) link: LinkLayer,
+    pub(super) address: PortAddress,
     /// The number of the first packet, 24 bits.
     pub(super) psn: u32,
     /// The sender's: whether each message goes over all queue pairs.
@@ -45,27 +46,27 @@ pub(super) struct Introduction {
     pub(super) pairs: Vec<u32>,
 }
 
-/// A frame.
+/// A message, one in each frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Said {
-    Introduction(Introduction),
+pub(super) enum ControlMessage {
+    Connect(ConnectionInfo),
     Ready,
-    /// The end: how many requests of the receiver are filled, as far as this end knows, and why it ends.
-    Farewell {
+    /// This end closes: how many requests of the receiver are filled, as far as it knows, and the reason.
+    Close {
         filled: u64,
         reason: String,
     },
 }
 
-impl Said {
+impl ControlMessage {
     fn encode(&self) -> Vec<u8> {
         let mut rest = Vec::new();
         let kind = match self {
-            Said::Introduction(ours) => {
-                let Introduction { link, address, psn, split, memory, pairs } = ours;
+            ControlMessage::Connect(ours) => {
+                let ConnectionInfo { link, address, psn, split, memory, pairs } = ours;
                 rest.extend(MAGIC);
                 rest.extend(VERSION.to_le_bytes());
-                rest.extend([u8::from(*link == Link::Ethernet), u8::from(*split)]);
+                rest.extend([u8::from(*link == LinkLayer::Ethernet), u8::from(*split)]);
                 rest.extend(address.lid.to_le_bytes());
                 rest.extend(address.gid);
                 rest.extend(address.mtu.to_le_bytes());
@@ -76,8 +77,8 @@ impl Said {
                 pairs.iter().for_each(|number| rest.extend(number.to_le_bytes()));
                 1
             }
-            Said::Ready => 2,
-            Said::Farewell { filled, reason } => {
+            ControlMessage::Ready => 2,
+            ControlMessage::Close { filled, reason } => {
                 rest.extend(filled.to_le_bytes());
                 let mut end = reason.len().min(MAX_REASON);
                 while !reason.is_char_boundary(end) {
@@ -91,7 +92,7 @@ impl Said {
         [&[kind][..], &length, &rest].concat()
     }
 
-    fn decode(kind: u8, bytes: &[u8]) -> Result<Said, Malformed> {
+    fn decode(kind: u8, bytes: &[u8]) -> Result<ControlMessage, Malformed> {
         let mut reader = Reader(bytes);
         match kind {
             1 => {
@@ -104,14 +105,13 @@ impl Said {
                 }
                 let [link, split] = reader.take()?;
                 let link = match link {
-                    0 => Link::InfiniBand,
-                    1 => Link::Ethernet,
+                    0 => LinkLayer::InfiniBand,
+                    1 => LinkLayer::Ethernet,
                     _ => return Err(Malformed::Field("link", link.into())),
                 };
                 let (lid, gid) = (reader.u16()?, reader.take()?);
                 let (mtu, max_message) = (reader.u32()?, reader.u32()?);
-                // 256 to 4096 bytes.
-                if !(1..=5).contains(&mtu) {
+                if !(sys::IBV_MTU_256..=sys::IBV_MTU_4096).contains(&mtu) {
                     return Err(Malformed::Field("MTU code", mtu.into()));
                 }
                 let psn = reader.u32()? & 0xff_ffff;
@@ -121,8 +121,8 @@ impl Said {
                 if !(1..=MAX_QPS).contains(&pairs.len()) {
                     return Err(Malformed::Field("queue pairs", pairs.len() as u64));
                 }
-                let address = Address { gid, gid_index: 0, lid, mtu, max_message };
-                Ok(Said::Introduction(Introduction {
+                let address = PortAddress { gid, gid_index: 0, lid, mtu, max_message };
+                Ok(ControlMessage::Connect(ConnectionInfo {
                     link,
                     address,
                     psn,
@@ -131,10 +131,10 @@ impl Said {
                     pairs,
                 }))
             }
-            2 => Ok(Said::Ready),
+            2 => Ok(ControlMessage::Ready),
             3 => {
                 let filled = reader.u64()?;
-                Ok(Said::Farewell {
+                Ok(ControlMessage::Close {
                     filled,
                     reason: String::from_utf8_lossy(reader.0).into_owned(),
                 })
@@ -146,22 +146,22 @@ impl Said {
 
 /// The socket of a connection's end.
 #[derive(Debug)]
-pub(super) struct Control {
+pub(super) struct ControlSocket {
     socket: Socket,
     heard: Vec<u8>,
     say: Vec<u8>,
 }
 
-impl Control {
-    pub(super) fn new(socket: Socket) -> Control {
-        Control { socket, heard: Vec::new(), say: Vec::new() }
+impl ControlSocket {
+    pub(super) fn new(socket: Socket) -> ControlSocket {
+        ControlSocket { socket, heard: Vec::new(), say: Vec::new() }
     }
 
-    pub(super) fn say(&mut self, said: &Said) {
+    pub(super) fn queue(&mut self, said: &ControlMessage) {
         self.say.extend(said.encode());
     }
 
-    /// Whether all is said.
+    /// Writes what the socket takes; whether all is written.
     pub(super) fn flush(&mut self) -> Result<bool, String> {
         while !self.say.is_empty() {
             match stream::send(&self.socket, &self.say).map_err(|e| stream::lost(&e))? {
@@ -172,16 +172,20 @@ impl Control {
         Ok(true)
     }
 
-    /// What the other end says next, if it has; an error if there will never be anything, or it makes no sense.
-    pub(super) fn hear(&mut self) -> Result<Option<Said>, String> {
+    /// The next message, if it has come.
+    ///
+    /// # Errors
+    /// When the peer has closed the connection, or has sent what is no message.
+    pub(super) fn receive(&mut self) -> Result<Option<ControlMessage>, String> {
         let head = self.fill(HEAD)?;
         let Some(&[kind, low, high]) = head else { return Ok(None) };
         let length = usize::from(u16::from_le_bytes([low, high]));
         if length > MAX_FRAME {
-            return Err(format!("it says {length} bytes at once"));
+            return Err(format!("a message of {length} bytes"));
         }
         let Some(frame) = self.fill(HEAD + length)? else { return Ok(None) };
-        let said = Said::decode(kind, &frame[HEAD..]).map_err(|e| format!("what it says {e}"))?;
+        let said =
+            ControlMessage::decode(kind, &frame[HEAD..]).map_err(|e| format!("its message {e}"))?;
         self.heard.clear();
         Ok(Some(said))
     }
@@ -201,10 +205,10 @@ impl Control {
         Ok(self.heard.get(..wanted))
     }
 
-    /// Says that it ends, if that can be said at once, and ends.
+    /// Sends a [`ControlMessage::Close`] if the socket takes it at once, and closes our direction.
     pub(super) fn end(&mut self, filled: u64, reason: &str) {
-        self.say(&Said::Farewell { filled, reason: reason.to_owned() });
-        // Whoever does not hear it learns of it by the end of the socket.
+        self.queue(&ControlMessage::Close { filled, reason: reason.to_owned() });
+        // If it is not sent, the peer sees that the socket is closed.
         let _ = self.flush();
         let _ = self.socket.shutdown(std::net::Shutdown::Write);
     }
@@ -216,10 +220,16 @@ mod tests {
 
     use super::*;
 
-    fn introduction(pairs: usize) -> Introduction {
-        Introduction {
-            link: Link::Ethernet,
-            address: Address { gid: [3; 16], gid_index: 0, lid: 7, mtu: 5, max_message: 1 << 31 },
+    fn connection_info(pairs: usize) -> ConnectionInfo {
+        ConnectionInfo {
+            link: LinkLayer::Ethernet,
+            address: PortAddress {
+                gid: [3; 16],
+                gid_index: 0,
+                lid: 7,
+                mtu: 5,
+                max_message: 1 << 31,
+            },
             psn: 0xff_ffff,
             split: true,
             memory: (u64::MAX - 7, 9),
@@ -227,32 +237,34 @@ mod tests {
         }
     }
 
-    fn decoded(bytes: &[u8]) -> Result<Said, Malformed> {
+    fn decoded(bytes: &[u8]) -> Result<ControlMessage, Malformed> {
         let (head, rest) = bytes.split_at(HEAD);
         assert_eq!(usize::from(u16::from_le_bytes([head[1], head[2]])), rest.len());
         assert!(rest.len() <= MAX_FRAME);
-        Said::decode(head[0], rest)
+        ControlMessage::decode(head[0], rest)
     }
 
     #[test]
     fn what_is_encoded_is_decoded() {
         for said in [
-            Said::Introduction(introduction(1)),
-            Said::Introduction(introduction(MAX_QPS)),
-            Said::Ready,
-            Said::Farewell { filled: 5, reason: "it is late".to_owned() },
+            ControlMessage::Connect(connection_info(1)),
+            ControlMessage::Connect(connection_info(MAX_QPS)),
+            ControlMessage::Ready,
+            ControlMessage::Close { filled: 5, reason: "it is late".to_owned() },
         ] {
             assert_eq!(decoded(&said.encode()), Ok(said));
         }
-        let long = Said::Farewell { filled: 0, reason: "ü".repeat(2000) };
-        let Ok(Said::Farewell { reason, .. }) = decoded(&long.encode()) else { panic!("{long:?}") };
+        let long = ControlMessage::Close { filled: 0, reason: "ü".repeat(2000) };
+        let Ok(ControlMessage::Close { reason, .. }) = decoded(&long.encode()) else {
+            panic!("{long:?}")
+        };
         assert_eq!(reason, "ü".repeat(MAX_REASON / 2));
     }
 
     #[test]
     fn what_cannot_be_is_named() {
         let with = |place: usize, value: u8| {
-            let mut bytes = Said::Introduction(introduction(1)).encode();
+            let mut bytes = ControlMessage::Connect(connection_info(1)).encode();
             bytes[HEAD + place] = value;
             decoded(&bytes).map_err(|e| e.to_string())
         };
@@ -260,17 +272,17 @@ mod tests {
         assert_eq!(with(4, 2), Err("has version 2".to_owned()));
         assert_eq!(with(8, 2), Err("has link 2".to_owned()));
         assert_eq!(with(28, 6), Err("has MTU code 6".to_owned()));
-        let none = Said::Introduction(introduction(0)).encode();
+        let none = ControlMessage::Connect(connection_info(0)).encode();
         assert_eq!(decoded(&none), Err(Malformed::Field("queue pairs", 0)));
-        let many = Said::Introduction(introduction(MAX_QPS + 1)).encode();
+        let many = ControlMessage::Connect(connection_info(MAX_QPS + 1)).encode();
         assert_eq!(decoded(&many), Err(Malformed::Field("queue pairs", MAX_QPS as u64 + 1)));
     }
 
     proptest! {
         #[test]
         fn no_bytes_upset_it(kind: u8, bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Said::decode(kind, &bytes);
-            let _ = Said::decode(1, &[&MAGIC[..], &VERSION.to_le_bytes(), &bytes].concat());
+            let _ = ControlMessage::decode(kind, &bytes);
+            let _ = ControlMessage::decode(1, &[&MAGIC[..], &VERSION.to_le_bytes(), &bytes].concat());
         }
     }
 }

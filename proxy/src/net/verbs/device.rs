@@ -6,18 +6,19 @@ use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ibverbs_sys as sys;
+use bytemuck::Zeroable as _;
 use tracing::{debug, warn};
 
 use super::context::Context;
 use super::error;
 use super::library::{self, Library};
+use super::sys;
 use crate::NetError;
 use crate::net::HcaFilter;
 
 /// What a port's packets go over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Link {
+pub(super) enum LinkLayer {
     InfiniBand,
     /// RoCE.
     Ethernet,
@@ -29,7 +30,7 @@ pub(super) struct Port {
     pub(super) context: Arc<Context>,
     /// From 1.
     pub(super) number: u8,
-    pub(super) link: Link,
+    pub(super) link: LinkLayer,
     /// In megabits a second.
     pub(super) speed: u32,
     pub(super) pci_path: Option<String>,
@@ -41,7 +42,7 @@ pub(super) struct Port {
 
 /// Where a port is found on its network, and by which of its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Address {
+pub(super) struct PortAddress {
     pub(super) gid: [u8; 16],
     pub(super) gid_index: u8,
     pub(super) lid: u16,
@@ -110,12 +111,9 @@ unsafe fn open(
         Ok(context) => context,
         Err(error) => return warn!("NET/IB: {name} cannot be opened: {error}"),
     };
-    // SAFETY: the context is open; all zeros is a structure of attributes.
-    let (attributes, failed) = unsafe {
-        let mut attributes: sys::ibv_device_attr = std::mem::zeroed();
-        let failed = (library.query_device)(context.raw, &mut attributes);
-        (attributes, failed)
-    };
+    let mut attributes = sys::ibv_device_attr::zeroed();
+    // SAFETY: the context is open.
+    let failed = unsafe { (library.query_device)(context.raw, &mut attributes) };
     if failed != 0 {
         return warn!("NET/IB: {name} does not say what it is (error {failed})");
     }
@@ -126,12 +124,14 @@ unsafe fn open(
             warn!("NET/IB: {name}:{number} does not say what it is");
             continue;
         };
-        let link = match u32::from(port.link_layer) {
-            sys::IBV_LINK_LAYER_INFINIBAND | sys::IBV_LINK_LAYER_UNSPECIFIED => Link::InfiniBand,
-            sys::IBV_LINK_LAYER_ETHERNET => Link::Ethernet,
+        let link = match port.link_layer {
+            sys::IBV_LINK_LAYER_INFINIBAND | sys::IBV_LINK_LAYER_UNSPECIFIED => {
+                LinkLayer::InfiniBand
+            }
+            sys::IBV_LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
             _ => continue,
         };
-        if port.state != sys::ibv_port_state::IBV_PORT_ACTIVE {
+        if port.state != sys::IBV_PORT_ACTIVE {
             debug!("NET/IB: {name}:{number} is not active");
             continue;
         }
@@ -149,13 +149,11 @@ unsafe fn open(
 }
 
 fn query(context: &Context, port: u8) -> Result<sys::ibv_port_attr, c_int> {
-    // SAFETY: the context is open; all zeros is a structure of attributes.
-    unsafe {
-        let mut attributes: sys::ibv_port_attr = std::mem::zeroed();
-        match (context.library.query_port)(context.raw, port, &mut attributes) {
-            0 => Ok(attributes),
-            failed => Err(failed),
-        }
+    let mut attributes = sys::ibv_port_attr::zeroed();
+    // SAFETY: the context is open.
+    match unsafe { (context.library.query_port)(context.raw, port, &mut attributes) } {
+        0 => Ok(attributes),
+        failed => Err(failed),
     }
 }
 
@@ -175,11 +173,11 @@ struct Gid {
 }
 
 /// The entry that a link takes by itself.
-fn choose(link: Link, gids: &[Gid]) -> Option<Gid> {
+fn choose(link: LinkLayer, gids: &[Gid]) -> Option<Gid> {
     let usable = gids.iter().filter(|gid| gid.raw[8..] != [0; 8]); // what has no interface part is empty
     match link {
-        Link::InfiniBand => usable.min_by_key(|gid| gid.index).copied(),
-        Link::Ethernet => usable
+        LinkLayer::InfiniBand => usable.min_by_key(|gid| gid.index).copied(),
+        LinkLayer::Ethernet => usable
             .min_by_key(|gid| {
                 let address = Ipv6Addr::from(gid.raw);
                 let reach = match address.to_ipv4_mapped() {
@@ -200,11 +198,11 @@ impl Port {
     }
 
     /// Where it is found now: addresses come and go.
-    pub(super) fn address(&self, gid_index: Option<u8>) -> Result<Address, String> {
+    pub(super) fn address(&self, gid_index: Option<u8>) -> Result<PortAddress, String> {
         let port = query(&self.context, self.number).map_err(|failed| {
             format!("{} does not say what it is (error {failed})", self.name())
         })?;
-        if port.state != sys::ibv_port_state::IBV_PORT_ACTIVE {
+        if port.state != sys::IBV_PORT_ACTIVE {
             return Err(format!("{} is down", self.name()));
         }
         let gid = match gid_index {
@@ -218,7 +216,7 @@ impl Port {
                     .ok_or_else(|| format!("{} has no address: no GID is set", self.name()))?
             }
         };
-        Ok(Address {
+        Ok(PortAddress {
             gid: gid.raw,
             gid_index: gid.index,
             lid: port.lid,
@@ -229,14 +227,13 @@ impl Port {
 
     /// An entry of the table, if it is set.
     fn gid(&self, index: u8) -> Option<Gid> {
-        // SAFETY: the context is open; all zeros is a GID, and 16 bytes in any case.
-        let raw = unsafe {
-            let mut gid: sys::ibv_gid = std::mem::zeroed();
-            let Context { library, raw, .. } = &*self.context;
-            let failed = (library.query_gid)(*raw, self.number, c_int::from(index), &mut gid);
-            (failed == 0).then_some(gid.raw)?
-        };
-        if raw == [0; 16] {
+        let Context { library, raw, .. } = &*self.context;
+        let mut gid = sys::ibv_gid::zeroed();
+        // SAFETY: the context is open.
+        let failed =
+            unsafe { (library.query_gid)(*raw, self.number, c_int::from(index), &mut gid) };
+        let raw = gid.raw;
+        if failed != 0 || raw == [0; 16] {
             return None;
         }
         let (device, number) = (&self.context.name, self.number);
@@ -270,13 +267,13 @@ mod tests {
             gid(4, "::ffff:169.254.1.1", true),
             gid(5, "::ffff:10.0.0.1", true),
         ];
-        let chosen = |gids: &[Gid]| choose(Link::Ethernet, gids).map(|gid| gid.index);
+        let chosen = |gids: &[Gid]| choose(LinkLayer::Ethernet, gids).map(|gid| gid.index);
         assert_eq!(chosen(&table), Some(5));
         assert_eq!(chosen(&table[..5]), Some(3));
         assert_eq!(chosen(&table[..3]), Some(1), "RoCE v2, even on the link only");
         assert_eq!(chosen(&[table[0], table[2]]), Some(2));
         assert_eq!(chosen(&[gid(0, "fe80::", true)]), None);
         assert_eq!(chosen(&[]), None);
-        assert_eq!(choose(Link::InfiniBand, &table[2..]).map(|gid| gid.index), Some(2));
+        assert_eq!(choose(LinkLayer::InfiniBand, &table[2..]).map(|gid| gid.index), Some(2));
     }
 }

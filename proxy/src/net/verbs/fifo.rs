@@ -1,4 +1,4 @@
-//! The FIFO: where the receiver says which buffers the next messages go to.
+//! The FIFO: the buffers that the receiver announces for the next messages.
 //!
 //! It lies at the sender, and the receiver writes it by RDMA: a ring of entries, one for each buffer. An entry is eight words:
 //!
@@ -6,10 +6,10 @@
 //! address | bytes | key, tag << 32 | count | 0 | 0 | number + 1 | check
 //! ```
 //!
-//! The buffers of a request have entries one behind the other, each with their count; so do requests, so that one write may
-//! tell of several. There is room for all that may be under way: an entry is written over when its request has long been
-//! done, which the sender has a part in. The order in which a write's bytes become visible nobody promises; that an entry is
-//! whole, its check says.
+//! The buffers of a request have adjacent entries, each with their count. The entries of successive requests are adjacent, too,
+//! so that one write announces several requests. There is an entry for every buffer that may be under way, so an entry is
+//! overwritten only after its request is done. The bytes of a write may become visible in any order: the check word says
+//! whether an entry is complete.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -109,7 +109,7 @@ impl Entry {
     }
 }
 
-/// A word that says that others belong together (FNV-1a over words, with their places mixed by a rotation).
+/// The check word of other words (FNV-1a over words, with their places mixed by a rotation).
 fn check(words: &[u64]) -> u64 {
     words.iter().fold(0xcbf2_9ce4_8422_2325, |sum: u64, word| {
         (sum.rotate_left(23) ^ word).wrapping_mul(0x0000_0100_0000_01b3)

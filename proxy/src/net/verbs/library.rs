@@ -1,13 +1,13 @@
 //! The verbs library, opened when it is first asked for.
 //!
-//! A binary must start where there is none, so that it is not linked: its types are those of `ibverbs-sys`, its functions
-//! are found by name. What moves data is not among them: it goes through the table of functions in the device's context,
-//! as the inline functions of `verbs.h` have it.
+//! A binary must start where the library is not installed, so it is not linked: its functions are found by name, and its
+//! types are in [`sys`]. The functions that move data are not in the library. As in the inline functions of `verbs.h` they
+//! are called through the table in the device's context ([`sys::ibv_context_ops`]).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-use ibverbs_sys as sys;
+use super::sys;
 
 /// The name that libibverbs has had since 2006, and the one of a development package.
 const NAMES: [&str; 2] = ["libibverbs.so.1", "libibverbs.so"];
@@ -25,7 +25,7 @@ macro_rules! functions {
 
         impl Library {
             fn find(library: libloading::Library) -> Result<Library, libloading::Error> {
-                // SAFETY: the functions are declared so in the library's headers, from which `ibverbs-sys` is made too.
+                // SAFETY: the functions are declared so in the library's header.
                 unsafe {
                     Ok(Library {
                         $($field: *library.get(concat!("ibv_", stringify!($field)).as_bytes())?,)*
@@ -63,7 +63,7 @@ functions! {
     create_qp: fn(*mut sys::ibv_pd, *mut sys::ibv_qp_init_attr) -> *mut sys::ibv_qp,
     modify_qp: fn(*mut sys::ibv_qp, *mut sys::ibv_qp_attr, c_int) -> c_int,
     destroy_qp: fn(*mut sys::ibv_qp) -> c_int,
-    wc_status_str: fn(sys::ibv_wc_status::Type) -> *const c_char,
+    wc_status_str: fn(sys::ibv_wc_status) -> *const c_char,
     event_type_str: fn(sys::ibv_event_type) -> *const c_char,
     ;
     // Since 1.8 and 1.12 of the library.
@@ -102,7 +102,7 @@ impl Library {
     }
 
     /// What a completion's status means.
-    pub(super) fn status(&self, status: sys::ibv_wc_status::Type) -> String {
+    pub(super) fn status(&self, status: sys::ibv_wc_status) -> String {
         // SAFETY: it takes any number, and returns a text that stays.
         unsafe { text((self.wc_status_str)(status)) }
     }

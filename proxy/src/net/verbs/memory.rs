@@ -1,26 +1,25 @@
 //! Memory that a card reaches.
 //!
-//! What several connections use, or one of them twice, is registered once: registering pins pages and takes as long as
-//! sending some hundred KiB. Who uses a registration keeps it; the last one gone, it is taken back, so that it is never
-//! of memory that has become another's.
+//! Memory that several connections use is registered once: registering pins pages and takes as long as sending some hundred
+//! KiB. A registration is counted by its users and ends with the last one, before the memory can be freed and used again.
 
 use std::ffi::c_void;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-
-use ibverbs_sys as sys;
+use std::sync::{Arc, Mutex, Weak};
 
 use super::context::Context;
 use super::error;
-use super::pair::Local;
+use super::queue_pair::LocalBuffer;
+use super::sys;
 use crate::NetError;
 use crate::net::MemoryKind;
+use crate::sync::lock;
 
-/// A registration (memory region).
+/// A memory region: a registration of memory with a device.
 #[derive(Debug)]
-pub(super) struct Region {
+pub(super) struct MemoryRegion {
     raw: *mut sys::ibv_mr,
     context: Arc<Context>,
     start: usize,
@@ -30,11 +29,11 @@ pub(super) struct Region {
 }
 
 // SAFETY: as of `Context`: the library's functions may be called from any thread.
-unsafe impl Send for Region {}
+unsafe impl Send for MemoryRegion {}
 // SAFETY: the same.
-unsafe impl Sync for Region {}
+unsafe impl Sync for MemoryRegion {}
 
-impl Region {
+impl MemoryRegion {
     /// The key for work requests of this end.
     pub(super) fn lkey(&self) -> u32 {
         // SAFETY: it is registered for as long as `self` is there.
@@ -58,12 +57,12 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: of `register`, and nobody has a key of it who is to use it any more.
+        // SAFETY: `register` made it, and no work request with its keys is posted any more.
         let failed = unsafe { (self.context.library.dereg_mr)(self.raw) };
         if failed != 0 {
-            let Region { context, start, bytes, .. } = self;
+            let MemoryRegion { context, start, bytes, .. } = self;
             let name = &context.name;
             tracing::warn!(
                 "NET/IB: {name}: {bytes} bytes at {start:#x} stay registered ({failed})"
@@ -72,23 +71,22 @@ impl Drop for Region {
     }
 }
 
-/// The registrations of a device that somebody uses.
+/// The registrations of a device that are in use.
 #[derive(Debug, Default)]
-pub(super) struct Cache(Mutex<Vec<Weak<Region>>>);
+pub(super) struct RegistrationCache(Mutex<Vec<Weak<MemoryRegion>>>);
 
-impl Cache {
+impl RegistrationCache {
     /// How many there are.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock(&self.0);
         known.iter().filter(|region| region.strong_count() > 0).count()
     }
 }
 
-/// What both ends may do with what is registered.
-const ACCESS: u32 = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
-    | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
-    | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+/// What both ends may do with registered memory.
+const ACCESS: u32 =
+    sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_READ;
 
 /// Whether the driver of NVIDIA's GPUs lets cards reach their memory by address: where NCCL looks (`net_ib.cc`,
 /// `ncclIbGdrSupport`).
@@ -127,11 +125,11 @@ pub(super) unsafe fn register(
     (start, bytes): (usize, usize),
     kind: MemoryKind,
     relaxed: Option<bool>,
-) -> Result<Arc<Region>, NetError> {
+) -> Result<Arc<MemoryRegion>, NetError> {
     let relaxed = relaxed.unwrap_or(true) && context.library.reg_mr_iova2.is_some();
-    let order = if relaxed { sys::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0 } else { 0 };
+    let order = if relaxed { sys::IBV_ACCESS_RELAXED_ORDERING } else { 0 };
     let access = ACCESS | order;
-    let mut known = context.cache.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = lock(&context.cache.0);
     known.retain(|region| region.strong_count() > 0);
     let found = known.iter().filter_map(Weak::upgrade).find(|region| {
         region.kind == kind && region.access == access && region.holds(start, bytes)
@@ -141,7 +139,7 @@ pub(super) unsafe fn register(
     }
     // SAFETY: the caller's.
     let raw = unsafe { make(context, (start, bytes), kind, access)? };
-    let region = Region { raw, context: Arc::clone(context), start, bytes, kind, access };
+    let region = MemoryRegion { raw, context: Arc::clone(context), start, bytes, kind, access };
     let region = Arc::new(region);
     // A DMA buffer is known by a descriptor, which its owner may close: the next of that number is another.
     if !matches!(kind, MemoryKind::DmaBuf { .. }) {
@@ -212,19 +210,19 @@ unsafe fn make(
 
 /// Memory of ours that the other end writes to, or that the card reads from: words, all 0 at first.
 #[derive(Debug)]
-pub(super) struct Words {
-    region: Arc<Region>, // dropped first
+pub(super) struct RegisteredWords {
+    region: Arc<MemoryRegion>, // dropped first
     words: Box<[AtomicU64]>,
 }
 
-impl Words {
-    pub(super) fn new(context: &Arc<Context>, count: usize) -> Result<Words, NetError> {
+impl RegisteredWords {
+    pub(super) fn new(context: &Arc<Context>, count: usize) -> Result<RegisteredWords, NetError> {
         let words: Box<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
         let place = (words.as_ptr() as usize, size_of_val(&*words));
         // Not relaxed: a word that says that others are there must not come before them.
         // SAFETY: the words outlive the region, and are atomic: whoever writes to them may do so at any time.
         let region = unsafe { register(context, place, MemoryKind::Host, Some(false))? };
-        Ok(Words { region, words })
+        Ok(RegisteredWords { region, words })
     }
 
     pub(super) fn words(&self) -> &[AtomicU64] {
@@ -237,8 +235,8 @@ impl Words {
     }
 
     /// So many bytes from a word on, for work requests of this end.
-    pub(super) fn local(&self, word: usize, bytes: u32) -> Local {
-        Local { address: self.address(word), bytes, key: self.region.lkey(), host: true }
+    pub(super) fn local(&self, word: usize, bytes: u32) -> LocalBuffer {
+        LocalBuffer { address: self.address(word), bytes, key: self.region.lkey(), host: true }
     }
 
     /// The key for those of the other end.

@@ -4,48 +4,52 @@
 //!  sender                                                              receiver
 //!    FIFO        ◄── RDMA_WRITE: address, bytes, key, tag, sequence ──   irecv: a buffer for message n
 //!    isend n     ─── RDMA_WRITE: the bytes, in place ─────────────────►  the buffer
-//!                ─── RDMA_WRITE_WITH_IMM: the size ───────────────────►  test: it is here
+//!                ─── RDMA_WRITE_WITH_IMM: the size ───────────────────►  test: message n has arrived
 //!    TCP         ◄── only before the first message, and at the end ───►
 //! ```
 //!
-//! A connection is 1 to 128 reliable queue pairs and a TCP connection. On the latter both ends come to trust each other
-//! ([handshake](super::handshake)) and say what the queue pairs need; while data moves, nothing is said there, and that it
-//! is still there says that the other end is. Messages go over the queue pairs in turn, or each over all of them.
+//! A connection has 1 to 128 reliable queue pairs and a TCP connection, the control socket. On the control socket both ends
+//! authenticate each other ([handshake](super::handshake)) and exchange what the queue pairs need. While data moves, nothing
+//! is sent on it. When it closes, the peer is gone. Messages use the queue pairs in turn, or each message uses all of them.
 //!
-//! A message is one write that carries the size. Of long ones, where switches may take packets by several ways (InfiniBand's
-//! adaptive routing), the bytes are a write of their own, and the notification comes behind. Messages that share a request
-//! of the receiver (up to 8) have one notification. The receiver tells of several buffers by one write, as long as the
-//! sender has others left.
+//! A short message is one write with immediate data, which carries the size. The bytes of a long message may be a write of
+//! their own, followed by the write with immediate data: where switches route each packet by itself (InfiniBand's adaptive
+//! routing), a write with immediate data would keep its own packets in order. Messages that share a request of the receiver
+//! (up to 8) have one write with immediate data. The receiver announces several buffers with one write as long as the sender
+//! has others left.
 //!
-//! **Invariant:** of a queue pair, what is posted first is done first, at the other end too (InfiniBand Architecture 1,
-//! 9.5). So a notification says that the bytes are there, and a receive is there before the buffer is known that it is for.
+//! **Invariant:** a queue pair executes its work requests in the order in which they were posted, and so does the remote end
+//! (InfiniBand Architecture 1, 9.5). So the immediate data arrives after the bytes, and the receiver has posted a receive
+//! before the sender learns of the buffer.
 //!
-//! What is wrong ends the connection: a message longer than its buffer or of another tag, a completion that failed, an event
-//! of the device, a peer that is gone. Each error names device, port and queue pair; the other end is told it.
+//! An error ends the connection: a message longer than its buffer or of another tag, a completion that failed, an asynchronous
+//! event of the device, a peer that is gone. Each error names device, port and queue pair, and is sent to the peer.
 //!
 //! ```text
-//! library  libibverbs, found at run time    fifo        which buffers messages go to
-//! config   what can be set                  control     what is said over TCP
-//! device   ports, speeds, addresses         connecting  connections that are being made
-//! context  an open device, and its events   line        what both ends of a connection have
-//! memory   what is registered               send        the sending end
-//! pair     queue pairs, completions         recv        the receiving end
+//! library     libibverbs, opened at run time      fifo        which buffers messages go to
+//! sys         its types and constants             control     the messages on the control socket
+//! config      settings                            connecting  how connections are made
+//! device      ports, speeds, addresses            endpoint    what both ends of a connection have
+//! context     an open device and its events       send        the sending end
+//! memory      memory registrations                recv        the receiving end
+//! queue_pair  queue pairs, completion queues
 //! ```
 //!
-//! Facts and limits are those of NCCL's `net_ib.cc`; what is said over TCP and the entries of the FIFO are our own.
+//! Facts and limits are those of NCCL's `net_ib.cc`. The messages on the control socket and the FIFO entries are FerroCCL's.
 
 mod config;
 mod connecting;
 mod context;
 mod control;
 mod device;
+mod endpoint;
 mod fifo;
 mod library;
-mod line;
 mod memory;
-mod pair;
+mod queue_pair;
 mod recv;
 mod send;
+mod sys;
 #[cfg(test)]
 mod tests;
 
@@ -54,11 +58,11 @@ use std::sync::Arc;
 use tracing::info;
 
 pub use self::config::VerbsConfig;
-use self::device::{Link, Port};
+use self::device::{LinkLayer, Port};
 use self::fifo::MAX_RECEIVES;
 use self::library::Library;
 pub use super::handshake::Interface;
-use super::handshake::{Call, Door, Handle};
+use super::handshake::{Handle, SocketsAcceptor, SocketsConnector};
 use super::{Connecting, Listener, MAX_REQUESTS, Net, Properties, USING};
 use crate::NetError;
 
@@ -110,8 +114,8 @@ impl VerbsNet {
         }
         let list = ports.iter().enumerate().map(|(device, port)| {
             let link = match port.link {
-                Link::InfiniBand => "IB",
-                Link::Ethernet => "RoCE",
+                LinkLayer::InfiniBand => "IB",
+                LinkLayer::Ethernet => "RoCE",
             };
             format!(" [{device}]{}/{link}", port.name())
         });
@@ -154,10 +158,11 @@ impl Net for VerbsNet {
     fn listen(&self, device: usize) -> Result<Box<dyn Listener>, NetError> {
         let port = self.port("listen", device)?;
         let VerbsConfig { interface, secret, connect_timeout, .. } = &*self.config;
-        let door = Door::new(NAME, interface, secret, 0, *connect_timeout).map_err(|e| {
-            error("listen", format!("on {} at {}: {e}", interface.name, interface.address))
-        })?;
-        Ok(Box::new(connecting::Listener::new(door, port, &self.config)))
+        let acceptor =
+            SocketsAcceptor::new(NAME, interface, secret, 0, *connect_timeout).map_err(|e| {
+                error("listen", format!("on {} at {}: {e}", interface.name, interface.address))
+            })?;
+        Ok(Box::new(connecting::VerbsListener::new(acceptor, port, &self.config)))
     }
 
     fn connect(&self, device: usize, handle: &[u8]) -> Result<Box<dyn Connecting>, NetError> {
@@ -170,8 +175,8 @@ impl Net for VerbsNet {
         }
         let to = handle.address;
         let VerbsConfig { interface, secret, connect_timeout, .. } = &*self.config;
-        let call = Call::new(NAME, handle, interface, secret, *connect_timeout)
+        let connector = SocketsConnector::new(NAME, handle, interface, secret, *connect_timeout)
             .map_err(|e| error("connect", format!("to {to}: {e}")))?;
-        Ok(Box::new(connecting::Connecting::new(call, port, &self.config)))
+        Ok(Box::new(connecting::VerbsConnecting::new(connector, port, &self.config)))
     }
 }

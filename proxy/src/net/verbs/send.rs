@@ -5,12 +5,12 @@
 
 use std::collections::VecDeque;
 
+use super::endpoint::Endpoint;
 use super::fifo::{self, Entry, MAX_RECEIVES};
-use super::line::Line;
-use super::memory::Words;
-use super::pair::{Local, Pair, Post, Remote, Work};
+use super::memory::RegisteredWords;
+use super::queue_pair::{LocalBuffer, QueuePair, RemoteAddress, SendWr, WrId};
 use crate::NetError;
-use crate::net::end::End;
+use crate::net::comm_base::CommBase;
 use crate::net::{MAX_REQUESTS, MemoryHandle, MemoryKind, Request, SendComm};
 
 /// Bytes that a queue pair's part of a message is a multiple of, but for the last: LL128's lines stay whole, as with NCCL.
@@ -18,66 +18,80 @@ const ALIGN: u64 = 128;
 
 /// A message that is begun.
 #[derive(Clone, Copy, Debug)]
-struct Message {
-    from: Local,
+struct PendingSend {
+    from: LocalBuffer,
     done: bool,
 }
 
 /// The messages of one request of the receiver.
 #[derive(Clone, Copy, Debug)]
-struct Group {
+struct SendGroup {
     sequence: u64,
     count: usize,
     entries: [Entry; MAX_RECEIVES],
     /// By buffer, the number of its message.
     messages: [Option<u64>; MAX_RECEIVES],
-    /// Queue pairs that have not said that they are done.
+    /// Queue pairs whose writes have not completed.
     left: usize,
 }
 
 #[derive(Debug)]
-pub(super) struct Sender {
-    line: Line, // dropped first
+pub(super) struct VerbsSendComm {
+    endpoint: Endpoint, // dropped first
     /// Where the receiver writes to.
-    fifo: Words,
+    fifo: RegisteredWords,
     /// Sizes that are on their way to it.
-    sizes: Words,
+    sizes: RegisteredWords,
     split: bool,
-    messages: [Option<Message>; MAX_REQUESTS],
-    /// Whose messages are not all there yet.
-    gathering: Option<Group>,
-    /// Those that are being written, in their order.
-    groups: VecDeque<Group>,
+    messages: [Option<PendingSend>; MAX_REQUESTS],
+    /// The group whose messages are not all there yet.
+    gathering: Option<SendGroup>,
+    /// The groups that are being written, in their order.
+    groups: VecDeque<SendGroup>,
     /// The request of the receiver that is next, and its first entry in the FIFO.
     next: u64,
     entry: u64,
 }
 
-impl Sender {
-    pub(super) fn new(line: Line, fifo: Words, sizes: Words) -> Sender {
-        let split = line.config.split_data_on_qps;
+impl VerbsSendComm {
+    pub(super) fn new(
+        endpoint: Endpoint,
+        fifo: RegisteredWords,
+        sizes: RegisteredWords,
+    ) -> VerbsSendComm {
+        let split = endpoint.config.split_data_on_qps;
         let messages = [None; MAX_REQUESTS];
         let groups = VecDeque::with_capacity(MAX_REQUESTS);
-        Sender { line, fifo, sizes, split, messages, gathering: None, groups, next: 0, entry: 0 }
+        VerbsSendComm {
+            endpoint,
+            fifo,
+            sizes,
+            split,
+            messages,
+            gathering: None,
+            groups,
+            next: 0,
+            entry: 0,
+        }
     }
 
     /// For tests that break it.
     #[cfg(test)]
-    pub(super) fn line(&mut self) -> &mut Line {
-        &mut self.line
+    pub(super) fn endpoint(&mut self) -> &mut Endpoint {
+        &mut self.endpoint
     }
 
     /// Does what can be done at once.
     fn progress(&mut self) {
         let mut moved = false;
-        while let Some(done) = self.line.next() {
+        while let Some(done) = self.endpoint.next() {
             moved = true;
-            if let Work::Sent(sequence) = done.work {
+            if let WrId::Sent(sequence) = done.work {
                 self.sent(sequence);
             }
         }
-        self.line.pump();
-        self.line.settle(moved);
+        self.endpoint.post_waiting();
+        self.endpoint.settle(moved);
     }
 
     /// A queue pair is done with a group.
@@ -90,9 +104,9 @@ impl Sender {
         if group.left > 0 {
             return;
         }
-        self.line.filled += 1;
+        self.endpoint.filled += 1;
         for message in group.messages.iter().flatten() {
-            if let Some(message) = &mut self.messages[End::slot(*message)] {
+            if let Some(message) = &mut self.messages[CommBase::slot(*message)] {
                 message.done = true;
             }
         }
@@ -102,7 +116,7 @@ impl Sender {
     }
 
     /// The request of the receiver that is next, if it has made one.
-    fn gather(&mut self) -> Result<Option<Group>, String> {
+    fn gather(&mut self) -> Result<Option<SendGroup>, String> {
         let (sequence, words) = (self.next, self.fifo.words());
         let Some(first) = Entry::get(words, self.entry)? else { return Ok(None) };
         let count = first.count as usize;
@@ -118,23 +132,23 @@ impl Sender {
         }
         self.next += 1;
         self.entry += count as u64;
-        Ok(Some(Group { sequence, count, entries, messages: [None; MAX_RECEIVES], left: 0 }))
+        Ok(Some(SendGroup { sequence, count, entries, messages: [None; MAX_RECEIVES], left: 0 }))
     }
 
     /// Writes a group whose messages are all there.
-    fn write(&mut self, mut group: Group) {
-        let Group { sequence, count, entries, messages, .. } = group;
-        let parts: Vec<(Local, &Entry)> = messages
+    fn write(&mut self, mut group: SendGroup) {
+        let SendGroup { sequence, count, entries, messages, .. } = group;
+        let parts: Vec<(LocalBuffer, &Entry)> = messages
             .iter()
             .take(count)
             .zip(&entries)
             .filter_map(|(message, entry)| {
-                Some((self.messages[End::slot((*message)?)]?.from, entry))
+                Some((self.messages[CommBase::slot((*message)?)]?.from, entry))
             })
             .collect();
         // One message's size goes with its notification; of several, each is written before it.
         let (immediate, sizes) = match parts[..] {
-            [(Local { bytes, .. }, _)] => (bytes, None),
+            [(LocalBuffer { bytes, .. }, _)] => (bytes, None),
             _ => {
                 let first = fifo::sizes(sequence);
                 let places = self.sizes.words().iter().skip(first);
@@ -142,57 +156,62 @@ impl Sender {
                     fifo::store(place, u64::from(from.bytes));
                 });
                 let from = self.sizes.local(first, 8 * count as u32);
-                let to = (self.line.theirs.0 + 8 * first as u64, self.line.theirs.1);
-                (0, Some(Post::Write(from, to)))
+                let to = (self.endpoint.theirs.0 + 8 * first as u64, self.endpoint.theirs.1);
+                (0, Some(SendWr::Write(from, to)))
             }
         };
-        let (split, most) = (self.split, self.line.max_write);
-        let whole = match self.line.adapts() {
-            true => self.line.config.ar_threshold.min(most as usize) as u32,
+        let (split, most) = (self.split, self.endpoint.max_write);
+        let whole = match self.endpoint.adapts() {
+            true => self.endpoint.config.ar_threshold.min(most as usize) as u32,
             false => most,
         };
-        let pairs = self.line.pairs_of(sequence, split);
+        let pairs = self.endpoint.pairs_of(sequence, split);
         let shares = pairs.len() as u64; // at most 128
         for (share, pair) in (0..).zip(&mut *pairs) {
-            let part = |&(from, entry): &(Local, &Entry)| {
+            let part = |&(from, entry): &(LocalBuffer, &Entry)| {
                 let all = u64::from(from.bytes);
                 let step = all.div_ceil(shares).next_multiple_of(ALIGN);
                 let start = (share * step).min(all);
                 let (address, bytes) = (from.address + start, step.min(all - start) as u32);
-                (Local { address, bytes, ..from }, (entry.address + start, entry.key))
+                (LocalBuffer { address, bytes, ..from }, (entry.address + start, entry.key))
             };
-            let work = Work::Sent(sequence);
+            let work = WrId::Sent(sequence);
             match &parts[..] {
                 [one] if part(one).0.bytes <= whole => {
                     let (from, to) = part(one);
-                    pair.post(Post::Notify(from, to, immediate, work));
+                    pair.post(SendWr::WriteWithImm(from, to, immediate, work));
                 }
                 parts => {
                     parts.iter().map(part).for_each(|(from, to)| pieces(pair, from, to, most));
                     // Writes of a queue pair are done in their order: these before the notification.
                     sizes.into_iter().for_each(|post| pair.post(post));
-                    pair.post(Post::Notify(Local::default(), (0, 0), immediate, work));
+                    pair.post(SendWr::WriteWithImm(
+                        LocalBuffer::default(),
+                        (0, 0),
+                        immediate,
+                        work,
+                    ));
                 }
             }
         }
         group.left = shares as usize;
         self.groups.push_back(group);
-        self.line.pump();
+        self.endpoint.post_waiting();
     }
 }
 
-/// Writes bytes, in pieces that a device takes.
-fn pieces(pair: &mut Pair, mut from: Local, mut to: Remote, most: u32) {
+/// Writes bytes, in writes of at most `most` bytes.
+fn pieces(pair: &mut QueuePair, mut from: LocalBuffer, mut to: RemoteAddress, most: u32) {
     while from.bytes > 0 {
         let bytes = from.bytes.min(most);
-        pair.post(Post::Write(Local { bytes, ..from }, to));
+        pair.post(SendWr::Write(LocalBuffer { bytes, ..from }, to));
         let next = from.address + u64::from(bytes);
-        from = Local { address: next, bytes: from.bytes - bytes, ..from };
+        from = LocalBuffer { address: next, bytes: from.bytes - bytes, ..from };
         to.0 += u64::from(bytes);
     }
 }
 
-impl SendComm for Sender {
+impl SendComm for VerbsSendComm {
     unsafe fn register(
         &mut self,
         address: *mut u8,
@@ -200,11 +219,11 @@ impl SendComm for Sender {
         kind: MemoryKind,
     ) -> Result<MemoryHandle, NetError> {
         // SAFETY: the caller's.
-        unsafe { self.line.register(address, bytes, kind) }
+        unsafe { self.endpoint.register(address, bytes, kind) }
     }
 
     fn deregister(&mut self, memory: MemoryHandle) -> Result<(), NetError> {
-        self.line.memory.remove(memory)
+        self.endpoint.memory.remove(memory)
     }
 
     unsafe fn isend(
@@ -214,33 +233,33 @@ impl SendComm for Sender {
         tag: u32,
         memory: MemoryHandle,
     ) -> Result<Option<Request>, NetError> {
-        self.line.end.check("isend")?;
-        let region = self.line.memory.check("isend", address, bytes, memory)?;
+        self.endpoint.base.check("isend")?;
+        let region = self.endpoint.memory.check("isend", address, bytes, memory)?;
         let key = region.as_ref().map_or(0, |region| region.lkey());
         let host = region.as_ref().is_some_and(|region| !region.is_of_a_gpu());
         let Ok(size) = u32::try_from(bytes) else {
             let reason = format!("a message of {bytes} bytes: its size has 32 bits");
             return Err(super::error("isend", reason));
         };
-        let sequence = self.line.end.next;
-        let slot = End::slot(sequence);
+        let sequence = self.endpoint.base.next;
+        let slot = CommBase::slot(sequence);
         if self.messages[slot].is_some() {
             self.progress();
-            return self.line.end.check("isend").map(|()| None);
+            return self.endpoint.base.check("isend").map(|()| None);
         }
         if self.gathering.is_none() {
             self.gathering = match self.gather() {
                 Ok(None) => {
                     self.progress();
-                    return self.line.end.check("isend").map(|()| None);
+                    return self.endpoint.base.check("isend").map(|()| None);
                 }
                 Ok(group) => group,
                 Err(reason) => {
-                    self.line.fail(reason);
+                    self.endpoint.fail(reason);
                     None
                 }
             };
-            self.line.end.check("isend")?;
+            self.endpoint.base.check("isend")?;
         }
         let Some(mut group) = self.gathering.take() else { return Ok(None) };
         let free = |&buffer: &usize| group.messages[buffer].is_none();
@@ -258,11 +277,11 @@ impl SendComm for Sender {
             Some(buffer) => Ok(buffer),
         };
         match fits {
-            Err(reason) => self.line.fail(reason),
+            Err(reason) => self.endpoint.fail(reason),
             Ok(buffer) => {
-                let from = Local { address: address as u64, bytes: size, key, host };
-                self.messages[slot] = Some(Message { from, done: false });
-                self.line.end.next += 1;
+                let from = LocalBuffer { address: address as u64, bytes: size, key, host };
+                self.messages[slot] = Some(PendingSend { from, done: false });
+                self.endpoint.base.next += 1;
                 group.messages[buffer] = Some(sequence);
                 if group.messages[..group.count].iter().all(Option::is_some) {
                     self.write(group);
@@ -271,23 +290,23 @@ impl SendComm for Sender {
                 }
             }
         }
-        self.line.end.check("isend")?;
-        Ok(Some(self.line.end.request(sequence)))
+        self.endpoint.base.check("isend")?;
+        Ok(Some(self.endpoint.base.request(sequence)))
     }
 
     fn test(&mut self, request: Request) -> Result<bool, NetError> {
-        self.line.end.check_told("test")?;
-        let sequence = self.line.end.sequence(request)?;
-        let slot = End::slot(sequence);
+        self.endpoint.base.check_told("test")?;
+        let sequence = self.endpoint.base.sequence(request)?;
+        let slot = CommBase::slot(sequence);
         let mut looked = false;
         loop {
             match self.messages[slot] {
-                None => return Err(self.line.end.no_such(request)),
-                Some(Message { done: true, .. }) => {
+                None => return Err(self.endpoint.base.no_such(request)),
+                Some(PendingSend { done: true, .. }) => {
                     self.messages[slot] = None;
                     return Ok(true);
                 }
-                Some(_) if looked => return self.line.end.check("test").map(|()| false),
+                Some(_) if looked => return self.endpoint.base.check("test").map(|()| false),
                 Some(_) => self.progress(),
             }
             looked = true;

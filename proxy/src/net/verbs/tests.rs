@@ -2,7 +2,7 @@
 //!
 //! All cases but one need a device; `in_a_vm` runs them where there are some.
 
-#[path = "../../../../tests/rdma/mod.rs"]
+#[path = "../../../../tests/support/rdma.rs"]
 mod rdma;
 #[path = "../../../../tests/support/skip.rs"]
 mod skip;
@@ -11,12 +11,12 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connecting::{Connecting, Listener};
-use super::control::{Control, Introduction, Said};
-use super::device::{Address, Link};
-use super::pair::{Local, Post};
-use super::recv::Receiver;
-use super::send::Sender;
+use super::connecting::{VerbsConnecting, VerbsListener};
+use super::control::{ConnectionInfo, ControlMessage, ControlSocket};
+use super::device::{LinkLayer, PortAddress};
+use super::queue_pair::{LocalBuffer, SendWr};
+use super::recv::VerbsRecvComm;
+use super::send::VerbsSendComm;
 use super::*;
 use crate::net::handshake::Sockets;
 use crate::net::{MemoryKind, RecvBuffer, RecvComm as _, Request, SendComm as _};
@@ -54,21 +54,21 @@ fn net(change: impl FnOnce(&mut VerbsConfig)) -> VerbsNet {
     VerbsNet::new(config).unwrap()
 }
 
-fn listener(net: &VerbsNet) -> Listener {
+fn listener(net: &VerbsNet) -> VerbsListener {
     let VerbsConfig { interface, secret, connect_timeout, .. } = &*net.config;
-    let door = Door::new(NAME, interface, secret, 0, *connect_timeout).unwrap();
-    Listener::new(door, &net.ports[1], &net.config)
+    let acceptor = SocketsAcceptor::new(NAME, interface, secret, 0, *connect_timeout).unwrap();
+    VerbsListener::new(acceptor, &net.ports[1], &net.config)
 }
 
-fn call(net: &VerbsNet, listener: &Listener) -> Call {
+fn call(net: &VerbsNet, listener: &VerbsListener) -> SocketsConnector {
     let VerbsConfig { interface, secret, connect_timeout, .. } = &*net.config;
     let handle = Handle::decode(crate::net::Listener::handle(listener)).unwrap();
-    Call::new(NAME, handle, interface, secret, *connect_timeout).unwrap()
+    SocketsConnector::new(NAME, handle, interface, secret, *connect_timeout).unwrap()
 }
 
-fn connect(net: &VerbsNet) -> (Sender, Receiver) {
+fn connect(net: &VerbsNet) -> (VerbsSendComm, VerbsRecvComm) {
     let mut listener = listener(net);
-    let mut connecting = Connecting::new(call(net, &listener), &net.ports[0], &net.config);
+    let mut connecting = VerbsConnecting::new(call(net, &listener), &net.ports[0], &net.config);
     let (mut send, mut recv) = (None, None);
     until(|| {
         send = send.take().or_else(|| connecting.step().unwrap());
@@ -78,7 +78,7 @@ fn connect(net: &VerbsNet) -> (Sender, Receiver) {
     (send.unwrap(), recv.unwrap())
 }
 
-fn give(recv: &mut Receiver, buffer: &mut [u8]) -> Request {
+fn give(recv: &mut VerbsRecvComm, buffer: &mut [u8]) -> Request {
     let (address, bytes) = (buffer.as_mut_ptr(), buffer.len());
     // SAFETY: the tests keep buffers longer than connections, and look at them when they are done.
     unsafe {
@@ -87,7 +87,7 @@ fn give(recv: &mut Receiver, buffer: &mut [u8]) -> Request {
     }
 }
 
-fn send_all(send: &mut Sender, data: &mut [u8]) -> Request {
+fn send_all(send: &mut VerbsSendComm, data: &mut [u8]) -> Request {
     let (address, bytes) = (data.as_mut_ptr(), data.len());
     // SAFETY: as in `give`.
     unsafe {
@@ -106,7 +106,8 @@ fn a_queue_pair_that_fails_is_told_to_both_ends() {
         let theirs = give(&mut recv, &mut buffer);
         let ours = send_all(&mut send, &mut data);
         let port = if of_the_sender { "rxa:1" } else { "rxb:1" };
-        let pair = if of_the_sender { &send.line().pairs[0] } else { &recv.line().pairs[0] };
+        let pair =
+            if of_the_sender { &send.endpoint().pairs[0] } else { &recv.endpoint().pairs[0] };
         let name = format!("{port}, queue pair {}: ", pair.number);
         pair.break_off();
         let (mut errors, mut size) = ([None, None], [0]);
@@ -131,12 +132,12 @@ fn a_queue_pair_that_fails_is_told_to_both_ends() {
 fn a_wrong_key_is_an_error() {
     let (mut send, mut recv) = connect(&net(|_| ()));
     let mut data = vec![1u8; 100];
-    let line = send.line();
-    let name = format!("rxa:1, queue pair {}: an RDMA write failed: ", line.pairs[0].number);
-    let remote = (line.theirs.0, line.theirs.1.wrapping_add(0x100));
-    let from = Local { address: data.as_ptr() as u64, bytes: 8, key: 0, host: true };
-    line.pairs[0].post(Post::Write(from, remote));
-    line.pump();
+    let endpoint = send.endpoint();
+    let name = format!("rxa:1, queue pair {}: an RDMA write failed: ", endpoint.pairs[0].number);
+    let remote = (endpoint.theirs.0, endpoint.theirs.1.wrapping_add(0x100));
+    let from = LocalBuffer { address: data.as_ptr() as u64, bytes: 8, key: 0, host: true };
+    endpoint.pairs[0].post(SendWr::Write(from, remote));
+    endpoint.post_waiting();
     // SAFETY: nothing is begun: there is no buffer for it.
     let error = until(|| unsafe {
         let memory = send.register(data.as_mut_ptr(), 0, MemoryKind::Host).unwrap();
@@ -231,44 +232,48 @@ fn introductions_that_make_no_sense_are_refused() {
     let net = net(|_| ());
     let mut listener = listener(&net);
     let address = net.ports[0].address(None).unwrap();
-    let sane = Introduction {
-        link: Link::Ethernet,
+    let sane = ConnectionInfo {
+        link: LinkLayer::Ethernet,
         address,
         psn: 0,
         split: false,
         memory: (0, 0),
         pairs: vec![1],
     };
-    let mut refused = |said: Said| {
-        let mut call = call(&net, &listener);
+    let mut refused = |said: ControlMessage| {
+        let mut connector = call(&net, &listener);
         let Sockets { control, .. } = until(|| {
             assert!(listener.ready().unwrap().is_none());
-            call.poll().unwrap()
+            connector.poll().unwrap()
         });
-        let mut control = Control::new(control);
-        control.say(&said);
+        let mut control = ControlSocket::new(control);
+        control.queue(&said);
         until(|| {
             assert!(control.flush().is_ok() && listener.ready().unwrap().is_none());
-            match control.hear() {
+            match control.receive() {
                 Ok(None) => None,
-                Ok(Some(Said::Farewell { reason, .. })) => Some(reason),
+                Ok(Some(ControlMessage::Close { reason, .. })) => Some(reason),
                 other => panic!("{other:?}"),
             }
         })
     };
-    let text = refused(Said::Ready);
+    let text = refused(ControlMessage::Ready);
     assert!(text.contains("out of turn"), "{text}");
-    let text = refused(Said::Introduction(Introduction { link: Link::InfiniBand, ..sane.clone() }));
+    let text = refused(ControlMessage::Connect(ConnectionInfo {
+        link: LinkLayer::InfiniBand,
+        ..sane.clone()
+    }));
     assert_eq!(text, "rxb:1 is of Ethernet, the other port of InfiniBand");
-    let text = refused(Said::Introduction(Introduction { pairs: vec![1; 200], ..sane.clone() }));
+    let text =
+        refused(ControlMessage::Connect(ConnectionInfo { pairs: vec![1; 200], ..sane.clone() }));
     assert!(text.contains("has queue pairs 129"), "{text}");
-    let nowhere = Address { gid: [0; 16], ..address };
-    let text = refused(Said::Introduction(Introduction { address: nowhere, ..sane }));
+    let nowhere = PortAddress { gid: [0; 16], ..address };
+    let text = refused(ControlMessage::Connect(ConnectionInfo { address: nowhere, ..sane }));
     assert!(text.contains("rxb:1: queue pair ") && text.contains("cannot be connected"), "{text}");
-    let text = refused(Said::Farewell { filled: 0, reason: "no".to_owned() });
+    let text = refused(ControlMessage::Close { filled: 0, reason: "no".to_owned() });
     assert_eq!(text, "it refuses: no");
     // It still takes those that do.
-    let mut connecting = Connecting::new(call(&net, &listener), &net.ports[0], &net.config);
+    let mut connecting = VerbsConnecting::new(call(&net, &listener), &net.ports[0], &net.config);
     let mut send = None;
     until(|| {
         send = send.take().or_else(|| connecting.step().unwrap());

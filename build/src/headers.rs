@@ -1,0 +1,82 @@
+//! What rustc cannot say in the header of a kernel, or of a module.
+
+use std::fmt::Write as _;
+
+/// Calls the first parameter of every kernel `work`, by which `ferroccl_device` asks for a call. Moves
+/// `//@maxntid N`, which device code leaves in a kernel's body by `asm!`, to the kernel's header, where PTX wants it
+/// (11.4.3). Keeps the assembler from unrolling what the compiler has left as a loop: those are loops over the odd
+/// elements at an end, and their copies would be half of the code.
+pub(crate) fn finish(asm: &str) -> String {
+    let mut ptx = String::with_capacity(asm.len());
+    let mut rest = asm;
+    if let Some(header) = rest.find(".address_size 64\n") {
+        let body = header + ".address_size 64\n".len();
+        ptx += &rest[..body];
+        ptx += ".pragma \"nounroll\";\n";
+        rest = &rest[body..];
+    }
+    while let Some(entry) = rest.find(".entry ") {
+        let body = entry + rest[entry..].find("\n{").map_or(0, |i| i + 1);
+        let end = body + rest[body..].find("\n}").unwrap_or(rest.len() - body);
+        let name = rest[entry + ".entry ".len()..].split('(').next().unwrap_or_default();
+        ptx += &rest[..entry];
+        ptx += &rest[entry..body].replace(&format!("{name}_param_0"), "work");
+        for bound in rest[body..end].lines().filter_map(|l| l.trim().strip_prefix("//@")) {
+            let _ = writeln!(ptx, ".{bound}");
+        }
+        ptx += &rest[body..end];
+        rest = &rest[end..];
+    }
+    ptx + rest
+}
+
+/// The names of the kernels of a module, in the order of its text.
+pub(crate) fn kernels(ptx: &str) -> Vec<String> {
+    let entries = ptx.split("\n.visible .entry ").skip(1);
+    entries.filter_map(|rest| Some(rest.split_once('(')?.0.to_owned())).collect()
+}
+
+/// The first function that a module calls and does not contain.
+pub(crate) fn undefined(ptx: &str) -> Option<&str> {
+    let (_, declared) = ptx.split_once(".extern .func")?;
+    let declared = declared.split([';', '{']).next().unwrap_or(declared);
+    // `.extern .func  (.param .b32 r) name`, its parameters on the lines that follow
+    let after = declared.rfind(')').map_or(declared, |end| {
+        let last = &declared[..end];
+        last.rfind('(').map_or(declared, |begin| &declared[..begin])
+    });
+    Some(after.split([' ', ')', '\n', '\t']).rfind(|word| !word.is_empty()).unwrap_or("a function"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ASM: &str = ".version 7.0\n.target sm_80\n.address_size 64\n\n\
+        .visible .entry one(\n\t.param .align 16 .b8 one_param_0[64]\n)\n{\n\t//@maxntid 512\n\tret;\n}\n\
+        .visible .entry two(\n\t.param .b64 two_param_0,\n\t.param .b64 two_param_1\n)\n{\n\tret;\n}\n";
+
+    #[test]
+    fn bounds_stand_in_the_header_and_the_call_is_named() {
+        assert_eq!(
+            finish(ASM),
+            ".version 7.0\n.target sm_80\n.address_size 64\n.pragma \"nounroll\";\n\n\
+             .visible .entry one(\n\t.param .align 16 .b8 work[64]\n)\n.maxntid 512\n{\n\t//@maxntid 512\n\tret;\n}\n\
+             .visible .entry two(\n\t.param .b64 work,\n\t.param .b64 two_param_1\n)\n{\n\tret;\n}\n"
+        );
+        assert_eq!(kernels(&finish(ASM)), ["one", "two"]);
+    }
+
+    #[test]
+    fn a_function_that_is_not_there_is_named() {
+        assert_eq!(undefined(ASM), None);
+        let with = |declared: &str| format!("{declared}\n;\n{ASM}");
+        assert_eq!(
+            undefined(&with(
+                ".extern .func  (.param .b32 func_retval0) missing\n(\n\t.param .b64 p\n)"
+            )),
+            Some("missing")
+        );
+        assert_eq!(undefined(&with(".extern .func gone\n()")), Some("gone"));
+    }
+}

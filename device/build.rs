@@ -1,0 +1,28 @@
+//! Tells the build scripts of crates that depend on this one what it takes to compile it for GPUs:
+//!
+//! | | |
+//! |---|---|
+//! | `DEP_FERROCCL_DEVICE_SOURCE` | the directory of `lib.rs` |
+//! | `DEP_FERROCCL_DEVICE_MODULES` | the modules of PTX that the features ask for, separated by spaces, each as `80:all_reduce_ring_float:split:family="all_reduce_ring":...`: compute capability, name, and `cfg`s |
+
+use std::env;
+
+#[path = "build/modules.rs"]
+mod modules;
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=build");
+    let here = env::var("CARGO_MANIFEST_DIR").unwrap_or_default();
+    // Absolute: where this crate was moved with its target directory, the file is not there, and this runs again.
+    println!("cargo::rerun-if-changed={here}/src/kernels/lists.rs");
+    println!("cargo::metadata=source={here}/src");
+    let feature = |name: &str| {
+        env::var_os(format!("CARGO_FEATURE_{}", name.to_uppercase().replace('-', "_"))).is_some()
+    };
+    let modules: Vec<String> = modules::all(feature)
+        .iter()
+        .map(|m| format!("{}:{}:{}", m.arch, m.name(), m.cfgs().join(":")))
+        .collect();
+    println!("cargo::metadata=modules={}", modules.join(" "));
+}

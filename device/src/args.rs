@@ -1,0 +1,117 @@
+//! What a kernel is called with.
+
+use core::mem::offset_of;
+
+use crate::abi::{ChannelWork, Comm, Signature, Work};
+use crate::gpu;
+
+/// The argument of a kernel: on the CPU an address, on a GPU a parameter, of which a word is loaded when it is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelArgs(*const Work);
+
+/// The word of [`Work`] that begins with a field.
+macro_rules! word {
+    ($args:ident . $field:ident) => {
+        // SAFETY: `new`'s contract; the field is there, and begins a word.
+        unsafe { gpu::argument::<{ offset_of!(Work, $field) }>($args.0) }
+    };
+}
+
+impl KernelArgs {
+    /// # Safety
+    /// On the CPU `work` is the kernel's argument, valid until the kernel ends; on a GPU it is a kernel that asks.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn new(work: *const Work) -> Self {
+        KernelArgs(work)
+    }
+
+    /// [`Work::comm`].
+    #[inline(always)]
+    #[must_use]
+    pub fn comm(self) -> *const Comm {
+        word!(self.comm) as *const Comm
+    }
+
+    /// [`Work::input`].
+    #[inline(always)]
+    #[must_use]
+    pub fn input<T>(self) -> *const T {
+        word!(self.input) as *const T
+    }
+
+    /// [`Work::output`].
+    #[inline(always)]
+    #[must_use]
+    pub fn output<T>(self) -> *mut T {
+        word!(self.output) as *mut T
+    }
+
+    /// [`Work::scalar`], and whether it is an address.
+    #[inline(always)]
+    #[must_use]
+    pub fn scalar(self) -> (u64, bool) {
+        (word!(self.scalar), word!(self.root) >> 32 != 0)
+    }
+
+    /// [`Work::count`].
+    #[inline(always)]
+    #[must_use]
+    pub fn count(self) -> u64 {
+        word!(self.count)
+    }
+
+    /// [`Work::root`].
+    #[inline(always)]
+    #[must_use]
+    pub fn root(self) -> u32 {
+        word!(self.root) as u32
+    }
+
+    /// [`Work::extra`].
+    #[inline(always)]
+    #[must_use]
+    pub fn extra(self) -> u64 {
+        word!(self.extra)
+    }
+
+    /// [`Work::signature`].
+    #[inline(always)]
+    #[must_use]
+    pub fn signature(self) -> Signature {
+        // SAFETY: `new`'s contract; a signature is four words.
+        unsafe {
+            Signature {
+                seq: gpu::argument::<{ offset_of!(Work, signature) }>(self.0),
+                count: gpu::argument::<{ offset_of!(Work, signature) + 8 }>(self.0),
+                call: gpu::argument::<{ offset_of!(Work, signature) + 16 }>(self.0),
+                root: gpu::argument::<{ offset_of!(Work, signature) + 24 }>(self.0),
+            }
+        }
+    }
+
+    /// An element of [`Work::channels`].
+    #[inline(always)]
+    #[must_use]
+    pub fn part(self, channel: u32) -> ChannelWork {
+        let at = offset_of!(Work, channels) + size_of::<ChannelWork>() * channel as usize;
+        // SAFETY: `new`'s contract; the host launches at most MAX_CHANNELS blocks.
+        unsafe {
+            ChannelWork {
+                offset: gpu::argument_at(self.0, at),
+                count: gpu::argument_at(self.0, at + 8),
+            }
+        }
+    }
+}
+
+// `scalar` reads two halves of a word, `signature` and `part` the words of these.
+const _: () = assert!(
+    offset_of!(Work, scalar_by_address) == offset_of!(Work, root) + 4
+        && cfg!(target_endian = "little")
+        && offset_of!(Signature, count) == 8
+        && offset_of!(Signature, call) == 16
+        && offset_of!(Signature, root) == 24
+        && offset_of!(ChannelWork, offset) == 0
+        && offset_of!(ChannelWork, count) == 8
+);

@@ -1,0 +1,63 @@
+//! The memory orders of the kernels: the words that one agent publishes with release and another reads with acquire.
+//!
+//! A constant is a word of the shared memory, and so both partners of an order: what is stored before the word is
+//! there for who has loaded it. They are used through [`gpu::acquire`](crate::gpu::acquire),
+//! [`gpu::release`](crate::gpu::release) and [`gpu::claim`](crate::gpu::claim), system-wide, as hosts and other GPUs
+//! read them, too; the proxy's side of those that it shares is in its `connection/orders.rs`. Under the seeded CPU runtime
+//! a test can weaken either side of each: `tests/orders.rs` does so, and must notice.
+//!
+//! What is not here needs no order: the lines of LL and the entries of the step FIFO say themselves which step they are of.
+
+/// A word that is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published(pub(crate) &'static str);
+
+impl Published {
+    /// Its name, for tests.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        self.0
+    }
+}
+
+/// A side of an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The store, with release.
+    Release,
+    /// The load, with acquire.
+    Acquire,
+}
+
+/// [`ConnHeader::tail`](crate::abi::ConnHeader): `post_tail` -> `has_tail`. The data of a step is in its slot before the
+/// receiver reads it.
+pub const TAIL: Published = Published("tail");
+/// [`ConnHeader::head`](crate::abi::ConnHeader): `post_head` -> `has_credit`. The receiver has read a slot before the sender
+/// fills it again.
+pub const HEAD: Published = Published("head");
+/// The flag of an LL128 line, on the CPU: `st_line` -> `ld_flag`. The line's data is there before it is read.
+/// On a GPU the line arrives whole.
+pub const LL128_FLAG: Published = Published("LL128 flag");
+/// [`SignatureRing::tail`](crate::abi::SignatureRing): `write_signature` -> `has_signature`. A signature is whole before the
+/// receiver compares it.
+pub const SIGNATURE_TAIL: Published = Published("signature tail");
+/// [`SignatureRing::ack`](crate::abi::SignatureRing): `check_signature` -> `has_signature_room`. A signature has been read
+/// before the sender overwrites it.
+pub const SIGNATURE_ACK: Published = Published("signature ack");
+/// [`PtrExchange::seq`](crate::abi::PtrExchange): `post_ptr` -> `has_ptr`. The address is there before the sender reads it.
+pub const PTR: Published = Published("exchanged address");
+/// [`Channel::progress`](crate::abi::Channel): `tell_progress` -> `wait_for_progress`. What goes up a tree has been read
+/// before the other block writes over it.
+pub const PROGRESS: Published = Published("progress");
+/// [`Poison::set`](crate::abi::Poison): `poison::leave`, or the peer's host -> `poisoned`, `adopt`, `neighbour_failed`. The
+/// fault is whole before the neighbour takes it over.
+pub const POISON: Published = Published("poison");
+/// [`FaultCell::state`](crate::abi::FaultCell): `fail` -> `fault`, and the host. The fault is whole before it is read.
+pub const FAULT: Published = Published("fault");
+/// [`Comm::abort`](crate::abi::Comm): `fail`, or the host -> `aborted`. Nothing is read because of it: it ends waits, and
+/// what is reported is claimed by [`FAULT`]. So no result shows whether it is ordered.
+pub const ABORT: Published = Published("abort");
+
+/// All of them.
+pub const ALL: &[Published] =
+    &[TAIL, HEAD, LL128_FLAG, SIGNATURE_TAIL, SIGNATURE_ACK, PTR, PROGRESS, POISON, FAULT, ABORT];

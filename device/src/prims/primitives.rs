@@ -1,0 +1,338 @@
+//! [`Protocol`]: how a step crosses a connection. [`Prims`]: the verbs of a block during one call, over any protocol.
+
+use core::ptr;
+
+use crate::abi::{Conn, ProtocolId};
+use crate::copy::{Lanes, MAX_ENDS};
+use crate::element::Element;
+use crate::gpu;
+use crate::prims::conn_state::ConnState;
+use crate::prims::context::KernelContext;
+use crate::prims::signature;
+use crate::prims::verbs::Verb;
+use crate::reduce::{Reducer, Reduction};
+
+/// How a step crosses a connection.
+pub trait Protocol: Sized + 'static {
+    /// Which buffers of a connection it uses, and how it is called.
+    const ID: ProtocolId;
+    /// Slices of a chunk, so that the next rank starts on the first while the second is made. Where a
+    /// connection has not more slots than that, a chunk is one slice: see [`Prims::open`].
+    const SLICES: usize;
+    /// Whether a sender may write straight into its receiver's user buffer.
+    const DIRECT: bool = false;
+
+    /// Bytes of data that a slot of `slot_bytes` carries; a multiple of 16.
+    fn capacity(slot_bytes: usize) -> usize;
+
+    /// Whether the sender has begun the current step, so that a receiver need not wait long for all of it.
+    fn has_begun(conn: &ConnState) -> bool;
+
+    /// Moves one slice of `n` elements from `input` (when the verb has a source) and the received slots
+    /// to `output` (when the verb has a destination) and the slots to send. `n` may be 0; the step counts
+    /// all the same. Advances the step of every connection used.
+    ///
+    /// # Safety
+    /// All lanes of the block call it with equal arguments; `input` and `output` hold `n` elements;
+    /// `n` elements fit a slot of every connection used.
+    unsafe fn step<V: Verb, T: Element, R: Reduction, const NR: usize, const NS: usize>(
+        prims: &mut Prims<T, R, Self, NR, NS>,
+        slice: Slice<T>,
+    );
+}
+
+/// What one step works on.
+#[derive(Clone, Copy, Debug)]
+pub struct Slice<T> {
+    /// The own input, where the verb has a source.
+    pub input: *const T,
+    /// The own output, where the verb has a destination.
+    pub output: *mut T,
+    /// The output's first element as an index: where a direct write goes in the peer's buffer.
+    pub index: usize,
+    /// Elements.
+    pub n: usize,
+}
+
+/// How [`Prims::open`] opens connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Open {
+    /// Whether receivers give their senders the address of their output, for verbs that write there. An address
+    /// that no sender takes would be mistaken for the next call's.
+    pub direct: bool,
+    /// Where this call is compared with the peers'.
+    pub signature: SignatureCheck,
+}
+
+/// Where a call is compared with those of its peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SignatureCheck {
+    /// Nowhere: the connections have been open in this call before.
+    None,
+    /// On each of the connections.
+    Connections,
+    /// On the connections, which are the ring's; by one channel at the edges, where collectives that use other
+    /// connections compare theirs ([`check_call_signature`](signature::check_call_signature)).
+    Ring,
+}
+
+/// The slots of a step: null where a connection is missing, or the verb does not use it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slots<const NR: usize, const NS: usize> {
+    pub(crate) recv: [*mut u8; NR],
+    pub(crate) send: [*mut u8; NS],
+}
+
+/// A block's end of connections to receive from, up to `NR` of them, and to send to, up to `NS`, during one call.
+///
+/// A single connection of a kind is always there. Of several the last may be missing, as the children of a tree are.
+#[derive(Debug)]
+pub struct Prims<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize> {
+    pub(crate) cx: KernelContext,
+    pub(crate) recv: [ConnState; NR],
+    pub(crate) send: [ConnState; NS],
+    /// Edges that are there, where `NR` or `NS` is more than one.
+    present: [u32; 2],
+    pub(crate) reducer: Reducer<T, R>,
+    input: *const T,
+    output: *mut T,
+    /// Whether a chunk is one slice, as a connection has too few slots for more.
+    one_slice: bool,
+    protocol: core::marker::PhantomData<P>,
+}
+
+impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
+    Prims<T, R, P, NR, NS>
+{
+    /// Opens the connections with `peers`, those to receive from and those to send to, as `open` says. Missing ones are
+    /// null, and come last. The verbs' elements are those of this channel's part.
+    ///
+    /// # Safety
+    /// All lanes call it. The context's work and the connections are valid, this block is their only
+    /// user on this side, and `input` and `output` are the call's buffers. With [`Open::direct`] a call that has elements
+    /// moves some over each of the connections.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+    pub unsafe fn open(
+        cx: KernelContext,
+        (recv, send): ([*mut Conn; NR], [*mut Conn; NS]),
+        open: Open,
+    ) -> Self {
+        const { assert!(NR < MAX_ENDS && NS < MAX_ENDS) };
+        // SAFETY: the caller's.
+        unsafe {
+            let args = cx.args();
+            let start = cx.part().offset as usize;
+            let (mut receiving, mut sending) = ([ConnState::NONE; NR], [ConnState::NONE; NS]);
+            let mut present = [0; 2];
+            unroll_peers!(NR, usize::MAX, i => {
+                receiving[i] = ConnState::open(recv[i], P::ID, NR > 1);
+                present[0] += u32::from(!recv[i].is_null());
+            });
+            unroll_peers!(NS, usize::MAX, i => {
+                sending[i] = ConnState::open(send[i], P::ID, NS > 1);
+                present[1] += u32::from(!send[i].is_null());
+            });
+            let mut prims = Prims {
+                recv: receiving,
+                send: sending,
+                present,
+                reducer: Reducer::of(args),
+                input: args.input::<T>().wrapping_add(start),
+                output: args.output::<T>().wrapping_add(start),
+                one_slice: false,
+                cx,
+                protocol: core::marker::PhantomData,
+            };
+            // In a ring every rank fills slots with a chunk before it empties any: one slot must stay
+            // free for the next slice, or all wait for credit.
+            prims.one_slice = prims.slots() <= P::SLICES;
+            let direct = open.direct && P::DIRECT && prims.cx.count() > 0;
+            match open.signature {
+                SignatureCheck::None if !direct => {}
+                check => prims.exchange(direct, check),
+            }
+            prims
+        }
+    }
+
+    /// Compares the call with the peers', and exchanges the addresses of outputs.
+    ///
+    /// # Safety
+    /// As [`Prims::open`].
+    #[inline(always)]
+    unsafe fn exchange(&mut self, direct: bool, check: SignatureCheck) {
+        // SAFETY: the caller's.
+        unsafe {
+            if self.cx.tid() == 0 {
+                let there = (self.nrecv(), self.nsend());
+                let (recv, send) = (&self.recv, &self.send);
+                // At the edges of the ring one channel speaks for all.
+                let of_edge = check == SignatureCheck::Ring && self.cx.channel() == 0;
+                signature::exchange_signatures(&mut self.cx, (recv, send), there, of_edge);
+                if direct {
+                    let output = self.output as u64;
+                    signature::exchange_ptrs(&mut self.cx, output, (recv, send), there);
+                }
+            }
+            self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
+            if direct && !self.cx.stopped {
+                let output = self.output.cast();
+                unroll_peers!(NR, self.nrecv(), i => self.recv[i].take_own_ptr(output));
+                unroll_peers!(NS, self.nsend(), i => self.send[i].take_ptr());
+            }
+        }
+    }
+
+    /// Makes sure that the slots hold so many chunks at a time: they have fewer slices if need be.
+    #[inline(always)]
+    pub fn hold_chunks(&mut self, chunks: usize) {
+        self.one_slice |= self.slots() < chunks * P::SLICES;
+    }
+
+    /// The fewest slots of a connection.
+    #[inline(always)]
+    fn slots(&self) -> usize {
+        let mut slots = u32::MAX;
+        unroll_peers!(NR, self.nrecv(), i => slots = slots.min(self.recv[i].slots()));
+        unroll_peers!(NS, self.nsend(), i => slots = slots.min(self.send[i].slots()));
+        slots as usize
+    }
+
+    /// Edges to receive from.
+    #[inline(always)]
+    pub(crate) fn nrecv(&self) -> usize {
+        if NR <= 1 { NR } else { self.present[0] as usize }
+    }
+
+    /// Edges to send to.
+    #[inline(always)]
+    pub(crate) fn nsend(&self) -> usize {
+        if NS <= 1 { NS } else { self.present[1] as usize }
+    }
+
+    /// The slots of the current step. Asked for once a step.
+    #[inline(always)]
+    pub(crate) fn step_slots<V: Verb>(&self) -> Slots<NR, NS> {
+        let mut slots = Slots { recv: [ptr::null_mut(); NR], send: [ptr::null_mut(); NS] };
+        if V::RECV {
+            unroll_peers!(NR, self.nrecv(), i => slots.recv[i] = self.recv[i].slot());
+        }
+        if V::SEND {
+            unroll_peers!(NS, self.nsend(), i => slots.send[i] = self.send[i].slot());
+        }
+        slots
+    }
+
+    /// Elements of the largest chunk that all connections carry.
+    #[inline(always)]
+    pub fn chunk(&self) -> usize {
+        self.slice() * if self.one_slice { 1 } else { P::SLICES }
+    }
+
+    /// Elements of the largest slice that all connections carry.
+    #[inline(always)]
+    pub(crate) fn slice(&self) -> usize {
+        let mut slot = usize::MAX;
+        unroll_peers!(NR, self.nrecv(), i => slot = slot.min(self.recv[i].slot_bytes()));
+        unroll_peers!(NS, self.nsend(), i => slot = slot.min(self.send[i].slot_bytes()));
+        P::capacity(slot) / size_of::<T>()
+    }
+
+    /// Keeps the steps for the next call. One lane calls it.
+    #[inline(always)]
+    pub(crate) fn keep_steps(&self) {
+        unroll_peers!(NR, self.nrecv(), i => self.recv[i].keep_step());
+        unroll_peers!(NS, self.nsend(), i => self.send[i].keep_step());
+    }
+
+    /// Whether the call has failed: verbs do nothing from then on.
+    #[inline(always)]
+    pub fn stopped(&self) -> bool {
+        self.cx.stopped
+    }
+
+    /// Closes the connections, after the last verb: the steps are kept for the next call, and a failure is left for the ring's
+    /// neighbours. The host tells all others.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+    pub fn close(mut self) {
+        // A lane may have stopped alone in the last verb.
+        self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
+        if self.cx.tid() != 0 {
+            return;
+        }
+        self.keep_steps();
+        if self.cx.stopped {
+            self.cx.pass_on_fault();
+        }
+    }
+
+    /// Closes the connections while the call goes on over others, or over these again: `cx` stops if a verb has.
+    #[inline(always)]
+    pub fn close_round(self, cx: &mut KernelContext) {
+        cx.stopped |= self.stopped();
+        self.close();
+        // The steps are kept before a lane opens the connections again.
+        gpu::sync_threads();
+    }
+
+    /// The one operation that all verbs are instances of: `n` elements, slice by slice.
+    ///
+    /// # Safety
+    /// All lanes call it with equal arguments. `from + n` elements of the input and `to + n` of the
+    /// output are valid where the verb uses them, and `n` is at most [`Prims::chunk`].
+    #[inline(always)]
+    pub unsafe fn generic_op<V: Verb>(&mut self, from: usize, to: usize, n: usize) {
+        let (input, output) = (self.input.wrapping_add(from), self.output.wrapping_add(to));
+        // SAFETY: the caller's.
+        unsafe { self.op_at::<V>(input, output, to, n) }
+    }
+
+    /// [`Prims::generic_op`] on any memory; `index` is where direct data goes in a receiver's output.
+    ///
+    /// # Safety
+    /// As [`Prims::generic_op`], for `n` elements of `input` and of `output`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+    pub unsafe fn op_at<V: Verb>(
+        &mut self,
+        input: *const T,
+        output: *mut T,
+        index: usize,
+        n: usize,
+    ) {
+        // Slices of whole packs, so that a slot's data is aligned as its chunk is.
+        let pack = (16 / size_of::<T>()).max(1);
+        let whole = P::SLICES == 1 || self.one_slice;
+        let slice = if whole { n } else { n.div_ceil(P::SLICES * pack) * pack };
+        let mut done = 0;
+        // Not a constant: a step is hundreds of instructions, and is not to be there twice.
+        let slices = if P::SLICES == 1 { 1 } else { gpu::opaque(P::SLICES) };
+        for _ in 0..slices {
+            let n = slice.min(n - done);
+            // SAFETY: the caller's; `wrapping_add`, as a verb without a source has no input.
+            unsafe {
+                P::step::<V, T, R, NR, NS>(
+                    self,
+                    Slice {
+                        input: input.wrapping_add(done),
+                        output: output.wrapping_add(done),
+                        index: index + done,
+                        n,
+                    },
+                );
+            }
+            if whole {
+                break;
+            }
+            done += n;
+        }
+    }
+
+    /// This lane among the block's.
+    #[inline(always)]
+    pub(crate) fn lanes(&self) -> Lanes {
+        Lanes { index: self.cx.tid(), count: self.cx.lanes() }
+    }
+}

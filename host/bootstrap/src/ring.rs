@@ -1,0 +1,246 @@
+//! The ring: each rank has a connection to the next and one from the rank before it.
+//!
+//! An all-gather passes blocks around: in step `s` a rank sends the block of rank `rank - s` and receives that
+//! of `rank - s - 1`. Sending and receiving go on at the same time, so that blocks larger than a socket's
+//! buffer do not stop all ranks in their sends.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+use ferroccl_handshake::Key;
+use nix::poll::{PollFd, PollFlags};
+
+use super::limit::{Deadline, Limit};
+use super::link::{Link, wait};
+use super::peers::PeerAcceptor;
+use super::wire::{Message, Purpose};
+use crate::error::{BootstrapError, Result};
+
+/// A rank's two edges of the ring.
+#[derive(Debug)]
+pub(super) struct Ring {
+    pub(super) rank: u32,
+    pub(super) nranks: u32,
+    pub(super) next: Link,
+    pub(super) prev: Link,
+    /// Collective calls so far; ranks in different calls notice.
+    calls: u32,
+    /// Once it broke, it stays broken.
+    broken: Option<BootstrapError>,
+}
+
+pub(super) fn next_of(rank: u32, nranks: u32) -> u32 {
+    (rank + 1) % nranks
+}
+
+pub(super) fn prev_of(rank: u32, nranks: u32) -> u32 {
+    (rank + nranks - 1) % nranks
+}
+
+/// A ring that is being closed.
+struct Closing<'a> {
+    rank: u32,
+    nranks: u32,
+    peers: &'a PeerAcceptor,
+    next: Link,
+    /// Whether the next rank has answered.
+    met: bool,
+    prev: Option<Link>,
+}
+
+impl Ring {
+    /// Connects to the next rank at `address` and takes the connection of the one before.
+    pub(super) fn close(
+        rank: u32,
+        nranks: u32,
+        peers: &PeerAcceptor,
+        key: &Key,
+        address: SocketAddr,
+        deadline: &Deadline,
+    ) -> Result<Self> {
+        let to = next_of(rank, nranks);
+        let lost = |e: &dyn std::fmt::Display| BootstrapError::PeerLost {
+            rank,
+            peer: to,
+            reason: format!("connecting to {address}: {e}"),
+        };
+        let mut next = Link::connect_to_peer(address, key, deadline).map_err(|e| lost(&e))?;
+        let hello = Message::Peer { purpose: Purpose::Ring, from: rank, to };
+        next.write_all(&hello.encode(), deadline).map_err(|e| lost(&e))?;
+        let mut closing = Closing { rank, nranks, peers, next, met: false, prev: None };
+        loop {
+            let prev = match (closing.met, closing.prev.take()) {
+                (true, Some(prev)) => prev,
+                (_, prev) => {
+                    closing.prev = prev;
+                    closing.step(deadline)?;
+                    continue;
+                }
+            };
+            let next = closing.next;
+            let what = |e| BootstrapError::system("keep-alive of the ring", e);
+            next.keep_alive().and_then(|()| prev.keep_alive()).map_err(what)?;
+            return Ok(Ring { rank, nranks, next, prev, calls: 0, broken: None });
+        }
+    }
+
+    /// Every rank's bytes, in the order of ranks.
+    pub(super) fn all_gather(&mut self, mine: &[u8], limit: &Limit) -> Result<Vec<Vec<u8>>> {
+        if let Some(error) = &self.broken {
+            return Err(error.clone());
+        }
+        let result = self.pass_around(mine, limit);
+        self.broken = result.as_ref().err().cloned();
+        result
+    }
+
+    fn pass_around(&mut self, mine: &[u8], limit: &Limit) -> Result<Vec<Vec<u8>>> {
+        let deadline = limit.start();
+        let mut blocks = vec![Vec::new(); self.nranks as usize];
+        blocks[self.rank as usize] = mine.to_vec();
+        let mut held = self.rank;
+        for step in 0..self.nranks - 1 {
+            let tag = u64::from(self.calls) << 32 | u64::from(step);
+            let bytes = self.exchange(tag, &blocks[held as usize], &deadline, limit)?;
+            held = prev_of(held, self.nranks);
+            blocks[held as usize] = bytes;
+        }
+        self.calls = self.calls.wrapping_add(1);
+        Ok(blocks)
+    }
+
+    /// Sends to the next rank while receiving from the one before.
+    fn exchange(
+        &mut self,
+        tag: u64,
+        bytes: &[u8],
+        deadline: &Deadline,
+        limit: &Limit,
+    ) -> Result<Vec<u8>> {
+        let frame = Message::Data { tag, bytes: bytes.to_vec() }.encode();
+        let mut to_send = &frame[..];
+        let mut received = None;
+        loop {
+            if !to_send.is_empty() {
+                let next = next_of(self.rank, self.nranks);
+                let sent = self.next.write_some(to_send).map_err(|e| self.lost(next, &e))?;
+                to_send = &to_send[sent..];
+            }
+            if received.is_none() {
+                received = self.heard_from_prev(tag)?;
+            }
+            if to_send.is_empty()
+                && let Some(bytes) = received
+            {
+                return Ok(bytes);
+            }
+            let mut fds = Vec::with_capacity(2);
+            if !to_send.is_empty() {
+                fds.push(PollFd::new(self.next.as_fd(), PollFlags::POLLOUT));
+            }
+            if received.is_none() {
+                fds.push(PollFd::new(self.prev.as_fd(), PollFlags::POLLIN));
+            }
+            if !wait(&mut fds, Some(deadline))
+                .map_err(|e| BootstrapError::system("sockets of the ring", e))?
+            {
+                let (verb, peer) = match received {
+                    None => ("hear from", prev_of(self.rank, self.nranks)),
+                    Some(_) => ("send to", next_of(self.rank, self.nranks)),
+                };
+                let what =
+                    format!("rank {} waiting to {verb} rank {peer} in an all-gather", self.rank);
+                return Err(BootstrapError::Timeout { what, limit: limit.time });
+            }
+        }
+    }
+
+    /// The block with this tag, once it is whole.
+    fn heard_from_prev(&mut self, tag: u64) -> Result<Option<Vec<u8>>> {
+        let prev = prev_of(self.rank, self.nranks);
+        let frame = match self.prev.read_some() {
+            Ok(Some(frame)) => frame,
+            Ok(None) => return Ok(None),
+            Err(e) => return Err(self.lost(prev, &e)),
+        };
+        match frame.message().map_err(|e| self.lost(prev, &e))? {
+            Message::Data { tag: theirs, bytes } if theirs == tag => Ok(Some(bytes)),
+            Message::Data { tag: theirs, .. } => {
+                let call = |tag: u64| format!("call {} step {}", tag >> 32, tag & 0xffff_ffff);
+                let what = format!(
+                    "rank {} is in all-gather {}, rank {prev} in {}",
+                    self.rank,
+                    call(tag),
+                    call(theirs)
+                );
+                Err(BootstrapError::Mismatch(what))
+            }
+            Message::Goodbye => Err(self.lost(prev, &"it has left")),
+            Message::Gone { peer, reason } => {
+                Err(self.lost(peer, &reason.as_deref().unwrap_or("it has left")))
+            }
+            _ => Err(self.lost(prev, &"it sent what has no place here")),
+        }
+    }
+
+    fn lost(&self, peer: u32, reason: &dyn std::fmt::Display) -> BootstrapError {
+        BootstrapError::PeerLost { rank: self.rank, peer, reason: reason.to_string() }
+    }
+
+    /// Tells both neighbours that this rank leaves; whether they hear it is up to them.
+    pub(super) fn say_goodbye(&mut self) {
+        let goodbye = Message::Goodbye.encode();
+        let _ = self.next.write_some(&goodbye);
+        let _ = self.prev.write_some(&goodbye);
+    }
+}
+
+impl Closing<'_> {
+    /// Does what can be done, or waits until something can.
+    fn step(&mut self, deadline: &Deadline) -> Result<()> {
+        let (rank, to, from) =
+            (self.rank, next_of(self.rank, self.nranks), prev_of(self.rank, self.nranks));
+        let lost = |peer: u32, e: &dyn std::fmt::Display| {
+            let reason = format!("closing the ring: {e}");
+            BootstrapError::PeerLost { rank, peer, reason }
+        };
+        // There is at most one.
+        for (_, mut prev) in self.peers.take(Purpose::Ring)? {
+            // An empty socket takes a message at once; if not, the peer's time runs out.
+            prev.write_all(&Message::Met.encode(), deadline).map_err(|e| lost(from, &e))?;
+            prev.open();
+            self.prev = Some(prev);
+        }
+        if !self.met {
+            match self.next.read_some() {
+                Ok(None) => {}
+                Ok(Some(frame)) => match frame.message() {
+                    Ok(Message::Met) => {
+                        self.next.open();
+                        self.met = true;
+                    }
+                    Ok(Message::Refused(refusal)) => return Err(lost(to, &refusal)),
+                    _ => return Err(lost(to, &"it sent what has no place here")),
+                },
+                Err(e) => return Err(lost(to, &e)),
+            }
+        }
+        if self.met && self.prev.is_some() {
+            return Ok(());
+        }
+        let next = (!self.met).then(|| self.next.as_fd());
+        let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut fds: Vec<_> = next.into_iter().chain(self.peers.wake()).map(readable).collect();
+        wait(&mut fds, Some(deadline))
+            .map_err(|e| BootstrapError::system("sockets of the ring", e))?;
+        if deadline.is_over() {
+            let who = if self.prev.is_none() { from } else { to };
+            return Err(BootstrapError::PeerLost {
+                rank,
+                peer: who,
+                reason: "it reached the root, but not this rank in time".to_owned(),
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,165 @@
+//! The PTX emulator in `ferroccl perf`: its settings, and the figures of a call.
+//!
+//! The figures are of one call on all ranks. In lockstep, which is the default, they are the same every time
+//! and everywhere: they say what the kernels do, not how long it takes.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+use ferroccl::config::Config;
+use ferroccl::runtime::ptx::{self, Counts, KernelCounts, Options, PtxRuntime, Unit, WarpSchedule};
+use ferroccl::{Error, Result};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+use super::args::PerfArgs;
+use super::table::Row;
+use super::team::{Layout, Member};
+use super::values::{PtxSchedule, RuntimeKind};
+
+/// The emulator that ranks run on.
+#[derive(Clone, Debug)]
+pub(crate) struct Emulator {
+    /// It, as a device.
+    pub(crate) runtime: Arc<PtxRuntime>,
+    schedule: PtxSchedule,
+    threads: u32,
+}
+
+/// The emulator that the command line asks for; flags that do not go together end the program as clap's own
+/// errors do.
+pub(crate) fn runtime(args: &PerfArgs, layout: Layout) -> Result<Option<Emulator>> {
+    let refuse = |reason: &str| -> ! {
+        crate::Cli::command().error(ErrorKind::ArgumentConflict, reason).exit()
+    };
+    if args.runtime != RuntimeKind::Ptx {
+        if args.ptx_schedule.is_some() || args.seed.is_some() || args.checks {
+            refuse("--ptx-schedule, --seed and --checks are for --runtime ptx");
+        }
+        return Ok(None);
+    }
+    let alone = layout.processes == 1 && layout.threads == 1;
+    let usual = if alone { PtxSchedule::Lockstep } else { PtxSchedule::Threads };
+    let schedule = args.ptx_schedule.unwrap_or(usual);
+    let runtime = match schedule {
+        PtxSchedule::Lockstep if !alone => {
+            refuse("the lockstep schedule is for ranks of one thread of one process: -g, not -t")
+        }
+        PtxSchedule::Lockstep => PtxRuntime::lockstep(options(args)),
+        PtxSchedule::Threads if args.seed.is_some() || args.checks => {
+            refuse("--seed and --checks are for the lockstep schedule")
+        }
+        PtxSchedule::Threads => {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            PtxRuntime::on_threads(Config::from_env()?.workers.map_or(cores, |n| n as usize))
+        }
+    };
+    let threads = Config::from_env()?.ptx_threads;
+    Ok(Some(Emulator { runtime: Arc::new(runtime.from_env()?), schedule, threads }))
+}
+
+fn options(args: &PerfArgs) -> Options {
+    let plain = Options::plain();
+    match (args.checks, args.seed) {
+        (false, None) => plain,
+        (false, Some(seed)) => Options { seed, schedule: WarpSchedule::Random, ..plain },
+        (true, seed) => {
+            let checks = Some(ptx::checks(Unit::Line));
+            Options { checks, ..Options::seeded(seed.unwrap_or(0)) }
+        }
+    }
+}
+
+impl Emulator {
+    /// What stands for the device's name.
+    pub(crate) fn name(&self) -> String {
+        let arch = ptx::DEFAULT_ARCH;
+        format!("[ptx] sm_{arch}, {} threads a block, {}", self.threads, self.schedule)
+    }
+
+    /// Starts counting; every thread calls it.
+    pub(crate) fn begin(&self, member: &Member) -> Result<()> {
+        if member.speaks_for_process() {
+            self.runtime.reset_counts();
+        }
+        member.barrier()
+    }
+
+    /// The figures of one of `calls` calls, all ranks of all processes together; every thread calls it, when
+    /// its ranks are done. A call delivers `delivered` bytes, all ranks together.
+    pub(crate) fn end(
+        &self,
+        member: &Member,
+        calls: u64,
+        delivered: u64,
+    ) -> Result<Option<CallCounts>> {
+        member.barrier()?;
+        let mut kernel = None;
+        let mut sum = Counts::default();
+        if member.speaks_for_process() {
+            for one in self.runtime.counts() {
+                let KernelCounts { kernel: name, counts, .. } = one;
+                kernel = kernel.or(Some(name));
+                sum += counts;
+            }
+        }
+        let mut total = Counts::default();
+        for words in member.all_gather(&sum.words())? {
+            let words =
+                words.try_into().map_err(|_| Error::argument("counts", "of another size"))?;
+            total += Counts::from_words(words);
+        }
+        let counts = Counts::from_words(total.words().map(|n| n / calls.max(1)));
+        let moved = (counts.bytes_loaded + counts.bytes_stored) as f64;
+        let moved_per_byte = moved / delivered.max(1) as f64;
+        Ok(kernel.map(|kernel| CallCounts { kernel, counts, moved_per_byte }))
+    }
+}
+
+/// What one call came to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct CallCounts {
+    /// What ran.
+    pub(crate) kernel: &'static str,
+    /// The figures, all ranks together.
+    pub(crate) counts: Counts,
+    /// Bytes that lanes load from and store to global memory, all ranks together, for each byte that a rank gets.
+    pub(crate) moved_per_byte: f64,
+}
+
+impl Serialize for CallCounts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("kernel", self.kernel)?;
+        map.serialize_entry("moved_per_byte", &self.moved_per_byte)?;
+        for (name, value) in self.counts.iter() {
+            map.serialize_entry(name, &value)?;
+        }
+        map.end()
+    }
+}
+
+/// The table of figures; `None` where nothing was counted.
+pub(crate) fn table(rows: &[Row]) -> Option<String> {
+    let mut text = String::from(
+        "#\n# Figures of one call, all ranks together. moved: bytes loaded and stored for each byte delivered\n\
+         #       size  place  instructions  ld sectors  st sectors   moved  barriers     spins  kernel",
+    );
+    let mut any = false;
+    for row in rows {
+        for (place, cell) in [("out", Some(row.out_of_place)), ("in", row.in_place)] {
+            let counts = cell.and_then(|cell| cell.counts);
+            let Some(CallCounts { kernel, counts: c, moved_per_byte }) = counts else {
+                continue;
+            };
+            any = true;
+            let _ = write!(
+                text,
+                "\n#{:>11}  {place:>5}  {:>12}  {:>10}  {:>10}  {moved_per_byte:>6.2}  {:>8}  {:>8}  {kernel}",
+                row.size, c.warp_instructions, c.load_sectors, c.store_sectors, c.barriers, c.spins
+            );
+        }
+    }
+    any.then_some(text)
+}

@@ -1,0 +1,240 @@
+//! `ferroccl ptx list`
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::sync::LazyLock;
+
+use clap::Args;
+use ferroccl::device::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};
+use ferroccl::device::kernels;
+use ferroccl::ptx;
+use ferroccl_ptx::cfg::Cfg;
+use ferroccl_ptx::inspect::registers;
+use ferroccl_ptx::syntax::Module;
+use serde::Serialize;
+
+use super::Failure;
+use super::kernel::{parsed, read};
+use crate::perf::values::one_of;
+
+/// List kernels, with their size in instructions and virtual registers
+#[derive(Args, Clone, Debug)]
+pub(super) struct ListArgs {
+    /// Only those with this in their name
+    #[arg(value_name = "NAME")]
+    name: Option<String>,
+    /// Only those of a collective
+    #[arg(long, value_parser = one_of::<Collective>(), ignore_case = true)]
+    collective: Option<Collective>,
+    /// Only those of an algorithm
+    #[arg(long, value_parser = one_of::<Algorithm>(), ignore_case = true)]
+    algorithm: Option<Algorithm>,
+    /// Only those of a protocol
+    #[arg(long, value_parser = one_of::<ProtocolId>(), ignore_case = true)]
+    protocol: Option<ProtocolId>,
+    /// Only those for an element type; none of what only moves bytes
+    #[arg(long = "type", value_name = "TYPE", value_parser = one_of::<DataType>(), ignore_case = true)]
+    data_type: Option<DataType>,
+    /// Only those that have a reduction, be it with others
+    #[arg(long, value_parser = one_of::<ReduceOp>(), ignore_case = true)]
+    op: Option<ReduceOp>,
+    /// Only those compiled for an architecture
+    #[arg(long, value_name = "sm_N", value_parser = super::arch)]
+    arch: Option<u32>,
+    /// The kernels of a file
+    #[arg(long, value_name = "PTX", conflicts_with_all = ["collective", "algorithm", "protocol", "data_type", "op"])]
+    file: Option<std::path::PathBuf>,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is told of a kernel.
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    #[serde(flatten)]
+    parts: Option<&'static Parts>,
+    arch: String,
+    /// Bytes of its text.
+    bytes: usize,
+    instructions: usize,
+    /// Virtual registers by type.
+    registers: std::collections::BTreeMap<String, u64>,
+}
+
+/// What the table says of an embedded kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Parts {
+    collective: &'static str,
+    algorithm: &'static str,
+    /// Nothing where it may be any.
+    protocol: Option<&'static str>,
+    /// The operators that it has; empty where bytes are only moved.
+    ops: Vec<&'static str>,
+    /// Nothing where bytes are only moved.
+    #[serde(rename = "type")]
+    data_type: Option<&'static str>,
+}
+
+impl Parts {
+    fn of(name: &str) -> Option<&'static Self> {
+        static PARTS: LazyLock<HashMap<&str, Parts>> = LazyLock::new(|| {
+            kernels::rows().map(|row| (row.kernel.name, Parts::in_table(row))).collect()
+        });
+        PARTS.get(name)
+    }
+
+    fn in_table(row: &kernels::Row) -> Self {
+        Parts {
+            collective: row.collective.name(),
+            algorithm: row.algorithm.name(),
+            protocol: row.protocol.map(ProtocolId::name),
+            ops: row
+                .reduction
+                .map_or_else(Vec::new, |(ops, _)| ops.iter().map(|op| op.name()).collect()),
+            data_type: row.reduction.map(|(_, data_type)| data_type.name()),
+        }
+    }
+}
+
+pub(super) fn run(args: &ListArgs) -> Result<(), Failure> {
+    let rows = match &args.file {
+        Some(path) => {
+            let text = read(path)?;
+            let origin = path.display().to_string();
+            rows(&parsed(&text, &origin)?, &origin, false, |name| args.wants(name, None))?
+        }
+        None => embedded(args)?,
+    };
+    if rows.is_empty() {
+        return Err(Failure::Nothing);
+    }
+    let mut out = io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &rows)?;
+        writeln!(out)?;
+    } else {
+        out.write_all(table(&rows).as_bytes())?;
+    }
+    Ok(())
+}
+
+impl ListArgs {
+    fn wants(&self, name: &str, parts: Option<&Parts>) -> bool {
+        let is = |wanted: Option<&'static str>, of: fn(&Parts) -> Option<&'static str>| {
+            wanted.is_none_or(|wanted| parts.is_some_and(|p| of(p) == Some(wanted)))
+        };
+        self.name.as_deref().is_none_or(|part| name.contains(part))
+            && is(self.collective.map(Collective::name), |p| Some(p.collective))
+            && is(self.algorithm.map(Algorithm::name), |p| Some(p.algorithm))
+            && is(self.protocol.map(ProtocolId::name), |p| p.protocol)
+            && is(self.data_type.map(DataType::name), |p| p.data_type)
+            && self.op.is_none_or(|op| parts.is_some_and(|p| p.ops.contains(&op.name())))
+    }
+}
+
+/// The embedded kernels that are wanted. Only modules that have one are read, side by side.
+fn embedded(args: &ListArgs) -> Result<Vec<Row>, Failure> {
+    if let Some(why) = ptx::unavailable() {
+        return Err(Failure::NoPtx(why));
+    }
+    let wants = |name: &str| args.wants(name, Parts::of(name));
+    let modules: Vec<&'static ptx::Module> = ptx::modules()
+        .iter()
+        .filter(|m| args.arch.is_none_or(|arch| arch == m.arch()))
+        .filter(|m| m.kernels().iter().any(|name| wants(name)))
+        .collect();
+    let read = |module: &&'static ptx::Module| {
+        let origin = module.to_string();
+        rows(&parsed(module.text(), &origin)?, &origin, true, wants)
+    };
+    let all: Vec<Result<Vec<Row>, Failure>> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            modules.iter().map(|module| scope.spawn(move || read(module))).collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined.map(|rows| rows.expect("reading PTX does not panic")).collect()
+    });
+    Ok(all.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+}
+
+fn rows(
+    module: &Module<'_>,
+    origin: &str,
+    embedded: bool,
+    wants: impl Fn(&str) -> bool,
+) -> Result<Vec<Row>, Failure> {
+    let arch = module.target.first().map_or(String::new(), |arch| arch.text.to_owned());
+    let kernels = module.entries().filter(|f| f.body.is_some() && wants(f.name.text));
+    kernels
+        .map(|function| {
+            let cfg = Cfg::new(function).map_err(|e| Failure::Syntax {
+                origin: origin.to_owned(),
+                source: e.at(module.source),
+            })?;
+            let registers = registers(function).into_iter();
+            Ok(Row {
+                name: function.name.text.to_owned(),
+                parts: if embedded { Parts::of(function.name.text) } else { None },
+                arch: arch.clone(),
+                bytes: function.span.range().len(),
+                instructions: cfg.code.len(),
+                registers: registers.map(|(ty, n)| (ty.to_owned(), n)).collect(),
+            })
+        })
+        .collect()
+}
+
+fn table(rows: &[Row]) -> String {
+    let name = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(6);
+    let parts: Vec<&Parts> = rows.iter().filter_map(|row| row.parts).collect();
+    let widest = |title: &str, of: fn(&Parts) -> String| {
+        parts.iter().map(|p| of(p).len()).chain([title.len()]).max().unwrap_or(0)
+    };
+    type Column = (&'static str, fn(&Parts) -> String);
+    const COLUMNS: [Column; 5] = [
+        ("collective", |p| p.collective.into()),
+        ("algo", |p| p.algorithm.into()),
+        ("proto", |p| p.protocol.unwrap_or("-").into()),
+        ("op", |p| if p.ops.is_empty() { "-".into() } else { p.ops.join(",") }),
+        ("type", |p| p.data_type.unwrap_or("-").into()),
+    ];
+    let mut out = String::new();
+    let _ = write!(out, "{:name$}  ", "kernel");
+    for (title, of) in COLUMNS.iter().filter(|_| !parts.is_empty()) {
+        let _ = write!(out, "{title:<0$}  ", widest(title, *of));
+    }
+    let _ = writeln!(out, "arch    PTX bytes  instructions  registers");
+    for row in rows {
+        let _ = write!(out, "{:name$}  ", row.name);
+        if let Some(parts) = row.parts {
+            for (title, of) in &COLUMNS {
+                let _ = write!(out, "{:<1$}  ", of(parts), widest(title, *of));
+            }
+        }
+        let registers: Vec<String> =
+            row.registers.iter().map(|(ty, n)| format!("{n} {ty}")).collect();
+        let registers = registers.join(", ");
+        let (arch, bytes, instructions) = (&row.arch, row.bytes, row.instructions);
+        let _ = writeln!(out, "{arch:<6}  {bytes:>9}  {instructions:>12}  {registers}");
+    }
+    let _ = writeln!(out, "{} kernels", rows.len());
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_kernel_is_for_is_in_the_table() {
+        let parts = Parts::of("all_reduce_ring_ll128_sum_float").expect("in every build");
+        assert_eq!((parts.collective, parts.algorithm), ("all_reduce", "Ring"));
+        assert_eq!((parts.protocol, &parts.ops[..]), (Some("LL128"), &["sum"][..]));
+        assert_eq!(parts.data_type, Some("float"));
+        let parts = Parts::of("all_reduce_ring_ll_any_float").expect("in every build");
+        assert_eq!(parts.ops, ["prod", "min", "max", "mulsum"]);
+        assert_eq!(Parts::of("vector_add"), None);
+    }
+}

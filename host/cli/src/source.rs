@@ -1,0 +1,42 @@
+//! Where a command's machine comes from: a topology file, or this machine.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use ferroccl::config::Config;
+use ferroccl::topology::{self, Assume, System, TopologyError};
+
+/// The machine that a command is about.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Source {
+    /// A host's topology, as NCCL writes it (NCCL_TOPO_DUMP_FILE) [default: NCCL_TOPO_FILE, else this machine]
+    #[arg(long, value_name = "FILE", help_heading = "Machine")]
+    pub(crate) file: Option<PathBuf>,
+    /// What the file leaves open, such as sm=80,nvswitch=12; see below
+    #[arg(long, value_name = "KEY=VALUE,...", requires = "file", help_heading = "Machine")]
+    assume: Option<Assume>,
+}
+
+/// What `--assume` takes, for the end of a help text.
+pub(crate) const ASSUME_HELP: &str = "\
+--assume takes sm=N (compute capability times ten), nvswitch=N (each GPU has N NVLinks to switches) or nvlink=N \
+(N between each two GPUs), net=MBIT/S, gdr=0|1 and pci=GENERATION, for what the file does not say.";
+
+impl Source {
+    /// Reads or finds it.
+    pub(crate) fn system(&self, config: &Config) -> Result<System, TopologyError> {
+        match &self.file {
+            Some(path) => topology::load_file(path, &self.assume.unwrap_or_default()),
+            None => topology::load(&config.topology_files()),
+        }
+    }
+
+    /// What to call it.
+    pub(crate) fn name(&self, config: &Config) -> String {
+        let named = config.topo_file.as_deref().map(Path::new);
+        self.file
+            .as_deref()
+            .or(named)
+            .map_or("this machine".into(), |file| file.display().to_string())
+    }
+}

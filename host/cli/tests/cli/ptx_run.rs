@@ -1,0 +1,109 @@
+//! `ferroccl ptx run`: a kernel on buffers from the command line.
+
+use std::process::Output;
+
+use serde_json::Value;
+
+use super::support::{ROOT, ferroccl, finish, text};
+
+/// `ferroccl ptx run --file FIXTURE ARGUMENTS`.
+fn run(fixture: &str, arguments: &[&str]) -> Output {
+    let file = format!("ptx/tests/fixtures/{fixture}.ptx");
+    let mut command = ferroccl(["ptx", "run", "--file", &file]);
+    finish(command.args(arguments).current_dir(ROOT))
+}
+
+fn printed(fixture: &str, arguments: &[&str]) -> String {
+    let out = run(fixture, arguments);
+    assert!(out.status.success(), "{arguments:?}: {}", text(&out.stderr));
+    text(&out.stdout)
+}
+
+const MATMUL: [&str; 12] = [
+    "--blocks",
+    "2,2",
+    "--threads",
+    "16,16",
+    "--arg",
+    "f32[1024]",
+    "--arg",
+    "f32[1024]=0..",
+    "--arg",
+    "f32[1024]=1",
+    "--arg",
+    "s32=32",
+];
+
+#[test]
+fn a_kernel_runs_on_buffers_and_its_figures_are_the_same_every_time() {
+    let out = printed("matmul.sm_90", &MATMUL);
+    // Rows of 0, 1, 2, ... times ones: 0 + ... + 31.
+    assert!(
+        out.starts_with(
+            "matmul: 2x2x1 blocks of 16x16x1 threads\n\nargument 0, f32[1024]: 496 496 "
+        ),
+        "{out}"
+    );
+    assert!(out.contains("barriers           128\n"), "{out}");
+    assert_eq!(out, printed("matmul.sm_90", &MATMUL));
+    let mut seeded = MATMUL.to_vec();
+    seeded.extend(["--seed", "5", "--json", "--show", "2"]);
+    let json: Value = serde_json::from_str(&printed("matmul.sm_90", &seeded)).unwrap();
+    assert_eq!(json["buffers"][0]["elements"], serde_json::json!(["496", "496"]));
+    assert_eq!(json["counts"]["global_stores"], 32);
+    let mut threads = MATMUL.to_vec();
+    threads.extend(["--schedule", "threads"]);
+    assert!(printed("matmul.sm_90", &threads).contains(": 496 496 "));
+}
+
+#[test]
+fn values_of_every_type_go_in_and_come_out() {
+    // axpy4(float4 *y, const float4 *x, float alpha, int n)
+    let out = printed(
+        "vector.sm_90",
+        &[
+            "axpy4",
+            "--arg",
+            "f32[8]=1",
+            "--arg",
+            "f32[8]=0..",
+            "--arg",
+            "f32=-0.5",
+            "--arg",
+            "s32=2",
+        ],
+    );
+    assert!(out.contains("f32[8]: 1 0.5 0 -0.5 -1 -1.5 -2 -2.5\n"), "{out}");
+    // widen(double2 *out, const uchar4 *in, int n)
+    let out = printed(
+        "vector.sm_90",
+        &["widen", "--threads", "2", "--arg", "f64[8]", "--arg", "u8[8]=7", "--arg", "s32=2"],
+    );
+    assert!(out.contains("u8[8]: 7 7 7 7 7 7 7 7\n"), "{out}");
+}
+
+#[test]
+fn faults_and_wrong_arguments_are_told() {
+    let fails = |arguments: &[&str], code: i32, what: &str| {
+        let out = run("matmul.sm_90", arguments);
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(what), "{arguments:?}: {said}");
+    };
+    let mut short = MATMUL;
+    short[5] = "f32[1000]";
+    fails(&short, 1, "0 bytes after the end of argument 0 (f32) of 4000 bytes");
+    fails(&short, 1, "lane 24: `st.global.f32");
+    fails(&["--arg", "s32=1"], 1, "matmul: 4 bytes of parameters, the kernel takes 28");
+    fails(&["--arg", "q32=1"], 2, "there is no type `q32`");
+    fails(&["--arg", "u8=256"], 2, "`256` is no u8");
+    fails(&["--arg", "s8=-129"], 2, "`-129` is no s8");
+    fails(&["--arg", "u32[x]"], 2, "TYPE[COUNT]");
+    fails(&["--arg", "u64[99999999999]"], 2, "more than 1024 MiB");
+    fails(&["--arg", "u32"], 2, "a number needs a value");
+    fails(&["--blocks", "1,2,3,4"], 2, "at most three numbers");
+    fails(&["--unit", "128"], 2, "--seed");
+    fails(&["--seed", "1", "--schedule", "threads"], 2, "cannot be used with");
+    let recursion = run("call.sm_90", &["recursion", "--arg", "s32[32]"]);
+    assert!(text(&recursion.stderr).contains("recursion is not emulated"));
+}

@@ -1,0 +1,77 @@
+//! What a rank knows while its communicator is made, and how ranks exchange what they know.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::CommConfig;
+use super::init_params::{GroupToken, TuningParams};
+use crate::buffer::Device;
+use crate::channel::ConnLayout;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::transport::{AllowedTransports, PeerInfo};
+use ferroccl_bootstrap::Bootstrap;
+
+/// What a rank knows before its communicator is made.
+pub(super) struct CommBuilder<'a> {
+    pub device: &'a Device,
+    pub config: &'a CommConfig,
+    pub env: &'a Config,
+    pub tuning: TuningParams,
+    pub token: GroupToken,
+    pub rank: u32,
+    pub nranks: u32,
+    pub layout: ConnLayout,
+    pub channels: u32,
+    pub all_channels: bool,
+    pub blocks: BlockLimits,
+}
+
+/// The most blocks of a rank's launches. A collective and messages may run at the same time, and all blocks of both must be
+/// resident.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BlockLimits {
+    pub collectives: u32,
+    pub p2p: u32,
+}
+
+impl BlockLimits {
+    /// Divides the blocks that are resident at a time. Messages get fewer, because a block takes turns between several.
+    pub(super) fn of(resident: u32) -> Self {
+        let p2p = (resident / 4).clamp(1, 16);
+        BlockLimits { collectives: resident.saturating_sub(p2p).max(1), p2p }
+    }
+}
+
+/// Gives `mine` to all ranks; element `i` of the result is rank `i`'s (an all-gather).
+pub(super) fn exchange<T: Serialize + DeserializeOwned>(
+    bootstrap: &Bootstrap,
+    mine: &T,
+) -> Result<Vec<T>> {
+    let bytes = serde_json::to_vec(mine).map_err(|e| Error::malformed(e.to_string()))?;
+    bootstrap
+        .all_gather(&bytes)?
+        .iter()
+        .enumerate()
+        .map(|(peer, bytes)| {
+            serde_json::from_slice(bytes)
+                .map_err(|e| Error::malformed(format!("what rank {peer} sent: {e}")))
+        })
+        .collect()
+}
+
+/// How many ranks share the device of `rank`, itself among them; 1 for devices without memory of their own.
+pub(super) fn ranks_on_device(peers: &[PeerInfo], rank: u32) -> u32 {
+    let me = &peers[rank as usize];
+    let same = |peer: &&PeerInfo| match (&peer.device, &me.device) {
+        (Some(theirs), Some(mine)) => peer.host == me.host && theirs.id == mine.id,
+        _ => peer.rank == rank,
+    };
+    peers.iter().filter(same).count() as u32
+}
+
+/// The transports that the settings allow.
+pub(super) fn allowed(config: &CommConfig, env: &Config) -> AllowedTransports {
+    let net = env.net.as_deref().is_none_or(|net| !net.eq_ignore_ascii_case("none"));
+    AllowedTransports { p2p: config.p2p.unwrap_or(true), shm: config.shm.unwrap_or(true), net }
+}

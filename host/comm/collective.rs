@@ -1,0 +1,159 @@
+//! From a checked call of a collective to its kernels.
+//!
+//! ```text
+//! CollTask ─► choose ─┬─► one kernel over all ranks                                      ─┐
+//!                     ├─► hierarchical: a kernel in the node, among leaders, in the node ─┼─► plan ─► launch
+//!                     └─► collnet: kernels in the node, before and after the network     ─┘
+//! ```
+//!
+//! All ranks choose the same, because the choice depends only on the call and on what the ranks have agreed on.
+
+use std::sync::Arc;
+
+use ferroccl_device::abi::{Algorithm, Collective, ProtocolId, ReduceOp};
+use ferroccl_device::kernels::Kernel;
+
+use super::collnet;
+use super::launch::{KeepAlive, KernelOperands, launch_kernel};
+use super::state::{CallOrder, CommState};
+use crate::buffer::Stream;
+use crate::enqueue::{self, AlgoChoice, CollectiveCall, PlanContext};
+use crate::error::Result;
+
+/// A call of a collective whose arguments have been checked (NCCL's `ncclTaskColl`).
+pub(super) struct CollTask {
+    pub call: CollectiveCall,
+    /// Address of the buffer that is read.
+    pub input: u64,
+    /// Address of the buffer that is written.
+    pub output: u64,
+    /// The operator's scalar, and whether it is the scalar's address instead.
+    pub scalar: (u64, bool),
+    /// A kernel of the caller's, and the protocol that it runs.
+    pub custom_kernel: Option<(Kernel, ProtocolId)>,
+    /// The memory at the addresses.
+    pub keep: KeepAlive,
+}
+
+/// The ranks that a kernel runs over; the value is the index of their tables in the control block.
+#[derive(Clone, Copy)]
+pub(super) enum Subgroup {
+    World = 0,
+    Node = 1,
+    Leaders = 2,
+}
+
+impl CollTask {
+    /// Puts the kernels of the call into the stream, as the communicator's next call.
+    pub(super) fn launch(
+        self,
+        comm: &Arc<CommState>,
+        order: &mut CallOrder,
+        stream: &Stream,
+    ) -> Result<()> {
+        let choice = self.choose(comm)?;
+        let seq = order.seq + 1;
+        match (choice.algorithm, &comm.collnet) {
+            (Algorithm::CollnetDirect, Some(heads)) => {
+                collnet::all_reduce(heads, comm, seq, &self, choice, stream)?;
+            }
+            (Algorithm::Hierarchical, _) => self.hierarchical(comm, seq, choice, stream)?,
+            _ => self.flat(comm, seq, choice, stream)?,
+        }
+        order.seq = seq;
+        Ok(())
+    }
+
+    /// The algorithm, protocol, channels and threads of the call.
+    fn choose(&self, comm: &CommState) -> Result<AlgoChoice> {
+        let context = &comm.plan_context;
+        let Some((_, protocol)) = self.custom_kernel else {
+            return Ok(enqueue::choose(&self.call, context)?);
+        };
+        let tuner = context.tuner.only(protocol);
+        let algorithm = Some(Algorithm::Ring);
+        let context = PlanContext { tuner, algorithm, ..context.clone() };
+        Ok(enqueue::choose(&self.call, &context)?)
+    }
+
+    /// Loads the call's kernels where that is to be done before any call of a group is launched.
+    ///
+    /// # Errors
+    /// The errors of the call that are known before its launch.
+    pub(super) fn prepare(&self, comm: &CommState) -> Result<()> {
+        let runtime = comm.device.runtime();
+        if !runtime.loads_kernels() {
+            return Ok(());
+        }
+        let choice = self.choose(comm)?;
+        if choice.algorithm != Algorithm::Hierarchical {
+            let plan = enqueue::plan(&self.call, choice, 0)?;
+            let kernel = self.custom_kernel.map_or(plan.kernel, |(kernel, _)| kernel);
+            return runtime.prepare(&kernel, choice.threads);
+        }
+        let ring = AlgoChoice { algorithm: Algorithm::Ring, ..choice };
+        for (_, step) in hierarchical_stages(&self.call) {
+            let plan = enqueue::plan(&step, ring, 0)?;
+            runtime.prepare(&plan.kernel, choice.threads)?;
+        }
+        Ok(())
+    }
+
+    /// One kernel over all ranks.
+    fn flat(
+        self,
+        comm: &Arc<CommState>,
+        seq: u64,
+        choice: AlgoChoice,
+        stream: &Stream,
+    ) -> Result<()> {
+        let CollTask { call, input, output, scalar, custom_kernel, keep } = self;
+        let mut plan = enqueue::plan(&call, choice, seq)?;
+        if let Some((kernel, _)) = custom_kernel {
+            plan.kernel = kernel;
+        }
+        let operands = KernelOperands { group: Subgroup::World, input, output, scalar };
+        launch_kernel(comm, &plan, &call, operands, keep, stream)
+    }
+
+    /// Three kernels, each a ring: in each node to its leader, among the leaders, in each node to all.
+    fn hierarchical(
+        &self,
+        comm: &Arc<CommState>,
+        seq: u64,
+        choice: AlgoChoice,
+        stream: &Stream,
+    ) -> Result<()> {
+        let CollTask { call, input, output, scalar, keep, .. } = self;
+        let ring = AlgoChoice { algorithm: Algorithm::Ring, ..choice };
+        let stages = hierarchical_stages(call)
+            .into_iter()
+            .filter(|(group, _)| !matches!(group, Subgroup::Leaders) || comm.nodes.is_leader());
+        for (i, (group, step)) in stages.enumerate() {
+            // The first stage reads the input, the others work in place.
+            let input = if i == 0 { *input } else { *output };
+            let plan = enqueue::plan(&step, ring, seq)?;
+            let operands = KernelOperands { group, input, output: *output, scalar: *scalar };
+            launch_kernel(comm, &plan, call, operands, keep.clone(), stream)?;
+        }
+        Ok(())
+    }
+}
+
+/// The stages of a hierarchical all-reduce: the ranks of each, and what they do.
+fn hierarchical_stages(call: &CollectiveCall) -> [(Subgroup, CollectiveCall); 3] {
+    // An operator that scales each rank's value has done so after the first stage. An average of integers divides in the
+    // second stage, once.
+    let divides = call.op == ReduceOp::Avg && !call.data_type.is_float();
+    let (in_node, among_leaders) = match call.op {
+        ReduceOp::Avg if divides => (ReduceOp::Sum, ReduceOp::Avg),
+        op if op.scales() => (op, ReduceOp::Sum),
+        op => (op, op),
+    };
+    let step = |collective, op, root| CollectiveCall { collective, op, root, ..*call };
+    [
+        (Subgroup::Node, step(Collective::Reduce, in_node, Some(0))),
+        (Subgroup::Leaders, step(Collective::AllReduce, among_leaders, None)),
+        (Subgroup::Node, step(Collective::Broadcast, ReduceOp::Sum, Some(0))),
+    ]
+}

@@ -1,0 +1,215 @@
+//! How a communicator fails, and how its ranks learn of each other's failures.
+//!
+//! ```text
+//! a launch has ended ──────────► on_launch_done ─┐
+//! a launch was refused ────────► on_launch_failed┤                       ┌─► our kernels, by the abort word
+//! the bootstrap's ring ────────► on_peer_lost ───┼─► fail: the first ────┼─► neighbours' kernels, by poison at the edges
+//! a rank on another host ──────► on_remote_fault ┤   fault stays         └─► other hosts, out of band
+//! a connection over the network► on_net_broken ──┘
+//! ```
+//!
+//! The first fault is in the control block, where kernels leave theirs, too. Where the fault says only that a peer is lost
+//! or that the rank has stopped, `cause` has the error behind it, if one is known by then.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use ferroccl_device::abi::{Fault, FaultKind, Poison};
+use tracing::{debug, info, warn};
+
+use super::abort::Abortable;
+use super::state::CommState;
+use crate::channel::EdgeEnd;
+use crate::error::KernelFault;
+use crate::error::{Error, Result};
+use crate::log;
+use ferroccl_bootstrap::Departure;
+
+/// Bytes of an error's text that other hosts are told.
+const MAX_TEXT: usize = 1024;
+
+impl Abortable for CommState {
+    fn abort(&self) {
+        let fault = self.own_fault(FaultKind::Aborted);
+        self.set_cause(&Error::Kernel(Arc::new(KernelFault(fault))));
+        self.fail(&fault);
+    }
+}
+
+impl CommState {
+    /// The failure of this communicator.
+    pub(super) fn failure(&self) -> Option<Error> {
+        let fault = self.control.fault()?;
+        if matches!(FaultKind::from_raw(fault.kind), FaultKind::PeerLost | FaultKind::Aborted)
+            && let Some(cause) = self.cause.get()
+        {
+            return Some(cause.clone());
+        }
+        Some(Error::Kernel(Arc::new(KernelFault(fault))))
+    }
+
+    /// A launch has ended, and `error` is what the runtime saw go wrong. The error that this returns becomes the stream's.
+    pub(super) fn on_launch_done(&self, error: Option<&Error>) -> Result<()> {
+        if let Some(error) = error {
+            self.on_launch_failed(error);
+        }
+        self.find_root_cause();
+        self.failure().map_or(Ok(()), |failure| {
+            self.notify_peers();
+            Err(failure)
+        })
+    }
+
+    /// A launch was refused, or a kernel or an operation of the proxy has ended before it was complete. The edges are left in
+    /// the middle of a call, so there can be no other.
+    pub(super) fn on_launch_failed(&self, error: &Error) {
+        self.set_cause(error);
+        self.fail(&self.own_fault(FaultKind::Aborted));
+    }
+
+    /// The bootstrap's ring has noticed that a peer is gone. A peer that left in good order has told the kernels of its
+    /// neighbours itself, behind its data, so that only calls which still wait for it fail.
+    pub(super) fn on_peer_lost(&self, departure: Departure) {
+        let peer = departure.peer();
+        if let Departure::Left { .. } = departure {
+            info!(target: log::INIT, rank = self.rank, peer, "a rank has left the group");
+            if let Some(net) = &self.net {
+                net.on_peer_left(peer);
+            }
+            return;
+        }
+        let seq = self.order.lock().unwrap_or_else(PoisonError::into_inner).seq;
+        let error = Error::from(departure.into_error(self.rank));
+        warn!(target: log::INIT, "{error}");
+        // Kept if it is the first. An earlier failure has its own cause.
+        let _ = self.cause.set(error);
+        self.fail(&Fault { peer, seq, ..self.own_fault(FaultKind::PeerLost) });
+    }
+
+    /// The connection with a peer over the network is broken.
+    pub(super) fn on_net_broken(&self, peer: u32, error: &Error) {
+        warn!(target: log::NET, "{error}");
+        self.set_cause(error);
+        self.fail(&Fault { peer, ..self.own_fault(FaultKind::PeerLost) });
+    }
+
+    /// Rank `teller` has told of its failure, as [`CommState::notify_hosts`] does.
+    pub(super) fn on_remote_fault(&self, teller: u32, news: &[u8]) {
+        let Some((fault, text)) = news.split_at_checked(size_of::<Fault>()) else { return };
+        let Ok(fault) = bytemuck::try_pod_read_unaligned::<Fault>(fault) else { return };
+        let text = String::from_utf8_lossy(text);
+        info!(target: log::NET, "rank {}: rank {teller} has failed: {text}", self.rank);
+        if self.net.is_none() || teller == self.rank || self.control.fault().is_some() {
+            return;
+        }
+        // All other hosts hear of it from `teller`, with the cause.
+        self.hosts_notified.store(true, Ordering::Relaxed);
+        // The neighbours on this host hear of it from us, so the fault that they get has to name the cause.
+        match FaultKind::from_raw(fault.kind) {
+            FaultKind::PeerLost => {
+                // The teller may have lost this rank.
+                let peer = if fault.peer == self.rank { teller } else { fault.peer };
+                let reason = format!("rank {teller} says: {text}");
+                let _ = self.cause.set(Error::PeerLost { rank: self.rank, peer, reason });
+                self.fail(&Fault { peer, seq: fault.seq, ..self.own_fault(FaultKind::PeerLost) });
+            }
+            FaultKind::Aborted => {
+                let cause = text.into_owned();
+                let _ = self.cause.set(Error::Aborted { rank: self.rank, cause });
+                self.fail(&fault);
+            }
+            _ => self.fail(&fault),
+        }
+    }
+
+    /// A fault that a peer has left at an edge.
+    pub(super) fn peer_failure(&self) -> Option<Error> {
+        let mut faults = self
+            .edge_ends()
+            .filter_map(EdgeEnd::peer_fault)
+            .filter(|(_, kind)| *kind == Poison::SET);
+        faults.next().map(|(fault, _)| Error::Kernel(Arc::new(KernelFault(fault))))
+    }
+
+    fn own_fault(&self, kind: FaultKind) -> Fault {
+        Fault { kind: kind as u32, rank: self.rank, ..Fault::default() }
+    }
+
+    fn edge_ends(&self) -> impl Iterator<Item = &EdgeEnd> {
+        self.edges.iter().flat_map(|edges| [&edges.send, &edges.recv])
+    }
+
+    /// Notes the error behind the fault that is about to be recorded, unless there is a fault already.
+    fn set_cause(&self, error: &Error) {
+        if self.control.fault().is_none() {
+            let _ = self.cause.set(error.clone());
+        }
+    }
+
+    /// Records `fault` unless there is one, stops our kernels and tells all peers.
+    fn fail(&self, fault: &Fault) {
+        self.control.fail(fault);
+        self.notify_peers();
+    }
+
+    /// A kernel that was stopped by a neighbour's fault knows that fault only. Looks at all edges whether a peer has left a
+    /// fault with the cause.
+    fn find_root_cause(&self) {
+        let stopped = |fault: &Fault| FaultKind::from_raw(fault.kind) == FaultKind::Aborted;
+        if self.cause.get().is_some() || !self.control.fault().as_ref().is_some_and(stopped) {
+            return;
+        }
+        let mut faults: Vec<(Fault, u64)> =
+            self.edge_ends().filter_map(EdgeEnd::peer_fault).collect();
+        // A fault with a cause comes before `Aborted`, and a failure before a departure.
+        faults.sort_by_key(|(fault, kind)| (stopped(fault), *kind != Poison::SET));
+        if let Some((fault, _)) = faults.first() {
+            let _ = self.cause.set(Error::Kernel(Arc::new(KernelFault(*fault))));
+        }
+    }
+
+    /// Tells all peers of our failure, if there is one, including those that the failed call did not involve.
+    fn notify_peers(&self) {
+        if let Some(fault) = self.control.fault() {
+            // Relaxed: the flag publishes nothing. A wait that it ends asks for the failure.
+            self.failed.store(true, Ordering::Relaxed);
+            for end in self.edge_ends() {
+                end.poison(&fault, Poison::SET);
+            }
+            self.notify_hosts(&fault);
+        }
+    }
+
+    /// Tells the ranks on other hosts of our failure, once: their kernels do not see the poison at our edges.
+    fn notify_hosts(&self, fault: &Fault) {
+        if self.net.is_none() || self.hosts_notified.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let text = self.failure().map_or_else(String::new, |error| error.to_string());
+        let end = (0..=text.len().min(MAX_TEXT)).rev().find(|i| text.is_char_boundary(*i));
+        let text = &text.as_bytes()[..end.unwrap_or(0)];
+        let news = [bytemuck::bytes_of(fault), text].concat();
+        if let Some(out_of_band) = self.out_of_band.get() {
+            out_of_band.tell(&news);
+        }
+    }
+}
+
+impl Drop for CommState {
+    /// The last call has ended. Tells the neighbours that this rank leaves, so that a call of theirs that still waits for it
+    /// fails. What was sent to them stays valid, because they hold the memory, too.
+    fn drop(&mut self) {
+        let seq = self.order.get_mut().unwrap_or_else(PoisonError::into_inner).seq;
+        let (fault, kind) = match self.control.fault() {
+            Some(fault) => (fault, Poison::SET),
+            None => {
+                let fault = self.own_fault(FaultKind::PeerLost);
+                (Fault { peer: self.rank, seq, ..fault }, Poison::LEFT)
+            }
+        };
+        for end in self.edge_ends() {
+            end.poison(&fault, kind);
+        }
+        debug!(target: log::INIT, rank = self.rank, "communicator dropped");
+    }
+}

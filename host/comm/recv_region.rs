@@ -1,0 +1,320 @@
+//! The memory of a rank's edges: its own, in which it receives, and the parts of its peers' in which it sends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tracing::info;
+
+use super::builder::{CommBuilder, allowed, exchange};
+use super::gdr::{self, Gdr, SlotPlacement};
+use super::net::{NetConnections, NetListener};
+use crate::channel::{EdgeEnd, Edges};
+use crate::error::{Error, Result};
+use crate::log;
+use crate::runtime::Memory;
+use crate::transport::{
+    self, AllowedTransports, PeerInfo, RecvRegion, Transport, device, select_net,
+};
+use ferroccl_bootstrap::{Bootstrap, BootstrapError};
+
+impl CommBuilder<'_> {
+    /// Makes the edges with all peers. Handles travel through the bootstrap.
+    pub(super) fn connect(
+        &self,
+        bootstrap: &Bootstrap,
+        peers: &[PeerInfo],
+    ) -> Result<(Vec<Option<Edges>>, Option<NetConnections>)> {
+        let region = self.open_recv_region(peers)?;
+        let handles: Vec<PeerHandles> = exchange(bootstrap, &region.handles)?;
+        let edges = self.edges(&region, peers, &handles)?;
+        // The memory stays open until all peers have mapped it.
+        bootstrap.barrier()?;
+        let remote = self.net_connections(region.listener, &edges, &handles)?;
+        Ok((edges, remote))
+    }
+
+    /// The connections with ranks on other hosts, if there are such ranks.
+    pub(super) fn net_connections(
+        &self,
+        listener: Option<NetListener>,
+        edges: &[Option<Edges>],
+        handles: &[PeerHandles],
+    ) -> Result<Option<NetConnections>> {
+        let Some(listener) = listener else { return Ok(None) };
+        let name = listener.net.name();
+        let mut listeners = Vec::with_capacity(handles.len());
+        for (rank, handles) in handles.iter().enumerate() {
+            listeners.push(match &handles.network {
+                None => Vec::new(),
+                Some((theirs, handle)) if theirs == name => handle.clone(),
+                Some((theirs, _)) => {
+                    let text = format!(
+                        "the network (NCCL_NET) of rank {} is {name}, of rank {rank} {theirs}: all ranks need the same",
+                        self.rank
+                    );
+                    return Err(BootstrapError::Mismatch(text).into());
+                }
+            });
+        }
+        let shape = (self.layout, self.channels as usize);
+        let who = (self.token.group, self.rank);
+        Ok(Some(NetConnections::new(
+            listener,
+            who,
+            edges,
+            shape,
+            self.config.first_step,
+            listeners,
+        )))
+    }
+
+    /// Listens for ranks on other hosts, on the network device that is chosen for this rank.
+    fn listen(&self, peers: &[PeerInfo]) -> Result<(NetListener, Option<Gdr>)> {
+        let limit = self.config.timeout.filter(|t| !t.is_zero()).unwrap_or(Duration::MAX);
+        let net = match &self.config.net {
+            Some(net) => Arc::clone(net),
+            None => select_net::open(self.env, self.token.secret, limit)?,
+        };
+        // Ranks of a host take its devices in turn, or the devices that are nearest to their GPUs.
+        let me = &peers[self.rank as usize];
+        let before = peers[..self.rank as usize].iter().filter(|peer| peer.host == me.host);
+        let rdma = self.device.runtime().rdma()?;
+        let gpu = (me.device.as_ref(), rdma.as_ref());
+        let gdr::NetCard { device, gdr } = gdr::choose(&*net, gpu, before.count(), self.env)?;
+        let listener = net.listen(device)?;
+        let properties = net.properties(device)?;
+        info!(target: log::NET, "NET/{} : Using [{device}]{}", net.name(), properties.name);
+        Ok((NetListener { net, device, listener }, gdr))
+    }
+
+    /// Bytes of an edge.
+    fn edge_bytes(&self) -> usize {
+        self.layout.edge_bytes(self.channels as usize)
+    }
+
+    /// Bytes of a receive region: an edge from each rank. The rank's own part is never touched.
+    fn recv_region_bytes(&self) -> Result<usize> {
+        self.edge_bytes()
+            .checked_mul(self.nranks as usize)
+            .filter(|n| *n <= isize::MAX as usize)
+            .ok_or_else(|| {
+                let reason = format!(
+                    "{} connections of {} bytes are more than memory has",
+                    self.nranks,
+                    self.edge_bytes()
+                );
+                Error::argument("nranks", reason)
+            })
+    }
+
+    /// Allocates the memory that this rank receives in, with a handle for each transport that its peers use.
+    pub(super) fn open_recv_region(&self, peers: &[PeerInfo]) -> Result<OpenRecvRegion> {
+        let me = &peers[self.rank as usize];
+        let mut used: Vec<&'static dyn Transport> = Vec::new();
+        for (rank, peer) in (0..).zip(peers) {
+            if rank != self.rank {
+                let transport = transport::select(peer, me, allowed(self.config, self.env))?;
+                if used.iter().all(|other| other.name() != transport.name()) {
+                    used.push(transport);
+                }
+            }
+        }
+        let shared = used.iter().any(|transport| transport.needs_shared_memory());
+        let recv_region = RecvRegion::new(self.recv_region_bytes()?, shared)?;
+        let on_device = self.open_device_recv_region(peers)?;
+        let handles = used
+            .iter()
+            .map(|transport| Ok((transport.name().to_owned(), transport.offer(&recv_region)?)));
+        let recv_regions = handles.collect::<Result<_>>()?;
+        let remote = used.iter().any(|transport| transport.is_remote());
+        let listener = remote.then(|| self.listen(peers)).transpose()?;
+        let (listener, gdr) = listener.unzip();
+        let slots = match gdr.flatten() {
+            Some(gdr) => self.place_slots(gdr, &self.remote_edges(peers)?),
+            None => None,
+        };
+        let network =
+            listener.as_ref().map(|l| (l.net.name().to_owned(), l.listener.handle().to_vec()));
+        let device = on_device.as_ref().map(|(_, handle)| handle.clone());
+        let on_device = on_device.map(|(memory, _)| memory);
+        let handles = PeerHandles { recv_regions, device, network };
+        Ok(OpenRecvRegion { handles, recv_region, on_device, listener, slots })
+    }
+
+    /// For each rank whether the edge from it is over the network, and whether the edge to it is.
+    fn remote_edges(&self, peers: &[PeerInfo]) -> Result<Vec<(bool, bool)>> {
+        let (me, allowed) = (&peers[self.rank as usize], allowed(self.config, self.env));
+        let remote = |from: &PeerInfo, to: &PeerInfo| -> Result<bool> {
+            Ok(from.rank != to.rank && transport::select(from, to, allowed)?.is_remote())
+        };
+        peers.iter().map(|peer| Ok((remote(peer, me)?, remote(me, peer)?))).collect()
+    }
+
+    /// Allocates the connections that are in memory of our device, for senders whose kernels reach it.
+    fn open_device_recv_region(
+        &self,
+        peers: &[PeerInfo],
+    ) -> Result<Option<(Arc<dyn Memory>, device::DeviceMemoryHandle)>> {
+        let (me, allowed) = (&peers[self.rank as usize], allowed(self.config, self.env));
+        let bytes = self.device_bytes(me, peers, allowed);
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let runtime = &**self.device.runtime();
+        let memory = runtime.allocate(bytes)?;
+        let other =
+            |peer: &PeerInfo| peer.process != me.process && device::reaches(peer, me, allowed);
+        let handle = device::offer(&memory, peers.iter().any(other), runtime)?;
+        Ok(Some((memory, handle)))
+    }
+
+    /// Bytes of a receiver's connections in device memory.
+    fn device_bytes(
+        &self,
+        receiver: &PeerInfo,
+        peers: &[PeerInfo],
+        allowed: AllowedTransports,
+    ) -> usize {
+        let senders = device::sender_index(None, receiver, peers, allowed);
+        senders * self.layout.conns_bytes(self.channels as usize)
+    }
+
+    /// The offset of the connections from `sender` in the receiver's device memory, if they are there.
+    fn device_offset(
+        &self,
+        sender: &PeerInfo,
+        receiver: &PeerInfo,
+        peers: &[PeerInfo],
+    ) -> Option<usize> {
+        let allowed = allowed(self.config, self.env);
+        device::reaches(sender, receiver, allowed).then(|| {
+            let place = device::sender_index(Some(sender.rank), receiver, peers, allowed);
+            place * self.layout.conns_bytes(self.channels as usize)
+        })
+    }
+
+    /// This rank's ends of its edges, by peer.
+    pub(super) fn edges(
+        &self,
+        mine: &OpenRecvRegion,
+        peers: &[PeerInfo],
+        handles: &[PeerHandles],
+    ) -> Result<Vec<Option<Edges>>> {
+        let me = &peers[self.rank as usize];
+        let (bytes, len) = (self.edge_bytes(), self.recv_region_bytes()?);
+        let offset = |sender: u32| sender as usize * bytes;
+        let edges = (0..).zip(peers).map(|(rank, peer)| {
+            if rank == self.rank {
+                return Ok(None);
+            }
+            let to = transport::select(me, peer, allowed(self.config, self.env))?;
+            let from = transport::select(peer, me, allowed(self.config, self.env))?;
+            let handle =
+                handles[rank as usize].recv_regions.iter().find(|(name, _)| name == to.name());
+            let (_, handle) = handle.ok_or_else(|| {
+                Error::malformed(format!("rank {rank} offers no memory through {}", to.name()))
+            })?;
+            let (to_direct, from_direct) = (to.direct(me, peer), from.direct(peer, me));
+            let region = to.accept(handle, len, offset(self.rank), bytes)?;
+            let there = match (&handles[rank as usize].device, self.device_offset(me, peer, peers))
+            {
+                (Some(handle), Some(offset)) if !to.is_remote() => {
+                    let bytes = self.device_bytes(peer, peers, allowed(self.config, self.env));
+                    let same = peer.process == me.process;
+                    let memory = device::accept(handle, same, bytes, &**self.device.runtime())?;
+                    Some((memory, offset))
+                }
+                _ => None,
+            };
+            let here = match (&mine.on_device, self.device_offset(peer, me, peers)) {
+                (Some(memory), Some(offset)) if !from.is_remote() => {
+                    Some((Arc::clone(memory), offset))
+                }
+                _ => None,
+            };
+            let remote = to.is_remote();
+            let send = EdgeEnd {
+                region,
+                on_device: there,
+                peer: rank,
+                direct: to_direct,
+                receiving: false,
+                remote,
+                slots: mine.slots.as_ref().and_then(|slots| slots.to(rank)),
+            };
+            let region = mine.recv_region.part(offset(rank), bytes);
+            let remote = from.is_remote();
+            let recv = EdgeEnd {
+                region,
+                on_device: here,
+                peer: rank,
+                direct: from_direct,
+                receiving: true,
+                remote,
+                slots: mine.slots.as_ref().and_then(|slots| slots.from(rank)),
+            };
+            for (transport, end) in [(from, &recv), (to, &send)] {
+                self.log_transport(
+                    transport,
+                    end,
+                    peer.process == me.process,
+                    mine.listener.as_ref(),
+                );
+            }
+            Ok(Some(Edges { send, recv }))
+        });
+        edges.collect()
+    }
+
+    /// Logs the transports of the ring's edges, in NCCL's words.
+    fn log_transport(
+        &self,
+        transport: &dyn Transport,
+        end: &EdgeEnd,
+        same_process: bool,
+        listener: Option<&NetListener>,
+    ) {
+        let (next, previous) =
+            ((self.rank + 1) % self.nranks, (self.rank + self.nranks - 1) % self.nranks);
+        let path = match listener {
+            Some(listener) if transport.is_remote() => {
+                let gdr = if end.slots.is_some() { "/GDRDMA" } else { "" };
+                format!("NET/{}/{}{gdr}", listener.net.name(), listener.device)
+            }
+            _ if end.on_device.is_some() && !same_process => "P2P/IPC".to_owned(),
+            _ if end.on_device.is_some() && !end.direct => "P2P/peer access".to_owned(),
+            _ => transport.name().to_owned() + if end.direct { "/direct pointer" } else { "" },
+        };
+        let (rank, peer) = (self.rank, end.peer);
+        for channel in 0..self.channels {
+            if end.receiving && peer == previous && transport.is_remote() {
+                info!(target: log::INIT, "Channel {channel:02} : {peer} -> {rank} [receive] via {path}");
+            }
+            if !end.receiving && peer == next {
+                let send = if transport.is_remote() { " [send]" } else { "" };
+                info!(target: log::INIT, "Channel {channel:02} : {rank} -> {peer}{send} via {path}");
+            }
+        }
+    }
+}
+
+/// What a rank's peers need to connect with it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct PeerHandles {
+    /// Its receive region: a handle for each transport, by name.
+    recv_regions: Vec<(String, Vec<u8>)>,
+    /// Its connections in device memory.
+    device: Option<device::DeviceMemoryHandle>,
+    /// Its listener, for ranks on other hosts: the network's name, and the handle.
+    network: Option<(String, Vec<u8>)>,
+}
+
+/// A rank's receive region, before its peers have mapped it.
+pub(super) struct OpenRecvRegion {
+    recv_region: RecvRegion,
+    on_device: Option<Arc<dyn Memory>>,
+    pub handles: PeerHandles,
+    pub listener: Option<NetListener>,
+    slots: Option<SlotPlacement>,
+}

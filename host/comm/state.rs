@@ -1,0 +1,150 @@
+//! What one rank of a communicator has, and the order of its calls.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::abort::AbortHandle;
+use super::collnet_heads::CollnetHeads;
+use super::config::CommConfig;
+use super::control::ControlBlock;
+use super::net::NetConnections;
+use super::nodes::Nodes;
+use super::out_of_band::OutOfBand;
+use super::trees::Trees;
+use crate::buffer::{Device, Stream};
+use crate::channel::Edges;
+use crate::enqueue::PlanContext;
+use crate::error::{Error, Result};
+use crate::runtime::{Event, Keep, Memory};
+
+/// One rank of a group. Calls may be made from any thread. They are numbered in the order in which they are made, and every
+/// rank must make the same calls in the same order.
+///
+/// Dropping it leaves the group, once its calls have ended. A peer that then makes another call gets an error.
+#[derive(Debug)]
+pub struct Communicator(pub(super) Arc<CommState>);
+
+/// One rank of a communicator (NCCL's `ncclComm`). Launches keep it alive until their kernels have ended.
+#[derive(Debug)]
+pub(super) struct CommState {
+    pub rank: u32,
+    pub nranks: u32,
+    pub device: Device,
+    /// The settings, which communicators that are split off take over.
+    pub config: CommConfig,
+    pub plan_context: PlanContext,
+    pub nodes: Nodes,
+    pub trees: Trees,
+    /// The connections with ranks on other hosts.
+    pub net: Option<Arc<NetConnections>>,
+    /// The connection with a network that reduces.
+    pub collnet: Option<CollnetHeads>,
+    /// The registrations of `edges` and `control` with the runtime. Declared before them, to be dropped first.
+    pub _registered: Vec<Keep>,
+    pub _scratch: Arc<dyn Memory>,
+    /// Address of the element that barriers reduce.
+    pub barrier_buffer: u64,
+    /// The edges with every other rank.
+    pub edges: Vec<Edges>,
+    pub control: ControlBlock,
+    pub order: Mutex<CallOrder>,
+    /// The error behind a fault that says only that a peer is lost or that this rank has stopped.
+    pub cause: OnceLock<Error>,
+    /// Whether the communicator has failed or was aborted: ends waits of the host.
+    pub failed: Arc<AtomicBool>,
+    /// Whether the ranks on other hosts know that the communicator has failed.
+    pub hosts_notified: AtomicBool,
+    /// The handle that can abort this communicator.
+    pub abort: AbortHandle,
+    /// The connection with the other ranks beside the kernels' data; empty where there are no other ranks.
+    pub out_of_band: OnceLock<OutOfBand>,
+    /// Held during a split.
+    pub split_lock: Mutex<()>,
+    /// How many ranks have this rank's device, itself among them.
+    pub ranks_on_device: u32,
+    /// The most blocks of a launch of sends and receives.
+    pub p2p_blocks: u32,
+}
+
+/// The order of a communicator's calls. The lock on it is held while a call is launched, so that calls are numbered in
+/// stream order.
+#[derive(Debug, Default)]
+pub(super) struct CallOrder {
+    /// The number of the last collective call.
+    pub seq: u64,
+    /// The stream of the last call.
+    pub stream: Option<Stream>,
+    /// The communicator's own streams, for calls of a group that run beside the user's stream.
+    side_streams: Vec<Stream>,
+    /// Whether there can be no more calls.
+    pub finalized: bool,
+}
+
+impl CommState {
+    /// The order of calls, for the next one.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`] after a failure, [`Error::InvalidArgument`] after [`CommState::finalize`].
+    pub(super) fn lock_order(&self) -> Result<MutexGuard<'_, CallOrder>> {
+        let order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.failure() {
+            Some(cause) => Err(Error::Aborted { rank: self.rank, cause: cause.to_string() }),
+            None if order.finalized => Err(Error::argument(
+                "self",
+                "the communicator is finalized: it makes no more calls",
+            )),
+            None => Ok(order),
+        }
+    }
+
+    /// See [`Communicator::finalize`](super::Communicator::finalize).
+    pub(super) fn finalize(&self) -> Result<()> {
+        let last = {
+            let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+            order.finalized = true;
+            order.stream.clone()
+        };
+        if let Some(last) = last {
+            // Waits in a stream of its own: an error of the user's stream stays there.
+            let (end, own) = (Event::new(), self.device.stream()?);
+            last.ops().record(&end, false);
+            own.ops().wait(&end);
+            own.synchronize()?;
+        }
+        if let Some(net) = &self.net {
+            net.drain(self, None);
+        }
+        self.failure().map_or(Ok(()), Err)
+    }
+}
+
+impl CallOrder {
+    /// The communicator's own stream number `index`, made when it is first needed.
+    pub(super) fn side_stream(&mut self, index: usize, device: &Device) -> Result<Stream> {
+        while self.side_streams.len() <= index {
+            self.side_streams.push(device.stream()?);
+        }
+        Ok(self.side_streams[index].clone())
+    }
+
+    /// Has `stream` wait for the call before, if that went into another stream.
+    pub(super) fn continue_on(&mut self, stream: &Stream) {
+        // Calls that are captured in a graph run at the graph's launch, which the user orders.
+        if let Some(last) = &self.stream
+            && !last.is(stream)
+            && last.ops().capture_id() == stream.ops().capture_id()
+        {
+            let event = Event::new();
+            last.ops().record(&event, false);
+            stream.ops().wait(&event);
+        }
+        self.set_last(stream);
+    }
+
+    /// Notes `stream` as the stream of the last call.
+    pub(super) fn set_last(&mut self, stream: &Stream) {
+        if self.stream.as_ref().is_none_or(|last| !last.is(stream)) {
+            self.stream = Some(stream.clone());
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The parts of a [`Config`] that are handed down, as the types of those who take them.
+
+use std::path::{Path, PathBuf};
+
+use super::Config;
+use crate::{bootstrap, runtime};
+use ferroccl_topology::graph::{SearchSettings, tuning};
+use ferroccl_topology::{CrossNic, Files, PathKind, Policy};
+
+impl Config {
+    /// How ranks find each other.
+    #[must_use]
+    pub fn bootstrap(&self) -> bootstrap::Settings {
+        bootstrap::Settings {
+            comm_id: self.comm_id.clone(),
+            socket_ifname: self.socket_ifname.clone(),
+            socket_family: self.socket_family,
+            timeout: self.bootstrap_timeout,
+        }
+    }
+
+    /// What devices of this process run with.
+    #[must_use]
+    pub fn runtime(&self) -> runtime::Settings {
+        runtime::Settings {
+            workers: self.workers,
+            ptx_threads: self.ptx_threads,
+            cuda_cache: self.cuda_cache_directory(),
+        }
+    }
+
+    /// Where assembled kernels are kept: as the user says, else in the user's cache directory; `None`: nowhere.
+    fn cuda_cache_directory(&self) -> Option<PathBuf> {
+        match self.cuda_cache.as_deref() {
+            Some("none") => None,
+            Some(path) => Some(path.into()),
+            None => {
+                let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+                let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
+                let cache =
+                    cache.or_else(|| set("HOME").map(|home| Path::new(&home).join(".cache")));
+                cache.map(|cache| cache.join("ferroccl"))
+            }
+        }
+    }
+
+    /// The topology's files: `NCCL_TOPO_FILE`, `NCCL_TOPO_DUMP_FILE`.
+    #[must_use]
+    pub fn topology_files(&self) -> Files {
+        Files { read: self.topo_file.clone(), dump: self.topo_dump_file.clone() }
+    }
+
+    /// The channels' files: `NCCL_GRAPH_FILE`, `NCCL_GRAPH_DUMP_FILE`.
+    #[must_use]
+    pub fn graph_files(&self) -> Files {
+        Files { read: self.graph_file.clone(), dump: self.graph_dump_file.clone() }
+    }
+
+    /// What may reach what.
+    #[must_use]
+    pub fn policy(&self) -> Policy {
+        let p2p_off = self.p2p_disable.then_some(PathKind::Loc);
+        Policy {
+            p2p_level: p2p_off.or(self.p2p_level.map(|level| level.0)),
+            gdr_level: self.net_gdr_level.map(|level| level.0),
+            shm: !self.shm_disable,
+            nvb: !self.nvb_disable,
+            pxn: !self.pxn_disable,
+            cross_nic: match self.cross_nic {
+                0 => CrossNic::Never,
+                1 => CrossNic::Always,
+                _ => CrossNic::IfBetter,
+            },
+        }
+    }
+
+    /// The bounds of the search for channels.
+    #[must_use]
+    pub fn search(&self) -> SearchSettings {
+        SearchSettings {
+            min_channels: self.min_nchannels,
+            max_channels: self.max_nchannels,
+            cross_nic: self.policy().cross_nic,
+        }
+    }
+
+    /// What may be chosen for a call.
+    #[must_use]
+    pub fn tuning(&self) -> tuning::Settings {
+        let bytes = [self.ll_buffsize, self.ll128_buffsize, self.buffsize];
+        tuning::Settings {
+            algorithms: self.algo,
+            protocols: self.proto,
+            deterministic: self.deterministic,
+            threads: self.nthreads,
+            ll128_threads: self.ll128_nthreads,
+            buffers: bytes.map(|size| size.map(|size| size.0 as u64)),
+            min_channels: self.min_nchannels,
+            max_channels: self.max_nchannels,
+        }
+    }
+}

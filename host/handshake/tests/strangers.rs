@@ -1,0 +1,230 @@
+//! The handshake between ends that know the secret, and with strangers, liars and recordings, over sockets of this machine.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ferroccl_handshake::wire::{CHALLENGE, HELLO, PROOF, REJECT};
+use ferroccl_handshake::{
+    Acceptor, AuthError, Authenticated, Connector, Event, Key, Rejection, stream,
+};
+use socket2::Socket;
+
+const SUBJECT: [u8; 12] = *b"which one it";
+
+fn key(secret: u8) -> Key {
+    Key::derive(&[secret; 32], "test", &[0; 16])
+}
+
+fn acceptor(timeout: Duration) -> (Acceptor, SocketAddr) {
+    let any = ([127, 0, 0, 1], 0).into();
+    let listener = stream::new(&any).unwrap();
+    listener.bind(&any.into()).unwrap();
+    listener.listen(4096).unwrap(); // more than the flood
+    let acceptor = Acceptor::new(listener, key(1), timeout);
+    let address = acceptor.local_addr().unwrap();
+    (acceptor, address)
+}
+
+/// A minute is for ever.
+fn until<T>(mut ask: impl FnMut() -> Option<T>) -> T {
+    let since = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(since.elapsed() < Duration::from_secs(60), "it hangs");
+        thread::yield_now();
+    }
+}
+
+/// Both ends, of a connector that gets through. Who is refused meanwhile is counted.
+fn meet(acceptor: &mut Acceptor, address: SocketAddr) -> (Socket, Authenticated, usize) {
+    let mut connector = Connector::new(address, None, SUBJECT, &key(1)).unwrap();
+    let (mut ours, mut theirs, mut refused) = (None, None, 0);
+    until(|| {
+        ours = ours.take().or_else(|| connector.step().unwrap());
+        match acceptor.poll().unwrap() {
+            Some(Event::Authenticated(one)) => theirs = Some(one),
+            Some(Event::Refused { .. }) => refused += 1,
+            None => {}
+        }
+        (ours.is_some() && theirs.is_some()).then_some(())
+    });
+    (ours.unwrap(), theirs.unwrap(), refused)
+}
+
+fn refusal(acceptor: &mut Acceptor) -> AuthError {
+    until(|| match acceptor.poll().unwrap()? {
+        Event::Refused { error, .. } => Some(error),
+        Event::Authenticated(one) => panic!("{one:?}"),
+    })
+}
+
+/// What a stranger hears until the acceptor hangs up.
+fn heard(acceptor: &mut Acceptor, mut stranger: TcpStream) -> Vec<u8> {
+    stranger.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+    let mut heard = Vec::new();
+    until(|| {
+        while acceptor.poll().unwrap().is_some() {}
+        stranger.read_to_end(&mut heard).ok()
+    });
+    heard
+}
+
+fn reject(code: u8) -> Vec<u8> {
+    [&b"FerroHsR\x02\0\0\0"[..], &[code, 0, 0, 0]].concat()
+}
+
+/// The hello and the proof of a handshake that succeeds, as somebody on the way sees them.
+fn recording(acceptor: &mut Acceptor, address: SocketAddr) -> Vec<u8> {
+    let relay = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut connector =
+        Connector::new(relay.local_addr().unwrap(), None, SUBJECT, &key(1)).unwrap();
+    assert!(connector.step().unwrap().is_none());
+    let (mut near, mut far) = (relay.accept().unwrap().0, TcpStream::connect(address).unwrap());
+    near.set_nonblocking(true).unwrap();
+    far.set_nonblocking(true).unwrap();
+    let mut said = Vec::new();
+    until(|| {
+        let mut bytes = [0; 256];
+        let _ = connector.step().unwrap();
+        if let Ok(n @ 1..) = near.read(&mut bytes) {
+            said.extend_from_slice(&bytes[..n]);
+            far.write_all(&bytes[..n]).unwrap();
+        }
+        if let Ok(n @ 1..) = far.read(&mut bytes) {
+            near.write_all(&bytes[..n]).unwrap();
+        }
+        acceptor.poll().unwrap()
+    });
+    assert_eq!(said.len(), HELLO + PROOF);
+    said
+}
+
+#[test]
+fn ends_that_know_the_secret_meet() {
+    let (mut acceptor, address) = acceptor(Duration::from_secs(30));
+    let (ours, theirs, refused) = meet(&mut acceptor, address);
+    assert_eq!((theirs.subject, refused), (SUBJECT, 0));
+    assert_eq!(theirs.peer, ours.local_addr().unwrap().as_socket().unwrap());
+    // What follows the handshake is the callers', in both directions.
+    let (mut ours, mut theirs) = (TcpStream::from(ours), TcpStream::from(theirs.socket));
+    ours.set_nonblocking(false).unwrap();
+    theirs.set_nonblocking(false).unwrap();
+    let mut bytes = [0; 5];
+    ours.write_all(b"first").unwrap();
+    theirs.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"first");
+    theirs.write_all(b"other").unwrap();
+    ours.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"other");
+}
+
+#[test]
+fn another_key_is_rejected() {
+    let (mut acceptor, address) = acceptor(Duration::from_secs(30));
+    let others = [
+        key(2),
+        Key::derive(&[1; 32], "another purpose", &[0; 16]),
+        Key::derive(&[1; 32], "test", &[1; 16]),
+    ];
+    for other in others {
+        let mut connector = Connector::new(address, None, SUBJECT, &other).unwrap();
+        let mut refused = None;
+        let error = until(|| {
+            if let Some(event) = acceptor.poll().unwrap() {
+                refused = Some(event);
+            }
+            connector.step().err()
+        });
+        assert!(matches!(error, AuthError::Rejected(Rejection::WrongSecret)), "{error:?}");
+        assert!(matches!(refused, Some(Event::Refused { error: AuthError::WrongSecret, .. })));
+    }
+}
+
+#[test]
+fn a_recording_and_a_reflection_prove_nothing() {
+    let (mut acceptor, address) = acceptor(Duration::from_secs(30));
+    let said = recording(&mut acceptor, address);
+    let mut again = TcpStream::connect(address).unwrap();
+    again.write_all(&said).unwrap();
+    let error = refusal(&mut acceptor);
+    assert!(matches!(error, AuthError::WrongSecret), "{error:?}");
+    // A recorded hello gets a challenge; the acceptor's own proof does not answer it.
+    let mut again = TcpStream::connect(address).unwrap();
+    again.write_all(&said[..HELLO]).unwrap();
+    again.set_nonblocking(true).unwrap();
+    let mut challenge = [0; CHALLENGE];
+    until(|| {
+        assert!(acceptor.poll().unwrap().is_none());
+        again.peek(&mut challenge).ok().filter(|&n| n == CHALLENGE)
+    });
+    again.write_all(&challenge[CHALLENGE - PROOF..]).unwrap();
+    let error = refusal(&mut acceptor);
+    assert!(matches!(error, AuthError::WrongSecret), "{error:?}");
+    // Nor does anything serve as the acceptor's to a connector: not its own hello, nor a recorded challenge.
+    for answer in [said[..CHALLENGE].to_vec(), challenge.to_vec()] {
+        let trap = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = trap.local_addr().unwrap();
+        let mut connector = Connector::new(to, None, SUBJECT, &key(1)).unwrap();
+        assert!(connector.step().unwrap().is_none());
+        trap.accept().unwrap().0.write_all(&answer).unwrap();
+        let error = until(|| connector.step().err());
+        assert!(matches!(error, AuthError::WrongSecret | AuthError::Malformed(_)), "{error:?}");
+    }
+}
+
+#[test]
+fn strangers_are_told_why() {
+    let (mut acceptor, address) = acceptor(Duration::from_millis(200));
+    let hello = |seal: u8| [&b"FerroHsC\x02\0\0\0"[..], &[seal; 60]].concat();
+    for (said, code) in [
+        (b"GET / HTTP/1.1\r\n\r\n".to_vec(), 1),
+        (vec![0xff; 100_000], 1),
+        (b"x".to_vec(), 1),
+        (b"FerroHsC\x07\0\0\0".to_vec(), 2),
+        (hello(7), 3),
+        (hello(7)[..HELLO - 1].to_vec(), 4),
+        (Vec::new(), 4),
+    ] {
+        let stranger = TcpStream::connect(address).unwrap();
+        let speaker = stranger.try_clone().unwrap();
+        let writer = thread::spawn(move || {
+            let _ = (&speaker).write_all(&said);
+        });
+        until(|| {
+            while acceptor.poll().unwrap().is_some() {}
+            writer.is_finished().then_some(())
+        });
+        assert_eq!(heard(&mut acceptor, stranger), reject(code));
+    }
+    // Who hangs up is refused, and forgotten.
+    drop(TcpStream::connect(address).unwrap());
+    assert!(matches!(refusal(&mut acceptor), AuthError::Io(_)));
+    assert_eq!(acceptor.interests().count(), 1, "only the listener is left");
+    meet(&mut acceptor, address);
+}
+
+#[test]
+fn a_flood_keeps_nobody_out() {
+    let (mut acceptor, address) = acceptor(Duration::from_secs(300));
+    let flood: Vec<_> = (0..600).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let (_, _, refused) = meet(&mut acceptor, address);
+    assert!(refused > 0, "some made room");
+    // A sealed hello is worth more than silence: it keeps its place, though it may be a recording.
+    let said = recording(&mut acceptor, address);
+    let mut sealed = TcpStream::connect(address).unwrap();
+    sealed.write_all(&said[..HELLO]).unwrap();
+    sealed.set_nonblocking(true).unwrap();
+    let more: Vec<_> = (0..600).map(|_| TcpStream::connect(address).unwrap()).collect();
+    meet(&mut acceptor, address);
+    let mut bytes = [0; CHALLENGE + REJECT];
+    until(|| {
+        let _ = acceptor.poll().unwrap();
+        sealed.peek(&mut bytes).ok().filter(|&n| n >= CHALLENGE)
+    });
+    assert_eq!(sealed.peek(&mut bytes).unwrap(), CHALLENGE, "it is not turned away");
+    drop((flood, more));
+}

@@ -1,0 +1,24 @@
+//! What a graph's channels carry, as the model counts it.
+
+use ferroccl_device::abi::Algorithm;
+
+use crate::graph::ChannelGraph;
+use crate::speed;
+
+/// What one channel of a graph carries.
+///
+/// NCCL takes `bw_intra` for one and two nodes and for collnets, else `bw_inter`; its search has `bw_intra` no more
+/// than `bw_inter` for a ring, and for a tree no more than twice that. Here `bw_intra` is all that the links within the
+/// host have left, so the bounds are taken here. The twice: of two nodes, and of a collnet's, each sends up and gets
+/// back every byte once, where the search has charged a parent and a child.
+pub(super) fn bandwidth_of_channel(graph: &ChannelGraph, nodes: u32, algorithm: Algorithm) -> f64 {
+    let crossing = match algorithm {
+        _ if nodes <= 1 => f64::INFINITY,
+        Algorithm::Ring | Algorithm::Hierarchical | Algorithm::Bruck | Algorithm::Chain => {
+            graph.bw_inter
+        }
+        Algorithm::Tree if nodes > 2 => graph.bw_inter,
+        _ => 2.0 * graph.bw_inter,
+    };
+    graph.bw_intra.min(crossing).min(speed::LOC)
+}

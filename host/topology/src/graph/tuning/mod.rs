@@ -1,0 +1,38 @@
+//! Which algorithm, protocol, channels and threads a call is done with, and why.
+//!
+//! ```text
+//! Situation (hosts, ranks, graphs, devices) ─┐
+//! Collective, bytes ─────────────────────────┼─► predict: latency + bytes / bandwidth, of each alternative
+//! Settings (NCCL_ALGO, NCCL_PROTO, ...) ─────┘      └─► choose: the fastest of those that are allowed
+//!                                                         └─► Tuner: the same as straight lines, for every call
+//! ```
+//!
+//! For GPUs the model and its figures are NCCL's ([`tables`], [`model`]): a latency per step, and the bandwidth that
+//! the search has found, less what a protocol costs of it. They are estimates that rank alternatives; what a call
+//! takes is for the perf tool to say. For CPU devices they are measured ([`cpu`]).
+//!
+//! Pure: equal arguments give equal choices, on every rank.
+
+mod bandwidth;
+mod choose;
+pub mod cpu;
+mod model;
+mod parallelism;
+mod rules;
+mod selection;
+mod settings;
+mod situation;
+mod tables;
+mod tuner;
+
+pub use choose::{Alternative, Choice, NoChoice, choose, switches};
+pub use model::predict;
+pub use rules::algorithms;
+pub use selection::{Selectable, Selection};
+pub use settings::{Settings, in_rank_order};
+pub use situation::{Cost, Devices, Gpus, Prediction, Situation};
+pub use tuner::Tuner;
+
+pub use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
+
+use situation::{MAX_CHANNELS, UNMEASURED, is_faster, ring_steps, rounds};

@@ -1,0 +1,300 @@
+//! The model: latency plus bytes by bandwidth, after NCCL's (`ncclTopoTuneModel`, `ncclTopoGetAlgoTime`).
+//!
+//! Where this library's [`ChannelGraph`] counts otherwise than NCCL's graphs, the reasoning is at
+//! [`bandwidth_of_channel`] and [`TREE_RATIO`].
+
+use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
+
+use super::bandwidth::bandwidth_of_channel;
+use super::parallelism::MinimumSize;
+use super::tables::{self, Hardware, generation, scale};
+use super::{Cost, Devices, Gpus, Prediction, Settings, Situation, cpu, rules};
+use crate::graph::{ChannelGraph, Pattern};
+use crate::{Arch, PathKind, Vendor, speed};
+
+/// `algbw` of a tree or collnet by the bandwidth of its channels.
+///
+/// A channel of bandwidth `b` here has `b / 2` up and `b / 2` down on each link of its chain, and what comes up is as
+/// much as the call has bytes: `algbw = b / 2`. At the network a node has a parent, a parent's `b / 2` each way, and
+/// on the average over both trees one child, with as much: `b` each way, as the search charges it.
+///
+/// NCCL's search charges `b` one way and nothing the other, of what is the same traffic, and its model halves it with
+/// the same 0.5. Where the two ways share a link, as at a GPU that hangs on switches, both find the same `b`. Where
+/// they do not, as between two GPUs with a cable, one channel here has twice NCCL's `b`, and NCCL lays a second one
+/// the other way: the same joint bandwidth.
+const TREE_RATIO: f64 = 0.5;
+
+/// No network has more, in microseconds.
+const MOST_LATENCY: f64 = 1e6;
+
+/// Predicts what a call of `bytes` takes. `bytes` are those of the largest of a rank's buffers, as in NCCL's table:
+/// of an all-gather and a reduce-scatter, those of all ranks together.
+///
+/// ```
+/// use ferroccl_topology::graph::tuning::*;
+///
+/// let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
+/// let (all, settings) = (Collective::AllReduce, Settings::default());
+/// let ll = predict(&cores, all, Algorithm::Ring, ProtocolId::Ll, 8, &settings);
+/// assert!(ll.why_not.is_none() && ll.cost.is_some_and(|cost| cost.time_us < 4.0));
+/// let bruck = predict(&cores, all, Algorithm::Bruck, ProtocolId::Ll, 8, &settings);
+/// assert_eq!(bruck.why_not.as_deref(), Some("no Bruck does all_reduce"));
+/// ```
+#[must_use]
+pub fn predict(
+    s: &Situation<'_>,
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: ProtocolId,
+    bytes: u64,
+    settings: &Settings,
+) -> Prediction {
+    let impossible = rules::impossible(s, collective, algorithm, protocol);
+    let cost =
+        impossible.is_none().then(|| cost(s, collective, algorithm, protocol, bytes, settings));
+    let why_not =
+        impossible.or_else(|| rules::forbidden(s, collective, algorithm, protocol, settings));
+    Prediction { algorithm, protocol, cost: cost.flatten(), why_not }
+}
+
+/// The cost of an algorithm and protocol that can do the call.
+pub(super) fn cost(
+    s: &Situation<'_>,
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: ProtocolId,
+    bytes: u64,
+    settings: &Settings,
+) -> Option<Cost> {
+    let collective = match collective {
+        Collective::Barrier => Collective::AllReduce,
+        other => other,
+    };
+    if s.ranks() == 1 {
+        // NCCL: nothing. The copy is within one memory.
+        let time_us = bytes as f64 / speed::LOC * 1e-3;
+        return Some(Cost { time_us, latency_us: 0.0, bandwidth: speed::LOC });
+    }
+    match s.devices() {
+        Devices::Cpu { ring } => {
+            let minimum = MinimumSize::new(s, algorithm, protocol, settings);
+            let channels = minimum.channels(bytes, settings.channels(s.channels()));
+            Some(cpu::cost(s, *ring, channels, (collective, algorithm, protocol), bytes))
+        }
+        Devices::Gpus(gpus) => {
+            let graph = gpus.graph(algorithm)?;
+            let mut latency = latency(s, gpus, graph, collective, algorithm, protocol);
+            let mut bandwidth = bus_bandwidth(s, gpus, graph, algorithm, protocol)
+                * ratio(s, graph, collective, algorithm);
+            // Powers of two from 64 bytes on.
+            let step = (bytes >> 6).checked_ilog2().map(|step| step as usize);
+            if algorithm == Algorithm::Tree
+                && let Some(part) =
+                    step.and_then(|i| tables::TREE_CORRECTION[protocol as usize].get(i))
+            {
+                bandwidth *= part;
+            }
+            let ring = (algorithm, protocol) == (Algorithm::Ring, ProtocolId::Simple);
+            let shares = u64::from(settings.channels(s.channels())) * u64::from(s.ranks());
+            if ring
+                && collective == Collective::AllReduce
+                && s.nodes() > 1
+                && bytes / shares.max(1) >= tables::PLATEAU_BYTES
+            {
+                latency *= if gpus.min_sm < 80 { tables::PLATEAU_VOLTA } else { tables::PLATEAU };
+            }
+            let time_us = latency + bytes as f64 / bandwidth * 1e-3;
+            Some(Cost { time_us, latency_us: latency, bandwidth })
+        }
+    }
+}
+
+/// `algbw` of an algorithm and protocol, from what the channels carry together.
+///
+/// Ours, and not measured: NCCL has no such algorithms, or (PAT, of Bruck's kind) others.
+fn ratio(
+    s: &Situation<'_>,
+    graph: &ChannelGraph,
+    collective: Collective,
+    algorithm: Algorithm,
+) -> f64 {
+    let (ranks, nodes) = (f64::from(s.ranks()), f64::from(s.nodes()));
+    let locals = f64::from(s.local_ranks());
+    match algorithm {
+        // A pair of ranks has what the channels carry from one to the next.
+        Algorithm::Ring if collective == Collective::SendRecv => 1.0,
+        Algorithm::Ring => ranks / super::ring_steps(collective, ranks),
+        // Down alone, or up, loads one way of each link, as much as with both.
+        Algorithm::Tree | Algorithm::CollnetDirect | Algorithm::CollnetChain => TREE_RATIO,
+        // Around, and around again: each link carries every byte twice at most.
+        Algorithm::Chain => 0.5,
+        // Every other rank gets all bytes from each.
+        Algorithm::OneShot => 1.0 / (ranks - 1.0),
+        // As with NCCL for PAT, of one rank a node. With more, all of them send to other nodes what a ring sends once.
+        Algorithm::Bruck if s.nodes() > 1 => tables::PAT / locals,
+        Algorithm::Bruck => tables::PAT,
+        // Its parts come one after the other: the chain's two ways within a node, and the leaders' ring, which has a
+        // leader's share of the node's ports.
+        Algorithm::Hierarchical => {
+            let inside = graph.bw_intra.min(speed::LOC);
+            let across = bandwidth_of_channel(graph, s.nodes(), algorithm);
+            let leaders = super::ring_steps(collective, nodes) / nodes * locals;
+            1.0 / (2.0 * (across / inside).min(1.0) + leaders)
+        }
+    }
+}
+
+/// The sizes at which a time is not linear in the bytes: the steps of the tree's correction, and the ring's plateau.
+pub(super) fn breakpoints(s: &Situation<'_>, channels: u32) -> Vec<u64> {
+    let corrections = (0..=tables::TREE_CORRECTION[0].len()).map(|i| 64 << i);
+    let plateau = tables::PLATEAU_BYTES * u64::from(channels) * u64::from(s.ranks());
+    corrections.chain([plateau]).collect()
+}
+
+/// What the channels of a graph carry together.
+fn bus_bandwidth(
+    s: &Situation<'_>,
+    gpus: &Gpus<'_>,
+    graph: &ChannelGraph,
+    algorithm: Algorithm,
+    protocol: ProtocolId,
+) -> f64 {
+    let nodes = s.nodes();
+    let (row, column) = (generation(gpus.min_sm), scale(nodes));
+    let channels = graph.channels.len() as f64;
+    let all = bandwidth_of_channel(graph, nodes, algorithm) * channels;
+    let ll_row = match gpus.cpu.1 {
+        _ if nodes == 1 => row,
+        Vendor::Amd => tables::LL_MAX_AMD,
+        _ => tables::LL_MAX_OTHERS,
+    };
+    let ll_max = tables::LL_MAX[ll_row][column];
+    let like_ring = matches!(
+        algorithm,
+        Algorithm::Ring
+            | Algorithm::Hierarchical
+            | Algorithm::OneShot
+            | Algorithm::Bruck
+            | Algorithm::Chain
+    );
+    match (algorithm, protocol) {
+        (_, ProtocolId::Ll) if like_ring => (all * tables::RING_LL).min(ll_max),
+        (_, ProtocolId::Ll128) if like_ring => {
+            (all * tables::RING_LL128).min(channels * tables::RING_LL128_MAX[row][column])
+        }
+        (Algorithm::Tree, protocol) => {
+            let all = (all * tables::TREE).min(channels * tables::TREE_MAX[row][column]);
+            let all = match protocol {
+                ProtocolId::Ll => (all * tables::TREE_LL).min(ll_max),
+                ProtocolId::Ll128 => (all * tables::TREE_LL128[usize::from(nodes > 1)])
+                    .min(channels * tables::TREE_LL128_MAX[row][column]),
+                ProtocolId::Simple => all,
+            };
+            if graph.pattern == Pattern::Tree { all * tables::ONE_GPU_TREE } else { all }
+        }
+        (Algorithm::CollnetDirect, _) => {
+            // Full speed takes a port for each GPU; half of what lacks counts.
+            let gpus_of_port = f64::from(s.ranks()) / f64::from(nodes) / channels;
+            let all = all / ((gpus_of_port + 1.0) / 2.0);
+            if gpus.min_sm >= 90 { all * tables::COLLNET_DIRECT_HOPPER } else { all }
+        }
+        _ => all,
+    }
+}
+
+/// What a call takes before its bytes count: the steps one after the other.
+fn latency(
+    s: &Situation<'_>,
+    gpus: &Gpus<'_>,
+    graph: &ChannelGraph,
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: ProtocolId,
+) -> f64 {
+    let (nodes, locals) = (s.nodes(), f64::from(s.local_ranks()));
+    let p = protocol as usize;
+    let inside = if graph.kind_intra == PathKind::Nvl { Hardware::NvLink } else { Hardware::Pci };
+    let step = |hardware: Hardware, a: Algorithm| {
+        // A tree's steps with Simple are no dearer than a ring's over the PCI of a Power machine.
+        let like_ring = gpus.cpu.0 == Arch::Power
+            && hardware == Hardware::Pci
+            && (a, protocol) == (Algorithm::Tree, ProtocolId::Simple);
+        let row = match a {
+            _ if like_ring => Algorithm::Ring,
+            // NCCL's PAT knows only Simple.
+            Algorithm::Bruck if protocol == ProtocolId::Simple => {
+                return tables::PAT_STEP[hardware as usize];
+            }
+            Algorithm::Bruck | Algorithm::Hierarchical | Algorithm::OneShot | Algorithm::Chain => {
+                Algorithm::Ring
+            }
+            listed => listed,
+        };
+        tables::STEP[hardware as usize][row as usize][p]
+    };
+    let intra = step(inside, algorithm);
+    // With one rank a node nothing hides what the network takes: a tree's figures tell.
+    let alone = s.ranks() == nodes;
+    let mut inter = step(Hardware::Net, if alone { Algorithm::Tree } else { algorithm });
+    // Simple flushes what the card has written: once more the network's latency.
+    let times = if protocol == ProtocolId::Simple { 2.0 } else { 1.0 };
+    let latency = graph.latency_inter;
+    inter += times * if latency.is_finite() { latency.clamp(0.0, MOST_LATENCY) } else { 0.0 };
+
+    let steps = match algorithm {
+        Algorithm::Ring => {
+            let steps = super::ring_steps(collective, s.ranks().into());
+            if matches!(collective, Collective::Broadcast | Collective::Reduce) {
+                let hardware = if nodes == 1 { inside } else { Hardware::Net };
+                match protocol {
+                    // A pipeline that is alike in all channels has no more than one step of latency.
+                    _ if graph.same_channels => step(hardware, algorithm),
+                    ProtocolId::Simple => steps * step(hardware, Algorithm::Tree),
+                    ProtocolId::Ll | ProtocolId::Ll128 => steps * step(hardware, algorithm),
+                }
+            } else {
+                let crossings =
+                    if nodes > 1 { super::ring_steps(collective, nodes.into()) } else { 0.0 };
+                // Every step of a ring over nodes waits for a proxy somewhere.
+                let overhead = match gpus.cpu {
+                    _ if nodes == 1 => 0.0,
+                    (Arch::X86, Vendor::Amd) => tables::NET_OVERHEAD[0],
+                    _ => tables::NET_OVERHEAD[1],
+                };
+                let times =
+                    if protocol == ProtocolId::Simple { tables::NET_OVERHEAD_SIMPLE } else { 1.0 };
+                (steps - crossings) * intra.max(overhead * times) + crossings * inter
+            }
+        }
+        // Up the chain and the tree of nodes, and down. NCCL's trees do both; half of the way is half of that.
+        Algorithm::Tree => {
+            let ways = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
+            ways * ((locals - 1.0) * intra + f64::from(nodes.ilog2()) * inter)
+        }
+        Algorithm::Chain => {
+            let crossings = 2.0 * f64::from(nodes - 1);
+            2.0 * (f64::from(s.ranks()) - 1.0 - f64::from(nodes - 1)) * intra + crossings * inter
+        }
+        Algorithm::Hierarchical => {
+            2.0 * (locals - 1.0) * intra + super::ring_steps(collective, nodes.into()) * inter
+        }
+        Algorithm::OneShot => intra,
+        Algorithm::Bruck => {
+            let within = super::rounds(s.local_ranks());
+            within * intra + (super::rounds(s.ranks()) - within) * inter
+        }
+        Algorithm::CollnetDirect => {
+            let peers = locals - 1.0;
+            2.0 * (peers.min(1.0) * intra + peers * tables::COLLNET_DIRECT_PEER) + inter
+        }
+        Algorithm::CollnetChain => 2.0 * (locals - 1.0) * intra + inter,
+    };
+    let base = match algorithm {
+        Algorithm::Bruck if protocol == ProtocolId::Simple => tables::PAT_BASE,
+        Algorithm::Bruck | Algorithm::Hierarchical | Algorithm::OneShot | Algorithm::Chain => {
+            tables::BASE[Algorithm::Ring as usize][p]
+        }
+        listed => tables::BASE[listed as usize][p],
+    };
+    base + steps
+}

@@ -1,0 +1,160 @@
+//! What may not be done, and why: conditions that no time outweighs.
+//!
+//! The rules are NCCL 2.30.7's (`ncclTopoTuneModel` in its tuning.cc). One is left out: it depends on the CUDA
+//! release (11.8 with two ranks of sm_90).
+
+use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
+
+use super::bandwidth::bandwidth_of_channel;
+use super::{Devices, Gpus, Settings, Situation, tables};
+use crate::PathKind;
+use crate::graph::ChannelGraph;
+
+/// A channel of less, 10^9 bytes a second, counts as broken: a kilobyte a second.
+pub(super) const LEAST_BW: f64 = 1e-6;
+
+impl Gpus<'_> {
+    /// The graph that an algorithm runs on.
+    pub(super) fn graph(&self, algorithm: Algorithm) -> Option<&ChannelGraph> {
+        match algorithm {
+            // Those that no search is made for go over the ring's links.
+            Algorithm::Ring
+            | Algorithm::Hierarchical
+            | Algorithm::OneShot
+            | Algorithm::Bruck
+            | Algorithm::Chain => Some(self.ring),
+            Algorithm::Tree => self.tree,
+            Algorithm::CollnetDirect | Algorithm::CollnetChain => self.collnet,
+        }
+    }
+}
+
+/// The algorithms of a collective, whatever the machine.
+#[must_use]
+pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
+    use Algorithm::{Bruck, Chain, CollnetChain, CollnetDirect, Hierarchical, OneShot, Ring, Tree};
+    match collective {
+        Collective::AllReduce | Collective::Barrier => {
+            &[Tree, Ring, CollnetDirect, CollnetChain, Hierarchical, OneShot, Chain]
+        }
+        Collective::AllGather => &[Ring, Bruck],
+        Collective::ReduceScatter => &[Ring, Bruck, Chain],
+        Collective::Broadcast => &[Tree, Ring],
+        Collective::Reduce => &[Tree, Ring, Chain],
+        Collective::SendRecv => &[Ring],
+    }
+}
+
+/// Why a call cannot be done with this algorithm and protocol; `None` when it can.
+pub(super) fn impossible(
+    s: &Situation<'_>,
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: ProtocolId,
+) -> Option<String> {
+    let collnet = matches!(algorithm, Algorithm::CollnetDirect | Algorithm::CollnetChain);
+    if s.ranks() == 1 && (algorithm, protocol) != (Algorithm::Ring, ProtocolId::Simple) {
+        return Some("a single rank only copies".to_owned());
+    }
+    if !algorithms(collective).contains(&algorithm) {
+        return Some(match (algorithm, collective) {
+            (Algorithm::CollnetDirect, Collective::AllGather | Collective::ReduceScatter) => {
+                "needs a network that gathers and scatters, which is not modelled".to_owned()
+            }
+            _ => format!("no {algorithm} does {collective}"),
+        });
+    }
+    if collnet && protocol != ProtocolId::Simple {
+        return Some(format!("a network that reduces knows no {protocol}"));
+    }
+    if algorithm == Algorithm::OneShot && s.nodes() > 1 {
+        return Some("ranks do not reach the memory of other hosts' ranks".to_owned());
+    }
+    let none = || Some("there is no network that reduces".to_owned());
+    let Devices::Gpus(gpus) = s.devices() else {
+        let here = match algorithm {
+            Algorithm::CollnetDirect => s.collnet,
+            Algorithm::CollnetChain => false,
+            _ => true,
+        };
+        return if here { None } else { none() };
+    };
+    if collnet && s.nodes() == 1 {
+        return Some("a single node: there is no network between the ranks".to_owned());
+    }
+    let Some(graph) = gpus.graph(algorithm) else {
+        return if collnet {
+            none()
+        } else {
+            Some(format!("no {} was found", algorithm.name().to_lowercase()))
+        };
+    };
+    if algorithm == Algorithm::CollnetDirect && !gpus.nvswitch {
+        return Some("needs GPUs that are joined by switches".to_owned());
+    }
+    if algorithm == Algorithm::CollnetDirect && s.local_ranks() > tables::COLLNET_DIRECT_GPUS {
+        let most = tables::COLLNET_DIRECT_GPUS;
+        return Some(format!("{} ranks of a node; {most} at most", s.local_ranks()));
+    }
+    // Also where it is no number.
+    let moves = bandwidth_of_channel(graph, s.nodes(), algorithm) >= LEAST_BW;
+    let usable = s.ranks() == 1 || (moves && !graph.channels.is_empty());
+    (!usable).then(|| "its channels have no bandwidth".to_owned())
+}
+
+/// Why this algorithm and protocol may not be chosen although they can do the call; `None` when they may.
+pub(super) fn forbidden(
+    s: &Situation<'_>,
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: ProtocolId,
+    settings: &Settings,
+) -> Option<String> {
+    if s.ranks() == 1 {
+        // There is nothing to choose.
+        return None;
+    }
+    if !settings.allows(collective, algorithm) {
+        return Some("not allowed by NCCL_ALGO".to_owned());
+    }
+    if !settings.allows_protocol(collective, protocol) {
+        return Some("not allowed by NCCL_PROTO".to_owned());
+    }
+    if !settings.allows_order(collective, algorithm) {
+        return Some("not in the order of the ranks, as FERROCCL_DETERMINISTIC asks".to_owned());
+    }
+    if protocol == ProtocolId::Ll128
+        && !settings.protocols.names(collective)
+        && let Err(why) = ll128_is_safe(s, algorithm)
+    {
+        return Some(format!("LL128 is not safe: {why}"));
+    }
+    None
+}
+
+/// Whether LL128 may be trusted: its flag vouches for the 120 bytes before it only where a warp's store of 128 bytes
+/// arrives as a whole or in order.
+///
+/// On GPUs that is so over `NVLink`, and through PCI switches to a card, from Volta on. On CPU devices it is so by the
+/// flag's store and load, which are a release and an acquire.
+pub(super) fn ll128_is_safe(s: &Situation<'_>, algorithm: Algorithm) -> Result<(), String> {
+    let Devices::Gpus(gpus) = s.devices() else { return Ok(()) };
+    let Some(graph) = gpus.graph(algorithm) else { return Ok(()) };
+    if gpus.min_sm < 70 {
+        return Err(format!("sm_{} does not keep stores of 128 bytes whole", gpus.min_sm));
+    }
+    if gpus.min_sm != gpus.max_sm && gpus.min_sm < 90 {
+        return Err(format!("GPUs of sm_{} and sm_{} are mixed", gpus.min_sm, gpus.max_sm));
+    }
+    if graph.kind_intra > PathKind::Nvb {
+        return Err(format!("GPUs reach each other by {}, farther than NVB", graph.kind_intra));
+    }
+    let farthest = if gpus.min_sm >= 90 { PathKind::Pxn } else { PathKind::Pxb };
+    if s.nodes() > 1 && graph.kind_inter > farthest {
+        return Err(format!(
+            "GPUs reach the network by {}, farther than {farthest}",
+            graph.kind_inter
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,177 @@
+//! What the model knows of a communicator, and what it says of a call.
+
+use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
+
+use crate::graph::ChannelGraph;
+use crate::{Arch, Vendor};
+
+/// Channels at most (NCCL's `MAXCHANNELS`).
+pub(super) const MAX_CHANNELS: u32 = 64;
+
+/// What the model knows of a communicator.
+#[derive(Clone, Debug)]
+pub struct Situation<'a> {
+    pub(super) nodes: u32,
+    pub(super) ranks: u32,
+    pub(super) channels: u32,
+    /// Whether CPU devices have a network that reduces; GPUs have it as a graph.
+    pub(super) collnet: bool,
+    pub(super) devices: Devices<'a>,
+}
+
+/// What ranks run on.
+#[derive(Clone, Debug)]
+pub enum Devices<'a> {
+    /// Cores: every rank of a process is a coroutine on one of them.
+    Cpu {
+        /// The hosts' ring, for its way over the network.
+        ring: Option<&'a ChannelGraph>,
+    },
+    /// GPUs.
+    Gpus(Gpus<'a>),
+}
+
+/// GPUs, and what joins them.
+#[derive(Clone, Debug)]
+pub struct Gpus<'a> {
+    /// The ring.
+    pub ring: &'a ChannelGraph,
+    /// The tree, where one was found.
+    pub tree: Option<&'a ChannelGraph>,
+    /// The chains to a network that reduces, where there is one.
+    pub collnet: Option<&'a ChannelGraph>,
+    /// The least compute capability, times ten.
+    pub min_sm: u32,
+    /// The greatest.
+    pub max_sm: u32,
+    /// The hosts' CPUs.
+    pub cpu: (Arch, Vendor),
+    /// Whether the GPUs of a host are joined by switches.
+    pub nvswitch: bool,
+}
+
+impl<'a> Situation<'a> {
+    /// Of `ranks` on `nodes` hosts, evenly. There is at least one host, and a rank on each: less counts as that.
+    ///
+    /// A communicator of GPUs has twice the channels of its graphs (`ncclTopoPostset` in NCCL's connect.cc), at most
+    /// 64; of CPU devices it has one, until [`Situation::with_channels`] says otherwise.
+    #[must_use]
+    pub fn new(nodes: u32, ranks: u32, devices: Devices<'a>) -> Self {
+        let nodes = nodes.max(1);
+        let channels = match &devices {
+            Devices::Cpu { .. } => 1,
+            Devices::Gpus(gpus) => {
+                let tree = gpus.tree.map_or(usize::MAX, |tree| tree.channels.len());
+                let found = gpus.ring.channels.len().min(tree);
+                u32::try_from(found).unwrap_or(MAX_CHANNELS).saturating_mul(2)
+            }
+        };
+        Situation {
+            nodes,
+            ranks: ranks.max(nodes),
+            channels: channels.clamp(1, MAX_CHANNELS),
+            collnet: false,
+            devices,
+        }
+    }
+
+    /// The same with so many channels, 1 to 64.
+    #[must_use]
+    pub fn with_channels(mut self, channels: u32) -> Self {
+        self.channels = channels.clamp(1, MAX_CHANNELS);
+        self
+    }
+
+    /// The same with a network that reduces, for CPU devices; of GPUs their graph says whether there is one.
+    #[must_use]
+    pub fn with_collnet(mut self, there_is: bool) -> Self {
+        self.collnet = there_is;
+        self
+    }
+
+    /// Hosts.
+    #[must_use]
+    pub fn nodes(&self) -> u32 {
+        self.nodes
+    }
+
+    /// Ranks.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// Channels of the communicator.
+    #[must_use]
+    pub fn channels(&self) -> u32 {
+        self.channels
+    }
+
+    /// What the ranks run on.
+    #[must_use]
+    pub fn devices(&self) -> &Devices<'a> {
+        &self.devices
+    }
+
+    /// Ranks of a host; NCCL rounds down.
+    pub(super) fn local_ranks(&self) -> u32 {
+        self.ranks / self.nodes
+    }
+}
+
+/// What a call takes, by the model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// All of it, in microseconds.
+    pub time_us: f64,
+    /// Its part that does not depend on the size, in microseconds.
+    pub latency_us: f64,
+    /// Bytes of the call by what the rest of the time takes, 10^9 a second (`algbw` without the latency).
+    pub bandwidth: f64,
+}
+
+impl Cost {
+    /// Bytes of the call over its time, 10^9 a second.
+    #[must_use]
+    pub fn algbw(&self, bytes: u64) -> f64 {
+        if self.time_us > 0.0 { bytes as f64 / self.time_us * 1e-3 } else { 0.0 }
+    }
+}
+
+/// What the model says of one algorithm and protocol for a call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prediction {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// The protocol.
+    pub protocol: ProtocolId,
+    /// What it takes; `None` where it cannot be done.
+    pub cost: Option<Cost>,
+    /// Why it is not done, or may not be, as a clause; `None` where it may. It can have a cost all the same.
+    pub why_not: Option<String>,
+}
+
+/// Steps of a ring of `ranks`, one after the other.
+pub(super) fn ring_steps(collective: Collective, ranks: f64) -> f64 {
+    match collective {
+        Collective::AllReduce | Collective::Barrier => 2.0 * (ranks - 1.0),
+        Collective::AllGather | Collective::ReduceScatter => ranks - 1.0,
+        Collective::Broadcast | Collective::Reduce => ranks,
+        Collective::SendRecv => 1.0,
+    }
+}
+
+/// Rounds of [`Algorithm::Bruck`] over `ranks`: the binary digits of the last one.
+pub(super) fn rounds(ranks: u32) -> f64 {
+    f64::from(u32::BITS - ranks.saturating_sub(1).leading_zeros())
+}
+
+/// Factor on the time of a candidate that no machine has measured: a tenth more. Of two candidates with equal work the
+/// measured one is chosen.
+pub(super) const UNMEASURED: f64 = 1.1;
+
+/// Whether `new` is faster than `old`, and not just by how the numbers were rounded: of two equals the first in
+/// NCCL's order is taken.
+pub(super) fn is_faster(new: f64, old: f64) -> bool {
+    new < old * (1.0 - 1e-9)
+}

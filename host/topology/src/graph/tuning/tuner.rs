@@ -1,0 +1,203 @@
+//! The choice from straight lines, computed once for a communicator: a call of 8 bytes can afford to look them up.
+//!
+//! Between two breakpoints the time of each candidate, an algorithm with a protocol, is linear in the bytes. A [`Tuner`]
+//! holds these lines. A choice finds the range of the size, and compares the candidates there that the caller allows.
+
+use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
+
+use super::choose::{allowed, breakpoints};
+use super::parallelism::MinimumSize;
+use super::{Settings, Situation, is_faster, model};
+
+/// No call is larger.
+const LARGEST: u64 = 1 << 62;
+
+/// What [`choose`](super::choose) says, for calls of every collective and size of one communicator: computed once,
+/// looked up without allocating.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tuner {
+    /// The first size of each range, ascending; the first is 0.
+    starts: Box<[u64]>,
+    /// By [`Collective`].
+    tables: Box<[CostTable]>,
+    /// By algorithm and protocol.
+    minimum_sizes: Box<[[MinimumSize; 3]]>,
+}
+
+/// The candidates of a collective, and their times.
+#[derive(Clone, Debug, PartialEq)]
+struct CostTable {
+    /// The candidates that may be chosen, in NCCL's order; 32 at most.
+    candidates: Box<[(Algorithm, ProtocolId)]>,
+    /// The time of every candidate, range by range.
+    costs: Box<[LinearCost]>,
+}
+
+/// A time in microseconds: at the first size of the range, and for each further byte.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct LinearCost {
+    first: f64,
+    per_byte: f64,
+}
+
+impl CostTable {
+    fn new(
+        s: &Situation<'_>,
+        collective: Collective,
+        settings: &Settings,
+        starts: &[u64],
+    ) -> CostTable {
+        let candidates = allowed(s, collective, settings);
+        let time = |(a, p): (Algorithm, ProtocolId), bytes: u64| {
+            // What may be chosen has a time.
+            model::cost(s, collective, a, p, bytes, settings)
+                .map_or(f64::INFINITY, |cost| cost.time_us)
+        };
+        let ends = starts.iter().skip(1).map(|next| next - 1).chain([LARGEST]);
+        let ranges = starts.iter().zip(ends);
+        let costs = ranges.flat_map(|(&start, end)| {
+            candidates.iter().map(move |&choice| {
+                let first = time(choice, start);
+                let length = (end - start).max(1) as f64;
+                LinearCost { first, per_byte: (time(choice, end) - first) / length }
+            })
+        });
+        CostTable { costs: costs.collect(), candidates: candidates.into_boxed_slice() }
+    }
+
+    /// The fastest candidate for which `open` is true; of equals the first.
+    fn best(
+        &self,
+        range: usize,
+        more: u64,
+        open: impl Fn(Algorithm, ProtocolId) -> bool,
+    ) -> Option<(Algorithm, ProtocolId)> {
+        let costs = self.costs.get(range * self.candidates.len()..)?;
+        let mut closed = 0u32;
+        loop {
+            let mut best: Option<(f64, u32, (Algorithm, ProtocolId))> = None;
+            for ((cost, &choice), i) in costs.iter().zip(&self.candidates).zip(0u32..) {
+                let time = cost.first + more as f64 * cost.per_byte;
+                if closed & (1 << i) == 0 && best.is_none_or(|best| is_faster(time, best.0)) {
+                    best = Some((time, i, choice));
+                }
+            }
+            // Asked only of what would be taken: it may have to look for a kernel.
+            let (_, i, (algorithm, protocol)) = best?;
+            if open(algorithm, protocol) {
+                return Some((algorithm, protocol));
+            }
+            closed |= 1 << i;
+        }
+    }
+}
+
+impl Tuner {
+    /// Of a communicator's calls.
+    ///
+    /// ```
+    /// use ferroccl_topology::graph::tuning::*;
+    ///
+    /// let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
+    /// let tuner = Tuner::new(&cores, &Settings::default());
+    /// let all = Collective::AllReduce;
+    /// // Where there are kernels for rings alone:
+    /// let fastest = |bytes| tuner.fastest(all, bytes, |algorithm, _| algorithm == Algorithm::Ring);
+    /// assert_eq!(fastest(8), Some((Algorithm::Ring, ProtocolId::Ll)));
+    /// assert_eq!(fastest(1 << 20), Some((Algorithm::Ring, ProtocolId::Simple)));
+    /// assert_eq!(tuner.fastest(all, 8, |_, _| false), None);
+    /// assert_eq!(tuner.channels(all, 1 << 20, Algorithm::Ring, ProtocolId::Simple, 2), 2);
+    /// ```
+    #[must_use]
+    pub fn new(s: &Situation<'_>, settings: &Settings) -> Tuner {
+        let starts = breakpoints(s, settings, 0, LARGEST);
+        let table = |collective: &Collective| CostTable::new(s, *collective, settings, &starts);
+        let tables = Collective::ALL.iter().map(table).collect();
+        let minimum_sizes = |algorithm: &Algorithm| {
+            // In the order of their indices.
+            [ProtocolId::Ll, ProtocolId::Ll128, ProtocolId::Simple]
+                .map(|p| MinimumSize::new(s, *algorithm, p, settings))
+        };
+        let minimum_sizes = Algorithm::ALL.iter().map(minimum_sizes).collect();
+        Tuner { starts: starts.into_boxed_slice(), tables, minimum_sizes }
+    }
+
+    /// The same with rings and one protocol for all calls, whatever the settings are: for kernels that are not in the
+    /// table.
+    #[must_use]
+    pub fn only(&self, protocol: ProtocolId) -> Tuner {
+        let table = |_| CostTable {
+            candidates: Box::new([(Algorithm::Ring, protocol)]),
+            costs: Box::new([LinearCost { first: 0.0, per_byte: 0.0 }]),
+        };
+        Tuner {
+            starts: Box::new([0]),
+            tables: Collective::ALL.iter().map(table).collect(),
+            minimum_sizes: self.minimum_sizes.clone(),
+        }
+    }
+
+    /// The fastest algorithm and protocol for a call of `bytes` (see [`predict`](super::predict)) for which `open` is true;
+    /// `None` when there is none.
+    ///
+    /// `open` says what the settings do not: whether there is a kernel for the operator and type, and whether this
+    /// communicator has the edges. It must say the same on all ranks.
+    #[must_use]
+    pub fn fastest(
+        &self,
+        collective: Collective,
+        bytes: u64,
+        open: impl Fn(Algorithm, ProtocolId) -> bool,
+    ) -> Option<(Algorithm, ProtocolId)> {
+        let range = self.starts.partition_point(|start| *start <= bytes).checked_sub(1)?;
+        let more = bytes - self.starts.get(range)?;
+        self.tables.get(collective as usize)?.best(range, more, open)
+    }
+
+    /// How many of `channels` a call of `bytes` uses with this algorithm and protocol; at least 1.
+    #[must_use]
+    pub fn channels(
+        &self,
+        _collective: Collective,
+        bytes: u64,
+        algorithm: Algorithm,
+        protocol: ProtocolId,
+        channels: u32,
+    ) -> u32 {
+        self.minimum_size(algorithm, protocol)
+            .map_or(1, |minimum| minimum.channels(bytes, channels))
+    }
+
+    /// How many threads a block of a call of `bytes` has that may use `channels`; 1 on the CPU.
+    ///
+    /// ```
+    /// use ferroccl_topology::graph::tuning::*;
+    ///
+    /// let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
+    /// let tuner = Tuner::new(&cores, &Settings::default());
+    /// assert_eq!(tuner.threads(1 << 20, Algorithm::Ring, ProtocolId::Simple, 2), 1);
+    /// ```
+    #[must_use]
+    pub fn threads(
+        &self,
+        bytes: u64,
+        algorithm: Algorithm,
+        protocol: ProtocolId,
+        channels: u32,
+    ) -> u32 {
+        self.minimum_size(algorithm, protocol)
+            .map_or(1, |minimum| minimum.parallelism(bytes, channels).1)
+    }
+
+    fn minimum_size(&self, algorithm: Algorithm, protocol: ProtocolId) -> Option<&MinimumSize> {
+        self.minimum_sizes.get(algorithm as usize).map(|all| &all[protocol as usize])
+    }
+
+    /// The algorithms and protocols that the settings allow for a collective, in NCCL's order.
+    pub fn candidates(
+        &self,
+        collective: Collective,
+    ) -> impl Iterator<Item = (Algorithm, ProtocolId)> + '_ {
+        self.tables.get(collective as usize).into_iter().flat_map(|t| t.candidates.iter().copied())
+    }
+}

@@ -1,0 +1,160 @@
+//! Topology and graph files of real machines.
+
+use std::path::{Path, PathBuf};
+
+use ferroccl_topology::graph::search::{Wanted, search};
+use ferroccl_topology::graph::{
+    GraphId, HostGraphs, SearchSettings, feasible_bw, file, link_loads,
+};
+use ferroccl_topology::{Assume, PathKind, Paths, Policy, System, affinity, xml};
+
+fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/topology_files/{name}.xml"))
+}
+
+fn load(name: &str) -> System {
+    let assume: Assume = "sm=80,nvswitch=12".parse().unwrap();
+    ferroccl_topology::load_file(&path(name), &assume).unwrap()
+}
+
+fn paths(system: &System) -> Paths {
+    Paths::new(system, &Policy::default())
+}
+
+#[test]
+fn paths_of_a_hybrid_cube_mesh() {
+    let system = load("dgx1-v100");
+    let all = paths(&system);
+    let kind = |a, b| (all.gpu_gpu(a, b).kind, all.gpu_gpu(a, b).bw, all.gpu_gpu(a, b).hops());
+    assert_eq!(kind(0, 1), (PathKind::Nvl, 20.0, 1));
+    assert_eq!(kind(0, 3), (PathKind::Nvl, 40.0, 1));
+    // By GPU 1 or by GPU 4: a single link and a double one.
+    assert_eq!(kind(0, 5), (PathKind::Nvb, 20.0, 2));
+    assert_eq!(kind(0, 7), (PathKind::Nvb, 40.0, 2));
+    assert_eq!(all.gpu_net(0, 0).kind, PathKind::Pix);
+    assert_eq!(all.gpu_net(2, 0).kind, PathKind::Pxn);
+    assert_eq!(affinity(&system, &all, 7).iter().next(), Some(64));
+
+    let no_nvb = Paths::new(&system, &Policy { nvb: false, ..Policy::default() });
+    assert_eq!(no_nvb.gpu_gpu(0, 5).kind, PathKind::Sys);
+    let no_pxn = Paths::new(&system, &Policy { pxn: false, ..Policy::default() });
+    assert_eq!(no_pxn.gpu_net(2, 0).kind, PathKind::Phb);
+}
+
+#[test]
+fn decisions_follow_distance_processor_and_setting() {
+    let system = load("pcie-4gpu-no-nic"); // Intel
+    let policy = Policy::default();
+    assert!(policy.p2p(&system, PathKind::Pxb).allowed);
+    let no = policy.p2p(&system, PathKind::Phb);
+    assert!(
+        !no.allowed && no.why == "PHB is farther than PXB (the default on Intel)",
+        "{}",
+        no.why
+    );
+    let set = Policy { p2p_level: Some(PathKind::Sys), ..Policy::default() };
+    assert!(set.p2p(&system, PathKind::Phb).allowed);
+    // Neither P2P nor shared memory: no way.
+    let alone = Policy { p2p_level: Some(PathKind::Loc), shm: false, ..Policy::default() };
+    let paths = Paths::new(&system, &alone);
+    assert_eq!(paths.gpu_gpu(0, 1).kind, PathKind::Dis);
+    assert_eq!(search(&system, &paths, &Wanted::new(GraphId::Ring)), None);
+    // P2P off: GPUs of one switch meet in the CPU's memory.
+    let off = Policy { p2p_level: Some(PathKind::Loc), ..Policy::default() };
+    let paths = Paths::new(&system, &off);
+    assert_eq!(paths.gpu_gpu(0, 1).kind, PathKind::Phb);
+
+    let amd = load("azure-ncv4-topo");
+    assert!(policy.p2p(&amd, PathKind::Sys).allowed);
+    let gdr = policy.gdr(&amd, 0, 0, PathKind::Pix);
+    assert!(!gdr.allowed && gdr.why == "the card's driver does not offer it", "{}", gdr.why);
+    let a100 = load("dgx-a100");
+    assert!(policy.gdr(&a100, 0, 0, PathKind::Pxb).allowed);
+    assert!(!policy.gdr(&a100, 0, 0, PathKind::Phb).allowed);
+    let level = Policy { gdr_level: Some(PathKind::Phb), ..Policy::default() };
+    assert!(level.gdr(&a100, 0, 0, PathKind::Phb).allowed);
+}
+
+#[test]
+fn the_search_finds_channels_as_good_as_those_that_were_published() {
+    let system = load("azure-ncv4-topo");
+    let all = paths(&system);
+    let name = path("azure-ncv4-graph");
+    let root = xml::read(&name).unwrap();
+    let published = file::read(&root, "azure-ncv4-graph.xml", &system).unwrap();
+    assert_eq!(published.graphs.len(), 3);
+    for graph in &published.graphs {
+        let found = search(&system, &all, &Wanted::new(graph.id)).unwrap();
+        // Both by what the system's links give; the file promises more than its links hold.
+        let (each, _) = feasible_bw(&system, &all, graph);
+        let theirs = each * graph.channels.len() as f64;
+        let ours = found.total_bw(1);
+        assert!(ours >= theirs * (1.0 - 1e-9), "{:?}: {ours}, published {theirs}", graph.id);
+    }
+}
+
+#[test]
+fn a_graph_of_another_system_has_no_bandwidth_here() {
+    let (large, small) = (load("dgx-a100"), load("azure-ncv4-topo"));
+    let graphs = HostGraphs::search(&large, &paths(&large), &SearchSettings::default(), 2).unwrap();
+    for graph in graphs.iter() {
+        assert_eq!(feasible_bw(&small, &paths(&small), graph), (0.0, 0.0));
+        assert!(link_loads(&small, &paths(&small), graph).iter().all(|load| *load == 0.0));
+    }
+}
+
+#[test]
+fn graphs_survive_writing_and_reading() {
+    for (name, hosts) in
+        [("dgx-a100", 4), ("hgx-h100", 1), ("dgx1-v100", 2), ("azure-ncv4-topo", 3)]
+    {
+        let system = load(name);
+        let graphs =
+            HostGraphs::search(&system, &paths(&system), &SearchSettings::default(), hosts)
+                .unwrap();
+        let text = file::to_xml(graphs.iter(), &system).to_xml();
+        let root = xml::parse(&text, "dump.xml").unwrap();
+        let read = file::read(&root, "dump.xml", &system).unwrap();
+        assert!(read.notes.is_empty());
+        assert!(read.graphs.iter().eq(graphs.iter()), "{name}");
+    }
+}
+
+#[test]
+fn a_graph_file_that_makes_no_sense_is_refused_by_line_and_attribute() {
+    let system = load("pcie-4gpu-no-nic");
+    let good = "<graphs version=\"1\">\n<graph id=\"0\" pattern=\"4\" nchannels=\"1\" speedintra=\"10\" \
+                speedinter=\"10\">\n<channel>\n<gpu dev=\"0\"/><gpu dev=\"1\"/>\n<gpu dev=\"2\"/>\
+                <gpu dev=\"3\"/></channel></graph></graphs>";
+    let read = |text: &str| {
+        let root = xml::parse(text, "g.xml").unwrap();
+        file::read(&root, "g.xml", &system)
+    };
+    assert_eq!(read(good).unwrap().graphs.len(), 1);
+    for (from, to, error) in [
+        ("version=\"1\"", "version=\"2\"", "g.xml:1: <graphs>: attribute version=\"2\""),
+        ("dev=\"1\"", "dev=\"0\"", "g.xml:4: <gpu>: attribute dev=\"0\": twice in one channel"),
+        (
+            "dev=\"1\"",
+            "dev=\"9\"",
+            "g.xml:4: <gpu>: attribute dev=\"9\": the system has no such device",
+        ),
+        ("<gpu dev=\"1\"/>", "", "g.xml:3: <channel>: GPU 1 is not in it"),
+        ("<gpu dev=\"1\"/>", "<gpu/><gpu dev=\"1\"/>", "g.xml:4: <gpu>"),
+        ("nchannels=\"1\"", "nchannels=\"2\"", "attribute nchannels=\"2\": there are 1 channels"),
+        ("speedintra=\"10\"", "speedintra=\"0\"", "attribute speedintra=\"0\""),
+        ("speedintra=\"10\"", "speedintra=\"NaN\"", "attribute speedintra=\"NaN\""),
+        ("pattern=\"4\"", "pattern=\"3\"", "attribute pattern=\"3\": a ring has pattern 4"),
+        ("<channel>", "<channel><net dev=\"0\"/>", "g.xml:3: <net>: attribute dev=\"0\""),
+        ("<graph ", "<graf ", "g.xml:"),
+    ] {
+        let text = good.replacen(from, to, 1);
+        let text = if from == "<graph " { text.replace("</graph>", "</graf>") } else { text };
+        let found = read(&text).unwrap_err().to_string();
+        assert!(found.contains(error), "{from} -> {to}: {found}");
+    }
+    // What NCCL writes for NVLS is left out, and said to be.
+    let nvls = good.replace("</graphs>", "<graph id=\"3\" pattern=\"5\"/></graphs>");
+    let read = read(&nvls).unwrap();
+    assert_eq!((read.graphs.len(), read.notes.len()), (1, 1));
+}

@@ -1,0 +1,12 @@
+//! Topologies: files and machines that are read, paths, channels that are searched for, and how hosts are joined.
+
+mod detect;
+mod files;
+mod graphs;
+mod systems;
+mod xml;
+
+#[path = "../../../../tests/support/again.rs"]
+mod again;
+#[path = "../../../../tests/support/random.rs"]
+mod random;

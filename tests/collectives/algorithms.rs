@@ -1,0 +1,136 @@
+//! Every collective by every algorithm and protocol, on communicators of all sizes, in the default set-up and in a
+//! hostile one: 2 slots of the smallest size, 3 channels. What is checked is in `team`.
+//!
+//! Types and operators are the business of `conformance.rs`; here elements are `u32`.
+
+use std::sync::Arc;
+
+use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
+use ferroccl::{Algorithm, CommConfig, Device, ProtocolId};
+
+use crate::random::Random;
+use crate::team::{COUNTS, team, team_on};
+
+fn configs(protocol: ProtocolId) -> [(CommConfig, &'static str); 2] {
+    let mut usual = CommConfig::default();
+    usual.protocol = Some(protocol);
+    let mut hostile = usual.clone();
+    hostile.slots = Some(2);
+    hostile.buffer_bytes = [Some(512); 3];
+    hostile.channels = Some(3);
+    [(usual, "usual"), (hostile, "hostile")]
+}
+
+const ALGORITHMS: [Algorithm; 6] = [
+    Algorithm::Ring,
+    Algorithm::Tree,
+    Algorithm::OneShot,
+    Algorithm::Bruck,
+    Algorithm::Chain,
+    Algorithm::Hierarchical,
+];
+
+fn every_algorithm(protocol: ProtocolId) {
+    let seed = 0x5EED + protocol as u64;
+    println!("seed {seed:#x}");
+    for n in [1, 2, 3, 4, 5, 7] {
+        for algorithm in ALGORITHMS {
+            for (mut config, name) in configs(protocol) {
+                config.algorithm = Some(algorithm);
+                let name = format!("{algorithm}, {protocol}, {name}");
+                team(&config, n, &name).collectives(seed, &COUNTS);
+                if matches!(algorithm, Algorithm::Hierarchical | Algorithm::Tree) && n > 2 {
+                    config.ranks_per_node = Some(2);
+                    team(&config, n, &format!("{name}, 2 a node")).collectives(seed, &COUNTS);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_algorithm_with_simple() {
+    every_algorithm(ProtocolId::Simple);
+}
+
+#[test]
+fn every_algorithm_with_ll() {
+    every_algorithm(ProtocolId::Ll);
+}
+
+#[test]
+fn every_algorithm_with_ll128() {
+    every_algorithm(ProtocolId::Ll128);
+}
+
+#[test]
+fn messages() {
+    for &protocol in ProtocolId::ALL {
+        for n in [1, 2, 3, 5, 8] {
+            for (config, name) in configs(protocol) {
+                team(&config, n, &format!("{protocol}, {name}")).messages(7, &COUNTS);
+            }
+        }
+    }
+}
+
+/// Slots that hold one chunk and a half.
+#[test]
+fn three_slots() {
+    for &protocol in ProtocolId::ALL {
+        for algorithm in ALGORITHMS {
+            let mut config = CommConfig::default();
+            config.protocol = Some(protocol);
+            config.algorithm = Some(algorithm);
+            config.slots = Some(3);
+            config.buffer_bytes = [Some(3 * 256); 3];
+            team(&config, 4, &format!("{algorithm}, {protocol}, three slots"))
+                .collectives(3, &COUNTS[..6]);
+        }
+    }
+}
+
+/// Every algorithm and protocol under schedules and a memory that are as unhelpful as the rules allow.
+#[test]
+fn under_adversity() {
+    for &protocol in ProtocolId::ALL {
+        for algorithm in ALGORITHMS {
+            for seed in 0..24 {
+                let device = Device::new(Arc::new(CpuRuntime::seeded(Adversity::new(seed))));
+                let mut config = CommConfig::default();
+                config.protocol = Some(protocol);
+                config.algorithm = Some(algorithm);
+                config.slots = Some(2 + seed as u32 % 3);
+                config.buffer_bytes = [Some(1024); 3];
+                config.channels = Some(1 + seed as u32 % 2);
+                if algorithm == Algorithm::Hierarchical || seed % 4 == 3 {
+                    config.ranks_per_node = Some(2);
+                }
+                let n = 2 + seed as u32 % 4;
+                let name = format!("{algorithm}, {protocol}, seed {seed}");
+                let team = team_on(device, &config, n, &name);
+                team.collectives(seed, &[0, 1, 40, 301]);
+                team.messages(seed, &[0, 3, 150]);
+            }
+        }
+    }
+}
+
+/// What is kept from call to call: no step is lost between algorithms that use the same connections.
+#[test]
+fn one_communicator_after_the_other() {
+    let mut random = Random(11);
+    for &protocol in ProtocolId::ALL {
+        let mut config = CommConfig::default();
+        config.protocol = Some(protocol);
+        config.slots = Some(2);
+        config.buffer_bytes = [Some(512); 3];
+        // Steps that begin just before LL's flags repeat.
+        config.first_step = (1 << 31) - 20;
+        let team = team(&config, 4, &format!("{protocol}, late steps"));
+        for _ in 0..3 {
+            team.collectives(random.next(), &COUNTS[..5]);
+            team.messages(random.next(), &COUNTS[..5]);
+        }
+    }
+}

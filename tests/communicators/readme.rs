@@ -1,0 +1,79 @@
+//! The parts of programs that the README shows: these lines are those (a test of the command compares them).
+
+use ferroccl::{
+    CommConfig, Communicator, Device, DeviceBuffer, ReduceOp, Result, Stream, UniqueId,
+};
+
+use super::{each, init_ranks};
+
+type Floats = DeviceBuffer<f32>;
+
+#[rustfmt::skip]
+fn a_group(
+    (comm, world): (&Communicator, &Communicator),
+    (blocks, other, sum): (&[Floats], &[Floats], Floats),
+    stream: Stream,
+) -> Result<()> {
+    ferroccl::group(|| {
+        for (peer, block) in blocks.iter().enumerate() {
+            comm.send(block, peer as u32, &stream)?;
+            comm.recv(&other[peer], peer as u32, &stream)?;
+        }
+        world.all_reduce(&sum, &sum, ReduceOp::Avg, &stream)
+    })?;
+    stream.synchronize()
+}
+
+#[test]
+fn a_group_of_messages_and_a_sum() {
+    let device = Device::cpu();
+    let config = CommConfig::default();
+    let (comms, worlds) = (init_ranks(&device, 2, &config), init_ranks(&device, 2, &config));
+    each(2, |rank| {
+        let mine = |x: f32| device.upload(&[x; 100]).unwrap();
+        let blocks = [mine(10.0 + rank as f32), mine(20.0 + rank as f32)];
+        let other = [mine(0.0), mine(0.0)];
+        let (sum, stream) = (mine(rank as f32), device.stream().unwrap());
+        let r = rank as usize;
+        a_group((&comms[r], &worlds[r]), (&blocks, &other, sum.clone()), stream.clone()).unwrap();
+        let want = if rank == 0 { [10.0, 11.0] } else { [20.0, 21.0] };
+        for (from, want) in other.iter().zip(want) {
+            assert_eq!(from.to_vec(&stream).unwrap(), [want; 100]);
+        }
+        assert_eq!(sum.to_vec(&stream).unwrap(), [0.5; 100]);
+    });
+}
+
+#[rustfmt::skip]
+fn a_split_and_a_start_in_the_background(
+    comm: Communicator,
+    device: Device,
+    (n, id, rank): (u32, UniqueId, u32),
+    config: CommConfig,
+) -> Result<Option<Communicator>> {
+    let row = comm.split(Some(comm.rank() / 8), 0)?;             // Option: none without a color
+    let init = Communicator::init_rank_nonblocking(&device, n, &id, rank, &config)?;
+    while !init.is_over() { /* something else; init.abort() ends it */ }
+    let comm = init.wait()?;
+    comm.finalize()?;                                            // all calls have ended, no more can be made
+    Ok(row)
+}
+
+#[test]
+fn rows_of_eight() {
+    let device = Device::cpu();
+    let id = UniqueId::listening_at(([127, 0, 0, 1], 0).into()).unwrap();
+    let all = std::sync::Mutex::new(init_ranks(&device, 9, &CommConfig::default()));
+    let rows = each(9, |rank| {
+        let comm = {
+            let mut all = all.lock().unwrap();
+            let at = all.iter().position(|comm| comm.rank() == rank).unwrap();
+            all.remove(at)
+        };
+        let place = (9, id, rank);
+        let config = CommConfig::default();
+        a_split_and_a_start_in_the_background(comm, device.clone(), place, config).unwrap().unwrap()
+    });
+    let sizes: Vec<u32> = rows.iter().map(Communicator::world_size).collect();
+    assert_eq!(sizes, [8, 8, 8, 8, 8, 8, 8, 8, 1]);
+}

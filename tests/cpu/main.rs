@@ -1,0 +1,11 @@
+//! The CPU runtime: streams, blocks and workers; the seeded scheduler; protocols under its adversary.
+
+mod adversity;
+mod orders;
+mod runtime;
+mod seeded;
+
+#[path = "../support/kernels.rs"]
+mod kernels;
+#[path = "../support/random.rs"]
+mod random;

@@ -1,0 +1,29 @@
+//! Ranks in processes of their own, on one host and on several: started by hand and by launchers, joined by shared memory,
+//! sockets and RDMA. What a process does is a test of this program, which starts itself.
+
+mod launchers;
+mod namespaces;
+mod processes;
+mod sockets;
+#[cfg(feature = "verbs")]
+mod verbs;
+
+#[path = "../support/again.rs"]
+mod again;
+#[path = "../support/hosts/mod.rs"]
+mod hosts;
+#[path = "../support/members.rs"]
+mod members;
+#[path = "../support/random.rs"]
+mod random;
+#[cfg(feature = "verbs")]
+#[path = "../support/rdma.rs"]
+mod rdma;
+#[path = "../support/skip.rs"]
+mod skip;
+
+/// A rank, when this process was started as one.
+#[test]
+fn member() {
+    members::member();
+}

@@ -1,0 +1,214 @@
+//! Ranks as processes over shared memory: right results, and nothing left when one is killed.
+//!
+//! The test binary starts itself: with `FERROCCL_TEST_RANK` set, `member` is one rank and the rest does nothing.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+
+use ferroccl::config::Config;
+use ferroccl::{CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp, UniqueId};
+
+use crate::again::again;
+use crate::random::Random;
+
+fn start(id: &UniqueId, rank: u32, n: u32, job: &str) -> Child {
+    again(module_path!(), "member")
+        .env("FERROCCL_TEST_RANK", rank.to_string())
+        .env("FERROCCL_TEST_RANKS", n.to_string())
+        .env("FERROCCL_TEST_JOB", job)
+        .env("FERROCCL_UNIQUE_ID", id.to_string())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .unwrap()
+}
+
+/// One rank, when this process was started as one.
+#[test]
+fn member() {
+    let Ok(rank) = std::env::var("FERROCCL_TEST_RANK") else { return };
+    let get = |name: &str| std::env::var(name).unwrap();
+    let (rank, n): (u32, u32) =
+        (rank.parse().unwrap(), get("FERROCCL_TEST_RANKS").parse().unwrap());
+    let id: UniqueId = get("FERROCCL_UNIQUE_ID").parse().unwrap();
+    match get("FERROCCL_TEST_JOB").as_str() {
+        "sums" => sums(&id, rank, n),
+        "for_ever" => for_ever(&id, rank, n),
+        "mismatch" => mismatch(&id, rank, n),
+        other => panic!("no job {other}"),
+    }
+}
+
+fn sums(id: &UniqueId, rank: u32, n: u32) {
+    let device = Device::cpu();
+    let stream = device.stream().unwrap();
+    let communicator = Communicator::init_rank(&device, n, id, rank).unwrap();
+    // Every rank draws the same numbers, so that each knows all inputs.
+    let mut random = Random(u64::from(n));
+    for call in 0..200 {
+        let count = [1, 7, 1000, 40_000, 300_000][random.below(5)];
+        let shift = random.below(100) as i64;
+        let input: Vec<i64> =
+            (0..count as i64).map(|i| (i + shift) * i64::from(rank + 1)).collect();
+        let want: Vec<i64> =
+            (0..count as i64).map(|i| (i + shift) * i64::from(n * (n + 1) / 2)).collect();
+        let send = device.upload(&input).unwrap();
+        let recv = if call % 2 == 0 { send.clone() } else { device.alloc(count).unwrap() };
+        communicator.all_reduce(&send, &recv, ReduceOp::Sum, &stream).unwrap();
+        assert!(recv.to_vec(&stream).unwrap() == want, "rank {rank} call {call} count {count}");
+    }
+}
+
+fn for_ever(id: &UniqueId, rank: u32, n: u32) {
+    let device = Device::cpu();
+    let stream = device.stream().unwrap();
+    let communicator = Communicator::init_rank(&device, n, id, rank).unwrap();
+    let buffer = device.alloc::<f32>(100_000).unwrap();
+    println!("\nrank {rank} runs");
+    loop {
+        let error = communicator
+            .all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream)
+            .and_then(|()| stream.synchronize());
+        if let Err(error) = error {
+            println!("\nrank {rank} ends: {error}");
+            return;
+        }
+    }
+}
+
+fn mismatch(id: &UniqueId, rank: u32, n: u32) {
+    let device = Device::cpu();
+    let stream = device.stream().unwrap();
+    let communicator = Communicator::init_rank(&device, n, id, rank).unwrap();
+    let buffer = device.alloc::<f32>(100 + rank as usize / (n as usize - 1)).unwrap();
+    communicator.all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
+    let error = stream.synchronize().unwrap_err();
+    assert!(matches!(error, Error::Kernel(_)), "{error}");
+    println!("\nrank {rank} ends: {error}");
+}
+
+fn group(n: u32, job: &str) -> Vec<Child> {
+    let id = UniqueId::new(&Config::default().bootstrap()).unwrap();
+    (0..n).map(|rank| start(&id, rank, n, job)).collect()
+}
+
+fn all_sums(n: u32) {
+    for (rank, child) in group(n, "sums").into_iter().enumerate() {
+        let output = child.wait_with_output().unwrap();
+        assert!(
+            output.status.success(),
+            "rank {rank}: {}",
+            String::from_utf8_lossy(&output.stdout)
+        );
+    }
+}
+
+#[test]
+fn two_processes_agree() {
+    all_sums(2);
+}
+
+#[test]
+fn four_processes_agree() {
+    all_sums(4);
+}
+
+#[test]
+fn eight_processes_agree() {
+    all_sums(8);
+}
+
+fn shared_memory_names() -> Vec<String> {
+    let mut names: Vec<_> = std::fs::read_dir("/dev/shm")
+        .map(|dir| dir.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect())
+        .unwrap_or_default();
+    names.retain(|name: &String| name.contains("ferroccl"));
+    names
+}
+
+#[test]
+fn a_killed_process_is_an_error_elsewhere_and_leaves_nothing() {
+    for victim in 0..4usize {
+        let mut group = group(4, "for_ever");
+        let mut lines: Vec<_> =
+            group.iter_mut().map(|c| BufReader::new(c.stdout.take().unwrap()).lines()).collect();
+        let mut find = |rank: usize, what: &str| {
+            lines[rank].by_ref().map_while(Result::ok).find(|line| line.contains(what))
+        };
+        for rank in 0..4 {
+            assert!(find(rank, "runs").is_some(), "rank {rank} does not start");
+        }
+        // SIGKILL, in the middle of whatever it does.
+        group[victim].kill().unwrap();
+        for rank in (0..4).filter(|&r| r != victim) {
+            let end = find(rank, "ends: ")
+                .unwrap_or_else(|| panic!("rank {rank} does not say how it ends"));
+            assert!(end.contains(&format!("lost rank {victim}")), "victim {victim}: {end}");
+        }
+        for mut child in group {
+            child.wait().unwrap();
+        }
+        assert_eq!(shared_memory_names(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn another_count_in_another_process_is_an_error_everywhere() {
+    for child in group(3, "mismatch") {
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && text.contains("count 100") && text.contains("count 101"),
+            "{text}"
+        );
+    }
+}
+
+/// Threads of one process by `init_rank`, over P2P, and over shared memory where P2P is off.
+#[test]
+fn threads_come_together_by_id() {
+    for p2p in [true, false] {
+        for protocol in ProtocolId::ALL {
+            let id = UniqueId::new(&Config::default().bootstrap()).unwrap();
+            let mut config = CommConfig::default();
+            config.protocol = Some(*protocol);
+            config.p2p = Some(p2p);
+            std::thread::scope(|threads| {
+                for rank in 0..5 {
+                    let config = &config;
+                    threads.spawn(move || {
+                        let device = Device::cpu();
+                        let communicator =
+                            Communicator::init_rank_with(&device, 5, &id, rank, config).unwrap();
+                        let stream = device.stream().unwrap();
+                        let buffer = device.upload(&vec![rank; 12_345]).unwrap();
+                        communicator.all_reduce(&buffer, &buffer, ReduceOp::Max, &stream).unwrap();
+                        assert_eq!(buffer.to_vec(&stream).unwrap(), [4; 12_345]);
+                    });
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn settings_that_differ_are_named() {
+    let id = UniqueId::new(&Config::default().bootstrap()).unwrap();
+    let errors: Vec<String> = std::thread::scope(|threads| {
+        let ranks: Vec<_> = (0..2)
+            .map(|rank| {
+                threads.spawn(move || {
+                    let mut config = CommConfig::default();
+                    config.slots = Some(4 + rank);
+                    Communicator::init_rank_with(&Device::cpu(), 2, &id, rank, &config)
+                        .unwrap_err()
+                        .to_string()
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    for text in errors {
+        assert!(text.contains("slots (FERROCCL_SLOTS)"), "{text}");
+    }
+}

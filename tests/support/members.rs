@@ -1,0 +1,122 @@
+//! Ranks in processes of their own, which are this test program, started again: [`member`] is then its body, in a test of
+//! that name, in the program's root.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::io::{BufRead, BufReader, Lines};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use ferroccl::{CommConfig, Communicator, Device, ReduceOp, UniqueId};
+
+use crate::again::only;
+use crate::random::Random;
+
+/// The variable that says how many calls `sums` makes.
+pub(crate) const CALLS: &str = "FERROCCL_TEST_CALLS";
+
+/// Ranks, and what they say.
+pub(crate) struct Job {
+    pub(crate) ranks: Vec<(Child, Lines<BufReader<ChildStdout>>)>,
+}
+
+impl Job {
+    /// `n` ranks, each by a command of its own for this program, that do this work.
+    pub(crate) fn start(
+        n: usize,
+        id: &UniqueId,
+        work: &str,
+        env: &[(&str, &str)],
+        command: impl Fn(usize) -> Command,
+    ) -> Job {
+        let ranks = (0..n).map(|rank| {
+            let mut child = command(rank)
+                .args(only("", "member"))
+                .env("FERROCCL_TEST_RANK", rank.to_string())
+                .env("FERROCCL_TEST_RANKS", n.to_string())
+                .env("FERROCCL_TEST_JOB", work)
+                .env("FERROCCL_UNIQUE_ID", id.to_string())
+                .envs(env.iter().copied())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+            (child, lines)
+        });
+        Job { ranks: ranks.collect() }
+    }
+
+    /// The next line of a rank that begins so, without that.
+    pub(crate) fn told(&mut self, rank: usize, word: &str) -> String {
+        let lines = self.ranks[rank].1.by_ref().map_while(Result::ok);
+        let found = lines.map(|line| line.strip_prefix(word).map(str::to_owned)).find_map(|l| l);
+        found.unwrap_or_else(|| panic!("rank {rank} does not say {word:?}"))
+    }
+
+    pub(crate) fn all_told(&mut self, word: &str) -> Vec<String> {
+        (0..self.ranks.len()).map(|rank| self.told(rank, word)).collect()
+    }
+
+    pub(crate) fn end(self) {
+        for (rank, (mut child, _)) in self.ranks.into_iter().enumerate() {
+            assert!(child.wait().unwrap().success(), "rank {rank}");
+        }
+    }
+}
+
+/// One rank, when this process was started as one.
+pub(crate) fn member() {
+    let Ok(rank) = std::env::var("FERROCCL_TEST_RANK") else { return };
+    if std::env::var_os("NCCL_DEBUG").is_some() {
+        ferroccl::log::init_from_env().unwrap();
+    }
+    let get = |name: &str| std::env::var(name).unwrap();
+    let (rank, n): (u32, u32) =
+        (rank.parse().unwrap(), get("FERROCCL_TEST_RANKS").parse().unwrap());
+    let id: UniqueId = get("FERROCCL_UNIQUE_ID").parse().unwrap();
+    let mut config = CommConfig::default();
+    config.protocol = std::env::var("FERROCCL_TEST_PROTOCOL").ok().map(|p| p.parse().unwrap());
+    let device = Device::cpu();
+    let communicator = Communicator::init_rank_with(&device, n, &id, rank, &config).unwrap();
+    match get("FERROCCL_TEST_JOB").as_str() {
+        "sums" => sums(&communicator),
+        "for_ever" => for_ever(&communicator),
+        other => panic!("no job {other}"),
+    }
+}
+
+fn sums(communicator: &Communicator) {
+    let device = communicator.device();
+    let stream = device.stream().unwrap();
+    let (rank, n) = (communicator.rank(), communicator.world_size());
+    let calls: usize = std::env::var(CALLS).unwrap().parse().unwrap();
+    // Every rank draws the same numbers, so that each knows all inputs.
+    let mut random = Random(u64::from(n));
+    for call in 0..calls {
+        let count = random.pick(&[1usize, 7, 1000, 40_001]);
+        let shift = random.below(100) as i64;
+        let values = |factor: u32| -> Vec<i64> {
+            (0..count as i64).map(|i| (i + shift) * i64::from(factor)).collect()
+        };
+        let send = device.upload(&values(rank + 1)).unwrap();
+        let recv = if call % 2 == 0 { send.clone() } else { device.alloc(count).unwrap() };
+        communicator.all_reduce(&send, &recv, ReduceOp::Sum, &stream).unwrap();
+        let want = values(n * (n + 1) / 2);
+        assert!(recv.to_vec(&stream).unwrap() == want, "rank {rank} call {call} count {count}");
+    }
+    println!("\nended well");
+}
+
+fn for_ever(communicator: &Communicator) {
+    let device = communicator.device();
+    let stream = device.stream().unwrap();
+    let buffer = device.alloc::<f32>(100_000).unwrap();
+    for call in 0u64.. {
+        let done = communicator.all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream);
+        if let Err(error) = done.and_then(|()| stream.synchronize()) {
+            println!("\nended {error}");
+            return;
+        }
+        if call == 3 {
+            println!("\nruns");
+        }
+    }
+}

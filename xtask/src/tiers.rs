@@ -1,0 +1,131 @@
+//! What each tier consists of.
+
+use std::process::{Command, Stdio};
+
+use crate::run::Step;
+use crate::{features, licences, skips};
+
+/// The features that all tests, lints and documentation are built with: everything.
+const ALL: &str = "cust,cudarc";
+
+/// Kernels' PTX takes minutes to compile; what only checks host code does without.
+const NO_PTX: [(&str, &str); 1] = [("FERROCCL_PTX", "none")];
+
+pub(crate) fn check() -> Vec<Step> {
+    vec![
+        format(),
+        lints(&NO_PTX),
+        documentation(&NO_PTX),
+        Step::new("units", "unit tests")
+            .run_with(&format!("cargo test --workspace --features {ALL} --lib --bins"), &NO_PTX),
+    ]
+}
+
+pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
+    let tests = format!("cargo test --workspace --features {ALL}");
+    let mut run = Command::new("cargo");
+    run.args(tests.split_whitespace().skip(1)).args(arguments).env(skips::FILE, skips::path());
+    vec![
+        format(),
+        lints(&[]),
+        documentation(&[]),
+        Step::new("licences", "the licence of every dependency is on the list of deny.toml")
+            .function(licences::check),
+        Step::new("features", "builds that leave features out").function(features::some),
+        Step::new("left-out", "a kernel that was left out is an error that names its feature")
+            .run("cargo test -p ferroccl-device --no-default-features --lib kernels"),
+        Step::new("build", "all tests, compiled").run(&format!("{tests} --no-run")),
+        Step::new("tests", "all tests").function(skips::forget).command(run).function(skips::tell),
+    ]
+}
+
+pub(crate) fn nightly() -> Vec<Step> {
+    vec![
+        Step::new("features", "each feature alone, and everything but it").function(features::each),
+        Step::new("deny", "advisories, licences, banned crates and sources (cargo-deny)")
+            .needs(|| cargo_tool("deny"))
+            .run("cargo deny --workspace check licenses bans sources")
+            // The database of advisories comes from GitHub.
+            .run("cargo deny --workspace check advisories"),
+        Step::new("msrv", "the oldest Rust that the manifests promise compiles everything")
+            .needs(|| toolchain(&features::rust_version()))
+            .run_with(
+                &format!("cargo check --workspace --features {ALL} --all-targets"),
+                &[("FERROCCL_PTX", "none"), ("RUSTUP_TOOLCHAIN", &features::rust_version())],
+            ),
+        Step::new("vm", "all tests in virtual machines with RDMA devices").run_with(
+            &format!("cargo test --workspace --features {ALL} -- in_a_vm in_two_vms --nocapture"),
+            &NO_PTX,
+        ),
+        Step::new("sanitize", "the proxy, networks and the bootstrap under ThreadSanitizer")
+            .needs(library_source)
+            .run("scripts/sanitize"),
+        Step::new("miri", "parsers and pure functions under Miri")
+            .needs(|| component("miri", "nightly"))
+            .run_with("cargo +nightly miri test -p ferroccl-ptx --lib", &NO_PTX),
+        Step::new("fuzz", "the reader of PTX, ten minutes of libFuzzer")
+            .needs(|| cargo_tool("fuzz").or_else(|| toolchain("nightly")))
+            .run("mkdir -p ptx/fuzz/corpus/look")
+            .run("cargo +nightly fuzz run --fuzz-dir ptx/fuzz look ptx/fuzz/corpus/look ptx/tests/fixtures -- -max_len=16384 -timeout=10 -max_total_time=600"),
+        Step::new("seeds", "seeded tests with more seeds").run_with(
+            "cargo test --release -p ferroccl-topology --test topology",
+            &[("FERROCCL_TOPOLOGY_SEEDS", "200000")],
+        ),
+        Step::new("mutants", "planning and parsing: tests notice changed code (cargo-mutants)")
+            .needs(|| cargo_tool("mutants"))
+            .run_with("cargo mutants --package ferroccl-ptx --timeout 300", &NO_PTX),
+    ]
+}
+
+fn format() -> Step {
+    Step::new("format", "formatting").run("cargo fmt --all --check")
+}
+
+fn lints(environment: &[(&str, &str)]) -> Step {
+    // The features for applications' crates leave out the tests' stand-in for a driver.
+    Step::new("lints", "clippy, on everything")
+        .run_with("cargo clippy --workspace --all-targets -- -D warnings", environment)
+        .run_with(
+            &format!("cargo clippy --workspace --features {ALL} --all-targets -- -D warnings"),
+            environment,
+        )
+}
+
+fn documentation(environment: &[(&str, &str)]) -> Step {
+    let mut environment = environment.to_vec();
+    environment.push(("RUSTDOCFLAGS", "-D warnings"));
+    let all = format!("cargo doc --workspace --features {ALL} --no-deps");
+    Step::new("docs", "documentation").run_with(&all, &environment)
+}
+
+/// Whether a program says its version.
+fn answers(program: &str, arguments: &[&str]) -> bool {
+    let quiet = || Stdio::null();
+    let mut command = Command::new(program);
+    command.args(arguments).env("RUSTUP_AUTO_INSTALL", "0").stdout(quiet()).stderr(quiet());
+    command.status().is_ok_and(|status| status.success())
+}
+
+fn cargo_tool(name: &str) -> Option<String> {
+    let there = answers("cargo", &[name, "--version"]);
+    (!there).then(|| format!("no cargo-{name}: cargo install cargo-{name} --locked"))
+}
+
+fn toolchain(name: &str) -> Option<String> {
+    let there = answers("rustup", &["which", "rustc", "--toolchain", name]);
+    (!there).then(|| format!("no Rust {name}: rustup toolchain install {name}"))
+}
+
+fn component(name: &str, toolchain: &str) -> Option<String> {
+    let there = answers("cargo", &[&format!("+{toolchain}"), name, "--version"]);
+    let how = format!("rustup component add {name} --toolchain {toolchain}");
+    (!there).then(|| format!("no {name} of Rust {toolchain}: {how}"))
+}
+
+/// ThreadSanitizer takes a standard library that is compiled with it.
+fn library_source() -> Option<String> {
+    let output = Command::new("rustc").args(["--print", "sysroot"]).output().ok()?;
+    let sysroot = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let there = std::path::Path::new(&sysroot).join("lib/rustlib/src/rust/library").is_dir();
+    (!there).then(|| "no source of Rust's library: rustup component add rust-src".to_owned())
+}
