@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::stand_in::{built, library, ready};
+use crate::fake_driver::example;
+use crate::stand_in::{library, ready};
 
 /// A command that finds the stand-in by the name by which cudarc looks for a driver, too.
 fn with_driver(program: &Path, folder: &Path) -> Command {
@@ -16,15 +17,18 @@ fn with_driver(program: &Path, folder: &Path) -> Command {
     command
 }
 
-fn example(name: &str, has: bool) {
-    if !has {
-        return crate::skip::skip(&format!("built without the feature {name}"));
-    }
+/// Runs an example, where this test was built with its feature.
+fn runs(name: &str) {
     if !ready() {
         return;
     }
+    let program = example(name);
+    if !program.is_file() {
+        let how = format!("cargo build --example {name} --features {name}");
+        return crate::skip::skip(&format!("no {}: {how}", program.display()));
+    }
     let folder = tempfile::tempdir().unwrap();
-    let output = with_driver(&built(name, &[name]), folder.path()).output().unwrap();
+    let output = with_driver(&program, folder.path()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
     for rank in 0..2 {
@@ -34,17 +38,19 @@ fn example(name: &str, has: bool) {
 
 #[test]
 fn the_example_of_the_driver() {
-    example("cuda", true);
+    runs("cuda");
 }
 
+#[cfg(feature = "cust")]
 #[test]
 fn the_example_of_cust() {
-    example("cust", cfg!(feature = "cust"));
+    runs("cust");
 }
 
+#[cfg(feature = "cudarc")]
 #[test]
 fn the_example_of_cudarc() {
-    example("cudarc", cfg!(feature = "cudarc"));
+    runs("cudarc");
 }
 
 #[cfg(feature = "cust")]

@@ -4,6 +4,8 @@
 
 #[path = "../../proxy/tests/card/mod.rs"]
 mod card;
+#[path = "../support/fake_driver.rs"]
+mod fake_driver;
 #[path = "../support/random.rs"]
 mod random;
 #[path = "../support/reductions.rs"]
@@ -25,7 +27,6 @@ mod errors;
 mod gdr;
 mod graphs;
 mod modules;
-mod processes;
 mod streams;
 
 /// What `tests/gpu` does on a GPU.

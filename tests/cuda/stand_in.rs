@@ -1,54 +1,13 @@
-//! The stand-in: built, chosen in place of a driver, and what tests ask of it.
+//! The stand-in: chosen in place of a driver, and what tests ask of it.
 
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ferroccl::{Device, ptx};
 use libloading::Library;
 
-/// The stand-in's library, as cargo has built it with this test's features.
-pub(crate) fn library() -> &'static PathBuf {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    // Without what applications use: see the stand-in.
-    LIBRARY.get_or_init(|| built("fake_cuda", &["cuda"]).with_file_name("libfake_cuda.so"))
-}
-
-/// An example, built with this test's features: `cargo test` builds examples; `cargo test --test cuda` does not.
-pub(crate) fn built(example: &str, features: &[&str]) -> PathBuf {
-    cargo_build(&["--example", example], features);
-    profile_directory().join("examples").join(example)
-}
-
-fn cargo_build(what: &[&str], features: &[&str]) {
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet"]).args(what);
-    let mut features = features.to_vec();
-    if cfg!(feature = "verbs") {
-        features.push("verbs");
-    }
-    cargo.args(["--features", &features.join(",")]);
-    if !cfg!(debug_assertions) {
-        cargo.arg("--release");
-    }
-    let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status();
-    assert!(status.is_ok_and(|status| status.success()), "{cargo:?}");
-}
-
-/// `target/PROFILE`; this is `target/PROFILE/deps/cuda-HASH`.
-fn profile_directory() -> PathBuf {
-    std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned()
-}
-
-/// The command, built with this test's features.
-pub(crate) fn command() -> &'static PathBuf {
-    static COMMAND: OnceLock<PathBuf> = OnceLock::new();
-    COMMAND.get_or_init(|| {
-        cargo_build(&["--package", "ferroccl-cli"], &["cuda"]);
-        profile_directory().join("ferroccl")
-    })
-}
+pub(crate) use crate::fake_driver::library;
 
 /// The driver of this process is the stand-in from here on; whether there are kernels for it.
 pub(crate) fn ready() -> bool {

@@ -5,8 +5,12 @@ use std::process::{Command, Stdio};
 use crate::run::Step;
 use crate::{features, licences, skips};
 
-/// The features that all tests, lints and documentation are built with: everything.
+/// The features of lints and documentation: everything.
 const ALL: &str = "cust,cudarc";
+
+/// The features of all tests. With `cust` a program has functions of the names that the stand-in for a driver exports
+/// (`tests/cuda/driver`), so that it is left out there.
+const TESTED: &str = "cudarc";
 
 /// Kernels' PTX takes minutes to compile; what only checks host code does without.
 const NO_PTX: [(&str, &str); 1] = [("FERROCCL_PTX", "none")];
@@ -17,15 +21,15 @@ pub(crate) fn check() -> Vec<Step> {
         lints(&NO_PTX),
         documentation(&NO_PTX),
         Step::new("units", "unit tests")
-            .run_with(&format!("cargo test --workspace --features {ALL} --lib --bins"), &NO_PTX),
+            .run_with(&format!("cargo test --workspace --features {TESTED} --lib --bins"), &NO_PTX),
     ]
 }
 
 pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
-    let tests = format!("cargo test --workspace --features {ALL}");
+    let tests = format!("cargo test --workspace --features {TESTED}");
     let mut run = Command::new("cargo");
     run.args(tests.split_whitespace().skip(1)).args(arguments).env(skips::FILE, skips::path());
-    vec![
+    let mut steps = vec![
         format(),
         lints(&[]),
         documentation(&[]),
@@ -36,7 +40,17 @@ pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
             .run("cargo test -p ferroccl-device --no-default-features --lib kernels"),
         Step::new("build", "all tests, compiled").run(&format!("{tests} --no-run")),
         Step::new("tests", "all tests").function(skips::forget).command(run).function(skips::tell),
-    ]
+    ];
+    // Who asks for some tests does not ask for these.
+    if arguments.iter().all(|argument| argument == "--no-fail-fast") {
+        let cust = format!("--workspace --features {ALL}");
+        steps.push(
+            Step::new("cust", "applications that use the crate cust")
+                .run(&format!("cargo build {cust} --example cust"))
+                .run(&format!("cargo test {cust} --test cuda crates")),
+        );
+    }
+    steps
 }
 
 pub(crate) fn nightly() -> Vec<Step> {
@@ -54,7 +68,7 @@ pub(crate) fn nightly() -> Vec<Step> {
                 &[("FERROCCL_PTX", "none"), ("RUSTUP_TOOLCHAIN", &features::rust_version())],
             ),
         Step::new("vm", "all tests in virtual machines with RDMA devices").run_with(
-            &format!("cargo test --workspace --features {ALL} -- in_a_vm in_two_vms --nocapture"),
+            &format!("cargo test --workspace --features {TESTED} -- in_a_vm in_two_vms --nocapture"),
             &NO_PTX,
         ),
         Step::new("sanitize", "the proxy, networks and the bootstrap under ThreadSanitizer")

@@ -16,7 +16,7 @@
 //!
 //! What tests ask of it besides: [`fake_cuda_fail`], [`fake_cuda_live`].
 #![allow(missing_docs, reason = "cuda.h documents them")]
-// With this feature there are functions of these names to be linked already: tests build this without it.
+// With this feature there are functions of these names to be linked already. Its tests take what was built without it.
 #![cfg(not(feature = "cust"))]
 
 mod crates;

@@ -2,6 +2,10 @@
 
 mod collectives;
 mod explain;
+#[path = "../../../../tests/support/fake_driver.rs"]
+mod fake_driver;
+#[cfg(feature = "cuda")]
+mod gpus;
 mod perf;
 mod ptx;
 mod ptx_run;

@@ -1,20 +1,25 @@
-//! The command, and ranks in several processes: CUDA IPC, shared memory, a network; and what is said where there is no GPU.
+//! GPUs, played by the stand-in for a driver (`tests/cuda/driver`), and ranks in several processes: CUDA IPC, shared memory,
+//! a network; and what is said where there is no GPU.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
-use crate::stand_in::{command, library, ready};
+use crate::fake_driver::library;
+use crate::support::{finish, plain};
+
+const FERROCCL: &str = env!("CARGO_BIN_EXE_ferroccl");
+
+/// Whether there are kernels for a GPU; where there are none, the test is skipped.
+fn ready() -> bool {
+    ferroccl::ptx::unavailable().map(crate::skip::skip).is_none()
+}
 
 fn run(arguments: &str, environment: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(command());
+    let mut command = plain(FERROCCL);
     command.args(arguments.split_whitespace()).env("FERROCCL_CUDA_LIBRARY", library());
     command.env("FERROCCL_TIMEOUT", "60");
-    // The other one is a test's.
-    command.env(
-        "FERROCCL_CUDA_CACHE",
-        concat!(env!("CARGO_TARGET_TMPDIR"), "/cuda-cache-of-processes"),
-    );
+    command.env("FERROCCL_CUDA_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cuda-cache-of-cli"));
     command.envs(environment.iter().copied());
-    command.output().unwrap()
+    finish(&mut command)
 }
 
 fn text(output: &Output) -> String {
@@ -51,7 +56,7 @@ fn ranks_in_processes_of_their_own() {
         return;
     }
     let perf = "run -n 3 -- PERF perf all_reduce -b 8 -e 256K -f 32 -n 2 -w 1 --runtime cuda";
-    let perf = perf.replace("PERF", command().to_str().unwrap());
+    let perf = perf.replace("PERF", FERROCCL);
     let debug = ("NCCL_DEBUG", "INFO");
     let ipc = right(&perf, &[debug]);
     assert!(ipc.contains("via P2P/IPC"), "{ipc}");
