@@ -158,7 +158,7 @@ impl Communicator {
     /// ```
     /// use ferroccl::{Communicator, Device, UniqueId, config::Config};
     ///
-    /// let id = UniqueId::new(&Config::from_env()?)?;
+    /// let id = UniqueId::new(&Config::from_env()?.bootstrap())?;
     /// std::thread::scope(|threads| {
     ///     let ranks: Vec<_> = (0..2)
     ///         .map(|r| threads.spawn(move || Communicator::init_rank(&Device::cpu(), 2, &id, r)))

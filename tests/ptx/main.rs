@@ -3,7 +3,8 @@
 //! What the device source promises in its comments is checked here in what the compiler made of it: no
 //! calls, no local memory, wide accesses, no barrier copied into branches; and in what NVIDIA's
 //! assembler says: no spills, no stack, few enough registers for a full block. A trial is a module, or a
-//! module on an architecture: all kernels on sm_90, and on the others a sample. All that were assembled go with their
+//! module on an architecture: on sm_90 all kernels of floats and of bytes that are only moved, and a sample of all others
+//! (`FERROCCL_ASSEMBLE=all`: all, some four minutes of two cores; the nightly tier does it). All that were assembled go with their
 //! registers to `target/ptx-report.txt`.
 //!
 //! Without PTX or without `ptxas` the trials are listed as ignored; with `FERROCCL_TEST_ALL` set
@@ -28,8 +29,16 @@ use assembler::Usage;
 /// What is assembled for: the architectures that the library supports.
 const ARCHS: [u32; 3] = [80, 90, 100];
 
-/// The one on which every kernel is assembled.
+/// The one on which whole modules are assembled.
 const WHOLE: u32 = 90;
+
+/// Whether all of a module's kernels are assembled for an architecture.
+fn is_whole(module: &Module, arch: u32) -> bool {
+    let name = module.name();
+    let reduces = name.starts_with("all_reduce") || name.starts_with("reduce");
+    let all = std::env::var_os("FERROCCL_ASSEMBLE").is_some_and(|value| value == "all");
+    arch == WHOLE && (all || !reduces || name.ends_with("_float"))
+}
 
 /// A row of the report.
 struct Row {
@@ -122,7 +131,7 @@ fn assembled(ptxas: &Path, rows: &Arc<Mutex<Vec<Row>>>) -> Vec<Trial> {
         trials.extend(modules.into_iter().map(|module| {
             let (ptxas, rows) = (ptxas.to_path_buf(), Arc::clone(rows));
             Trial::test(format!("{module} assembled for sm_{arch}"), move || {
-                let only = if arch == WHOLE { None } else { sample(module) };
+                let only = if is_whole(module, arch) { None } else { sample(module) };
                 let text = match only {
                     None => module.text().into(),
                     Some(kernel) => module.alone(kernel).unwrap_or_default(),

@@ -36,8 +36,11 @@ pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
         Step::new("licences", "the licence of every dependency is on the list of deny.toml")
             .function(licences::check),
         Step::new("features", "builds that leave features out").function(features::some),
-        Step::new("left-out", "a kernel that was left out is an error that names its feature")
-            .run("cargo test -p ferroccl-device --no-default-features --lib kernels"),
+        Step::new(
+            "device",
+            "the device crate's unit tests, and its table of kernels with almost all left out",
+        )
+        .run("cargo test -p ferroccl-device --no-default-features --lib --test kernels"),
         Step::new("build", "all tests, compiled").run(&format!("{tests} --no-run")),
         Step::new("tests", "all tests").function(skips::forget).command(run).function(skips::tell),
     ];
@@ -71,6 +74,8 @@ pub(crate) fn nightly() -> Vec<Step> {
             &format!("cargo test --workspace --features {TESTED} -- in_a_vm in_two_vms --nocapture"),
             &NO_PTX,
         ),
+        Step::new("assemble", "every kernel assembled for sm_90; `test` does so with those of float")
+            .run_with("cargo test -p ferroccl --test ptx", &[("FERROCCL_ASSEMBLE", "all")]),
         Step::new("sanitize", "the proxy, networks and the bootstrap under ThreadSanitizer")
             .needs(library_source)
             .run("scripts/sanitize"),
@@ -96,13 +101,14 @@ fn format() -> Step {
 }
 
 fn lints(environment: &[(&str, &str)]) -> Step {
-    // The features for applications' crates leave out the tests' stand-in for a driver.
+    let all = format!("cargo clippy --workspace --features {ALL} --all-targets -- -D warnings");
+    // All features leave out the tests' stand-in for a driver.
+    let stand_in = format!(
+        "cargo clippy --workspace --features {TESTED} --example fake_cuda --test cuda -- -D warnings"
+    );
     Step::new("lints", "clippy, on everything")
-        .run_with("cargo clippy --workspace --all-targets -- -D warnings", environment)
-        .run_with(
-            &format!("cargo clippy --workspace --features {ALL} --all-targets -- -D warnings"),
-            environment,
-        )
+        .run_with(&all, environment)
+        .run_with(&stand_in, environment)
 }
 
 fn documentation(environment: &[(&str, &str)]) -> Step {
