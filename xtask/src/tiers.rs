@@ -74,7 +74,7 @@ pub(crate) fn nightly() -> Vec<Step> {
             &format!("cargo test --workspace --features {TESTED} -- in_a_vm in_two_vms --nocapture"),
             &NO_PTX,
         ),
-        Step::new("assemble", "every kernel assembled for sm_90; `test` does so with those of float")
+        Step::new("assemble", "every kernel assembled for sm_90; `test` takes samples")
             .run_with("cargo test -p ferroccl --test ptx", &[("FERROCCL_ASSEMBLE", "all")]),
         Step::new("sanitize", "the proxy, networks and the bootstrap under ThreadSanitizer")
             .needs(library_source)

@@ -258,7 +258,10 @@ fn what_documents_name_is_there() {
                 folder.join(format!("{name}.rs")).exists()
                     || folder.join(name).join("main.rs").exists()
             });
-            assert!(there || name == "NAME", "{document} runs {kind} {name}");
+            // Elsewhere than by its name, as the manifest says.
+            let elsewhere =
+                || read("Cargo.toml").contains(&format!("\nname = \"{name}\"\npath = "));
+            assert!(there || name == "NAME" || elsewhere(), "{document} runs {kind} {name}");
         }
     }
 }
