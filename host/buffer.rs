@@ -13,7 +13,22 @@ use crate::error::{Error, Result};
 use crate::runtime::{Memory, Runtime, StreamOps};
 
 /// A type that buffers are made of: the Rust side of a [`DataType`].
-pub trait Element: Pod + Send + Sync + Debug {
+///
+/// Kernels take the size of an element from its [`DataType`], so that nobody else can say which type has which:
+///
+/// ```compile_fail,E0277
+/// #[derive(Clone, Copy, Debug, bytemuck::Zeroable, bytemuck::Pod)]
+/// #[repr(transparent)]
+/// struct Byte(u8);
+///
+/// impl ferroccl::Element for Byte {
+///     const TYPE: ferroccl::DataType = ferroccl::DataType::F64; // eight bytes
+///     fn scalar(self) -> u64 {
+///         0
+///     }
+/// }
+/// ```
+pub trait Element: sealed::Sealed + Pod + Send + Sync + Debug {
     /// Its name in calls.
     const TYPE: DataType;
 
@@ -22,8 +37,15 @@ pub trait Element: Pod + Send + Sync + Debug {
     fn scalar(self) -> u64;
 }
 
+mod sealed {
+    /// Of this module's types only.
+    pub trait Sealed {}
+}
+
 macro_rules! elements {
     ($($t:ty => $d:ident, |$v:ident| $scalar:expr;)*) => { $(
+        const _: () = assert!(size_of::<$t>() == DataType::$d.size());
+        impl sealed::Sealed for $t {}
         impl Element for $t {
             const TYPE: DataType = DataType::$d;
             fn scalar(self) -> u64 {
