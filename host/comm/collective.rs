@@ -9,13 +9,14 @@
 //! All ranks choose the same, because the choice depends only on the call and on what the ranks have agreed on.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId, ReduceOp};
 use ferroccl_device::kernels::Kernel;
 
 use super::collnet;
 use super::launch::{KeepAlive, KernelOperands, launch_kernel};
-use super::state::{CallOrder, CommState};
+use super::state::CommState;
 use crate::buffer::Stream;
 use crate::enqueue::{self, AlgoChoice, CollectiveCall, PlanContext};
 use crate::error::Result;
@@ -44,15 +45,10 @@ pub(super) enum Subgroup {
 }
 
 impl CollTask {
-    /// Puts the kernels of the call into the stream, as the communicator's next call.
-    pub(super) fn launch(
-        self,
-        comm: &Arc<CommState>,
-        order: &mut CallOrder,
-        stream: &Stream,
-    ) -> Result<()> {
+    /// Puts the kernels of the call into the stream, as the communicator's next call. The caller has locked the order.
+    pub(super) fn launch(self, comm: &Arc<CommState>, stream: &Stream) -> Result<()> {
         let choice = self.choose(comm)?;
-        let seq = order.seq + 1;
+        let seq = comm.last_seq() + 1;
         match (choice.algorithm, &comm.collnet) {
             (Algorithm::CollnetDirect, Some(heads)) => {
                 collnet::all_reduce(heads, comm, seq, &self, choice, stream)?;
@@ -60,7 +56,7 @@ impl CollTask {
             (Algorithm::Hierarchical, _) => self.hierarchical(comm, seq, choice, stream)?,
             _ => self.flat(comm, seq, choice, stream)?,
         }
-        order.seq = seq;
+        comm.seq.store(seq, Ordering::Relaxed); // as `last_seq`
         Ok(())
     }
 

@@ -11,8 +11,9 @@
 //! The first fault is in the control block, where kernels leave theirs, too. Where the fault says only that a peer is lost
 //! or that the rank has stopped, `cause` has the error behind it, if one is known by then.
 
+use std::any::Any;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use ferroccl_device::abi::{Fault, FaultKind, Poison};
 use tracing::{debug, info, warn};
@@ -60,6 +61,16 @@ impl CommState {
         })
     }
 
+    /// Lets go of the memory of a call that has ended. After a failure it is kept until the last rank is gone that may still
+    /// write to it: a sender whose kernels reach our buffers was offered one, and may be in the middle of a copy.
+    pub(super) fn release(&self, memory: impl Any + Send + Sync, result: &Result<()>) {
+        // A sender of this process has the mapping that this rank receives in, too.
+        let direct = self.edges.iter().map(|edges| &edges.recv).find(|end| end.direct);
+        if let (Err(_), Some(end)) = (result, direct) {
+            end.region.keep(Arc::new(memory));
+        }
+    }
+
     /// A launch was refused, or a kernel or an operation of the proxy has ended before it was complete. The edges are left in
     /// the middle of a call, so there can be no other.
     pub(super) fn on_launch_failed(&self, error: &Error) {
@@ -78,7 +89,7 @@ impl CommState {
             }
             return;
         }
-        let seq = self.order.lock().unwrap_or_else(PoisonError::into_inner).seq;
+        let seq = self.last_seq();
         let error = Error::from(departure.into_error(self.rank));
         warn!(target: log::INIT, "{error}");
         // Kept if it is the first. An earlier failure has its own cause.
@@ -199,7 +210,7 @@ impl Drop for CommState {
     /// The last call has ended. Tells the neighbours that this rank leaves, so that a call of theirs that still waits for it
     /// fails. What was sent to them stays valid, because they hold the memory, too.
     fn drop(&mut self) {
-        let seq = self.order.get_mut().unwrap_or_else(PoisonError::into_inner).seq;
+        let seq = self.last_seq();
         let (fault, kind) = match self.control.fault() {
             Some(fault) => (fault, Poison::SET),
             None => {
@@ -211,5 +222,35 @@ impl Drop for CommState {
             end.poison(&fault, kind);
         }
         debug!(target: log::INIT, rank = self.rank, "communicator dropped");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use crate::comm::Communicator;
+    use crate::{Device, Error};
+    use ferroccl_bootstrap::Departure;
+
+    /// A launch holds the lock on the order of calls while the driver's queue is full of kernels that wait for the peer.
+    #[test]
+    fn a_lost_peer_stops_kernels_while_a_launch_is_under_way() {
+        let ranks = Communicator::init_all(&Device::cpu(), 2).unwrap();
+        let state = ranks[0].0.clone();
+        let order = state.order.lock().unwrap();
+        let (told, news) = mpsc::channel();
+        let watch = ranks[0].0.clone();
+        let watch = thread::spawn(move || {
+            watch.on_peer_lost(Departure::Lost { peer: 1, reason: "it has ended".to_owned() });
+            told.send(()).unwrap();
+        });
+        let in_time = news.recv_timeout(Duration::from_secs(20));
+        drop(order);
+        watch.join().unwrap();
+        in_time.expect("told before the launch is over");
+        assert!(matches!(state.failure(), Some(Error::PeerLost { rank: 0, peer: 1, .. })));
     }
 }

@@ -104,13 +104,13 @@ pub(super) fn submit(comm: &Arc<CommState>, task: AnyTask, stream: &Stream) -> R
         Some(AnyTask::Coll(task)) => {
             let mut order = comm.lock_order()?;
             order.continue_on(stream);
-            task.launch(comm, &mut order, stream)
+            task.launch(comm, stream)
         }
         Some(AnyTask::P2p(task)) => {
             let batch = P2pBatch::new(comm, vec![task])?;
             let mut order = comm.lock_order()?;
             order.continue_on(stream);
-            batch.launch(comm, order.seq, stream)
+            batch.launch(comm, comm.last_seq(), stream)
         }
     }
 }
@@ -283,10 +283,10 @@ impl TaskBatch {
         match tasks {
             BatchTasks::Collectives(tasks) => {
                 for task in tasks {
-                    result = result.and_then(|()| task.launch(&comm, &mut order, &on));
+                    result = result.and_then(|()| task.launch(&comm, &on));
                 }
             }
-            BatchTasks::P2p(batch) => result = batch.launch(&comm, order.seq, &on),
+            BatchTasks::P2p(batch) => result = batch.launch(&comm, comm.last_seq(), &on),
             BatchTasks::Messages(_) => {}
         }
         let waiting: Vec<Stream> = streams.into_iter().filter(|stream| !stream.is(&on)).collect();

@@ -73,8 +73,9 @@ pub(super) fn launch_kernel(
         bytes: call.bytes() as u64,
         // Holds the buffers too: one allocation instead of three, which a call of 8 bytes notices.
         done: Box::new(move |failure| {
-            drop((keep, table));
-            ended.on_launch_done(failure)
+            let result = ended.on_launch_done(failure);
+            ended.release((keep, table), &result);
+            result
         }),
     };
     // SAFETY: the kernel is of the table, or the caller vouches for it (`all_reduce_with`); the buffers

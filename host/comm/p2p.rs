@@ -223,8 +223,9 @@ impl P2pBatch {
             keep: Vec::new(),
             bytes,
             done: Box::new(move |failure| {
-                drop((table, keep));
-                ended.on_launch_done(failure)
+                let result = ended.on_launch_done(failure);
+                ended.release((table, keep), &result);
+                result
             }),
         };
         // SAFETY: the table's transfers are of connections of this communicator, and of buffers that hold them; all of

@@ -9,7 +9,7 @@
 //! ```
 
 use std::collections::HashSet;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -369,6 +369,7 @@ impl CommBuilder<'_> {
             edges: edges.into_iter().flatten().collect(),
             control,
             order: Mutex::default(),
+            seq: AtomicU64::new(0),
             cause: OnceLock::new(),
             failed: Arc::new(AtomicBool::new(false)),
             hosts_notified: AtomicBool::new(false),

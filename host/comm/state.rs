@@ -1,6 +1,6 @@
 //! What one rank of a communicator has, and the order of its calls.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::abort::AbortHandle;
@@ -48,6 +48,9 @@ pub(super) struct CommState {
     pub edges: Vec<Edges>,
     pub control: ControlBlock,
     pub order: Mutex<CallOrder>,
+    /// The number of the last collective call. Written with `order` locked, and read without it by what reports failures: a
+    /// launch may hold the lock for as long as kernels wait for a rank that is gone.
+    pub seq: AtomicU64,
     /// The error behind a fault that says only that a peer is lost or that this rank has stopped.
     pub cause: OnceLock<Error>,
     /// Whether the communicator has failed or was aborted: ends waits of the host.
@@ -70,8 +73,6 @@ pub(super) struct CommState {
 /// stream order.
 #[derive(Debug, Default)]
 pub(super) struct CallOrder {
-    /// The number of the last collective call.
-    pub seq: u64,
     /// The stream of the last call.
     pub stream: Option<Stream>,
     /// The communicator's own streams, for calls of a group that run beside the user's stream.
@@ -95,6 +96,12 @@ impl CommState {
             )),
             None => Ok(order),
         }
+    }
+
+    /// The number of the last collective call.
+    pub(super) fn last_seq(&self) -> u64 {
+        // Relaxed: it publishes nothing. Who launches holds the lock on the order.
+        self.seq.load(Ordering::Relaxed)
     }
 
     /// See [`Communicator::finalize`](super::Communicator::finalize).

@@ -2,9 +2,10 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
+use crate::runtime::Keep;
 
 /// A part of a mapping. The mapping ends when its last part is dropped.
 #[derive(Clone, Debug)]
@@ -18,6 +19,8 @@ pub(crate) struct HostRegion {
 pub(super) struct HostMapping {
     start: NonNull<u8>,
     len: usize,
+    /// What has to be there as long as somebody has the mapping.
+    kept: Mutex<Vec<Keep>>,
 }
 
 // SAFETY: the memory is accessed by address, through atomics or under the protocols' orders; the mapping
@@ -65,9 +68,16 @@ impl HostRegion {
             return Err(failed());
         }
         match NonNull::new(start.cast()) {
-            Some(start) => Ok(Self::of_mapping(Arc::new(HostMapping { start, len }))),
+            Some(start) => {
+                Ok(Self::of_mapping(Arc::new(HostMapping { start, len, kept: Mutex::default() })))
+            }
             None => Err(Error::argument("len", "mapped at address 0")),
         }
+    }
+
+    /// Keeps something until the last part of the mapping is dropped, whoever has it.
+    pub(crate) fn keep(&self, what: Keep) {
+        self.mapping.kept.lock().unwrap_or_else(PoisonError::into_inner).push(what);
     }
 
     /// Its address.

@@ -1,5 +1,6 @@
 //! Calls that go wrong: every rank gets an error that says what happened, and none hangs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ferroccl::config::Config;
@@ -159,4 +160,29 @@ fn arguments_are_checked_by_name() {
     config.slots = Some(1);
     let error = Communicator::init_all_with(&device, 2, &config).unwrap_err();
     assert_eq!(error.to_string(), "invalid setting CommConfig::slots=1: must be 2 to 1024");
+}
+
+/// A sender of the same process writes to the buffer that it was offered. It may be in the middle of that when the receiver
+/// gives up, so the memory stays until the sender is gone.
+#[test]
+fn a_buffer_outlives_the_ranks_that_were_offered_it() {
+    for messages in [false, true] {
+        let (device, mut ranks, mut streams) = group(3, &CommConfig::default());
+        let (recv, send) = (device.alloc::<u64>(3 << 16).unwrap(), device.alloc(1 << 16).unwrap());
+        let memory = Arc::downgrade(recv.memory());
+        let receiver = ranks.remove(0);
+        if messages {
+            receiver.recv(&recv, 1, &streams[0]).unwrap();
+        } else {
+            receiver.all_gather(&send, &recv, &streams[0]).unwrap();
+        }
+        receiver.abort();
+        streams.remove(0).synchronize().unwrap_err();
+        drop((receiver, recv, send));
+        assert!(memory.strong_count() > 0, "messages: {messages}");
+        ranks.remove(0);
+        assert!(memory.strong_count() > 0, "another sender is there, messages: {messages}");
+        drop(ranks);
+        assert_eq!(memory.strong_count(), 0, "messages: {messages}");
+    }
 }
