@@ -8,6 +8,7 @@ use crate::buffer::Device;
 use crate::config::Config;
 #[cfg(doc)]
 use crate::error::Error;
+#[cfg(any(feature = "cuda", feature = "emulator"))]
 use crate::error::Result;
 use crate::runtime::cpu;
 #[cfg(feature = "cuda")]
