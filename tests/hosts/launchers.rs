@@ -11,6 +11,7 @@ use ferroccl::launcher::RankEnv;
 use ferroccl::log;
 
 use crate::again::only;
+use crate::free_port::free_port;
 use crate::hosts::Hosts;
 
 /// Held by a test whose ranks listen on a port that was chosen before they start, or try several: the ranks of
@@ -211,8 +212,8 @@ fn variables_on_several_hosts() {
 fn torchrun_variables() {
     let _ports = ports();
     // torchrun's own store listens on MASTER_PORT.
-    let store = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = store.local_addr().unwrap().port();
+    let port = free_port();
+    let _store = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
     for host in ["127.0.0.1", "localhost"] {
         let outputs = start(4, |rank| {
             vec![
@@ -250,9 +251,7 @@ fn slurm_variables() {
 #[test]
 fn kubernetes_variables() {
     let _ports = ports();
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
+    let port = free_port();
     let outputs = start(3, |rank| {
         vec![
             ("JOB_COMPLETION_INDEX", rank.to_string()),
@@ -298,9 +297,7 @@ fn ferroccl_run_variables_and_the_log() {
 #[test]
 fn a_rank_that_contradicts_the_others_is_told_and_the_root_logs_it() {
     let _ports = ports();
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let comm_id = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    let comm_id = format!("127.0.0.1:{}", free_port());
     let outputs: Vec<Output> = {
         let rank = |rank: u32, size: u32, wait: &str| {
             rank_command()

@@ -10,6 +10,8 @@ mod verbs;
 
 #[path = "../support/again.rs"]
 mod again;
+#[path = "../support/free_port.rs"]
+mod free_port;
 #[path = "../support/hosts/mod.rs"]
 mod hosts;
 #[path = "../support/members.rs"]

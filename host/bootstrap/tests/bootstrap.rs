@@ -1,6 +1,8 @@
 //! The bootstrap as its users and its enemies meet it: through the public interface, and through sockets on
 //! which the wire format is spoken by hand.
 
+#[path = "../../../tests/support/free_port.rs"]
+mod free_port;
 mod support;
 
 use std::io::Read;
@@ -10,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use ferroccl_bootstrap::wire::{self, Message};
 use ferroccl_bootstrap::{Bootstrap, BootstrapError, Refusal, Result, UniqueId};
+use free_port::free_port;
 use support::{Speaker, group, handshake_hello, hello, loopback, member, settings};
 
 /// What a rank gives to others: different for each, of a length that differs too.
@@ -344,11 +347,6 @@ fn ipv6() {
         gather_is_right(&me)
     });
     assert!(all.iter().all(Result::is_ok), "{all:?}");
-}
-
-/// A port that was free a moment ago.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 #[test]

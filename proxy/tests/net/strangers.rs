@@ -12,6 +12,7 @@ use ferroccl_proxy::net::socket::{SocketConfig, SocketNet};
 use ferroccl_proxy::net::{Listener, Net};
 use tracing::Level;
 
+use crate::free_port::free_port;
 use crate::socket::{V4, config, net};
 use crate::support::{Random, address, connect, exchange, log_until, meet, until, with_log};
 
@@ -192,10 +193,7 @@ fn another_version_is_told_ours() {
 
 #[test]
 fn nobody_there_is_tried_again() {
-    // A port that was free a moment ago.
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
+    let port = free_port();
     let net = patient(Duration::from_millis(300));
     let handle = with_port(net.listen(0).unwrap().handle(), port);
     let mut connecting = net.connect(0, &handle).unwrap();
