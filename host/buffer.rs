@@ -120,7 +120,8 @@ impl Device {
     /// As [`Device::alloc`].
     pub fn upload<T: Element>(&self, data: &[T]) -> Result<DeviceBuffer<T>> {
         let buffer = self.alloc(data.len())?;
-        self.0.write(&buffer.memory, 0, bytemuck::cast_slice(data))?;
+        // SAFETY: the memory is the runtime's, and new.
+        unsafe { self.0.write(&buffer.memory, 0, bytemuck::cast_slice(data))? };
         Ok(buffer)
     }
 }
@@ -147,6 +148,14 @@ impl Stream {
         std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(&other.0))
     }
 
+    /// That this is a stream of the device whose address space this is.
+    pub(crate) fn check_space(&self, space: u64) -> Result<()> {
+        if self.0.address_space() == space {
+            return Ok(());
+        }
+        Err(Error::argument("stream", "it is of another device than the memory"))
+    }
+
     /// Waits until everything put in so far has ended.
     ///
     /// # Errors
@@ -166,6 +175,10 @@ impl Stream {
 
 /// A range of device memory. A handle: clones and slices name the same memory, as device pointers do,
 /// and it is freed when the last of them, and the last call that uses it, is gone.
+///
+/// Nothing orders what two streams do with one buffer, as in CUDA: while work in one stream writes to a buffer, no other
+/// stream may use it, unless the two are ordered (by [`Stream::synchronize`], or by calls of one communicator, which run in
+/// the order in which they are made). The values are then whatever a race leaves; on the CPU runtime that is a data race.
 #[derive(Debug)]
 pub struct DeviceBuffer<T> {
     memory: Arc<dyn Memory>,
@@ -237,18 +250,20 @@ impl<T: Element> DeviceBuffer<T> {
     /// Enqueues a copy of `data` into the start of the buffer; `data` is free again when this returns.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when `data` is longer than the buffer.
+    /// [`Error::InvalidArgument`] when `data` is longer than the buffer, or the stream is of another device.
     pub fn copy_from(&self, data: &[T], stream: &Stream) -> Result<()> {
         self.check("data", data.len())?;
+        stream.check_space(self.memory.address_space())?;
         stream.0.copy_in(&self.memory, self.start * size_of::<T>(), bytemuck::cast_slice(data))
     }
 
     /// Copies the start of the buffer into `data`, after everything in `stream`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when `data` is longer than the buffer; an error of the stream.
+    /// As [`DeviceBuffer::copy_from`]; an error of the stream.
     pub fn copy_to(&self, data: &mut [T], stream: &Stream) -> Result<()> {
         self.check("data", data.len())?;
+        stream.check_space(self.memory.address_space())?;
         stream.0.copy_out(&self.memory, self.start * size_of::<T>(), bytemuck::cast_slice_mut(data))
     }
 

@@ -211,7 +211,8 @@ impl EdgeEnd {
                 let at = SIGNATURE_BYTES + index * layout.conn_bytes() + counter;
                 match &self.on_device {
                     Some((memory, offset)) => {
-                        runtime.write(memory, offset + at, &first_step.to_ne_bytes())?;
+                        // SAFETY: it is the runtime's, and ours until the sender is told.
+                        unsafe { runtime.write(memory, offset + at, &first_step.to_ne_bytes())? };
                     }
                     None => {
                         let at = (self.conns() + at as u64) as *mut u64;

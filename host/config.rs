@@ -218,6 +218,8 @@ knobs! {
     "FERROCCL_TIMEOUT" timeout: Limit = Limit(Some(Duration::from_secs(600))), 0.0..=604_800.0,
         // 10 minutes is what PyTorch gives its NCCL process group before its watchdog steps in.
         "seconds a kernel may wait for a peer; 0: for ever";
+    "FERROCCL_WARN_AFTER" warn_after: Duration = Duration::from_secs(10), 0.0..=604_800.0,
+        "seconds a call waits before a warning says which ranks have not entered it; 0: never";
     "FERROCCL_BOOTSTRAP_TIMEOUT" bootstrap_timeout: Duration = Duration::from_secs(120), 0.1..=86_400.0,
         "seconds ranks may take to find each other, and to answer one bootstrap message";
     "FERROCCL_WORKERS" workers: Option<u32> = None, 1..=1024,

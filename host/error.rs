@@ -64,6 +64,14 @@ pub enum Error {
         /// How it was noticed.
         reason: String,
     },
+    /// A call has waited for as long as calls may, because ranks have not entered it. All ranks name the same ones.
+    #[error("timeout: {reason}")]
+    Timeout {
+        /// The ranks that have not entered it.
+        ranks: Vec<u32>,
+        /// The call, and the last call of each of the ranks.
+        reason: String,
+    },
     /// A call of CUDA's driver failed, or a kernel did what it may not, and the context is lost
     /// ([`CudaError::is_sticky`](crate::runtime::cuda::CudaError::is_sticky)).
     #[cfg(feature = "cuda")]

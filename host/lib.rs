@@ -24,6 +24,7 @@ pub mod config;
 mod devices;
 pub mod enqueue;
 mod error;
+mod fork;
 pub mod launcher;
 pub mod log;
 mod operator;

@@ -13,6 +13,7 @@ use crate::buffer::{DeviceBuffer, Element, Stream};
 use crate::enqueue::CollectiveCall;
 use crate::error::{Error, Result};
 use crate::operator::Operator;
+use crate::runtime::Memory;
 
 /// Calls return at once; `stream` has the result when it has run the call. All ranks must make the same calls, with the same
 /// counts, types, operators and roots, in the same order. If they differ, every rank's stream gets an error that shows both
@@ -364,6 +365,10 @@ impl Communicator {
 
     /// Launches a collective, or keeps it for the end of the group.
     fn submit(&self, task: CollTask, stream: &Stream) -> Result<()> {
+        self.check_stream(stream)?;
+        for (name, memory) in ["send", "recv", "op"].into_iter().zip(&task.keep) {
+            self.check_memory(name, memory.as_ref())?;
+        }
         group::submit(&self.0, AnyTask::Coll(task), stream)
     }
 
@@ -376,6 +381,8 @@ impl Communicator {
         stream: &Stream,
     ) -> Result<()> {
         self.check_rank("peer", peer)?;
+        self.check_stream(stream)?;
+        self.check_memory("buffer", Some(buffer.memory()))?;
         let task = P2pTask {
             sending,
             peer,
@@ -390,6 +397,23 @@ impl Communicator {
     fn block(&self, each: usize) -> std::ops::Range<usize> {
         let start = self.rank() as usize * each;
         start..start + each
+    }
+
+    /// Checks that a stream is of the communicator's device: the addresses of another one mean something else there.
+    fn check_stream(&self, stream: &Stream) -> Result<()> {
+        if stream.ops().address_space() == self.device().runtime().address_space() {
+            return Ok(());
+        }
+        Err(Error::argument("stream", "it is of another device than the communicator"))
+    }
+
+    /// The same of memory.
+    fn check_memory(&self, name: &'static str, memory: Option<&Arc<dyn Memory>>) -> Result<()> {
+        let space = self.device().runtime().address_space();
+        if memory.is_none_or(|memory| memory.address_space() == space) {
+            return Ok(());
+        }
+        Err(Error::argument(name, "its memory is of another device than the communicator"))
     }
 
     fn check_rank(&self, argument: &'static str, rank: u32) -> Result<()> {

@@ -16,6 +16,7 @@ use ferroccl_device::kernels::Kernel;
 
 use super::collnet;
 use super::launch::{KeepAlive, KernelOperands, launch_kernel};
+use super::recorder::RecordId;
 use super::state::CommState;
 use crate::buffer::Stream;
 use crate::enqueue::{self, AlgoChoice, CollectiveCall, PlanContext};
@@ -49,15 +50,21 @@ impl CollTask {
     pub(super) fn launch(self, comm: &Arc<CommState>, stream: &Stream) -> Result<()> {
         let choice = self.choose(comm)?;
         let seq = comm.last_seq() + 1;
-        match (choice.algorithm, &comm.collnet) {
+        let AlgoChoice { algorithm, protocol, channels, .. } = choice;
+        let record = comm.recorder.enter(&self.call.signature(seq, algorithm, protocol, channels));
+        let id = (seq, record);
+        let launched = match (algorithm, &comm.collnet) {
             (Algorithm::CollnetDirect, Some(heads)) => {
-                collnet::all_reduce(heads, comm, seq, &self, choice, stream)?;
+                collnet::all_reduce(heads, comm, id, &self, choice, stream)
             }
-            (Algorithm::Hierarchical, _) => self.hierarchical(comm, seq, choice, stream)?,
-            _ => self.flat(comm, seq, choice, stream)?,
+            (Algorithm::Hierarchical, _) => self.hierarchical(comm, id, choice, stream),
+            _ => self.flat(comm, id, choice, stream),
+        };
+        match launched {
+            Ok(()) => comm.seq.store(seq, Ordering::Relaxed), // as `last_seq`
+            Err(_) => comm.recorder.cancel(record),
         }
-        comm.seq.store(seq, Ordering::Relaxed); // as `last_seq`
-        Ok(())
+        launched
     }
 
     /// The algorithm, protocol, channels and threads of the call.
@@ -99,7 +106,7 @@ impl CollTask {
     fn flat(
         self,
         comm: &Arc<CommState>,
-        seq: u64,
+        (seq, record): (u64, RecordId),
         choice: AlgoChoice,
         stream: &Stream,
     ) -> Result<()> {
@@ -108,7 +115,8 @@ impl CollTask {
         if let Some((kernel, _)) = custom_kernel {
             plan.kernel = kernel;
         }
-        let operands = KernelOperands { group: Subgroup::World, input, output, scalar };
+        let (group, record) = (Subgroup::World, Some(record));
+        let operands = KernelOperands { group, input, output, scalar, record };
         launch_kernel(comm, &plan, &call, operands, keep, stream)
     }
 
@@ -116,20 +124,24 @@ impl CollTask {
     fn hierarchical(
         &self,
         comm: &Arc<CommState>,
-        seq: u64,
+        (seq, record): (u64, RecordId),
         choice: AlgoChoice,
         stream: &Stream,
     ) -> Result<()> {
-        let CollTask { call, input, output, scalar, keep, .. } = self;
+        let &CollTask { ref call, input, output, scalar, ref keep, .. } = self;
         let ring = AlgoChoice { algorithm: Algorithm::Ring, ..choice };
+        // All are planned before the first is launched: the others would wait for the rest of a call that was begun.
         let stages = hierarchical_stages(call)
             .into_iter()
-            .filter(|(group, _)| !matches!(group, Subgroup::Leaders) || comm.nodes.is_leader());
-        for (i, (group, step)) in stages.enumerate() {
+            .filter(|(group, _)| !matches!(group, Subgroup::Leaders) || comm.nodes.is_leader())
+            .map(|(group, step)| Ok((group, enqueue::plan(&step, ring, seq)?)))
+            .collect::<Result<Vec<_>>>()?;
+        let last = stages.len() - 1;
+        for (i, (group, plan)) in stages.into_iter().enumerate() {
             // The first stage reads the input, the others work in place.
-            let input = if i == 0 { *input } else { *output };
-            let plan = enqueue::plan(&step, ring, seq)?;
-            let operands = KernelOperands { group, input, output: *output, scalar: *scalar };
+            let input = if i == 0 { input } else { output };
+            let record = (i == last).then_some(record);
+            let operands = KernelOperands { group, input, output, scalar, record };
             launch_kernel(comm, &plan, call, operands, keep.clone(), stream)?;
         }
         Ok(())

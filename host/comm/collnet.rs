@@ -21,6 +21,7 @@ use ferroccl_proxy::{NetError, Operation, Progress};
 use super::collective::{CollTask, Subgroup};
 use super::collnet_heads::{CollnetHeads, on_the_network};
 use super::launch::{KeepAlive, KernelOperands, launch_kernel};
+use super::recorder::RecordId;
 use super::state::CommState;
 use crate::buffer::Stream;
 use crate::enqueue::{self, AlgoChoice, CollectiveCall};
@@ -31,7 +32,7 @@ use crate::runtime::Event;
 pub(super) fn all_reduce(
     heads: &CollnetHeads,
     comm: &Arc<CommState>,
-    seq: u64,
+    (seq, record): (u64, RecordId),
     task: &CollTask,
     choice: AlgoChoice,
     stream: &Stream,
@@ -41,16 +42,17 @@ pub(super) fn all_reduce(
     let (within, between) = on_the_network(call.data_type, call.op).unwrap_or((call.op, call.op));
     let parts = parts(call.count, comm.nodes.local_ranks());
     let at = |address: u64, from: usize| address + (from * call.data_type.size()) as u64;
-    let kernel = |collective, op, root: usize, from: u64| {
+    let kernel = |collective, op, root: usize, from: u64, record| {
         let (first, count) = parts[root];
         let step = CollectiveCall { collective, op, count, root: Some(root as u32), ..*call };
         let plan = enqueue::plan(&step, ring, seq)?;
         let (input, output) = (at(from, first), at(*output, first));
-        let operands = KernelOperands { group: Subgroup::Node, input, output, scalar: *scalar };
+        let (group, scalar) = (Subgroup::Node, *scalar);
+        let operands = KernelOperands { group, input, output, scalar, record };
         launch_kernel(comm, &plan, &step, operands, task.keep.clone(), stream)
     };
     for root in 0..parts.len() {
-        kernel(Collective::Reduce, within, root, *input)?;
+        kernel(Collective::Reduce, within, root, *input, None)?;
     }
     if let Some((first, count)) = parts.get(comm.nodes.local_rank() as usize) {
         let event = Event::new();
@@ -71,7 +73,11 @@ pub(super) fn all_reduce(
         stream.ops().wait(&event);
     }
     for root in 0..parts.len() {
-        kernel(Collective::Broadcast, ReduceOp::Sum, root, *output)?;
+        let last = (root + 1 == parts.len()).then_some(record);
+        kernel(Collective::Broadcast, ReduceOp::Sum, root, *output, last)?;
+    }
+    if parts.is_empty() {
+        comm.recorder.end(record);
     }
     Ok(())
 }

@@ -48,6 +48,8 @@ pub struct CommConfig {
     pub buffer_bytes: [Option<usize>; 3],
     /// How long a kernel waits for a peer before its call fails; zero is for ever.
     pub timeout: Option<Duration>,
+    /// How long a call waits before a warning in the log says for whom, and again after twice the time; zero is never.
+    pub warn_after: Option<Duration>,
     /// A handle that aborts the communicator from another thread, also while it is made.
     pub abort: Option<AbortHandle>,
     /// Whether ranks of one process may write each other's memory; `None` is yes.
@@ -100,6 +102,7 @@ impl CommConfig {
             slots: self.slots.or(other.slots),
             buffer_bytes: std::array::from_fn(|_| bytes.next().flatten()),
             timeout: self.timeout.or(other.timeout),
+            warn_after: self.warn_after.or(other.warn_after),
             abort: self.abort.clone(),
             p2p: self.p2p.or(other.p2p),
             shm: self.shm.or(other.shm),

@@ -141,7 +141,8 @@ impl ControlBlock {
             DeviceComm { address: image.push(&[comm]), comm, channels }
         });
         let groups = groups.collect();
-        runtime.write(&tables, 0, &image.bytes)?;
+        // SAFETY: the memory is the runtime's, and new.
+        unsafe { runtime.write(&tables, 0, &image.bytes)? };
         Ok(ControlBlock { flags, _tables: tables, peers: (peers_at, peers.len()), groups, shape })
     }
 

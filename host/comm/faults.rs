@@ -4,12 +4,13 @@
 //! a launch has ended ──────────► on_launch_done ─┐
 //! a launch was refused ────────► on_launch_failed┤                       ┌─► our kernels, by the abort word
 //! the bootstrap's ring ────────► on_peer_lost ───┼─► fail: the first ────┼─► neighbours' kernels, by poison at the edges
-//! a rank on another host ──────► on_remote_fault ┤   fault stays         └─► other hosts, out of band
+//! a rank tells of its failure ─► on_remote_fault ┤   fault stays         └─► all ranks, out of band
 //! a connection over the network► on_net_broken ──┘
 //! ```
 //!
 //! The first fault is in the control block, where kernels leave theirs, too. Where the fault says only that a peer is lost
-//! or that the rank has stopped, `cause` has the error behind it, if one is known by then.
+//! or that the rank has stopped, `cause` has the error behind it, if one is known by then. Behind a timeout are the ranks
+//! that have not entered the call (`stall`).
 
 use std::any::Any;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use ferroccl_device::abi::{Fault, FaultKind, Poison};
 use tracing::{debug, info, warn};
 
 use super::abort::Abortable;
+use super::stall;
 use super::state::CommState;
 use crate::channel::EdgeEnd;
 use crate::error::KernelFault;
@@ -26,11 +28,16 @@ use crate::error::{Error, Result};
 use crate::log;
 use ferroccl_bootstrap::Departure;
 
-/// Bytes of an error's text that other hosts are told.
+/// Bytes of an error's text that other ranks are told, and ranks to blame. Both are within the bootstrap's limit of 4096
+/// bytes.
 const MAX_TEXT: usize = 1024;
+const MAX_RANKS: usize = 512;
 
 impl Abortable for CommState {
     fn abort(&self) {
+        if !self.maker.is_here() {
+            return; // its memory is shared with the parent
+        }
         let fault = self.own_fault(FaultKind::Aborted);
         self.set_cause(&Error::Kernel(Arc::new(KernelFault(fault))));
         self.fail(&fault);
@@ -41,7 +48,7 @@ impl CommState {
     /// The failure of this communicator.
     pub(super) fn failure(&self) -> Option<Error> {
         let fault = self.control.fault()?;
-        if matches!(FaultKind::from_raw(fault.kind), FaultKind::PeerLost | FaultKind::Aborted)
+        if has_cause(&fault)
             && let Some(cause) = self.cause.get()
         {
             return Some(cause.clone());
@@ -54,11 +61,10 @@ impl CommState {
         if let Some(error) = error {
             self.on_launch_failed(error);
         }
-        self.find_root_cause();
-        self.failure().map_or(Ok(()), |failure| {
-            self.notify_peers();
-            Err(failure)
-        })
+        let Some(fault) = self.control.fault() else { return Ok(()) };
+        self.find_root_cause(&fault);
+        self.notify_peers();
+        self.failure().map_or(Ok(()), Err)
     }
 
     /// Lets go of the memory of a call that has ended. After a failure it is kept until the last rank is gone that may still
@@ -76,6 +82,17 @@ impl CommState {
     pub(super) fn on_launch_failed(&self, error: &Error) {
         self.set_cause(error);
         self.fail(&self.own_fault(FaultKind::Aborted));
+    }
+
+    /// The result of a step of a launch that must not fail here alone: the other ranks would wait for a call that never
+    /// comes, so they are told. An invalid argument is the caller's, and leaves the communicator as it is.
+    pub(super) fn must<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result
+            && !matches!(error, Error::InvalidArgument { .. })
+        {
+            self.on_launch_failed(error);
+        }
+        result
     }
 
     /// The bootstrap's ring has noticed that a peer is gone. A peer that left in good order has told the kernels of its
@@ -104,18 +121,23 @@ impl CommState {
         self.fail(&Fault { peer, ..self.own_fault(FaultKind::PeerLost) });
     }
 
-    /// Rank `teller` has told of its failure, as [`CommState::notify_hosts`] does.
+    /// Rank `teller` has told of its failure, as [`CommState::tell_peers`] does.
     pub(super) fn on_remote_fault(&self, teller: u32, news: &[u8]) {
-        let Some((fault, text)) = news.split_at_checked(size_of::<Fault>()) else { return };
-        let Ok(fault) = bytemuck::try_pod_read_unaligned::<Fault>(fault) else { return };
-        let text = String::from_utf8_lossy(text);
-        info!(target: log::NET, "rank {}: rank {teller} has failed: {text}", self.rank);
-        if self.net.is_none() || teller == self.rank || self.control.fault().is_some() {
+        if teller == self.rank {
             return;
         }
-        // All other hosts hear of it from `teller`, with the cause.
-        self.hosts_notified.store(true, Ordering::Relaxed);
-        // The neighbours on this host hear of it from us, so the fault that they get has to name the cause.
+        let Some(FaultNews { fault, ranks, text }) = FaultNews::decode(news) else {
+            warn!(target: log::COLL, "rank {}: rank {teller} has failed, and its news make no sense", self.rank);
+            return;
+        };
+        info!(target: log::COLL, "rank {}: rank {teller} has failed: {text}", self.rank);
+        if self.control.fault().is_some_and(|fault| !has_cause(&fault)) {
+            return;
+        }
+        // All others hear of it from `teller`, with the cause.
+        self.peers_told.store(true, Ordering::Relaxed);
+        // The neighbours on this host may hear of it from us first, so the fault that they get has to name the cause.
+        // A cause that is there already stays: it is the first.
         match FaultKind::from_raw(fault.kind) {
             FaultKind::PeerLost => {
                 // The teller may have lost this rank.
@@ -125,8 +147,12 @@ impl CommState {
                 self.fail(&Fault { peer, seq: fault.seq, ..self.own_fault(FaultKind::PeerLost) });
             }
             FaultKind::Aborted => {
-                let cause = text.into_owned();
+                let cause = format!("rank {teller} says: {text}");
                 let _ = self.cause.set(Error::Aborted { rank: self.rank, cause });
+                self.fail(&fault);
+            }
+            FaultKind::Timeout if !ranks.is_empty() => {
+                let _ = self.cause.set(Error::Timeout { ranks, reason: text });
                 self.fail(&fault);
             }
             _ => self.fail(&fault),
@@ -163,19 +189,29 @@ impl CommState {
         self.notify_peers();
     }
 
-    /// A kernel that was stopped by a neighbour's fault knows that fault only. Looks at all edges whether a peer has left a
-    /// fault with the cause.
-    fn find_root_cause(&self) {
-        let stopped = |fault: &Fault| FaultKind::from_raw(fault.kind) == FaultKind::Aborted;
-        if self.cause.get().is_some() || !self.control.fault().as_ref().is_some_and(stopped) {
+    /// A kernel that was stopped by a neighbour's fault knows that fault only, and one whose time is up does not know who
+    /// it waited for in the end. Looks at all edges whether a peer has left a fault with the cause, and at who has not
+    /// entered the call.
+    fn find_root_cause(&self, fault: &Fault) {
+        if self.cause.get().is_some() {
             return;
         }
-        let mut faults: Vec<(Fault, u64)> =
-            self.edge_ends().filter_map(EdgeEnd::peer_fault).collect();
-        // A fault with a cause comes before `Aborted`, and a failure before a departure.
-        faults.sort_by_key(|(fault, kind)| (stopped(fault), *kind != Poison::SET));
-        if let Some((fault, _)) = faults.first() {
-            let _ = self.cause.set(Error::Kernel(Arc::new(KernelFault(*fault))));
+        let is = |fault: &Fault, kind| FaultKind::from_raw(fault.kind) == kind;
+        let stopped = |fault: &Fault| is(fault, FaultKind::Aborted);
+        let mut first = *fault;
+        if stopped(fault) {
+            let mut faults: Vec<(Fault, u64)> =
+                self.edge_ends().filter_map(EdgeEnd::peer_fault).collect();
+            // A fault with a cause comes before `Aborted`, and a failure before a departure.
+            faults.sort_by_key(|(fault, kind)| (stopped(fault), *kind != Poison::SET));
+            let Some((found, _)) = faults.first() else { return };
+            first = *found;
+        }
+        let timeout = is(&first, FaultKind::Timeout).then(|| self.timeout_error()).flatten();
+        if let Some(error) = timeout {
+            let _ = self.cause.set(error);
+        } else if stopped(fault) {
+            let _ = self.cause.set(Error::Kernel(Arc::new(KernelFault(first))));
         }
     }
 
@@ -187,22 +223,69 @@ impl CommState {
             for end in self.edge_ends() {
                 end.poison(&fault, Poison::SET);
             }
-            self.notify_hosts(&fault);
+            self.tell_peers(&fault);
         }
     }
 
-    /// Tells the ranks on other hosts of our failure, once: their kernels do not see the poison at our edges.
-    fn notify_hosts(&self, fault: &Fault) {
-        if self.net.is_none() || self.hosts_notified.swap(true, Ordering::Relaxed) {
+    /// Tells all ranks of our failure out of band, once. The kernels of other hosts do not see the poison at our edges, and
+    /// who sees it does not see the error behind it.
+    fn tell_peers(&self, fault: &Fault) {
+        if self.peers_told.swap(true, Ordering::Relaxed) {
             return;
         }
-        let text = self.failure().map_or_else(String::new, |error| error.to_string());
+        let (ranks, text) = match self.failure() {
+            Some(Error::Timeout { ranks, reason }) => (ranks, reason),
+            Some(error) => (Vec::new(), error.to_string()),
+            None => (Vec::new(), String::new()),
+        };
+        if let Some(out_of_band) = self.out_of_band.get() {
+            out_of_band.tell(&FaultNews { fault: *fault, ranks, text }.encode());
+        }
+    }
+}
+
+/// Whether this fault says less than the error behind it.
+fn has_cause(fault: &Fault) -> bool {
+    let kind = FaultKind::from_raw(fault.kind);
+    matches!(kind, FaultKind::PeerLost | FaultKind::Aborted | FaultKind::Timeout)
+}
+
+/// What a rank tells the others of its failure.
+struct FaultNews {
+    fault: Fault,
+    /// The ranks to blame for a timeout.
+    ranks: Vec<u32>,
+    /// The error.
+    text: String,
+}
+
+impl FaultNews {
+    /// As many ranks and as much of the text as may be told.
+    fn encode(&self) -> Vec<u8> {
+        let FaultNews { fault, ranks, text } = self;
+        let ranks = &ranks[..ranks.len().min(MAX_RANKS)];
         let end = (0..=text.len().min(MAX_TEXT)).rev().find(|i| text.is_char_boundary(*i));
         let text = &text.as_bytes()[..end.unwrap_or(0)];
-        let news = [bytemuck::bytes_of(fault), text].concat();
-        if let Some(out_of_band) = self.out_of_band.get() {
-            out_of_band.tell(&news);
-        }
+        let count = (ranks.len() as u32).to_le_bytes();
+        let ranks = ranks.iter().flat_map(|rank| rank.to_le_bytes());
+        bytemuck::bytes_of(fault)
+            .iter()
+            .copied()
+            .chain(count)
+            .chain(ranks)
+            .chain(text.iter().copied())
+            .collect()
+    }
+
+    /// `None` for what is no news of a fault.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (fault, rest) = bytes.split_at_checked(size_of::<Fault>())?;
+        let fault = bytemuck::try_pod_read_unaligned(fault).ok()?;
+        let (count, rest) = rest.split_first_chunk()?;
+        let count = usize::try_from(u32::from_le_bytes(*count)).ok()?;
+        let (ranks, text) = rest.split_at_checked(count.checked_mul(4)?)?;
+        let ranks = ranks.as_chunks().0.iter().map(|rank| u32::from_le_bytes(*rank)).collect();
+        Some(FaultNews { fault, ranks, text: String::from_utf8_lossy(text).into_owned() })
     }
 }
 
@@ -221,6 +304,7 @@ impl Drop for CommState {
         for end in self.edge_ends() {
             end.poison(&fault, kind);
         }
+        stall::unwatch();
         debug!(target: log::INIT, rank = self.rank, "communicator dropped");
     }
 }

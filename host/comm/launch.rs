@@ -12,6 +12,7 @@ use tracing::debug;
 
 use super::collective::Subgroup;
 use super::net::ProxyWork;
+use super::recorder::RecordId;
 use super::state::CommState;
 use crate::buffer::Stream;
 use crate::enqueue::{CollectiveCall, KernelPlan};
@@ -32,6 +33,8 @@ pub(super) struct KernelOperands {
     pub output: u64,
     /// The operator's scalar, and whether it is the scalar's address instead.
     pub scalar: (u64, bool),
+    /// The record of the call that ends with this kernel.
+    pub record: Option<RecordId>,
 }
 
 /// Puts one kernel of a collective into a stream.
@@ -50,19 +53,21 @@ pub(super) fn launch_kernel(
     let mut work = plan.work(address, operands.input, operands.output, operands.scalar);
     let mut table: Option<Arc<dyn Memory>> = None;
     if plan.tree {
-        let links = comm.trees.table(call.root.unwrap_or(NO_RANK), &**comm.device.runtime())?;
+        let links = comm.trees.table(call.root.unwrap_or(NO_RANK), &**comm.device.runtime());
+        let links = comm.must(links)?;
         work.extra = links.address();
         table = Some(links);
     }
     let proxy_work = match &comm.net {
         // SAFETY: the kernel takes this argument, below.
-        Some(net) => unsafe {
+        Some(net) => comm.must(unsafe {
             let blocks = (plan.blocks, plan.choice.protocol);
-            net.counter.collective(&comm.control, group, &plan.kernel, &work, blocks, plan.tree)?
-        },
+            net.counter.collective(&comm.control, group, &plan.kernel, &work, blocks, plan.tree)
+        })?,
         None => ProxyWork::new(),
     };
     let ended = Arc::clone(comm);
+    let record = operands.record;
     let launch = Launch {
         kernel: plan.kernel,
         blocks: plan.blocks,
@@ -74,17 +79,17 @@ pub(super) fn launch_kernel(
         // Holds the buffers too: one allocation instead of three, which a call of 8 bytes notices.
         done: Box::new(move |failure| {
             let result = ended.on_launch_done(failure);
+            record.inspect(|record| ended.recorder.end(*record));
             ended.release((keep, table), &result);
             result
         }),
     };
     // SAFETY: the kernel is of the table, or the caller vouches for it (`all_reduce_with`); the buffers
     // hold the call's elements, and buffers and communicator are kept until the launch has ended.
-    unsafe { launch_on_stream(comm, launch, proxy_work, stream) }
+    unsafe { launch_on_stream(comm, launch, proxy_work, record, stream) }
 }
 
-/// Launches a kernel, and gives the proxies their work. When the device refuses the launch, the other ranks would wait for
-/// a call that never comes, so they are told.
+/// Launches a kernel, and gives the proxies their work. `record` is that of the call which ends with the kernel.
 ///
 /// # Safety
 /// As [`StreamOps::launch`](crate::runtime::StreamOps::launch).
@@ -92,22 +97,19 @@ pub(super) unsafe fn launch_on_stream(
     comm: &Arc<CommState>,
     launch: Launch,
     proxy_work: ProxyWork,
+    record: Option<RecordId>,
     stream: &Stream,
 ) -> Result<()> {
     let ops = stream.ops();
     let captured = ops.capture_id().is_some();
     if captured {
+        record.inspect(|record| comm.recorder.captured(*record));
         capture(comm, &proxy_work, stream)?;
     }
     // SAFETY: the caller's.
-    let launched = unsafe { ops.launch(launch) };
-    #[cfg(feature = "cuda")]
-    if let Err(error @ crate::Error::Cuda(_)) = &launched {
-        comm.on_launch_failed(error);
-    }
-    launched?;
+    comm.must(unsafe { ops.launch(launch) })?;
     match &comm.net {
-        Some(net) if !captured => net.submit(comm, proxy_work),
+        Some(net) if !captured => comm.must(net.submit(comm, proxy_work)),
         _ => Ok(()),
     }
 }

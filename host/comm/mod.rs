@@ -25,6 +25,13 @@
 //! in_progress   the same in the background; abort ends it
 //! ```
 //!
+//! What is known of calls that do not end:
+//!
+//! ```text
+//! recorder      the last calls of a rank, and how far it is
+//! stall         ranks that have not entered a call: asks the others, warns, and names them when time is up
+//! ```
+//!
 //! [`CommState`](state::CommState) is what a rank has. It numbers its calls, and they run in the order in which they were
 //! made, whatever their streams.
 
@@ -48,9 +55,11 @@ mod net;
 mod nodes;
 mod out_of_band;
 mod p2p;
+mod recorder;
 mod recv_region;
 mod setup;
 mod split;
+mod stall;
 mod state;
 mod trees;
 
@@ -137,6 +146,11 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        if !self.0.maker.is_here() {
+            // The group is the parent's, and so are the threads that dropping would wait for.
+            let _ = std::mem::ManuallyDrop::new(self.0.clone());
+            return;
+        }
         if std::thread::panicking() {
             // Nobody will make the calls that its kernels, and its peers', wait for.
             self.0.abort();

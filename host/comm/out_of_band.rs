@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
+use super::recorder::RankProgress;
 use super::state::{CommState, Communicator};
 use crate::error::{Error, Result};
 use ferroccl_bootstrap::{Departure, Gathers, Limit, Watch};
@@ -41,7 +42,7 @@ impl OutOfBand {
         match self {
             OutOfBand::Ring(watch) => watch.tell(news),
             OutOfBand::Local(LocalMember { group, rank }) => {
-                for member in group.members.get().into_iter().flatten().filter_map(Weak::upgrade) {
+                for member in group.members() {
                     member.on_remote_fault(*rank, news);
                 }
             }
@@ -79,6 +80,17 @@ impl LocalGroup {
             // The cell is new.
             let _ = communicator.0.out_of_band.set(OutOfBand::Local(member));
         }
+    }
+
+    /// How far each rank is; `None` where it has left.
+    pub(super) fn progress(&self) -> Vec<Option<RankProgress>> {
+        let members = self.members.get().into_iter().flatten();
+        members.map(|rank| Some(rank.upgrade()?.recorder.progress())).collect()
+    }
+
+    /// The ranks that are still there.
+    pub(super) fn members(&self) -> impl Iterator<Item = Arc<CommState>> {
+        self.members.get().into_iter().flatten().filter_map(Weak::upgrade)
     }
 
     /// Keeps communicators for `ranks` of the group to take.

@@ -172,12 +172,13 @@ impl P2pBatch {
         }
         let mut transfers: Box<[Transfer]> = all.into();
         let runtime = &**comm.device.runtime();
-        let table = runtime.allocate(size_of_val(&*transfers))?;
+        let table = comm.must(runtime.allocate(size_of_val(&*transfers)))?;
         let first = table.address();
         for (transfer, before) in transfers.iter_mut().zip(before) {
             transfer.after = before.map_or(0, |i| first + (i * size_of::<Transfer>()) as u64);
         }
-        runtime.write(&table, 0, bytemuck::cast_slice(&transfers))?;
+        // SAFETY: the memory is the runtime's, and new.
+        comm.must(unsafe { runtime.write(&table, 0, bytemuck::cast_slice(&transfers)) })?;
         Ok(P2pBatch { transfers, table, parts, blocks: blocks as u32, bytes, keep })
     }
 
@@ -209,6 +210,8 @@ impl P2pBatch {
             signature: Signature { seq, ..Signature::default() },
             channels: parts,
         };
+        let call = Collective::SendRecv as u64;
+        let record = comm.recorder.enter(&Signature { count: bytes, call, ..work.signature });
         let proxy_work = match &comm.net {
             Some(net) => net.counter.p2p(&comm.control, &transfers, seq),
             None => ProxyWork::new(),
@@ -224,13 +227,18 @@ impl P2pBatch {
             bytes,
             done: Box::new(move |failure| {
                 let result = ended.on_launch_done(failure);
+                ended.recorder.end(record);
                 ended.release((table, keep), &result);
                 result
             }),
         };
         // SAFETY: the table's transfers are of connections of this communicator, and of buffers that hold them; all of
         // it is kept until the launch has ended.
-        unsafe { launch_on_stream(comm, launch, proxy_work, stream) }
+        let launched = unsafe { launch_on_stream(comm, launch, proxy_work, Some(record), stream) };
+        if launched.is_err() {
+            comm.recorder.cancel(record);
+        }
+        launched
     }
 }
 

@@ -24,7 +24,9 @@ use super::init_params::{GroupToken, InitParams, TuningParams, agree};
 use super::net::NetConnections;
 use super::nodes::Nodes;
 use super::out_of_band::{LocalGroup, OutOfBand};
+use super::recorder::FlightRecorder;
 use super::recv_region::{OpenRecvRegion, PeerHandles};
+use super::stall::{self, Reports};
 use super::state::CommState;
 use super::trees::Trees;
 use super::{AbortHandle, CommConfig, Communicator, gpu_graphs, log_topology};
@@ -33,10 +35,11 @@ use crate::channel::{ConnSet, EdgeEnd, Edges};
 use crate::config::Config;
 use crate::enqueue::{NetworkOps, PlanContext};
 use crate::error::{Error, Result};
+use crate::fork::Maker;
 use crate::log;
 use crate::runtime::Keep;
 use crate::transport::{self, PeerInfo};
-use ferroccl_bootstrap::{Bootstrap, Heartbeat, Stop, UniqueId};
+use ferroccl_bootstrap::{Bootstrap, Heartbeat, News, Stop, UniqueId};
 use ferroccl_topology::graph::tuning::{Devices, Settings, Situation, Tuner};
 
 impl Communicator {
@@ -280,7 +283,10 @@ impl Communicator {
         let heartbeat = heartbeat.map(|ns| Heartbeat::within(Duration::from_nanos(ns)));
         let watch = bootstrap.watch_and_hear(heartbeat, on_peer_lost, move |teller, news| {
             if let Some(comm) = listener.upgrade() {
-                comm.on_remote_fault(teller, news);
+                match news {
+                    News::First(fault) => comm.on_remote_fault(teller, fault),
+                    News::Status(report) => comm.on_report(teller, report),
+                }
             }
         })?;
         // The cell is new.
@@ -345,6 +351,7 @@ impl CommBuilder<'_> {
               nodes = nodes.count(), runtime = self.device.runtime().name(), "Init COMPLETE");
         let abort = self.config.abort.clone().unwrap_or_default();
         let communicator = Communicator(Arc::new(CommState {
+            maker: Maker::this()?,
             rank: self.rank,
             nranks: self.nranks,
             device: self.device.clone(),
@@ -372,7 +379,9 @@ impl CommBuilder<'_> {
             seq: AtomicU64::new(0),
             cause: OnceLock::new(),
             failed: Arc::new(AtomicBool::new(false)),
-            hosts_notified: AtomicBool::new(false),
+            peers_told: AtomicBool::new(false),
+            recorder: FlightRecorder::new(),
+            reports: Reports::new(self.nranks),
             abort,
             out_of_band: OnceLock::new(),
             split_lock: Mutex::new(()),
@@ -380,6 +389,7 @@ impl CommBuilder<'_> {
             p2p_blocks: self.blocks.p2p,
         }));
         communicator.0.abort.guard(communicator.0.clone());
+        stall::watch(&communicator.0, self.config.warn_after.unwrap_or(self.env.warn_after))?;
         Ok(communicator)
     }
 

@@ -141,6 +141,7 @@ fn split_locked(
     config: &CommConfig,
     stop: &Stop,
 ) -> Result<Option<Communicator>> {
+    comm.check_maker()?;
     let env = Config::from_env()?;
     let config = &CommConfig { abort: config.abort.clone(), ..config.or(&comm.config) };
     let limit = Limit { time: env.bootstrap_timeout, stop: stop.clone() };

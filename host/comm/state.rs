@@ -10,23 +10,31 @@ use super::control::ControlBlock;
 use super::net::NetConnections;
 use super::nodes::Nodes;
 use super::out_of_band::OutOfBand;
+use super::recorder::FlightRecorder;
+use super::stall::Reports;
 use super::trees::Trees;
 use crate::buffer::{Device, Stream};
 use crate::channel::Edges;
 use crate::enqueue::PlanContext;
 use crate::error::{Error, Result};
+use crate::fork::Maker;
 use crate::runtime::{Event, Keep, Memory};
 
 /// One rank of a group. Calls may be made from any thread. They are numbered in the order in which they are made, and every
 /// rank must make the same calls in the same order.
 ///
 /// Dropping it leaves the group, once its calls have ended. A peer that then makes another call gets an error.
+///
+/// A process that forks has a copy in its child, where every call is an error, and dropping it does nothing. The child has
+/// none of its parent's threads either: it makes a [`Device`] of its own, or runs another program.
 #[derive(Debug)]
 pub struct Communicator(pub(super) Arc<CommState>);
 
 /// One rank of a communicator (NCCL's `ncclComm`). Launches keep it alive until their kernels have ended.
 #[derive(Debug)]
 pub(super) struct CommState {
+    /// The process that it is of. A fork has a copy, which it must leave alone.
+    pub maker: Maker,
     pub rank: u32,
     pub nranks: u32,
     pub device: Device,
@@ -55,8 +63,12 @@ pub(super) struct CommState {
     pub cause: OnceLock<Error>,
     /// Whether the communicator has failed or was aborted: ends waits of the host.
     pub failed: Arc<AtomicBool>,
-    /// Whether the ranks on other hosts know that the communicator has failed.
-    pub hosts_notified: AtomicBool,
+    /// Whether the other ranks have been told out of band that the communicator has failed.
+    pub peers_told: AtomicBool,
+    /// The last calls.
+    pub recorder: FlightRecorder,
+    /// How far other ranks are, as they have said.
+    pub reports: Reports,
     /// The handle that can abort this communicator.
     pub abort: AbortHandle,
     /// The connection with the other ranks beside the kernels' data; empty where there are no other ranks.
@@ -85,8 +97,9 @@ impl CommState {
     /// The order of calls, for the next one.
     ///
     /// # Errors
-    /// [`Error::Aborted`] after a failure, [`Error::InvalidArgument`] after [`CommState::finalize`].
+    /// [`Error::Aborted`] after a failure, [`Error::InvalidArgument`] after [`CommState::finalize`] and in a fork.
     pub(super) fn lock_order(&self) -> Result<MutexGuard<'_, CallOrder>> {
+        self.check_maker()?;
         let order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         match self.failure() {
             Some(cause) => Err(Error::Aborted { rank: self.rank, cause: cause.to_string() }),
@@ -98,6 +111,11 @@ impl CommState {
         }
     }
 
+    /// That this is the process that has made the communicator.
+    pub(super) fn check_maker(&self) -> Result<()> {
+        if self.maker.is_here() { Ok(()) } else { Err(self.maker.elsewhere()) }
+    }
+
     /// The number of the last collective call.
     pub(super) fn last_seq(&self) -> u64 {
         // Relaxed: it publishes nothing. Who launches holds the lock on the order.
@@ -106,6 +124,7 @@ impl CommState {
 
     /// See [`Communicator::finalize`](super::Communicator::finalize).
     pub(super) fn finalize(&self) -> Result<()> {
+        self.check_maker()?;
         let last = {
             let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
             order.finalized = true;

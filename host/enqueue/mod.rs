@@ -8,4 +8,4 @@ pub use plan::{
     AlgoChoice, KernelPlan, NetworkOps, PlanContext, PlanError, choose, plan, send_recv_kernel,
     split,
 };
-pub use signature::{CollectiveCall, describe};
+pub use signature::{CollectiveCall, describe, describe_call};

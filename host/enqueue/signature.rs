@@ -93,6 +93,12 @@ impl fmt::Display for SignatureText<'_> {
     }
 }
 
+/// The text of a call whose signature has these words: what the user passed.
+#[must_use]
+pub fn describe_call(words: &[u64; 4]) -> String {
+    SignatureText(words, false).to_string()
+}
+
 /// The texts of two signatures, for a person to compare. Algorithm, protocol and channels are in them only when everything
 /// that the users passed is equal.
 #[must_use]

@@ -126,6 +126,10 @@ unsafe impl Memory for HostMemory {
     fn len(&self) -> usize {
         self.len
     }
+
+    fn address_space(&self) -> u64 {
+        0
+    }
 }
 
 fn page_size() -> usize {

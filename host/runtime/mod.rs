@@ -64,14 +64,17 @@ pub trait Runtime: Debug + Send + Sync {
     /// program gives.
     unsafe fn register(&self, address: u64, bytes: usize, what: &str) -> Result<Keep>;
 
-    /// Writes `bytes` to `to[offset..]`, at once: before anything that is launched later. Nothing that runs uses that part
-    /// of the memory.
+    /// Writes `bytes` to `to[offset..]`, at once: before anything that is launched later.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when it does not fit, and when the device refuses.
-    fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()>;
+    ///
+    /// # Safety
+    /// The memory is of this runtime's address space, and nothing that runs uses that part of it.
+    unsafe fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Equal for runtimes whose kernels reach each other's memory, within one process.
+    /// Equal for runtimes whose kernels reach each other's memory, within one process: 0 where this is the process's own. A
+    /// call's communicator, its buffers and its stream have to be of one.
     fn address_space(&self) -> u64;
 
     /// Makes a stream: what is put in runs in order, and asynchronously to the caller.
@@ -221,7 +224,8 @@ fn on_proxy_thread(operation: Box<dyn Operation>) -> Result<()> {
 /// Memory of a runtime with this content.
 pub(crate) fn place(runtime: &dyn Runtime, bytes: &[u8]) -> Result<Arc<dyn Memory>> {
     let memory = runtime.allocate(bytes.len())?;
-    runtime.write(&memory, 0, bytes)?;
+    // SAFETY: the memory is the runtime's, and new.
+    unsafe { runtime.write(&memory, 0, bytes)? };
     Ok(memory)
 }
 
@@ -235,6 +239,8 @@ pub unsafe trait Memory: Debug + Send + Sync {
     fn address(&self) -> u64;
     /// Its size in bytes.
     fn len(&self) -> usize;
+    /// [`Runtime::address_space`] of the runtime that it was allocated by.
+    fn address_space(&self) -> u64;
     /// Whether its size is 0.
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -283,6 +289,9 @@ impl Debug for Launch {
 
 /// A stream of a runtime.
 pub trait StreamOps: Debug + Send + Sync {
+    /// [`Runtime::address_space`] of the runtime that runs its operations.
+    fn address_space(&self) -> u64;
+
     /// Enqueues a kernel.
     ///
     /// # Errors

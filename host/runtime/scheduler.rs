@@ -31,6 +31,9 @@ pub(super) trait Scheduler: Send + Sync + 'static {
     /// What runs. Only the thread that runs the schedule has it.
     type Schedule: Send;
 
+    /// As [`Runtime::address_space`](crate::runtime::Runtime::address_space).
+    fn address_space(&self) -> u64;
+
     /// Makes a launch ready that is put into a stream.
     ///
     /// # Errors
@@ -254,6 +257,10 @@ impl<T: Scheduler> ScheduledStream<T> {
 }
 
 impl<T: Scheduler> StreamOps for ScheduledStream<T> {
+    fn address_space(&self) -> u64 {
+        self.streams.scheduler.address_space()
+    }
+
     unsafe fn launch(&self, launch: Launch) -> Result<()> {
         let ready = self.streams.scheduler.prepare(&launch, self.id)?;
         self.push(Op::Kernel(launch, ready));

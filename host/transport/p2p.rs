@@ -7,6 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError, Weak};
 use super::region::HostMapping;
 use super::{HostRegion, PeerInfo, RecvRegion, Transport};
 use crate::error::{Error, Result};
+use crate::fork::Maker;
 
 /// The transport.
 #[derive(Debug)]
@@ -18,16 +19,19 @@ fn offers() -> &'static Mutex<HashMap<u64, Weak<HostMapping>>> {
     OFFERS.get_or_init(Mutex::default)
 }
 
-/// A random number of this process. A process id would not do, because it repeats across containers.
+/// A random number of this process. A process id would not do, because it repeats across containers. A fork has another
+/// number than its parent, with which it shares no address space.
 pub(crate) fn process_token() -> Result<u64> {
-    static TOKEN: OnceLock<u64> = OnceLock::new();
-    if let Some(&token) = TOKEN.get() {
+    static TOKEN: Mutex<Option<(Maker, u64)>> = Mutex::new(None);
+    let mut known = TOKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, token)) = known.filter(|(maker, _)| maker.is_here()) {
         return Ok(token);
     }
     let token = getrandom::u64().map_err(|e| {
         Error::system("cannot get random bytes", std::io::Error::other(e.to_string()))
     })?;
-    Ok(*TOKEN.get_or_init(|| token))
+    *known = Some((Maker::this()?, token));
+    Ok(token)
 }
 
 impl Transport for P2pTransport {

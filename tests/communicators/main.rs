@@ -5,10 +5,12 @@
 
 mod collnet;
 mod failures;
+mod forks;
 mod life;
 mod net;
 mod readme;
 mod split;
+mod stalls;
 
 #[path = "../support/again.rs"]
 mod again;

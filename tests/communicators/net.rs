@@ -201,12 +201,24 @@ fn a_lost_message_is_an_error_of_all_ranks() {
 }
 
 fn start(id: &UniqueId, rank: u32, n: u32, hosts: u32, job: &str) -> Child {
+    start_with(id, rank, n, hosts, job, &[])
+}
+
+fn start_with(
+    id: &UniqueId,
+    rank: u32,
+    n: u32,
+    hosts: u32,
+    job: &str,
+    variables: &[(&str, &str)],
+) -> Child {
     again(module_path!(), "member")
         .env("FERROCCL_TEST_RANK", rank.to_string())
         .env("FERROCCL_TEST_RANKS", n.to_string())
         .env("FERROCCL_TEST_JOB", job)
         .env("FERROCCL_UNIQUE_ID", id.to_string())
         .env("NCCL_HOSTID", format!("host{}", rank * hosts / n))
+        .envs(variables.iter().copied())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
         .spawn()
@@ -234,6 +246,7 @@ fn member() {
         "mismatch" => mismatch(&communicator),
         "leaves" => leaves(&communicator),
         "abort" => abort(&communicator),
+        "absent" => absent(&communicator),
         other => panic!("no job {other}"),
     }
 }
@@ -310,6 +323,24 @@ fn abort(communicator: &Communicator) {
     println!("\nrank {rank} ends: {error}");
 }
 
+/// Rank 2 makes no call, and waits for what it is told.
+fn absent(communicator: &Communicator) {
+    let (device, rank) = (communicator.device(), communicator.rank());
+    let stream = device.stream().unwrap();
+    let buffer = device.alloc::<f32>(1000).unwrap();
+    let error = loop {
+        if rank != 2 {
+            let call = communicator.all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream);
+            break call.and_then(|()| stream.synchronize()).unwrap_err();
+        }
+        if let Err(error) = communicator.async_error() {
+            break error;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    };
+    println!("\nrank {rank} ends: {error}");
+}
+
 /// What each rank has said at its end.
 fn ends(group: Vec<Child>) -> Vec<String> {
     let end = |(rank, child): (usize, Child)| {
@@ -372,6 +403,19 @@ fn a_killed_rank_is_an_error_on_every_host() {
         }
         for mut child in group {
             child.wait().unwrap();
+        }
+    }
+}
+
+#[test]
+fn who_makes_no_call_is_named_on_every_host() {
+    for hosts in [1, 3] {
+        let id = UniqueId::new(&Config::default().bootstrap()).unwrap();
+        let ranks = (0..5)
+            .map(|rank| start_with(&id, rank, 5, hosts, "absent", &[("FERROCCL_TIMEOUT", "2")]));
+        for end in ends(ranks.collect()) {
+            let why = "ends: timeout: call 1, all_reduce(count 1000, type float, op sum), waits in vain: rank 2 has not entered it, nor any call before";
+            assert!(end.contains(why), "{hosts} hosts: {end}");
         }
     }
 }

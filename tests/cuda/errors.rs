@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferroccl::runtime::cuda::CudaRuntime;
-use ferroccl::{Algorithm, CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp};
+use ferroccl::{
+    Algorithm, CommConfig, Communicator, Device, Error, Operator, ProtocolId, ReduceOp,
+};
 
 use crate::stand_in::{Healed, alone, fail, gpus, ready};
 
@@ -122,6 +124,75 @@ fn ranks_that_have_no_room_are_told() {
     }
 }
 
+/// An address of one device means something else on another.
+#[test]
+fn memory_and_streams_of_another_device_are_refused() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let devices = [Device::cpu(), Device::cuda(0).unwrap(), Device::cuda(1).unwrap()];
+    for (i, device) in devices.iter().enumerate() {
+        let rank = Communicator::init_all(device, 1).unwrap().remove(0);
+        let (stream, buffer) = (device.stream().unwrap(), device.alloc::<f32>(8).unwrap());
+        let sum = ReduceOp::Sum;
+        for (j, other) in devices.iter().enumerate().filter(|(j, _)| *j != i) {
+            let (theirs, foreign) = (other.stream().unwrap(), other.alloc::<f32>(8).unwrap());
+            let scaled = || Operator::pre_mul_sum_at(&foreign);
+            let of = |result: ferroccl::Result<()>| result.unwrap_err().to_string();
+            for (argument, text) in [
+                ("send", of(rank.all_reduce(&foreign, &buffer, sum, &stream))),
+                ("recv", of(rank.all_reduce(&buffer, &foreign, sum, &stream))),
+                ("op", of(rank.all_reduce(&buffer, &buffer, scaled(), &stream))),
+                ("stream", of(rank.all_reduce(&buffer, &buffer, sum, &theirs))),
+                ("stream", of(rank.barrier(&theirs))),
+                ("buffer", of(rank.send(&foreign, 0, &stream))),
+                ("stream", of(rank.recv(&buffer, 0, &theirs))),
+            ] {
+                let start = format!("invalid argument {argument}: it");
+                assert!(
+                    text.starts_with(&start) && text.contains("of another device"),
+                    "{i} {j}: {text}"
+                );
+            }
+            for text in [
+                of(buffer.copy_from(&[1.0; 8], &theirs)),
+                of(buffer.copy_to(&mut [1.0; 8], &theirs)),
+            ] {
+                let why = "invalid argument stream: it is of another device than the memory";
+                assert_eq!(text, why, "{i} {j}");
+            }
+        }
+        // The communicator is none the worse for it.
+        rank.all_reduce(&buffer, &buffer, sum, &stream).unwrap();
+        stream.synchronize().unwrap();
+    }
+}
+
+/// A rank that has no memory for a call tells the others, which wait for it.
+#[test]
+fn a_call_that_has_no_memory_is_an_error_of_all_ranks() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::cuda(0).unwrap();
+    let ranks = Communicator::init_all(&device, 3).unwrap();
+    let streams = [0, 1].map(|_| device.stream().unwrap());
+    let buffer = device.alloc::<f32>(1000).unwrap();
+    ranks[1].recv(&buffer, 0, &streams[1]).unwrap();
+    // The table of messages is copied to the GPU.
+    fail("cuMemcpyHtoDAsync_v2", 0, 2);
+    let error = ranks[0].send(&buffer, 1, &streams[0]).unwrap_err();
+    let what = "CUDA_ERROR_OUT_OF_MEMORY";
+    assert!(error.to_string().contains(what), "{error}");
+    let error = streams[1].synchronize().unwrap_err().to_string();
+    assert!(error.contains("rank 0 says: ") && error.contains(what), "{error}");
+    // So is one that was not waiting.
+    let error = ranks[2].async_error().unwrap_err().to_string();
+    assert!(error.contains("rank 0 says: ") && error.contains(what), "{error}");
+}
+
 #[test]
 fn a_kernel_that_traps_fails_all_that_is_on_its_gpu() {
     if !ready() {
@@ -137,17 +208,19 @@ fn a_kernel_that_traps_fails_all_that_is_on_its_gpu() {
     let streams: Vec<_> = devices.iter().map(|device| device.stream().unwrap()).collect();
     let buffers: Vec<_> = devices.iter().map(|d| d.upload(&[1u32; 1000]).unwrap()).collect();
     fail("kernel:all_reduce_ring_ll_sum_uint32", 0, 719);
-    for (i, rank) in ranks.iter().enumerate() {
-        // The driver may say it at any call from the trap on.
-        let _ = rank.all_reduce(&buffers[i], &buffers[i], ReduceOp::Sum, &streams[i]);
-    }
-    for (i, stream) in streams.iter().enumerate() {
-        let error = stream.synchronize().unwrap_err();
+    // The driver may say it at any call from the trap on, and then the other ranks are told at once.
+    let calls: Vec<_> = (ranks.iter().zip(&buffers).zip(&streams))
+        .map(|((rank, buffer), stream)| rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream))
+        .collect();
+    for (i, (call, stream)) in calls.into_iter().zip(&streams).enumerate() {
+        let error = call.and_then(|()| stream.synchronize()).unwrap_err();
         println!("rank {i}: {error}");
-        if i < 2 {
-            let Error::Cuda(cuda) = &error else { panic!("rank {i}: {error}") };
+        if let Error::Cuda(cuda) = &error {
             assert!(cuda.is_sticky() && cuda.code() == 719, "{error}");
             assert_eq!(cuda.device(), Some("GPU 0 (Stand-in)"));
+        } else if i < 2 {
+            let text = error.to_string();
+            assert!(text.contains("CUDA_ERROR_LAUNCH_FAILED (719)"), "rank {i}: {text}");
         }
         assert!(ranks[i].async_error().is_err());
     }
@@ -176,9 +249,9 @@ fn a_device_that_is_lost_is_named_by_every_stream() {
     assert!(ranks[0].async_error().is_err());
     let after = ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap_err();
     assert!(after.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{after}");
-    // Another rank of the GPU hears it from the driver, and its communicator ends, too.
+    // The other rank hears of it.
     let after = ranks[1].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap_err();
-    assert!(matches!(after, Error::Cuda(_)), "{after}");
+    assert!(after.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{after}");
     assert!(ranks[1].async_error().is_err());
 }
 

@@ -28,13 +28,19 @@ fn all_reduce(runtime: CudaRuntime) -> Result<(), Error> {
     Ok(())
 }
 
+/// A runtime with a text in the place of the kernel.
+fn edited(text: &str) -> CudaRuntime {
+    // SAFETY: each of the texts is our kernel's, or does not get as far as to run.
+    unsafe { CudaRuntime::new(0).unwrap().with_source(KERNEL, text) }
+}
+
 #[test]
 fn what_the_assembler_says_is_in_the_error() {
     if !ready() {
         return;
     }
     let _alone = alone();
-    let broken = CudaRuntime::new(0).unwrap().with_source(KERNEL, "not PTX at all");
+    let broken = edited("not PTX at all");
     let error = all_reduce(broken).unwrap_err();
     let Error::Cuda(cuda) = &error else { panic!("{error}") };
     assert_eq!((cuda.call(), cuda.code()), ("cuLinkAddData_v2", 218));
@@ -49,18 +55,18 @@ fn an_edited_kernel_takes_the_place_of_ours() {
     }
     let _alone = alone();
     let text = source(KERNEL, 90).unwrap();
-    all_reduce(CudaRuntime::new(0).unwrap().with_source(KERNEL, &text)).unwrap();
+    all_reduce(edited(&text)).unwrap();
     let gone = text.replace(KERNEL, "another");
-    let error = all_reduce(CudaRuntime::new(0).unwrap().with_source(KERNEL, &gone)).unwrap_err();
+    let error = all_reduce(edited(&gone)).unwrap_err();
     assert!(error.to_string().contains("cuModuleGetFunction"), "{error}");
     let other = format!(
         ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry {KERNEL}(.param .u64 p) {{ ret; }}\n"
     );
-    let error = all_reduce(CudaRuntime::new(0).unwrap().with_source(KERNEL, &other)).unwrap_err();
+    let error = all_reduce(edited(&other)).unwrap_err();
     assert!(error.to_string().contains("it takes 8 bytes of parameters"), "{error}");
     let later =
         text.replace(".target sm_80", ".target sm_120").replace(".target sm_90", ".target sm_120");
-    let error = all_reduce(CudaRuntime::new(0).unwrap().with_source(KERNEL, &later)).unwrap_err();
+    let error = all_reduce(edited(&later)).unwrap_err();
     assert!(error.to_string().contains("SM version"), "{error}");
 }
 

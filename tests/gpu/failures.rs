@@ -37,7 +37,8 @@ pub(crate) fn child(scenario: &str) {
     let (head, body) = text.split_once("\n{\n").unwrap();
     let at = body.find("\tmov").or_else(|| body.find("\tld")).unwrap();
     let text = format!("{head}\n{{\n{}\ttrap;\n{}", &body[..at], &body[at..]);
-    let device = Device::new(Arc::new(runtime.with_source(KERNEL, &text)));
+    // SAFETY: the kernel does nothing but trap.
+    let device = Device::new(Arc::new(unsafe { runtime.with_source(KERNEL, &text) }));
     let mut config = CommConfig::default();
     (config.protocol, config.algorithm) = (Some(ProtocolId::Ll), Some(Algorithm::Ring));
     config.timeout = Some(Duration::from_secs(20)); // should it not trap

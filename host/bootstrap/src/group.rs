@@ -12,7 +12,7 @@ use crate::peers::PeerAcceptor;
 use crate::ring::Ring;
 use crate::settings::{LOG_TARGET, Settings};
 use crate::sync::lock;
-use crate::watch::{Heartbeat, Watch};
+use crate::watch::{Heartbeat, News, Watch};
 use crate::{acceptor, interface, join, p2p, root, wire};
 
 impl UniqueId {
@@ -241,8 +241,8 @@ impl Bootstrap {
         self.watch_and_hear(None, on_gone, |_, _| {})
     }
 
-    /// As [`Bootstrap::watch`]; neighbours that keep no `heartbeat` are lost, and `on_news` is called, on the same terms, with what a rank has told all others
-    /// ([`Watch::tell`]).
+    /// As [`Bootstrap::watch`]; neighbours that keep no `heartbeat` are lost, and `on_news` is called, on the same terms, with
+    /// what a rank has told all others ([`Watch::tell`], [`Watch::publish`]).
     ///
     /// # Errors
     /// As there.
@@ -250,7 +250,7 @@ impl Bootstrap {
         mut self,
         heartbeat: Option<Heartbeat>,
         on_gone: impl FnMut(Departure) + Send + 'static,
-        on_news: impl FnMut(u32, &[u8]) + Send + 'static,
+        on_news: impl FnMut(u32, News<'_>) + Send + 'static,
     ) -> Result<Watch> {
         let Some(group) = self.group.take() else { return Ok(Watch::alone()) };
         let ring = group.ring.into_inner().unwrap_or_else(PoisonError::into_inner);

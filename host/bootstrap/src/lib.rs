@@ -58,5 +58,5 @@ pub use id::{CommId, UNIQUE_ID_BYTES, UniqueId};
 pub use interface::{AddressFamily, Interface, InterfaceFilter, choose, choose_all, interfaces};
 pub use limit::{Limit, Stop};
 pub use settings::{LOG_TARGET, Settings};
-pub use watch::{Heartbeat, Watch};
+pub use watch::{Heartbeat, News, Watch};
 pub use wire::{MissingRanks, Refusal};

@@ -4,7 +4,8 @@
 //! connections closed by the system, and its neighbours see that at once. A rank that means to leave says
 //! goodbye first; without that it is lost. Neighbours pass the news on, so that every rank learns of the
 //! same first cause; each rank is reported once. A rank whose communicator fails can tell all others why, the same way:
-//! news of a few bytes, which mean nothing here.
+//! news of a few bytes, which mean nothing here. Of each rank only the first news count. A status is passed on in the same
+//! way as often as a rank has one.
 //!
 //! A host that disappears without closing anything is found by its silence, where the neighbours have agreed on a
 //! [`Heartbeat`], and else by TCP's keep-alive, in half a minute.
@@ -38,7 +39,9 @@ const BEAT: u64 = u64::from_be_bytes(*b"\0\0\0\0beat");
 const NEWS: u64 = u64::from_be_bytes(*b"\0\0\0\0news");
 /// The tag of what a rank says in an all-gather: 4 bytes of the call's number, 4 of the rank, and that.
 const GATHER: u64 = u64::from_be_bytes(*b"\0\0gather");
-/// Bytes of news at most, and of what a rank says in an all-gather.
+/// The tag of a status: 4 bytes of the rank that it is of, and it.
+const STATUS: u64 = u64::from_be_bytes(*b"\0\0status");
+/// Bytes of news at most, of a status, and of what a rank says in an all-gather.
 pub(super) const MAX_NEWS: usize = 4096;
 
 /// How neighbours show that they are there. All ranks need the same.
@@ -58,6 +61,15 @@ impl Heartbeat {
         let limit = (timeout / 2).clamp(Duration::from_secs(1), Duration::from_secs(30));
         Heartbeat { every: limit / 8, limit }
     }
+}
+
+/// What a rank has told all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News<'a> {
+    /// By [`Watch::tell`]: the first of that rank.
+    First(&'a [u8]),
+    /// By [`Watch::publish`].
+    Status(&'a [u8]),
 }
 
 /// Watches over the group while it lives; dropping it says goodbye to the neighbours.
@@ -90,7 +102,7 @@ impl Watch {
         address: SocketAddr,
         heartbeat: Option<Heartbeat>,
         on_gone: impl FnMut(Departure) + Send + 'static,
-        on_news: impl FnMut(u32, &[u8]) + Send + 'static,
+        on_news: impl FnMut(u32, News<'_>) + Send + 'static,
     ) -> Result<Self> {
         let (ours, theirs) = UnixStream::pair()
             .map_err(|e| BootstrapError::system("socket pair of the watch", e))?;
@@ -131,6 +143,13 @@ impl Watch {
         if let Some(thread) = self.0.as_ref().filter(|_| news.len() <= MAX_NEWS) {
             let news = [&thread.rank.to_le_bytes(), news].concat();
             thread.put(NEWS, news);
+        }
+    }
+
+    /// Tells all ranks something, any number of times. What is longer than [`MAX_NEWS`] is not told.
+    pub fn publish(&self, status: &[u8]) {
+        if let Some(thread) = self.0.as_ref().filter(|_| status.len() <= MAX_NEWS) {
+            thread.put(STATUS, [&thread.rank.to_le_bytes(), status].concat());
         }
     }
 
@@ -236,7 +255,7 @@ struct Watcher<F, N> {
     on_news: N,
 }
 
-impl<F: FnMut(Departure), N: FnMut(u32, &[u8])> Watcher<F, N> {
+impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
     fn run(mut self) {
         loop {
             let ready = match self.sleep() {
@@ -320,7 +339,7 @@ impl<F: FnMut(Departure), N: FnMut(u32, &[u8])> Watcher<F, N> {
         }
     }
 
-    /// Tells both sides our news, and the next what we say in all-gathers.
+    /// Tells both sides our news, and the next our status and what we say in all-gathers.
     fn tell(&mut self) {
         let all = std::mem::take(&mut *self.outbox.lock().unwrap_or_else(PoisonError::into_inner));
         for (tag, bytes) in all {
@@ -347,6 +366,21 @@ impl<F: FnMut(Departure), N: FnMut(u32, &[u8])> Watcher<F, N> {
         Some(())
     }
 
+    /// The status of a rank; `None` when it is none.
+    fn status(&mut self, bytes: &[u8], from: usize) -> Option<()> {
+        let (rank, status) = bytes.split_first_chunk::<4>()?;
+        let rank = u32::from_le_bytes(*rank);
+        // It comes from the rank before, and goes around once.
+        if from != 1 || rank == self.rank || rank >= self.nranks || status.len() > MAX_NEWS {
+            return None;
+        }
+        if rank != self.sides[0].peer {
+            self.sides[0].tell(&Message::Data { tag: STATUS, bytes: bytes.to_vec() });
+        }
+        (self.on_news)(rank, News::Status(status));
+        Some(())
+    }
+
     /// News of a rank, which another one has passed on; `None` when they are none.
     fn hear(&mut self, tag: u64, bytes: &[u8], from: usize) -> Option<()> {
         let (rank, news) = bytes.split_first_chunk::<4>()?;
@@ -356,7 +390,7 @@ impl<F: FnMut(Departure), N: FnMut(u32, &[u8])> Watcher<F, N> {
         let rank = u32::from_le_bytes(*rank);
         if self.heard.insert(rank) {
             self.sides[1 - from].tell(&Message::Data { tag, bytes: bytes.to_vec() });
-            (self.on_news)(rank, news);
+            (self.on_news)(rank, News::First(news));
         }
         Some(())
     }
@@ -380,6 +414,10 @@ impl<F: FnMut(Departure), N: FnMut(u32, &[u8])> Watcher<F, N> {
                     }
                     Ok(Message::Data { tag: BEAT, bytes }) if bytes.is_empty() => continue,
                     Ok(Message::Data { tag: GATHER, bytes }) => match self.gather(&bytes, side) {
+                        Some(()) => continue,
+                        None => lost(peer, "it sent what has no place here"),
+                    },
+                    Ok(Message::Data { tag: STATUS, bytes }) => match self.status(&bytes, side) {
                         Some(()) => continue,
                         None => lost(peer, "it sent what has no place here"),
                     },

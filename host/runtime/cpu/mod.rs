@@ -81,7 +81,7 @@ impl Runtime for CpuRuntime {
         Ok(Arc::new(()))
     }
 
-    fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
+    unsafe fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
         copy_in(to, offset, bytes)
     }
 

@@ -52,6 +52,10 @@ impl Blocks for Native {
     type Block = NativeBlock;
     type Pool = Stacks;
 
+    fn address_space(&self) -> u64 {
+        0
+    }
+
     #[inline]
     fn prepare(&self, _: &Launch, _: u32) -> Result<()> {
         Ok(())

@@ -123,7 +123,7 @@ impl Runtime for SeededRuntime {
         Ok(Arc::new(()))
     }
 
-    fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
+    unsafe fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
         copy_in(to, offset, bytes)
     }
 
@@ -155,6 +155,10 @@ impl Runtime for SeededRuntime {
 impl Scheduler for Coroutines {
     type Ready = ();
     type Schedule = Schedule;
+
+    fn address_space(&self) -> u64 {
+        0
+    }
 
     fn prepare(&self, _: &Launch, _: StreamId) -> Result<()> {
         Ok(())

@@ -48,6 +48,10 @@ unsafe impl Memory for CudaMemory {
     fn len(&self) -> usize {
         self.len
     }
+
+    fn address_space(&self) -> u64 {
+        self.gpu.context as u64
+    }
 }
 
 impl CudaMemory {

@@ -153,8 +153,12 @@ impl CudaRuntime {
     /// With `text`, a module of PTX, in place of the kernel that is called `kernel`: an edited one, or one of your own for
     /// [`Communicator::all_reduce_with`](crate::Communicator::all_reduce_with). It takes one parameter, the
     /// [`Work`](ferroccl_device::abi::Work) of the call by value. It is assembled when it is first launched.
+    ///
+    /// # Safety
+    /// The text's kernel keeps the contract of the one that it is called: it reaches only the memory that its argument leads
+    /// to, within the call's lengths, and in the order of the protocol.
     #[must_use]
-    pub fn with_source(self, kernel: &str, text: &str) -> Self {
+    pub unsafe fn with_source(self, kernel: &str, text: &str) -> Self {
         self.gpu.modules.replace(kernel, text);
         self
     }
@@ -246,7 +250,7 @@ impl Runtime for CudaRuntime {
         Ok(Arc::new(unsafe { Registered::new(&self.gpu, address, bytes, what)? }))
     }
 
-    fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
+    unsafe fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
         let at = super::memory::range(to, offset, bytes.len())? as u64;
         let driver = self.gpu.driver;
         self.gpu.at_once(|stream| {

@@ -262,6 +262,10 @@ struct HostCall {
 }
 
 impl StreamOps for CudaStream {
+    fn address_space(&self) -> u64 {
+        self.gpu.context as u64
+    }
+
     unsafe fn launch(&self, launch: Launch) -> Result<()> {
         let Launch { kernel, blocks, threads, sharing, work, keep, bytes: _, done } = launch;
         let gpu = &self.gpu;

@@ -73,6 +73,7 @@ pub(super) struct EmulatedMemory {
     _mapping: Mapping,
     memory: HostMemory,
     len: usize,
+    space: u64,
 }
 
 // SAFETY: the range is part of `memory`, and mapped, until `self` is dropped.
@@ -83,6 +84,10 @@ unsafe impl Memory for EmulatedMemory {
 
     fn len(&self) -> usize {
         self.len
+    }
+
+    fn address_space(&self) -> u64 {
+        self.space
     }
 }
 
@@ -118,7 +123,7 @@ impl Emulated {
         let memory = HostMemory::allocate(len.saturating_add(GUARD))?;
         // SAFETY: the memory is unmapped before it is freed; who touches it when is ordered by streams.
         let mapping = unsafe { self.machine.map(memory.address(), len, "an allocation") };
-        Ok(EmulatedMemory { _mapping: mapping, memory, len })
+        Ok(EmulatedMemory { _mapping: mapping, memory, len, space: self.space })
     }
 
     /// Makes a launch ready that is put into a stream.

@@ -59,6 +59,10 @@ impl Scheduler for Warps {
     type Ready = Ready;
     type Schedule = Schedule;
 
+    fn address_space(&self) -> u64 {
+        self.emulated.space
+    }
+
     fn prepare(&self, launch: &Launch, stream: StreamId) -> Result<Ready> {
         // Numbers wrap after 2^32 streams: they only tell neighbours apart.
         self.emulated.prepare(launch, stream as u32)

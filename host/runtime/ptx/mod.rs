@@ -239,7 +239,7 @@ impl Runtime for PtxRuntime {
         Ok(Arc::new(unsafe { self.emulated.machine.map(address, bytes, what) }))
     }
 
-    fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
+    unsafe fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
         copy_in(to, offset, bytes)
     }
 

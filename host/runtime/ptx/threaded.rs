@@ -42,6 +42,10 @@ impl Blocks for EmulatedBlocks {
     type Block = EmulatedBlock;
     type Pool = ();
 
+    fn address_space(&self) -> u64 {
+        self.emulated.space
+    }
+
     fn prepare(&self, launch: &Launch, stream: u32) -> Result<Ready> {
         self.emulated.prepare(launch, stream)
     }

@@ -38,6 +38,9 @@ pub(super) trait Blocks: Send + Sync + 'static {
     /// What blocks that have ended leave for later ones of their queue.
     type Pool: Default + Send;
 
+    /// As [`Runtime::address_space`](crate::runtime::Runtime::address_space).
+    fn address_space(&self) -> u64;
+
     /// Makes a launch ready that is put into stream number `stream`.
     ///
     /// # Errors

@@ -189,6 +189,10 @@ impl<B: Blocks> fmt::Debug for ThreadStream<B> {
 }
 
 impl<B: Blocks> StreamOps for ThreadStream<B> {
+    fn address_space(&self) -> u64 {
+        self.state.executor.blocks.address_space()
+    }
+
     unsafe fn launch(&self, launch: Launch) -> Result<()> {
         let executor = &self.state.executor;
         let ready = executor.blocks.prepare(&launch, self.number)?;

@@ -1,0 +1,248 @@
+//! The last calls of a rank, and how far it is (PyTorch calls such a record a flight recorder).
+//!
+//! A call is written down before its launch, and again when its last kernel has ended: some stores and two looks at the
+//! clock. Who reads, reads without a lock: a stall is looked into from other threads.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ferroccl_device::abi::{Collective, Signature};
+
+/// Calls that are remembered.
+const ENTRIES: usize = 128;
+
+/// The calls of one rank.
+#[derive(Debug)]
+pub(super) struct FlightRecorder {
+    /// Times are counted from here.
+    origin: Instant,
+    entries: Box<[Entry]>,
+    /// The number of the last record.
+    last: AtomicU64,
+    /// The number of the last collective that was entered.
+    entered: AtomicU64,
+}
+
+/// A call. Its number is 0 while it is written.
+#[derive(Debug, Default)]
+struct Entry {
+    number: AtomicU64,
+    /// The words of its [`Signature`]; of a batch of messages their bytes are the count.
+    call: [AtomicU64; 4],
+    /// Nanoseconds from the origin.
+    entered: AtomicU64,
+    /// The same, [`PENDING`] or [`CAPTURED`].
+    ended: AtomicU64,
+}
+
+/// The call has not ended.
+const PENDING: u64 = 0;
+/// The call is in a graph, whose replays are not recorded.
+const CAPTURED: u64 = u64::MAX;
+
+/// A record, for its end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RecordId(u64);
+
+/// A call that has not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PendingCall {
+    /// What tells it from all other calls of this rank.
+    pub record: u64,
+    pub call: [u64; 4],
+    pub waited: Duration,
+}
+
+/// How far a rank is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct RankProgress {
+    /// The number of the last collective that it has entered.
+    pub entered: u64,
+    /// The number of the first collective that it has entered and not ended; 0 for none.
+    pub pending: u64,
+}
+
+impl FlightRecorder {
+    pub(super) fn new() -> Self {
+        let entries = (0..ENTRIES).map(|_| Entry::default()).collect();
+        let (last, entered) = (AtomicU64::new(0), AtomicU64::new(0));
+        FlightRecorder { origin: Instant::now(), entries, last, entered }
+    }
+
+    fn now(&self) -> u64 {
+        // Never 0, which is a call that has not ended.
+        u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(CAPTURED - 1).max(1)
+    }
+
+    fn entry(&self, number: u64) -> &Entry {
+        &self.entries[number as usize % ENTRIES]
+    }
+
+    /// Writes down a call that is about to be launched. The caller has locked the order of calls, so it is the only one.
+    pub(super) fn enter(&self, call: &Signature) -> RecordId {
+        let number = self.last.load(Ordering::Relaxed) + 1;
+        let entry = self.entry(number);
+        entry.number.store(0, Ordering::Relaxed);
+        // Pairs with the acquire fence in `read`: who sees a word of this call sees no older number.
+        std::sync::atomic::fence(Ordering::Release);
+        for (to, word) in entry.call.iter().zip(call.words()) {
+            to.store(word, Ordering::Relaxed);
+        }
+        entry.entered.store(self.now(), Ordering::Relaxed);
+        entry.ended.store(PENDING, Ordering::Relaxed);
+        // Pairs with the acquire in `read`.
+        entry.number.store(number, Ordering::Release);
+        self.last.store(number, Ordering::Relaxed);
+        if !is_messages(&call.words()) {
+            self.entered.store(call.seq, Ordering::Relaxed);
+        }
+        RecordId(number)
+    }
+
+    fn mark(&self, RecordId(number): RecordId, ended: u64) {
+        let entry = self.entry(number);
+        if entry.number.load(Ordering::Relaxed) == number {
+            entry.ended.store(ended, Ordering::Relaxed);
+        }
+    }
+
+    /// The call has ended.
+    pub(super) fn end(&self, record: RecordId) {
+        self.mark(record, self.now());
+    }
+
+    /// The call has gone into a graph.
+    pub(super) fn captured(&self, record: RecordId) {
+        self.mark(record, CAPTURED);
+    }
+
+    /// The call was not launched, and the next one has its number. As [`FlightRecorder::enter`], with the order locked.
+    pub(super) fn cancel(&self, record: RecordId) {
+        let entry = self.entry(record.0);
+        let call = entry.call.each_ref().map(|word| word.load(Ordering::Relaxed));
+        if !is_messages(&call) {
+            self.entered.store(call[0].saturating_sub(1), Ordering::Relaxed);
+        }
+        entry.number.store(0, Ordering::Relaxed);
+    }
+
+    /// The call of a record, and when it was entered and ended; `None` when the record is overwritten.
+    fn read(&self, number: u64) -> Option<([u64; 4], u64, u64)> {
+        let entry = self.entry(number);
+        // Pairs with the release of the number in `enter`.
+        if entry.number.load(Ordering::Acquire) != number {
+            return None;
+        }
+        let call = entry.call.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let entered = entry.entered.load(Ordering::Relaxed);
+        let ended = entry.ended.load(Ordering::Relaxed);
+        // Pairs with the release fence in `enter`.
+        std::sync::atomic::fence(Ordering::Acquire);
+        (entry.number.load(Ordering::Relaxed) == number).then_some((call, entered, ended))
+    }
+
+    /// The calls that have not ended, the oldest first, as far as they are remembered.
+    pub(super) fn pending(&self) -> impl Iterator<Item = PendingCall> + '_ {
+        let last = self.last.load(Ordering::Relaxed);
+        let first = last.saturating_sub(ENTRIES as u64 - 1).max(1);
+        (first..=last).filter_map(|record| {
+            let (call, entered, ended) = self.read(record)?;
+            let waited = Duration::from_nanos(self.now().saturating_sub(entered));
+            (ended == PENDING).then_some(PendingCall { record, call, waited })
+        })
+    }
+
+    /// How far this rank is.
+    pub(super) fn progress(&self) -> RankProgress {
+        let pending = self.pending().find(|pending| !is_messages(&pending.call));
+        RankProgress {
+            // Relaxed, as all numbers here: a number that is a moment old is as true.
+            entered: self.entered.load(Ordering::Relaxed),
+            pending: pending.map_or(0, |pending| pending.call[0]),
+        }
+    }
+
+    /// The collective with this number, if it is remembered.
+    pub(super) fn collective(&self, seq: u64) -> Option<[u64; 4]> {
+        let last = self.last.load(Ordering::Relaxed);
+        let first = last.saturating_sub(ENTRIES as u64 - 1).max(1);
+        (first..=last)
+            .rev()
+            .filter_map(|number| self.read(number))
+            .map(|(call, ..)| call)
+            .find(|call| call[0] == seq && !is_messages(call))
+    }
+}
+
+/// Whether these are the words of a batch of messages, which has no number of its own.
+pub(super) fn is_messages(call: &[u64; 4]) -> bool {
+    call[2].to_le_bytes()[0] == Collective::SendRecv as u8
+}
+
+impl RankProgress {
+    /// Bytes of its encoding.
+    pub(super) const BYTES: usize = 16;
+
+    pub(super) fn encode(self) -> [u8; Self::BYTES] {
+        bytemuck::cast([self.entered.to_le(), self.pending.to_le()])
+    }
+
+    pub(super) fn decode(bytes: [u8; Self::BYTES]) -> Self {
+        let [entered, pending] = bytemuck::cast::<_, [u64; 2]>(bytes).map(u64::from_le);
+        RankProgress { entered, pending }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn collective(seq: u64) -> Signature {
+        Signature { seq, count: 10 * seq, ..Signature::default() }
+    }
+
+    fn messages(bytes: u64) -> Signature {
+        Signature { count: bytes, call: Collective::SendRecv as u64, ..Signature::default() }
+    }
+
+    #[test]
+    fn calls_pend_until_they_end() {
+        let recorder = FlightRecorder::new();
+        assert_eq!(recorder.progress(), RankProgress::default());
+        let first = recorder.enter(&collective(1));
+        let sent = recorder.enter(&messages(77));
+        let second = recorder.enter(&collective(2));
+        assert_eq!(recorder.progress(), RankProgress { entered: 2, pending: 1 });
+        let counts = || recorder.pending().map(|pending| pending.call[1]).collect::<Vec<_>>();
+        assert_eq!(counts(), [10, 77, 20]);
+        recorder.end(first);
+        assert_eq!(recorder.progress(), RankProgress { entered: 2, pending: 2 });
+        recorder.end(sent);
+        recorder.captured(second);
+        assert_eq!(recorder.progress(), RankProgress { entered: 2, pending: 0 });
+        assert!(counts().is_empty());
+        let refused = recorder.enter(&collective(3));
+        recorder.cancel(refused);
+        assert_eq!(recorder.progress(), RankProgress { entered: 2, pending: 0 });
+        assert_eq!(recorder.collective(2).map(|call| call[1]), Some(20));
+        assert_eq!(recorder.collective(3), None);
+    }
+
+    #[test]
+    fn old_calls_are_forgotten_and_their_ends_are_nobody_elses() {
+        let recorder = FlightRecorder::new();
+        let ids: Vec<_> =
+            (1..=ENTRIES as u64 + 10).map(|seq| recorder.enter(&collective(seq))).collect();
+        assert_eq!(recorder.pending().count(), ENTRIES);
+        recorder.end(ids[3]); // overwritten
+        assert_eq!(recorder.pending().count(), ENTRIES);
+        assert_eq!(recorder.progress(), RankProgress { entered: ENTRIES as u64 + 10, pending: 11 });
+        assert_eq!(recorder.collective(10), None);
+    }
+
+    #[test]
+    fn progress_crosses_the_wire() {
+        let progress = RankProgress { entered: 0x1234_5678_9abc, pending: 7 };
+        assert_eq!(RankProgress::decode(progress.encode()), progress);
+    }
+}

@@ -1,0 +1,331 @@
+//! Calls that wait: who has not entered them, and that the user hears of it.
+//!
+//! ```text
+//! a call has waited for long ─► ask all ranks how far they are ─► WARN, and again after twice the time
+//! a kernel's time is up ──────► the same ─► Error::Timeout, which names them, and which all ranks are told
+//! ```
+//!
+//! A rank that waits asks, because one that is absent does not know that anybody waits. Asking goes out of band.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use tracing::warn;
+
+use super::out_of_band::OutOfBand;
+use super::recorder::{PendingCall, RankProgress, is_messages};
+use super::state::CommState;
+use crate::enqueue::describe_call;
+use crate::error::{Error, Result};
+use crate::log;
+
+/// How long a rank whose time is up waits for the others to say how far they are. They answer from a thread that does
+/// nothing else, so this is time for a busy machine.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often waiting calls are looked at, at most and at least.
+const EVERY: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
+
+/// What other ranks have said of how far they are, and when.
+#[derive(Debug)]
+pub(super) struct Reports {
+    heard: Mutex<Vec<Option<(Instant, RankProgress)>>>,
+    news: Condvar,
+}
+
+impl Reports {
+    pub(super) fn new(nranks: u32) -> Self {
+        Reports { heard: Mutex::new(vec![None; nranks as usize]), news: Condvar::new() }
+    }
+
+    fn heard(&self, rank: u32, progress: RankProgress) {
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = heard.get_mut(rank as usize) {
+            *entry = Some((Instant::now(), progress));
+            self.news.notify_all();
+        }
+    }
+
+    /// What all ranks but `own` have said since then, when all have or `patience` is over.
+    fn since(&self, since: Instant, own: u32, patience: Duration) -> Vec<Option<RankProgress>> {
+        let fresh = |entry: &Option<(Instant, RankProgress)>| {
+            entry.as_ref().filter(|(at, _)| *at >= since).map(|(_, progress)| *progress)
+        };
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing = |heard: &mut Vec<Option<(Instant, RankProgress)>>| {
+            let mut others = heard.iter().enumerate().filter(|(rank, _)| *rank != own as usize);
+            others.any(|(_, entry)| fresh(entry).is_none())
+        };
+        let (heard, _) = self
+            .news
+            .wait_timeout_while(heard, patience, missing)
+            .unwrap_or_else(PoisonError::into_inner);
+        heard.iter().map(fresh).collect()
+    }
+}
+
+/// The ranks that hold up a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Absent {
+    /// The call.
+    seq: u64,
+    /// Each with the last call that it has entered, if it has said so.
+    ranks: Vec<(u32, Option<u64>)>,
+}
+
+impl Absent {
+    /// The ranks that have not entered the first call that any rank waits in; `None` when there are none. A rank that says
+    /// nothing may not have, and counts if nobody else is to blame.
+    fn of(all: &[Option<RankProgress>]) -> Option<Self> {
+        let known = || all.iter().flatten();
+        let seq = known().map(|p| p.pending).filter(|pending| *pending > 0).min()?;
+        let ranks = || (0..).zip(all.iter().map(|p| p.map(|p| p.entered)));
+        let late = ranks().filter(|(_, entered)| entered.is_some_and(|entered| entered < seq));
+        let mut late: Vec<_> = late.collect();
+        if late.is_empty() {
+            late = ranks().filter(|(_, entered)| entered.is_none()).collect();
+        }
+        (!late.is_empty()).then_some(Absent { seq, ranks: late })
+    }
+}
+
+impl fmt::Display for Absent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (rank, entered)) in self.ranks.iter().enumerate() {
+            f.write_str(if i == 0 { "" } else { "; " })?;
+            match entered {
+                Some(0) => write!(f, "rank {rank} has not entered it, nor any call before")?,
+                Some(n) => write!(f, "rank {rank} has not entered it: its last call is {n}")?,
+                None => write!(f, "rank {rank} does not say whether it has entered it")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Report {
+    /// How far the rank is. Others are to say the same.
+    Ask(RankProgress),
+    /// How far the rank is.
+    Answer(RankProgress),
+}
+
+impl Report {
+    fn encode(self) -> Vec<u8> {
+        let (kind, progress) = match self {
+            Report::Ask(progress) => (0, progress),
+            Report::Answer(progress) => (1, progress),
+        };
+        [&[kind], &progress.encode()[..]].concat()
+    }
+
+    /// `None` for what is no report.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (kind, progress) = bytes.split_first()?;
+        let progress = RankProgress::decode(progress.try_into().ok()?);
+        match kind {
+            0 => Some(Report::Ask(progress)),
+            1 => Some(Report::Answer(progress)),
+            _ => None,
+        }
+    }
+}
+
+impl CommState {
+    /// A rank says how far it is, and may want to hear the same.
+    pub(super) fn on_report(&self, rank: u32, bytes: &[u8]) {
+        let Some(report) = Report::decode(bytes) else {
+            warn!(target: log::COLL, "rank {}: rank {rank} has sent no report of calls", self.rank);
+            return;
+        };
+        if let (Report::Ask(_), Some(OutOfBand::Ring(watch))) = (report, self.out_of_band.get()) {
+            watch.publish(&Report::Answer(self.recorder.progress()).encode());
+        }
+        let (Report::Ask(progress) | Report::Answer(progress)) = report;
+        self.reports.heard(rank, progress);
+    }
+
+    /// How far each rank is, `None` where it does not say so within `patience`.
+    fn progress_of_all(&self, patience: Duration) -> Vec<Option<RankProgress>> {
+        let own = self.recorder.progress();
+        match self.out_of_band.get() {
+            Some(OutOfBand::Local(member)) => member.group.progress(),
+            Some(OutOfBand::Ring(watch)) => {
+                let since = Instant::now();
+                watch.publish(&Report::Ask(own).encode());
+                let mut all = self.reports.since(since, self.rank, patience);
+                all[self.rank as usize] = Some(own);
+                all
+            }
+            None => vec![Some(own)],
+        }
+    }
+
+    /// The error of a call whose time is up because ranks have not entered it; `None` where that is not why.
+    pub(super) fn timeout_error(&self) -> Option<Error> {
+        let absent = Absent::of(&self.progress_of_all(PATIENCE))?;
+        let call = self.recorder.collective(absent.seq);
+        let call = call.map_or_else(String::new, |call| format!(", {},", describe_call(&call)));
+        let reason = format!("call {}{call} waits in vain: {absent}", absent.seq);
+        let ranks = absent.ranks.iter().map(|(rank, _)| *rank).collect();
+        Some(Error::Timeout { ranks, reason })
+    }
+
+    /// Says that a call waits, and why.
+    fn warn_of(&self, pending: &PendingCall) {
+        let all = self.progress_of_all(PATIENCE);
+        let PendingCall { call, waited, .. } = pending;
+        let (what, why) = if is_messages(call) {
+            let why = "a peer has not made the calls that belong to them".to_owned();
+            (format!("sends and receives of {} bytes", call[1]), why)
+        } else {
+            let why = match Absent::of(&all) {
+                Some(absent) if absent.seq == call[0] => absent.to_string(),
+                Some(absent) => format!("of call {}, {absent}", absent.seq),
+                None => "all ranks have entered it".to_owned(),
+            };
+            (format!("call {}, {}", call[0], describe_call(call)), why)
+        };
+        warn!(target: log::COLL, "rank {} of {} has waited for {:.1} s in {what}: {why}", self.rank,
+              self.nranks, waited.as_secs_f64());
+    }
+}
+
+/// The communicators of this process whose calls are looked at, and the thread that does so while there are any.
+static WATCHED: Mutex<Watched> = Mutex::new(Watched { ranks: Vec::new(), running: false });
+/// A communicator has come or gone.
+static CHANGED: Condvar = Condvar::new();
+
+struct Watched {
+    ranks: Vec<WatchedRank>,
+    running: bool,
+}
+
+struct WatchedRank {
+    comm: Weak<CommState>,
+    /// From when on a waiting call is warned of.
+    after: Duration,
+    /// The call that was warned of last, and when it is warned of again.
+    warned: Option<(u64, Duration)>,
+}
+
+fn watched() -> MutexGuard<'static, Watched> {
+    WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Warns of calls of this rank that wait for longer than `after`.
+///
+/// # Errors
+/// [`Error::System`] when there can be no thread.
+pub(super) fn watch(comm: &Arc<CommState>, after: Duration) -> Result<()> {
+    if after.is_zero() || comm.nranks < 2 {
+        return Ok(());
+    }
+    let mut watched = watched();
+    watched.ranks.push(WatchedRank { comm: Arc::downgrade(comm), after, warned: None });
+    if watched.running {
+        CHANGED.notify_all();
+        return Ok(());
+    }
+    let thread = std::thread::Builder::new().name("ferroccl-stall".to_owned());
+    thread.spawn(run).map_err(|e| Error::system("thread that watches over waiting calls", e))?;
+    watched.running = true;
+    Ok(())
+}
+
+/// A communicator is dropped.
+pub(super) fn unwatch() {
+    CHANGED.notify_all();
+}
+
+/// The thread: ends with the last communicator.
+fn run() {
+    let mut watched = watched();
+    loop {
+        watched.ranks.retain(|rank| rank.comm.strong_count() > 0);
+        let Some(first) = watched.ranks.iter().map(|rank| rank.after).min() else {
+            watched.running = false;
+            return;
+        };
+        let every = (first / 8).clamp(EVERY[0], EVERY[1]);
+        watched = CHANGED.wait_timeout(watched, every).unwrap_or_else(PoisonError::into_inner).0;
+        let due: Vec<_> = watched.ranks.iter_mut().filter_map(WatchedRank::due).collect();
+        if due.is_empty() {
+            continue;
+        }
+        // Asking takes a while, and the last owner of a communicator may be here.
+        drop(watched);
+        for (comm, pending) in due {
+            comm.warn_of(&pending);
+        }
+        watched = self::watched();
+    }
+}
+
+impl WatchedRank {
+    /// The call to be warned of, if there is one now.
+    fn due(&mut self) -> Option<(Arc<CommState>, PendingCall)> {
+        let comm = self.comm.upgrade()?;
+        let pending = comm.recorder.pending().next()?;
+        let again = match self.warned {
+            Some((record, again)) if record == pending.record => again,
+            _ => self.after,
+        };
+        if pending.waited < again || comm.failure().is_some() {
+            return None;
+        }
+        self.warned = Some((pending.record, pending.waited * 2));
+        Some((comm, pending))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn absent(all: &[(u64, u64)]) -> Option<Absent> {
+        let all: Vec<_> = all
+            .iter()
+            .map(|&(entered, pending)| {
+                (entered != u64::MAX).then_some(RankProgress { entered, pending })
+            })
+            .collect();
+        Absent::of(&all)
+    }
+
+    #[test]
+    fn who_has_not_entered_the_first_stuck_call_is_absent() {
+        assert_eq!(absent(&[(7, 7), (7, 7), (6, 0), (7, 7)]).unwrap().ranks, [(2, Some(6))]);
+        // Who is ahead waits in a later call, and some have gone on into a second one.
+        let found = absent(&[(9, 8), (8, 8), (7, 0), (0, 0), (9, 9)]).unwrap();
+        assert_eq!((found.seq, &found.ranks[..]), (8, &[(2, Some(7)), (3, Some(0))][..]));
+        assert_eq!(
+            found.to_string(),
+            "rank 2 has not entered it: its last call is 7; \
+             rank 3 has not entered it, nor any call before"
+        );
+        // All have entered it, or nobody waits.
+        assert_eq!(absent(&[(3, 3), (3, 3), (5, 3)]), None);
+        assert_eq!(absent(&[(3, 0), (5, 0)]), None);
+        // Who says nothing is to blame only where nobody else is.
+        const SILENT: (u64, u64) = (u64::MAX, 0);
+        assert_eq!(absent(&[(4, 4), SILENT]).unwrap().ranks, [(1, None)]);
+        assert_eq!(absent(&[(4, 4), SILENT, (3, 0)]).unwrap().ranks, [(2, Some(3))]);
+    }
+
+    #[test]
+    fn reports_are_read_as_they_were_written() {
+        let progress = RankProgress { entered: 300, pending: 299 };
+        for report in [Report::Ask(progress), Report::Answer(progress)] {
+            let bytes = report.encode();
+            assert_eq!(Report::decode(&bytes), Some(report));
+            for shorter in 0..bytes.len() {
+                assert_eq!(Report::decode(&bytes[..shorter]), None);
+            }
+            assert_eq!(Report::decode(&[&bytes[..], &[0]].concat()), None);
+        }
+        assert_eq!(Report::decode(&[2; 17]), None);
+    }
+}

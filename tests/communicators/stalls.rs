@@ -1,0 +1,140 @@
+//! Ranks that do not make a call that the others wait in: who that is, is said to all.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ferroccl::{CommConfig, Communicator, Device, Error, ReduceOp, log};
+
+use crate::again::{elsewhere, here};
+use crate::init_ranks;
+
+/// The ranks of a group that is made within one thread, or by ranks that find each other.
+fn group(n: u32, config: &CommConfig, alone: bool) -> Vec<Communicator> {
+    let device = Device::cpu();
+    match alone {
+        false => Communicator::init_all_with(&device, n, config).unwrap(),
+        true => init_ranks(&device, n, config),
+    }
+}
+
+/// The error of a communicator that others have found to have failed.
+fn told(rank: &Communicator) -> Error {
+    let start = Instant::now();
+    loop {
+        match rank.async_error() {
+            Err(error) => return error,
+            Ok(()) if start.elapsed() < Duration::from_secs(30) => {
+                thread::sleep(Duration::from_millis(2));
+            }
+            Ok(()) => panic!("rank {} is told nothing", rank.rank()),
+        }
+    }
+}
+
+/// Makes a call on some of the ranks; each has the error that it ends in.
+fn call(ranks: &[Communicator], who: &[usize]) -> Vec<(usize, Option<Error>)> {
+    let device = ranks[0].device();
+    let streams: Vec<_> = who.iter().map(|_| device.stream().unwrap()).collect();
+    for (&r, stream) in who.iter().zip(&streams) {
+        let buffer = device.alloc::<f32>(10).unwrap();
+        ranks[r].all_reduce(&buffer, &buffer, ReduceOp::Sum, stream).unwrap();
+    }
+    who.iter().zip(&streams).map(|(&r, stream)| (r, stream.synchronize().err())).collect()
+}
+
+#[test]
+fn all_ranks_name_the_absent_ones() {
+    let mut config = CommConfig::default();
+    config.timeout = Some(Duration::from_millis(300));
+    for alone in [false, true] {
+        for absent in [&[2][..], &[0, 3]] {
+            let ranks = group(5, &config, alone);
+            let all = call(&ranks, &[0, 1, 2, 3, 4]);
+            assert!(all.iter().all(|(_, error)| error.is_none()), "{all:?}");
+            let present: Vec<_> = (0..5).filter(|r| !absent.contains(&(*r as u32))).collect();
+            let mut errors = call(&ranks, &present);
+            errors.extend(absent.iter().map(|&r| (r as usize, Some(told(&ranks[r as usize])))));
+            for (r, error) in errors {
+                let Some(Error::Timeout { ranks, reason }) = error else {
+                    panic!("rank {r}, alone: {alone}, absent: {absent:?}: {error:?}");
+                };
+                assert_eq!(ranks, absent, "rank {r}, alone: {alone}: {reason}");
+                let call = "call 2, all_reduce(count 10, type float, op sum), waits in vain: rank ";
+                assert!(reason.starts_with(call), "{reason}");
+                assert!(reason.ends_with(" has not entered it: its last call is 1"), "{reason}");
+            }
+            // Who comes late is told the same.
+            let late = ranks[absent[0] as usize].barrier(&ranks[0].device().stream().unwrap());
+            let text = late.unwrap_err().to_string();
+            assert!(text.contains(&format!("rank {} has not entered it", absent[0])), "{text}");
+        }
+    }
+}
+
+/// Where all have made the call it is some connection that does not move, and no rank is to blame for its absence.
+#[test]
+fn nobody_is_absent_from_messages() {
+    let mut config = CommConfig::default();
+    config.timeout = Some(Duration::from_millis(200));
+    let ranks = group(2, &config, true);
+    let (stream, buffer) =
+        (ranks[0].device().stream().unwrap(), ranks[0].device().alloc(9).unwrap());
+    ranks[0].recv::<u8>(&buffer, 1, &stream).unwrap();
+    let error = stream.synchronize().unwrap_err();
+    assert!(matches!(error, Error::Kernel(_)), "{error}");
+    assert!(error.to_string().starts_with("timeout: rank 0 channel 0 step "), "{error}");
+}
+
+#[test]
+fn calls_that_wait_are_warned_of() {
+    let file = std::env::temp_dir().join(format!("ferroccl-stalls-{}.log", std::process::id()));
+    if !here() {
+        let variables = [
+            ("NCCL_DEBUG", "WARN"),
+            ("NCCL_DEBUG_FILE", file.to_str().unwrap()),
+            ("FERROCCL_WARN_AFTER", "0.1"),
+        ];
+        return elsewhere(module_path!(), "calls_that_wait_are_warned_of", &variables);
+    }
+    let file = std::env::var("NCCL_DEBUG_FILE").unwrap();
+    log::init_from_env().unwrap();
+    let read = || std::fs::read_to_string(&file).unwrap_or_default();
+    let has = |from: usize, n: usize, what: &str| {
+        let start = Instant::now();
+        loop {
+            let text = &read()[from..];
+            if text.matches(what).count() >= n {
+                return;
+            }
+            assert!(start.elapsed() < Duration::from_secs(30), "no {what:?} in: {text}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
+    for alone in [false, true] {
+        let from = read().len();
+        let mut config = CommConfig::default();
+        config.warn_after = if alone { None } else { Some(Duration::from_millis(100)) };
+        let ranks = group(3, &config, alone);
+        assert!(call(&ranks, &[0, 1, 2]).iter().all(|(_, error)| error.is_none()));
+        let device = ranks[0].device();
+        let streams: Vec<_> = ranks.iter().map(|_| device.stream().unwrap()).collect();
+        let (part, buffer) = (device.alloc::<f64>(11).unwrap(), device.alloc(33).unwrap());
+        for r in [0, 2] {
+            ranks[r].all_gather(&part, &buffer, &streams[r]).unwrap();
+        }
+        for r in [0, 2] {
+            // Again after twice the time.
+            let waits = format!("rank {r} of 3 has waited for ");
+            has(from, 2, &waits);
+            has(from, 2, ": rank 1 has not entered it: its last call is 1");
+        }
+        has(from, 2, " s in call 2, all_gather(count 11, type double, op sum)");
+        ranks[1].all_gather(&part, &buffer, &streams[1]).unwrap();
+        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        ranks[0].send(&buffer, 1, &streams[0]).unwrap();
+        has(from, 1, " s in sends and receives of 264 bytes: a peer has not made the calls");
+        ranks[1].recv(&buffer, 0, &streams[1]).unwrap();
+        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+    }
+    std::fs::remove_file(&file).unwrap();
+}
