@@ -100,7 +100,7 @@ impl MemberAcceptor {
             match self.acceptor.poll()? {
                 None => break,
                 Some(Event::Authenticated(one)) => {
-                    match Link::new(one.socket.into(), one.peer, Phase::Joining) {
+                    match Link::new(one.socket.into(), one.peer, one.session, Phase::Joining) {
                         Ok(link) => self.unidentified.push((link, one.since + self.patience)),
                         Err(e) => self.log(one.peer, &e),
                     }
@@ -146,8 +146,8 @@ impl MemberAcceptor {
     /// Turns a member away: tells it and logs it.
     pub(super) fn refuse(&mut self, link: &mut Link, refusal: Refusal) {
         self.log(link.address, &refusal);
-        // Told once, without waiting: who does not read it does not matter here.
-        let _ = link.write_some(&Message::Refused(refusal).encode());
+        // Who does not read it does not matter here.
+        link.send_last(&Message::Refused(refusal));
     }
 
     pub(super) fn log(&mut self, address: SocketAddr, reason: &dyn std::fmt::Display) {

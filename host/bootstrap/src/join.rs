@@ -3,6 +3,9 @@
 //! What may pass (the root is not there yet, the port is another program's, the network is slow) is tried
 //! again until the time is up, and the last trouble is part of the error. What cannot pass (this rank was
 //! refused, the others did not come) ends it at once.
+//!
+//! Only who has proven to know the secret can end it at once. Anybody may have taken the root's port before the root came: what
+//! such a stranger answers is logged, and is the error if nobody better comes in time.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -17,7 +20,7 @@ use super::link::{Link, LinkError};
 use super::root::{self, RootThread};
 use super::wire::{Message, Nonce, Refusal};
 use crate::error::{BootstrapError, Result};
-use crate::settings::Settings;
+use crate::settings::{LOG_TARGET, Settings};
 
 /// How long the handshake with a root may take: it does nothing else.
 const HANDSHAKE: Duration = Duration::from_secs(2);
@@ -41,6 +44,8 @@ pub(super) struct Joined {
 enum Failure {
     /// Another attempt, or another port, may do.
     Passing(String),
+    /// The same; and somebody is there who has not proven to know the secret. The error, if it stays so.
+    Unproven(BootstrapError),
     Final(BootstrapError),
 }
 
@@ -128,19 +133,34 @@ impl Joining<'_> {
             Kind::Rendezvous { .. } => self.deadline.clone(),
         };
         let mut pause = Duration::from_millis(2);
+        let mut warned = false;
         loop {
             let mut trouble = String::new();
+            let mut unproven = None;
             for &place in places {
-                match self.attempt(place, places.len() > 1) {
+                match self.attempt(place) {
                     Ok(welcome) => return Ok(welcome),
                     Err(Failure::Final(error)) => return Err(error),
                     Err(Failure::Passing(reason)) => trouble = format!("{place}: {reason}"),
+                    Err(Failure::Unproven(error)) => unproven = Some(error),
                 }
+            }
+            if let Some(error) = unproven.as_ref().filter(|_| !warned) {
+                warned = true;
+                tracing::warn!(target: LOG_TARGET, "rank {}: {error}. It has not proven to be of this \
+                    group, so that this rank tries on for {:.1} s", self.rank, until.left().as_secs_f64());
             }
             if until.left() <= pause {
                 let address = self.id.address();
                 let waited = start.elapsed();
-                return Err(BootstrapError::NoRoot { address, waited, trouble });
+                return Err(match unproven {
+                    Some(error) if places.len() == 1 => error,
+                    // A word of somebody says more than that nobody listens at the other ports.
+                    Some(error) => {
+                        BootstrapError::NoRoot { address, waited, trouble: error.to_string() }
+                    }
+                    None => BootstrapError::NoRoot { address, waited, trouble },
+                });
             }
             let aborted = |e| BootstrapError::system("looking for the root", e);
             until.pause(pause).map_err(aborted)?;
@@ -149,12 +169,10 @@ impl Joining<'_> {
     }
 
     /// One conversation with what listens at `place`.
-    fn attempt(&mut self, place: SocketAddr, others: bool) -> Result<(Nonce, SocketAddr), Failure> {
+    fn attempt(&mut self, place: SocketAddr) -> Result<(Nonce, SocketAddr), Failure> {
         let passing = |e: &dyn std::fmt::Display| Failure::Passing(e.to_string());
-        let stranger = |what: String| {
-            let error = BootstrapError::NotARoot { address: place, what: what.clone() };
-            if others { Failure::Passing(what) } else { Failure::Final(error) }
-        };
+        let no_root = |what: String| BootstrapError::NotARoot { address: place, what };
+        let stranger = |what: String| Failure::Unproven(no_root(what));
         let key = root_key(self.id);
         let soon = &self.deadline.or_within(HANDSHAKE);
         let mut link = match Link::connect(place, &key, soon) {
@@ -163,12 +181,10 @@ impl Joining<'_> {
             Err(AuthError::WrongSecret) => {
                 return Err(stranger("it does not prove that it knows the secret".to_owned()));
             }
-            // Whoever turns us away proves nothing; believing it only ends what would not have worked.
             Err(AuthError::Rejected(reason)) => {
-                let may_be_another = reason == Rejection::WrongSecret && others;
                 return Err(match refusal(reason) {
-                    Some(refusal) if !may_be_another && !reason.is_temporary() => {
-                        BootstrapError::Refused { root: place, refusal }.into()
+                    Some(refusal) if !reason.is_temporary() => {
+                        Failure::Unproven(BootstrapError::Refused { root: place, refusal })
                     }
                     _ => passing(&reason),
                 });
@@ -183,12 +199,14 @@ impl Joining<'_> {
             wait_ms: u32::try_from(left.as_millis()).unwrap_or(u32::MAX),
             listener,
         };
-        link.write_all(&hello.encode(), &self.deadline).map_err(|e| passing(&e))?;
+        link.send(&hello, &self.deadline).map_err(|e| passing(&e))?;
         let frame = match link.read(&self.deadline.extended(GRACE)) {
             Ok(frame) => frame,
+            // No seal has been looked at: somebody on the way may have said it.
             Err(LinkError::Malformed(e)) => return Err(stranger(e.to_string())),
             Err(e) => return Err(passing(&e)),
         };
+        // From here on it is the root's own word.
         match frame.message() {
             Ok(Message::Welcome { session, next }) => Ok((session, next)),
             Ok(Message::Refused(Refusal::TooSlow)) => Err(passing(&Refusal::TooSlow)),
@@ -198,8 +216,8 @@ impl Joining<'_> {
             Ok(Message::Refused(refusal)) => {
                 Err(BootstrapError::Refused { root: place, refusal }.into())
             }
-            Ok(_) => Err(stranger("it does not answer as a root".to_owned())),
-            Err(e) => Err(stranger(e.to_string())),
+            Ok(_) => Err(no_root("it does not answer as a root".to_owned()).into()),
+            Err(e) => Err(no_root(e.to_string()).into()),
         }
     }
 
@@ -257,7 +275,7 @@ pub(super) fn dismiss(id: &UniqueId) {
     let soon = &Deadline::within(Duration::from_millis(100));
     let Ok(mut link) = Link::connect(id.address(), &root_key(id), soon) else { return };
     let hello = Message::Hello { rank: 0, world_size: 1, wait_ms: 0, listener: id.address() };
-    let _ = link.write_all(&hello.encode(), soon).and_then(|()| link.read(soon).map(drop));
+    let _ = link.send(&hello, soon).and_then(|()| link.read(soon).map(drop));
 }
 
 /// The key of connections to a root.

@@ -7,13 +7,13 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use ferroccl_handshake::{AuthError, Connector, Key, Subject};
+use ferroccl_handshake::{AuthError, Connected, Connector, Key, Session, Subject};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::limit::Deadline;
-use super::wire::{Decoder, Frame, Malformed, Phase};
+use super::wire::{Decoder, Frame, Malformed, Message, Phase};
 
 /// What is read at a time; a socket's buffer holds about this much.
 const READ_BYTES: usize = 64 << 10;
@@ -35,6 +35,8 @@ pub(super) enum LinkError {
     Io(io::Error),
     /// What came is no frame.
     Malformed(Malformed),
+    /// What came is not what the other side sent next.
+    Forged,
 }
 
 impl std::fmt::Display for LinkError {
@@ -47,24 +49,34 @@ impl std::fmt::Display for LinkError {
             }
             LinkError::Io(e) => e.fmt(f),
             LinkError::Malformed(e) => e.fmt(f),
+            LinkError::Forged => f.write_str(
+                "a message has a wrong seal: somebody on the way has changed, repeated or left out messages",
+            ),
         }
     }
 }
 
-/// A connection that carries frames.
+/// A connection that carries sealed frames.
 #[derive(Debug)]
 pub(super) struct Link {
     stream: TcpStream,
     /// The other side's address.
     pub(super) address: SocketAddr,
     decoder: Decoder,
+    session: Session,
 }
 
 impl Link {
-    pub(super) fn new(stream: TcpStream, address: SocketAddr, phase: Phase) -> io::Result<Self> {
+    /// On a connection whose ends are authenticated.
+    pub(super) fn new(
+        stream: TcpStream,
+        address: SocketAddr,
+        session: Session,
+        phase: Phase,
+    ) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?; // frames are small and somebody waits for each
-        Ok(Link { stream, address, decoder: Decoder::new(phase) })
+        Ok(Link { stream, address, decoder: Decoder::new(phase), session })
     }
 
     /// Connects to an acceptor, and authenticates both ends to each other; one attempt.
@@ -75,8 +87,8 @@ impl Link {
     ) -> Result<Self, AuthError> {
         let mut connector = Connector::new(address, None, Subject::default(), key)?.once();
         loop {
-            if let Some(socket) = connector.step()? {
-                return Ok(Self::new(socket.into(), address, Phase::Joining)?);
+            if let Some(Connected { socket, session }) = connector.step()? {
+                return Ok(Self::new(socket.into(), address, session, Phase::Joining)?);
             }
             let mut fds: Vec<_> = connector
                 .interest()
@@ -123,6 +135,24 @@ impl Link {
         self.stream.local_addr()
     }
 
+    /// The bytes of the next message: they must be sent whole, and before those of the message that is sealed next.
+    pub(super) fn seal(&mut self, message: &Message) -> Vec<u8> {
+        message.seal(&mut self.session.ours)
+    }
+
+    /// Sends a message.
+    pub(super) fn send(&mut self, message: &Message, deadline: &Deadline) -> Result<(), LinkError> {
+        let frame = self.seal(message);
+        self.write_all(&frame, deadline)
+    }
+
+    /// Sends a message without waiting: what the system does not take at once is lost, and the connection with it.
+    pub(super) fn send_last(&mut self, message: &Message) {
+        let frame = self.seal(message);
+        // Whether the other side hears it is up to that.
+        let _ = self.write_some(&frame);
+    }
+
     /// Writes what the system takes at once; gives the number of bytes.
     pub(super) fn write_some(&mut self, bytes: &[u8]) -> Result<usize, LinkError> {
         loop {
@@ -154,8 +184,9 @@ impl Link {
     /// The next frame of what has come; `None` when it is not whole yet.
     pub(super) fn read_some(&mut self) -> Result<Option<Frame>, LinkError> {
         loop {
-            if let Some(frame) = self.decoder.next_frame().map_err(LinkError::Malformed)? {
-                return Ok(Some(frame));
+            if let Some(sealed) = self.decoder.next_frame().map_err(LinkError::Malformed)? {
+                let frame = sealed.open(&mut self.session.theirs);
+                return frame.map(Some).ok_or(LinkError::Forged);
             }
             let mut bytes = [0; READ_BYTES];
             match self.stream.read(&mut bytes) {
@@ -224,3 +255,7 @@ pub(super) fn poll_flags(write: bool) -> PollFlags {
 pub(super) fn is_ready(fd: &PollFd<'_>) -> bool {
     fd.any() != Some(false)
 }
+
+#[cfg(test)]
+#[path = "link/tests.rs"]
+mod tests;

@@ -74,12 +74,12 @@ impl Outbox {
                 let mut link =
                     Link::connect_to_peer(address, &self.key, until).map_err(|e| lost(&e))?;
                 let hello = Message::Peer { purpose: Purpose::Messages, from: rank, to: peer };
-                link.write_all(&hello.encode(), until).map_err(|e| lost(&e))?;
+                link.send(&hello, until).map_err(|e| lost(&e))?;
                 link
             }
         };
-        let frame = Message::Data { tag, bytes: bytes.to_vec() }.encode();
-        link.write_all(&frame, until).map_err(|e| lost(&e))?;
+        let message = Message::Data { tag, bytes: bytes.to_vec() };
+        link.send(&message, until).map_err(|e| lost(&e))?;
         // Only a connection that has carried a whole message is used again.
         self.links.insert(peer, link);
         Ok(())

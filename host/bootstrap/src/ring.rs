@@ -66,7 +66,7 @@ impl Ring {
         };
         let mut next = Link::connect_to_peer(address, key, deadline).map_err(|e| lost(&e))?;
         let hello = Message::Peer { purpose: Purpose::Ring, from: rank, to };
-        next.write_all(&hello.encode(), deadline).map_err(|e| lost(&e))?;
+        next.send(&hello, deadline).map_err(|e| lost(&e))?;
         let mut closing = Closing { rank, nranks, peers, next, met: false, prev: None };
         loop {
             let prev = match (closing.met, closing.prev.take()) {
@@ -117,7 +117,7 @@ impl Ring {
         deadline: &Deadline,
         limit: &Limit,
     ) -> Result<Vec<u8>> {
-        let frame = Message::Data { tag, bytes: bytes.to_vec() }.encode();
+        let frame = self.next.seal(&Message::Data { tag, bytes: bytes.to_vec() });
         let mut to_send = &frame[..];
         let mut received = None;
         loop {
@@ -189,9 +189,8 @@ impl Ring {
 
     /// Tells both neighbours that this rank leaves; whether they hear it is up to them.
     pub(super) fn say_goodbye(&mut self) {
-        let goodbye = Message::Goodbye.encode();
-        let _ = self.next.write_some(&goodbye);
-        let _ = self.prev.write_some(&goodbye);
+        self.next.send_last(&Message::Goodbye);
+        self.prev.send_last(&Message::Goodbye);
     }
 }
 
@@ -207,7 +206,7 @@ impl Closing<'_> {
         // There is at most one.
         for (_, mut prev) in self.peers.take(Purpose::Ring)? {
             // An empty socket takes a message at once; if not, the peer's time runs out.
-            prev.write_all(&Message::Met.encode(), deadline).map_err(|e| lost(from, &e))?;
+            prev.send(&Message::Met, deadline).map_err(|e| lost(from, &e))?;
             prev.open();
             self.prev = Some(prev);
         }

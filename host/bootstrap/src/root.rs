@@ -183,9 +183,8 @@ impl Root {
         let mut listeners: Vec<SocketAddr> = self.waiting.values().map(|w| w.listener).collect();
         listeners.rotate_left(1);
         for (waiting, next) in self.waiting.values_mut().zip(listeners) {
-            let welcome = Message::Welcome { session, next }.encode();
             // A rank that is gone by now is missed by its neighbours.
-            let _ = waiting.link.write_some(&welcome);
+            waiting.link.send_last(&Message::Welcome { session, next });
         }
         Ok(())
     }
@@ -201,8 +200,7 @@ impl Root {
         };
         tracing::warn!(target: LOG_TARGET, "root gives up: {missing}");
         for waiting in self.waiting.values_mut() {
-            let refusal = Message::Refused(Refusal::MissingRanks(missing.clone()));
-            let _ = waiting.link.write_some(&refusal.encode());
+            waiting.link.send_last(&Message::Refused(Refusal::MissingRanks(missing.clone())));
         }
     }
 }
@@ -239,7 +237,7 @@ mod tests {
         let mut speaker = stream.try_clone().unwrap();
         let trickle = std::thread::spawn(move || {
             // A legal beginning, slowly: it is never clear that it is nonsense.
-            let hello = b"FerroHsC\x02\0\0\0";
+            let hello = b"FerroHsC\x03\0\0\0";
             for byte in hello.iter().chain(&[0; 40]).take(if speaks { 52 } else { 0 }) {
                 if speaker.write_all(&[*byte]).is_err() {
                     break;
@@ -262,7 +260,7 @@ mod tests {
         let root = spawn_held(listener, key(), patience).unwrap();
         for speaks in [false, true] {
             let heard = heard(address, speaks);
-            assert_eq!(heard, b"FerroHsR\x02\0\0\0\x04\0\0\0", "too slow; speaks: {speaks}");
+            assert_eq!(heard, b"FerroHsR\x03\0\0\0\x04\0\0\0", "too slow; speaks: {speaks}");
             assert_eq!(heard.len(), REJECT);
         }
         drop(root);

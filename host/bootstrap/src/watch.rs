@@ -220,8 +220,8 @@ impl Side {
     }
 
     fn tell(&mut self, message: &Message) {
-        if self.link.is_some() {
-            self.unsent.extend(message.encode());
+        if let Some(link) = &mut self.link {
+            self.unsent.extend(link.seal(message));
             self.told = Instant::now();
             self.flush();
         }

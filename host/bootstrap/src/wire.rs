@@ -1,6 +1,6 @@
 //! The bootstrap's messages: bytes on one side, legal values on the other, and nothing else.
 //!
-//! Pure: no sockets, no clock, no keys. What is not a legal value does not get past this module, and no
+//! Pure: no sockets, no clock. What is not a legal value does not get past this module, and no
 //! length is believed before the bytes it speaks of have arrived: a [`Decoder`] holds what came, and what it
 //! makes is never larger than that.
 //!
@@ -8,10 +8,12 @@
 //!
 //! ```text
 //! 0         4         5      6      8                12
-//! | "FCCL"  | version | kind | zero | bytes of body  | body ... |
+//! | "FCCL"  | version | kind | zero | bytes of body  | body ... | seal of 32 bytes |
 //! ```
 //!
-//! Messages come after both ends have authenticated each other ([`ferroccl_handshake`]), so they prove nothing themselves.
+//! Messages come after both ends have authenticated each other ([`ferroccl_handshake`]). The seal of each is that of the
+//! connection, its direction and its number ([`Seals`]), so that a frame that was changed, repeated, left out, reordered or
+//! returned on the way is no message ([`Sealed::open`]).
 
 mod body;
 
@@ -19,7 +21,7 @@ use std::fmt::{self, Display};
 use std::net::SocketAddr;
 
 /// The version of these messages; ranks of different versions do not talk.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
 /// The longest payload of a [`Message::Data`]. Set-up data is kilobytes; the bound is generous, not measured.
@@ -36,6 +38,7 @@ const MAGIC: [u8; 4] = *b"FCCL";
 const MAX_JOINING: usize = 256;
 
 pub use ferroccl_handshake::Nonce;
+use ferroccl_handshake::{SEAL, Seals};
 
 /// Ranks that did not come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +108,9 @@ impl Display for Refusal {
         match self {
             Refusal::Malformed => f.write_str("what it sent is not a message of this library"),
             Refusal::WrongVersion { ours } => write!(f, "it does not speak version {ours}"),
-            Refusal::WrongSecret => f.write_str("it does not know the secret of this unique id"),
+            Refusal::WrongSecret => f.write_str(
+                "it does not know the secret of this unique id (is FERROCCL_SECRET the same on all ranks?)",
+            ),
             Refusal::TooSlow => f.write_str("it did not say who it is in time"),
             Refusal::Busy => f.write_str("too many strangers are knocking"),
             Refusal::RankOutOfRange { rank, world_size } => {
@@ -270,6 +275,21 @@ impl Frame {
     }
 }
 
+/// A whole frame whose seal has not been looked at yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sealed {
+    frame: Frame,
+    seal: [u8; SEAL],
+}
+
+impl Sealed {
+    /// The frame, if it is the next one that the peer has sealed.
+    #[must_use]
+    pub fn open(self, theirs: &mut Seals) -> Option<Frame> {
+        theirs.accept(&self.frame.bytes, &self.seal).then_some(self.frame)
+    }
+}
+
 /// Cuts what arrives into frames.
 #[derive(Debug)]
 pub struct Decoder {
@@ -302,7 +322,7 @@ impl Decoder {
     ///
     /// # Errors
     /// [`Malformed`] as soon as it is clear from what has come.
-    pub fn next_frame(&mut self) -> Result<Option<Frame>, Malformed> {
+    pub fn next_frame(&mut self) -> Result<Option<Sealed>, Malformed> {
         let seen = self.bytes.len().min(MAGIC.len());
         if self.bytes[..seen] != MAGIC[..seen] {
             return Err(Malformed::Magic);
@@ -322,11 +342,14 @@ impl Decoder {
             Ok(length) if length <= longest => HEADER_BYTES + length,
             _ => return Err(Malformed::Length { kind, bytes: length }),
         };
-        if self.bytes.len() < total {
+        let Some(seal) = self.bytes.get(total..).and_then(|rest| rest.first_chunk().copied())
+        else {
             return Ok(None);
-        }
-        let rest = self.bytes.split_off(total);
-        Ok(Some(Frame { kind, bytes: std::mem::replace(&mut self.bytes, rest) }))
+        };
+        let rest = self.bytes.split_off(total + SEAL);
+        let mut bytes = std::mem::replace(&mut self.bytes, rest);
+        bytes.truncate(total);
+        Ok(Some(Sealed { frame: Frame { kind, bytes }, seal }))
     }
 }
 
@@ -344,7 +367,17 @@ impl Message {
         }
     }
 
-    /// The frame. A payload must be at most [`MAX_DATA`] long; lists and reasons are cut to what is legal.
+    /// The frame with its seal, which is the next one of `ours`. A payload must be at most [`MAX_DATA`] long; lists and reasons
+    /// are cut to what is legal.
+    #[must_use]
+    pub fn seal(&self, ours: &mut Seals) -> Vec<u8> {
+        let mut frame = self.encode();
+        let seal = ours.seal(&frame);
+        frame.extend_from_slice(&seal);
+        frame
+    }
+
+    /// The frame without a seal. A payload must be at most [`MAX_DATA`] long; lists and reasons are cut to what is legal.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut frame = vec![0; HEADER_BYTES];

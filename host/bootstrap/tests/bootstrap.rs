@@ -219,9 +219,9 @@ fn strangers_are_turned_away_and_disturb_nobody() {
         let reject_to = |bytes: &[u8]| Speaker::meet(id.address()).say(bytes).hear_reject();
         assert_eq!(reject_to(b"GET / HTTP/1.1\r\n\r\n"), 1);
         assert_eq!(reject_to(&[0xff; 100_000]), 1);
-        assert_eq!(reject_to(b"FerroHsC\x03\0\0\0 and whatever version 3 says"), 2);
+        assert_eq!(reject_to(b"FerroHsC\x04\0\0\0 and whatever version 4 says"), 2);
         assert_eq!(reject_to(&wire::Message::Goodbye.encode()), 1, "a message of a stranger");
-        assert_eq!(reject_to(&[b"FerroHsC\x02\0\0\0", &[7; 60][..]].concat()), 3);
+        assert_eq!(reject_to(&[b"FerroHsC\x03\0\0\0", &[7; 60][..]].concat()), 3);
         for cut in [1, 11, 12, 40, 71] {
             let half = Speaker::meet(id.address());
             kept.push(half.say(&handshake_hello(&id)[..cut]).into_stream());
@@ -230,17 +230,18 @@ fn strangers_are_turned_away_and_disturb_nobody() {
         // A member that sends nonsense is told so, too.
         let refusal_to = |bytes: &[u8]| member(&id).say(bytes).hear_refusal();
         assert_eq!(refusal_to(b"GET / HTTP/1.1\r\n\r\n"), Refusal::Malformed);
-        assert_eq!(refusal_to(b"FCCL\x03\x02\0\0\x10\0\0\0"), Refusal::WrongVersion { ours: 2 });
-        assert_eq!(refusal_to(b"FCCL\x02\x02\0\0\xff\xff\xff\xff"), Refusal::Malformed);
-        assert_eq!(refusal_to(b"FCCL\x02\x07\0\0\x10\0\0\0"), Refusal::Malformed, "data");
-        assert_eq!(refusal_to(&Message::Met.encode()), Refusal::NotExpected);
+        assert_eq!(refusal_to(b"FCCL\x02\x02\0\0\x10\0\0\0"), Refusal::WrongVersion { ours: 3 });
+        assert_eq!(refusal_to(b"FCCL\x03\x02\0\0\xff\xff\xff\xff"), Refusal::Malformed);
+        assert_eq!(refusal_to(b"FCCL\x03\x07\0\0\x10\0\0\0"), Refusal::Malformed, "data");
+        let refusal_of = |message: &Message| member(&id).tell(message).hear_refusal();
+        assert_eq!(refusal_of(&Message::Met), Refusal::NotExpected);
         for cut in [0, 1, 11, 12, 20] {
-            kept.push(member(&id).say(&hello(7, 8)[..cut]).into_stream());
+            kept.push(member(&id).say(&hello(7, 8).encode()[..cut]).into_stream());
         }
 
         // Who knows the secret and is still wrong is told what.
         // Rank 6 by hand: with it there is somebody who waits, and whose size of the group counts.
-        let six = member(&id).say(&hello(6, 8));
+        let six = member(&id).tell(&hello(6, 8));
         match Bootstrap::connect(&id, 6, 8, &settings) {
             Err(BootstrapError::Refused { refusal, root }) => {
                 assert_eq!((&refusal, root), (&Refusal::RankTwice { rank: 6 }, id.address()));
@@ -248,7 +249,7 @@ fn strangers_are_turned_away_and_disturb_nobody() {
             }
             other => panic!("{other:?}"),
         }
-        let hello_of = |rank, world_size| refusal_to(&hello(rank, world_size));
+        let hello_of = |rank, world_size| refusal_of(&hello(rank, world_size));
         assert_eq!(hello_of(8, 8), Refusal::RankOutOfRange { rank: 8, world_size: 8 });
         assert_eq!(
             hello_of(u32::MAX, 8),
@@ -263,7 +264,7 @@ fn strangers_are_turned_away_and_disturb_nobody() {
 
         // Who does not know it is told that, whatever it bends.
         let other = UniqueId::rendezvous(id.address(), 1, b"another job");
-        match Bootstrap::connect(&other, 7, 8, &settings) {
+        match Bootstrap::connect(&other, 7, 8, &support::settings(0.3)) {
             Err(BootstrapError::Refused { refusal, .. }) => {
                 assert_eq!(refusal, Refusal::WrongSecret);
             }
@@ -316,7 +317,7 @@ fn a_flood_of_silent_strangers_keeps_nobody_out() {
 #[test]
 fn a_rank_that_breaks_off_may_come_again() {
     let id = loopback();
-    drop(member(&id).say(&hello(1, 2)));
+    drop(member(&id).tell(&hello(1, 2)));
     let all = group(&id, 2, &settings(60.0), |me| gather_is_right(&me));
     assert!(all.iter().all(Result::is_ok), "{all:?}");
 }
@@ -420,7 +421,7 @@ fn what_is_not_a_root_is_said_to_be_none() {
         }
     });
     let id = UniqueId::rendezvous(address, 1, b"x");
-    match Bootstrap::connect(&id, 1, 2, &settings(60.0)) {
+    match Bootstrap::connect(&id, 1, 2, &settings(0.3)) {
         Err(BootstrapError::NotARoot { address: at, .. }) => {
             assert_eq!(at, address);
         }

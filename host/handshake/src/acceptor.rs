@@ -18,6 +18,7 @@ use socket2::{SockAddr, Socket};
 
 use crate::error::{AuthError, Rejection};
 use crate::key::{Key, Side};
+use crate::session::Session;
 use crate::stream;
 use crate::talk::Talk;
 use crate::wire::{self, CHALLENGE_COVERED, HELLO, Hello, PROOF, Subject};
@@ -42,6 +43,8 @@ pub struct Authenticated {
     pub peer: SocketAddr,
     /// What it says that the connection is.
     pub subject: Subject,
+    /// Seals what follows.
+    pub session: Session,
     /// When it was accepted.
     pub since: Instant,
 }
@@ -147,10 +150,10 @@ impl Acceptor {
             };
             match step {
                 Step::Pending => self.pending.push_back(peer),
-                Step::Authenticated(subject) => {
+                Step::Authenticated(subject, session) => {
                     let PendingPeer { talk, address, since, .. } = peer;
                     let socket = talk.socket;
-                    let one = Authenticated { socket, peer: address, subject, since };
+                    let one = Authenticated { socket, peer: address, subject, session, since };
                     self.events.push_back(Event::Authenticated(one));
                 }
                 Step::Refused(error) => {
@@ -232,7 +235,7 @@ enum State {
 /// What a step came to.
 enum Step {
     Pending,
-    Authenticated(Subject),
+    Authenticated(Subject, Session),
     Refused(AuthError),
     /// A peer that was leaving has left.
     Gone,
@@ -284,7 +287,8 @@ impl PendingPeer {
         if !key.proven(Side::Connector, hello, challenge, &proof) {
             return Err(AuthError::WrongSecret);
         }
-        Ok(Step::Authenticated(Hello::decode(hello)?.subject))
+        let session = Session::new(key, Side::Acceptor, hello, challenge);
+        Ok(Step::Authenticated(Hello::decode(hello)?.subject, session))
     }
 
     /// Tells it why it is rejected, as far as that can be sent at once; whether it is worth waiting until it has read that.

@@ -9,12 +9,22 @@ use socket2::Socket;
 
 use crate::error::{AuthError, Rejection};
 use crate::key::{Key, Side};
+use crate::session::Session;
 use crate::stream::{self, internet};
 use crate::talk::Talk;
 use crate::wire::{self, CHALLENGE, HELLO, Hello, Malformed, PREFIX, REJECT, Subject};
 
 /// How long until a refused connection is tried again. Not measured: a small part of what starting a process takes.
 const RETRY: Duration = Duration::from_millis(5);
+
+/// A connection to an acceptor that has proven itself.
+#[derive(Debug)]
+pub struct Connected {
+    /// It. No byte behind the handshake has been read.
+    pub socket: Socket,
+    /// Seals what follows.
+    pub session: Session,
+}
 
 /// The connecting end of a handshake.
 #[derive(Debug)]
@@ -36,7 +46,7 @@ enum State {
     /// Connected; the hello is on its way, the answer awaited.
     Greeting(Talk),
     /// The acceptor has proven itself; our proof is on its way.
-    Proving(Talk),
+    Proving(Talk, Session),
     Over,
 }
 
@@ -69,7 +79,7 @@ impl Connector {
         match self.state {
             State::Waiting(_) => "nobody listens there, or has room for us",
             State::Connecting(_) => "it does not answer",
-            State::Greeting(_) | State::Proving(_) | State::Over => "it does not greet us",
+            State::Greeting(_) | State::Proving(..) | State::Over => "it does not greet us",
         }
     }
 
@@ -80,18 +90,17 @@ impl Connector {
         match &self.state {
             State::Waiting(_) | State::Over => None,
             State::Connecting(socket) => Some((socket.as_fd(), true)),
-            State::Greeting(talk) | State::Proving(talk) => {
+            State::Greeting(talk) | State::Proving(talk, _) => {
                 Some((talk.socket.as_fd(), talk.has_queued()))
             }
         }
     }
 
-    /// Does what can be done at once. The socket, once the acceptor has proven itself and our proof is sent; no byte behind
-    /// the handshake has been read from it.
+    /// Does what can be done at once. The connection, once the acceptor has proven itself and our proof is sent.
     ///
     /// # Errors
     /// When there will be no connection.
-    pub fn step(&mut self) -> Result<Option<Socket>, AuthError> {
+    pub fn step(&mut self) -> Result<Option<Connected>, AuthError> {
         loop {
             self.state = match std::mem::replace(&mut self.state, State::Over) {
                 State::Waiting(then) if Instant::now() < then => {
@@ -116,8 +125,8 @@ impl Connector {
                     Err(error) => self.retry(AuthError::Io(error))?,
                 },
                 State::Greeting(mut talk) => match self.answer(&mut talk) {
-                    Ok(true) => State::Proving(talk),
-                    Ok(false) => {
+                    Ok(Some(session)) => State::Proving(talk, session),
+                    Ok(None) => {
                         self.state = State::Greeting(talk);
                         return Ok(None);
                     }
@@ -128,11 +137,11 @@ impl Connector {
                     Err(AuthError::Rejected(reason)) => self.retry(AuthError::Rejected(reason))?,
                     Err(error) => return Err(error),
                 },
-                State::Proving(mut talk) => {
+                State::Proving(mut talk, session) => {
                     if talk.flush()? {
-                        return Ok(Some(talk.socket));
+                        return Ok(Some(Connected { socket: talk.socket, session }));
                     }
-                    self.state = State::Proving(talk);
+                    self.state = State::Proving(talk, session);
                     return Ok(None);
                 }
                 State::Over => return Ok(None),
@@ -151,8 +160,8 @@ impl Connector {
         }
     }
 
-    /// Sends the hello and reads the answer; whether the acceptor has proven itself, and our proof is queued.
-    fn answer(&self, talk: &mut Talk) -> Result<bool, AuthError> {
+    /// Sends the hello and reads the answer; the session, if the acceptor has proven itself and our proof is queued.
+    fn answer(&self, talk: &mut Talk) -> Result<Option<Session>, AuthError> {
         // An acceptor may have turned us away before it has read the hello: then its answer counts, not that we cannot send.
         let flushed = talk.flush();
         let prefix = talk.receive::<PREFIX>();
@@ -160,20 +169,20 @@ impl Connector {
         wire::check_answer(talk.received())?;
         let Some(prefix) = prefix? else {
             flushed?;
-            return Ok(false);
+            return Ok(None);
         };
         if wire::is_reject(&prefix) {
-            let Some(reject) = talk.receive::<REJECT>()? else { return Ok(false) };
+            let Some(reject) = talk.receive::<REJECT>()? else { return Ok(None) };
             return Err(AuthError::Rejected(wire::decode_reject(&reject)?));
         }
-        let Some(challenge) = talk.receive::<CHALLENGE>()? else { return Ok(false) };
+        let Some(challenge) = talk.receive::<CHALLENGE>()? else { return Ok(None) };
         let (covered, proof) =
             challenge.split_first_chunk().ok_or(Malformed::Length(challenge.len()))?;
         if !self.key.proven(Side::Acceptor, &self.hello, covered, proof) {
             return Err(AuthError::WrongSecret);
         }
         talk.queue(&self.key.prove(Side::Connector, &self.hello, covered));
-        Ok(true)
+        Ok(Some(Session::new(&self.key, Side::Connector, &self.hello, covered)))
     }
 
     /// The state after an attempt that failed so, if another may succeed.

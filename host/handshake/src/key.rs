@@ -1,5 +1,6 @@
 //! Keys, and what is proven with them: see the [crate](crate).
 
+use hkdf::Hkdf;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
@@ -27,9 +28,31 @@ impl Key {
     /// number of the acceptor, or of the group that it belongs to. With another of either, a proof is worth nothing.
     #[must_use]
     pub fn derive(secret: &[u8; 32], purpose: &str, acceptor: &Nonce) -> Key {
-        let length = (purpose.len() as u64).to_le_bytes(); // so that no purpose runs into the next field
-        let parts: [&[u8]; 4] = [b"FerroCCL handshake ", &length, purpose.as_bytes(), acceptor];
-        Key(hmac(secret, &parts).finalize().into_bytes().into())
+        Key(derive(secret, acceptor, &[b"FerroCCL handshake ", purpose.as_bytes()]))
+    }
+
+    /// A secret that only who has this key can compute, for one `purpose`. `nonce` may be public, and needs to be another one
+    /// each time: so a group that has a key agrees on more secrets without sending any.
+    #[must_use]
+    pub fn secret(&self, purpose: &str, nonce: &Nonce) -> [u8; 32] {
+        derive(&self.0, nonce, &[b"FerroCCL secret ", purpose.as_bytes()])
+    }
+
+    /// The key of what one end sends after the exchange of `hello` and `challenge`.
+    pub(crate) fn session(
+        &self,
+        side: Side,
+        hello: &[u8; HELLO],
+        challenge: &[u8; CHALLENGE_COVERED],
+    ) -> [u8; 32] {
+        let mut exchange = [0; HELLO + CHALLENGE_COVERED];
+        exchange[..HELLO].copy_from_slice(hello);
+        exchange[HELLO..].copy_from_slice(challenge);
+        let who: &[u8] = match side {
+            Side::Connector => b"from the connector",
+            Side::Acceptor => b"from the acceptor",
+        };
+        derive(&self.0, &exchange, &[b"FerroCCL session ", who])
     }
 
     /// The seal of a hello.
@@ -76,7 +99,16 @@ impl Key {
     }
 }
 
-fn hmac(key: &[u8; 32], parts: &[&[u8]]) -> Hmac<Sha256> {
+/// HKDF with SHA-256 (RFC 5869). The last part of `info` is the only one whose length varies.
+pub(crate) fn derive(secret: &[u8], salt: &[u8], info: &[&[u8]]) -> [u8; 32] {
+    let mut derived = [0; 32];
+    let expanded = Hkdf::<Sha256>::new(Some(salt), secret).expand_multi_info(info, &mut derived);
+    // HKDF gives up to 255 hashes, and this is one. A key of zeros must not come of it in any case.
+    assert!(expanded.is_ok(), "HKDF has no 32 bytes");
+    derived
+}
+
+pub(crate) fn hmac(key: &[u8; 32], parts: &[&[u8]]) -> Hmac<Sha256> {
     // HMAC fills a short key up with zeros to SHA-256's block; done here, no length can be wrong.
     let mut block = [0; 64];
     block[..32].copy_from_slice(key);
@@ -125,5 +157,29 @@ mod tests {
         hello[0] = 0;
         assert!(!key.is_sealed(&hello));
         assert!(!format!("{key:?}").contains('1'));
+    }
+
+    /// RFC 5869, A.1, cut to 32 bytes.
+    #[test]
+    fn it_is_hkdf_with_sha_256() {
+        let salt: Vec<u8> = (0..=0x0c).collect();
+        let derived = derive(
+            &[0x0b; 22],
+            &salt,
+            &[&[0xf0, 0xf1, 0xf2, 0xf3], &[0xf4, 0xf5, 0xf6, 0xf7, 0xf8, 0xf9]],
+        );
+        let hex: String = derived.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf");
+    }
+
+    #[test]
+    fn a_secret_is_of_one_key_purpose_and_nonce() {
+        let key = Key::derive(&[1; 32], "A", &[2; 16]);
+        let secret = key.secret("networks", &[3; 16]);
+        assert_eq!(secret, Key::derive(&[1; 32], "A", &[2; 16]).secret("networks", &[3; 16]));
+        assert_ne!(secret, key.secret("split", &[3; 16]));
+        assert_ne!(secret, key.secret("networks", &[4; 16]));
+        assert_ne!(secret, Key::derive(&[1; 32], "A", &[3; 16]).secret("networks", &[3; 16]));
+        assert_ne!(secret, Key::derive(&[1; 32], "networks", &[3; 16]).0, "nor a key");
     }
 }

@@ -25,12 +25,17 @@
 //!   when there is no room, the oldest one that has not even sent a sealed hello is turned away.
 //! * **Who is turned away is told why**, if it reads: by a [`Rejection`].
 //!
-//! The handshake decides who may take part. It neither hides nor protects what is sent afterwards from somebody who can
-//! rewrite packets: that is the network's business, as with NCCL.
+//! The handshake decides who may take part. It also leaves both ends a [`Session`], with which a caller can seal what it sends
+//! afterwards. Callers that do not are not protected from somebody who can rewrite packets, and nothing is encrypted: that is
+//! the network's business, as with NCCL.
+//!
+//! A reject is not authenticated: who sends it does not know the secret, or has not been asked for it. A caller that may yet
+//! meet the right acceptor at the same place must not take it as the last word.
 //!
 //! ```text
 //! key        keys, seals and proofs          acceptor   a listening socket and its pending peers
 //! wire       the messages as bytes (pure)    connector  a socket that is being connected
+//! session    seals of what follows
 //! stream     sockets that never block        talk       messages on a socket, as far as they have come
 //! ```
 
@@ -38,14 +43,16 @@ mod acceptor;
 mod connector;
 mod error;
 mod key;
+mod session;
 pub mod stream;
 mod talk;
 pub mod wire;
 
 pub use acceptor::{Acceptor, Authenticated, Event, MAX_PENDING};
-pub use connector::Connector;
+pub use connector::{Connected, Connector};
 pub use error::{AuthError, Rejection};
 pub use key::Key;
+pub use session::{SEAL, Seals, Session};
 pub use wire::{Nonce, SUBJECT_BYTES, Subject};
 
 /// A random nonce.

@@ -13,7 +13,7 @@
 use crate::error::Rejection;
 
 /// The version of the handshake.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 const HELLO_MAGIC: [u8; 8] = *b"FerroHsC";
 /// Not the connector's: an end that is connected to itself must notice.
@@ -235,7 +235,7 @@ mod tests {
         bytes[8] = 7;
         assert_eq!(check_answer(&bytes[..PREFIX]), Err(Malformed::Version(7)));
         let text = check_answer(&bytes).unwrap_err().to_string();
-        assert_eq!(text, "is of version 7 of the handshake, we of 2");
+        assert_eq!(text, "is of version 7 of the handshake, we of 3");
         assert_eq!(check_answer(b"2"), Err(Malformed::Stranger), "the first byte is enough");
         assert_eq!(check_hello(&challenge(&[1; 16])), Err(Malformed::Stranger));
         assert_eq!(check_hello(&bytes), Err(Malformed::Stranger));

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use ferroccl_handshake::wire::{CHALLENGE, HELLO, PROOF, REJECT};
 use ferroccl_handshake::{
-    Acceptor, AuthError, Authenticated, Connector, Event, Key, Rejection, stream,
+    Acceptor, AuthError, Authenticated, Connected, Connector, Event, Key, Rejection, stream,
 };
-use socket2::Socket;
 
 const SUBJECT: [u8; 12] = *b"which one it";
 
@@ -40,7 +39,7 @@ fn until<T>(mut ask: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Both ends, of a connector that gets through. Who is refused meanwhile is counted.
-fn meet(acceptor: &mut Acceptor, address: SocketAddr) -> (Socket, Authenticated, usize) {
+fn meet(acceptor: &mut Acceptor, address: SocketAddr) -> (Connected, Authenticated, usize) {
     let mut connector = Connector::new(address, None, SUBJECT, &key(1)).unwrap();
     let (mut ours, mut theirs, mut refused) = (None, None, 0);
     until(|| {
@@ -74,7 +73,7 @@ fn heard(acceptor: &mut Acceptor, mut stranger: TcpStream) -> Vec<u8> {
 }
 
 fn reject(code: u8) -> Vec<u8> {
-    [&b"FerroHsR\x02\0\0\0"[..], &[code, 0, 0, 0]].concat()
+    [&b"FerroHsR\x03\0\0\0"[..], &[code, 0, 0, 0]].concat()
 }
 
 /// The hello and the proof of a handshake that succeeds, as somebody on the way sees them.
@@ -108,9 +107,10 @@ fn ends_that_know_the_secret_meet() {
     let (mut acceptor, address) = acceptor(Duration::from_secs(30));
     let (ours, theirs, refused) = meet(&mut acceptor, address);
     assert_eq!((theirs.subject, refused), (SUBJECT, 0));
-    assert_eq!(theirs.peer, ours.local_addr().unwrap().as_socket().unwrap());
+    assert_eq!(theirs.peer, ours.socket.local_addr().unwrap().as_socket().unwrap());
     // What follows the handshake is the callers', in both directions.
-    let (mut ours, mut theirs) = (TcpStream::from(ours), TcpStream::from(theirs.socket));
+    let (mut sent, mut came) = (ours.session, theirs.session);
+    let (mut ours, mut theirs) = (TcpStream::from(ours.socket), TcpStream::from(theirs.socket));
     ours.set_nonblocking(false).unwrap();
     theirs.set_nonblocking(false).unwrap();
     let mut bytes = [0; 5];
@@ -120,6 +120,9 @@ fn ends_that_know_the_secret_meet() {
     theirs.write_all(b"other").unwrap();
     ours.read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, b"other");
+    // They have the same keys, in opposite order.
+    assert!(came.theirs.accept(b"first", &sent.ours.seal(b"first")));
+    assert!(sent.theirs.accept(b"other", &came.ours.seal(b"other")));
 }
 
 #[test]
@@ -179,7 +182,7 @@ fn a_recording_and_a_reflection_prove_nothing() {
 #[test]
 fn strangers_are_told_why() {
     let (mut acceptor, address) = acceptor(Duration::from_millis(200));
-    let hello = |seal: u8| [&b"FerroHsC\x02\0\0\0"[..], &[seal; 60]].concat();
+    let hello = |seal: u8| [&b"FerroHsC\x03\0\0\0"[..], &[seal; 60]].concat();
     for (said, code) in [
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), 1),
         (vec![0xff; 100_000], 1),

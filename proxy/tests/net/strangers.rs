@@ -53,7 +53,7 @@ fn garbage_is_refused_and_logged() {
         let mut stranger = TcpStream::connect(address(listener.handle())).unwrap();
         let mut said = vec![0; seed.below(200)];
         seed.fill(&mut said);
-        stranger.write_all(b"FerroHsC\x02\0\0\0").unwrap();
+        stranger.write_all(b"FerroHsC\x03\0\0\0").unwrap();
         let _ = stranger.write_all(&said);
         let _ = stranger.shutdown(Shutdown::Write);
         log_until(&mut listener, "refused");
@@ -71,13 +71,13 @@ fn silence_holds_nobody_up() {
     still_works(&net, &mut listener);
     // Nor do they if they say hello, and no more.
     for mut stranger in &silent {
-        let _ = stranger.write_all(b"FerroHsC\x02\0\0\0\0\0\x02\0");
+        let _ = stranger.write_all(b"FerroHsC\x03\0\0\0\0\0\x02\0");
         let _ = stranger.write_all(&[7; 56]);
     }
     let more: Vec<_> = (0..400)
         .map(|_| {
             let mut stranger = TcpStream::connect(address(listener.handle())).unwrap();
-            stranger.write_all(b"FerroHsC\x02\0\0\0\0\0\x02\0").unwrap();
+            stranger.write_all(b"FerroHsC\x03\0\0\0\0\0\x02\0").unwrap();
             stranger.write_all(&[7; 56]).unwrap();
             stranger
         })
@@ -95,7 +95,7 @@ fn silence_is_refused_in_the_end() {
     assert!(log.contains("it did not prove itself in 100ms"), "{log}");
     let mut told = Vec::new();
     silent.read_to_end(&mut told).unwrap();
-    assert_eq!(told, b"FerroHsR\x02\0\0\0\x04\0\0\0", "it is told why, and closed");
+    assert_eq!(told, b"FerroHsR\x03\0\0\0\x04\0\0\0", "it is told why, and closed");
 }
 
 #[test]
@@ -119,11 +119,11 @@ fn another_secret_is_refused_by_both() {
 
     // A stranger gets nothing that was computed with the key: no challenge, no proof.
     let mut stranger = TcpStream::connect(address(listener.handle())).unwrap();
-    stranger.write_all(b"FerroHsC\x02\0\0\0\0\0\x02\0").unwrap();
+    stranger.write_all(b"FerroHsC\x03\0\0\0\0\0\x02\0").unwrap();
     stranger.write_all(&[7; 56]).unwrap();
     let log = log_until(&mut listener, "refused");
     assert!(log.contains("it does not know the secret"), "{log}");
-    assert_eq!(heard_until_the_end(&mut listener, stranger), b"FerroHsR\x02\0\0\0\x03\0\0\0");
+    assert_eq!(heard_until_the_end(&mut listener, stranger), b"FerroHsR\x03\0\0\0\x03\0\0\0");
     still_works(&net, &mut listener);
 }
 
@@ -147,13 +147,13 @@ fn a_listener_has_to_prove_itself_too() {
     let mut connecting = net.connect(0, &handle).unwrap();
     assert!(connecting.poll().unwrap().is_none());
     let (mut busy, _) = theirs.accept().unwrap();
-    busy.write_all(b"FerroHsR\x02\0\0\0\x05\0\0\0").unwrap();
+    busy.write_all(b"FerroHsR\x03\0\0\0\x05\0\0\0").unwrap();
     // It tries again, with each of its two sockets.
     theirs.set_nonblocking(true).unwrap();
     let mut ends = Vec::new();
     let error = until(|| {
         if let Ok((mut end, _)) = theirs.accept() {
-            end.write_all(b"FerroHsA\x02\0\0\0\0\0\0\0").unwrap();
+            end.write_all(b"FerroHsA\x03\0\0\0\0\0\0\0").unwrap();
             end.write_all(&[9; 48]).unwrap();
             ends.push(end);
         }
@@ -169,15 +169,15 @@ fn another_version_is_told_ours() {
     let mut handle = listener.handle().to_vec();
     handle[8..12].copy_from_slice(&7u32.to_le_bytes());
     let error = net.connect(0, &handle).map(|_| ()).unwrap_err().to_string();
-    assert_eq!(error, "Socket: connect: a handle that is of version 7 of the handshake, we of 2");
+    assert_eq!(error, "Socket: connect: a handle that is of version 7 of the handshake, we of 3");
 
     // At the listener.
     let mut other = TcpStream::connect(address(listener.handle())).unwrap();
     other.write_all(b"FerroHsC\x09\0\0\0 and whatever version 9 says").unwrap();
     let log = log_until(&mut listener, "refused");
-    assert!(log.contains("it is of version 9 of the handshake, we of 2"), "{log}");
+    assert!(log.contains("it is of version 9 of the handshake, we of 3"), "{log}");
     let said = heard_until_the_end(&mut listener, other);
-    assert_eq!(said, b"FerroHsR\x02\0\0\0\x02\0\0\0");
+    assert_eq!(said, b"FerroHsR\x03\0\0\0\x02\0\0\0");
     still_works(&net, &mut listener);
 
     // And at the end that connects.
@@ -188,7 +188,7 @@ fn another_version_is_told_ours() {
     let (mut end, _) = theirs.accept().unwrap();
     end.write_all(b"FerroHsA\x05\0\0\0").unwrap();
     let error = until(|| connecting.poll().err()).to_string();
-    assert!(error.ends_with("it is of version 5 of the handshake, we of 2"), "{error}");
+    assert!(error.ends_with("it is of version 5 of the handshake, we of 3"), "{error}");
 }
 
 #[test]

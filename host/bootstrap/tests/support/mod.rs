@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ferroccl_bootstrap::wire::{Decoder, Message, Phase};
 use ferroccl_bootstrap::{Bootstrap, Refusal, Result, Settings, UniqueId};
-use ferroccl_handshake::{Connector, Key, Subject, wire};
+use ferroccl_handshake::{Connected, Connector, Key, Session, Subject, wire};
 
 /// The defaults with another bootstrap time-out.
 pub(crate) fn settings(seconds: f64) -> Settings {
@@ -54,20 +54,20 @@ fn key(id: &UniqueId) -> Key {
 /// Who knows the secret: authenticated, and has said nothing yet.
 pub(crate) fn member(id: &UniqueId) -> Speaker {
     let mut connector = Connector::new(id.address(), None, Subject::default(), &key(id)).unwrap();
-    let mut socket = None;
+    let mut connected = None;
     until(|| {
-        socket = connector.step().unwrap();
-        socket.is_some()
+        connected = connector.step().unwrap();
+        connected.is_some()
     });
-    let socket = socket.unwrap();
+    let Connected { socket, session } = connected.unwrap();
     socket.set_nonblocking(false).unwrap();
-    Speaker::of(socket.into())
+    Speaker { session: Some(session), ..Speaker::of(socket.into()) }
 }
 
 /// A rank's first message.
-pub(crate) fn hello(rank: u32, world_size: u32) -> Vec<u8> {
+pub(crate) fn hello(rank: u32, world_size: u32) -> Message {
     let listener = ([127, 0, 0, 1], 9).into();
-    Message::Hello { rank, world_size, wait_ms: 60_000, listener }.encode()
+    Message::Hello { rank, world_size, wait_ms: 60_000, listener }
 }
 
 /// The hello of the handshake, whole and sealed, as a connector sends it.
@@ -89,6 +89,8 @@ pub(crate) fn handshake_hello(id: &UniqueId) -> Vec<u8> {
 /// Somebody who speaks to a root by hand.
 pub(crate) struct Speaker {
     stream: TcpStream,
+    /// Of a member.
+    session: Option<Session>,
 }
 
 impl Speaker {
@@ -100,13 +102,19 @@ impl Speaker {
     /// On a connection.
     pub(crate) fn of(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        Speaker { stream }
+        Speaker { stream, session: None }
     }
 
     /// Sends bytes. The root may hang up in the middle of nonsense.
     pub(crate) fn say(mut self, bytes: &[u8]) -> Self {
         let _ = self.stream.write_all(bytes);
         self
+    }
+
+    /// Sends a member's message.
+    pub(crate) fn tell(mut self, message: &Message) -> Self {
+        let frame = message.seal(&mut self.session.as_mut().unwrap().ours);
+        self.say(&frame)
     }
 
     /// The refusal that the root sends to a member, by a byte at a time.
@@ -116,7 +124,9 @@ impl Speaker {
             let mut byte = [0];
             self.stream.read_exact(&mut byte).unwrap();
             decoder.push(&byte);
-            if let Some(frame) = decoder.next_frame().unwrap() {
+            if let Some(sealed) = decoder.next_frame().unwrap() {
+                let theirs = &mut self.session.as_mut().unwrap().theirs;
+                let frame = sealed.open(theirs).expect("the root's own word");
                 match frame.message().unwrap() {
                     Message::Refused(refusal) => return refusal,
                     other => panic!("{other:?} instead of a refusal"),
@@ -129,7 +139,7 @@ impl Speaker {
     pub(crate) fn hear_reject(mut self) -> u8 {
         let mut reject = [0; wire::REJECT];
         self.stream.read_exact(&mut reject).unwrap();
-        assert_eq!(reject[..12], *b"FerroHsR\x02\0\0\0");
+        assert_eq!(reject[..12], *b"FerroHsR\x03\0\0\0");
         assert_eq!(self.stream.read(&mut [0]).unwrap(), 0, "nothing behind it");
         reject[12]
     }

@@ -96,7 +96,7 @@ impl SocketsAcceptor {
     }
 
     /// Puts a socket to the others of its connection.
-    fn gather(&mut self, Authenticated { socket, peer, subject, since }: Authenticated) {
+    fn gather(&mut self, Authenticated { socket, peer, subject, since, .. }: Authenticated) {
         let (net, n) = (self.net, self.more + 1);
         let id = match SocketId::decode(&subject) {
             Ok(id) if usize::from(id.sockets) == n => id,

@@ -56,7 +56,8 @@ impl SocketsConnector {
         let peer = self.peer;
         for (connector, socket) in &mut self.sockets {
             if socket.is_none() {
-                *socket = connector.step().map_err(|error| format!("to {peer}: {error}"))?;
+                let connected = connector.step().map_err(|error| format!("to {peer}: {error}"))?;
+                *socket = connected.map(|connected| connected.socket);
             }
         }
         if let Some((missing, _)) = self.sockets.iter().find(|(_, socket)| socket.is_none()) {

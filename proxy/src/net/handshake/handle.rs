@@ -91,7 +91,7 @@ mod tests {
         let mut bytes = handle.encode();
         bytes[8] = 9;
         let error = Handle::decode(&bytes).unwrap_err();
-        assert_eq!(error.to_string(), "is of version 9 of the handshake, we of 2");
+        assert_eq!(error.to_string(), "is of version 9 of the handshake, we of 3");
         bytes[8] = 2;
         bytes[12] = 5;
         assert_eq!(Handle::decode(&bytes), Err(Malformed::Field("address family", 5)));
