@@ -7,7 +7,7 @@ use super::CommConfig;
 use crate::channel::ConnLayout;
 use crate::config::{Config, Setting as _};
 use crate::error::{Error, Result};
-use ferroccl_bootstrap::BootstrapError;
+use ferroccl_bootstrap::{Bootstrap, BootstrapError};
 use ferroccl_topology::graph::tuning::Algorithm;
 use ferroccl_topology::graph::tuning::Selection;
 
@@ -21,13 +21,14 @@ pub(super) struct InitParams {
     pub all_channels: bool,
     pub tuning: TuningParams,
     pub collnet: bool,
-    pub token: GroupToken,
+    /// A number for the group; rank 0's is used.
+    pub group: u64,
     /// The budget of a kernel's wait in nanoseconds; 0 is no limit.
     pub timeout_ns: u64,
 }
 
-/// Identifies the group, and proves that a peer is of it. Only the group's ranks know it; rank 0's is used.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Identifies the group, and proves that a peer is of it. It is never sent: only the group's ranks know or derive the secret.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct GroupToken {
     /// The number of the group.
     pub group: u64,
@@ -44,13 +45,24 @@ impl std::fmt::Debug for GroupToken {
 impl GroupToken {
     /// A random token.
     pub(super) fn new() -> Result<Self> {
-        let random = |e: getrandom::Error| {
-            Error::system("cannot get random bytes", std::io::Error::other(e.to_string()))
-        };
         let mut secret = [0; 32];
-        getrandom::fill(&mut secret).map_err(random)?;
-        Ok(GroupToken { group: getrandom::u64().map_err(random)?, secret })
+        getrandom::fill(&mut secret).map_err(no_random)?;
+        Ok(GroupToken { group: random_number()?, secret })
     }
+
+    /// The token of the ranks of `bootstrap`.
+    pub(super) fn of(bootstrap: &Bootstrap, group: u64) -> Self {
+        GroupToken { group, secret: bootstrap.secret("networks") }
+    }
+}
+
+/// A random number for a group.
+pub(super) fn random_number() -> Result<u64> {
+    getrandom::u64().map_err(no_random)
+}
+
+fn no_random(error: getrandom::Error) -> Error {
+    Error::system("cannot get random bytes", std::io::Error::other(error.to_string()))
 }
 
 /// The settings that restrict the choice of algorithms and protocols.

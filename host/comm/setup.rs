@@ -20,7 +20,7 @@ use tracing::info;
 use super::builder::{BlockLimits, CommBuilder, allowed, exchange, ranks_on_device};
 use super::collnet_heads::{self, CollnetHeads};
 use super::control::{ControlBlock, DeviceCommParams};
-use super::init_params::{GroupToken, InitParams, TuningParams, agree};
+use super::init_params::{GroupToken, InitParams, TuningParams, agree, random_number};
 use super::net::NetConnections;
 use super::nodes::Nodes;
 use super::out_of_band::{LocalGroup, OutOfBand};
@@ -240,7 +240,7 @@ impl Communicator {
             all_channels,
             tuning: TuningParams::new(config, &env),
             collnet: config.collnet.is_some() || env.collnet_enable,
-            token: GroupToken::new()?,
+            group: random_number()?,
             timeout_ns: config.timeout_ns(),
         };
         let params: Vec<InitParams> = exchange(&bootstrap, &mine)?;
@@ -251,7 +251,7 @@ impl Communicator {
             config,
             env: &env,
             tuning: mine.tuning,
-            token: params[0].token,
+            token: GroupToken::of(&bootstrap, params[0].group),
             rank,
             nranks,
             layout: mine.layout,

@@ -3,7 +3,7 @@
 //! ```text
 //! 1. all-gather the colors and keys                   ─► the new communicator's ranks, in order
 //! 2. the first rank of each color opens a rendezvous  ─► all-gather its address
-//!      after init_rank    a unique id, on the address by which the ring reaches this rank
+//!      after init_rank    an invitation, to the address by which the ring reaches this rank; the secret is not sent but derived
 //!      after init_all     the communicators, already made
 //! 3. connect there
 //! ```
@@ -171,8 +171,11 @@ fn split_locked(
             }
             child
         }
-        _ => {
-            let id: UniqueId = place.parse()?;
+        out_of_band => {
+            let id: UniqueId = match out_of_band {
+                Some(OutOfBand::Ring(watch)) => watch.accept(&place.parse()?),
+                _ => place.parse()?,
+            };
             Communicator::connect_rank(&comm.device, nranks, &id, rank, config, stop)?
         }
     };
@@ -187,11 +190,8 @@ fn open_rendezvous(comm: &CommState, members: &[u32], config: &CommConfig) -> Re
             member.group.deposit(members, made);
             Ok(String::new())
         }
-        Some(OutOfBand::Ring(watch)) => {
-            let mut address = watch.address();
-            address.set_port(0);
-            Ok(UniqueId::listening_at(address)?.to_string())
-        }
+        Some(OutOfBand::Ring(watch)) => Ok(watch.invite()?.to_string()),
+        // A group of one: it is not sent.
         None => Ok(UniqueId::listening_at(([127, 0, 0, 1], 0).into())?.to_string()),
     }
 }

@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 
+use ferroccl_handshake::{Key, Nonce, nonce};
+
 use crate::departure::Departure;
 use crate::error::{BootstrapError, Result};
 use crate::id::UniqueId;
@@ -77,6 +79,8 @@ pub struct Bootstrap {
     nranks: u32,
     /// The limit of each call.
     limit: Limit,
+    /// What only the ranks of this group have.
+    key: Key,
     /// `None` in a group of one, and after [`Bootstrap::watch`].
     group: Option<Group>,
     /// What a group of one sends to itself.
@@ -129,7 +133,9 @@ impl Bootstrap {
         let own = Mutex::new(p2p::Queues::default());
         if nranks == 1 {
             join::dismiss(id);
-            return Ok(Bootstrap { rank, nranks, limit, group: None, own });
+            let session = nonce().map_err(|e| BootstrapError::system("random nonce", e))?;
+            let key = join::group_key(id, &session);
+            return Ok(Bootstrap { rank, nranks, limit, key, group: None, own });
         }
         let deadline = limit.start();
         let joined = join::join(id, rank, nranks, settings, deadline.clone())?;
@@ -145,9 +151,9 @@ impl Bootstrap {
         let group = Group {
             ring: Mutex::new(ring),
             inbox: Mutex::new(Inbox::new(rank, peers)),
-            outbox: Mutex::new(Outbox::new(rank, addresses, joined.key)),
+            outbox: Mutex::new(Outbox::new(rank, addresses, joined.key.clone())),
         };
-        Ok(Bootstrap { rank, nranks, limit, group: Some(group), own })
+        Ok(Bootstrap { rank, nranks, limit, key: joined.key, group: Some(group), own })
     }
 
     /// This rank.
@@ -160,6 +166,13 @@ impl Bootstrap {
     #[must_use]
     pub fn nranks(&self) -> u32 {
         self.nranks
+    }
+
+    /// A secret of this group for one `purpose`: the same on each of its ranks, unknown to all others, and never sent.
+    #[must_use]
+    pub fn secret(&self, purpose: &str) -> [u8; 32] {
+        // The key is that of this group alone, so that the nonce need not vary.
+        self.key.secret(purpose, &Nonce::default())
     }
 
     /// Gives every rank's bytes to every rank, in the order of ranks. Collective; lengths may differ, each
@@ -252,10 +265,10 @@ impl Bootstrap {
         on_gone: impl FnMut(Departure) + Send + 'static,
         on_news: impl FnMut(u32, News<'_>) + Send + 'static,
     ) -> Result<Watch> {
-        let Some(group) = self.group.take() else { return Ok(Watch::alone()) };
+        let Some(group) = self.group.take() else { return Ok(Watch::alone(self.key.clone())) };
         let ring = group.ring.into_inner().unwrap_or_else(PoisonError::into_inner);
         let address = lock(&group.inbox).address();
-        Watch::start(ring, address, heartbeat, on_gone, on_news)
+        Watch::start(ring, address, self.key.clone(), heartbeat, on_gone, on_news)
     }
 }
 

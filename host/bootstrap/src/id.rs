@@ -62,7 +62,12 @@ impl UniqueId {
         let mut secret = [0; 32];
         getrandom::fill(&mut secret)
             .map_err(|e| BootstrapError::system("random secret", std::io::Error::other(e)))?;
-        Ok(UniqueId { address, secret, kind: Kind::Published })
+        Ok(Self::at(address, secret))
+    }
+
+    /// The id of a root that listens at `address`.
+    pub(super) fn at(address: SocketAddr, secret: [u8; 32]) -> Self {
+        UniqueId { address, secret, kind: Kind::Published }
     }
 
     /// The id that every rank derives from `seed`: rank 0 listens at the first free one of the `span` ports

@@ -285,6 +285,6 @@ pub(super) fn root_key(id: &UniqueId) -> Key {
 
 /// The key of connections between the ranks of a group. Two groups of one secret (one `NCCL_COMM_ID` after the other) do not
 /// mix: each has a session of its own.
-fn group_key(id: &UniqueId, session: &Nonce) -> Key {
+pub(super) fn group_key(id: &UniqueId, session: &Nonce) -> Key {
     Key::derive(id.secret(), "bootstrap ranks", session)
 }

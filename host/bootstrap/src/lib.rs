@@ -29,6 +29,7 @@
 //! | `acceptor`, `peers` | a listening socket that strangers reach; the thread of a rank's |
 //! | `root`, `join` | the two sides of coming together |
 //! | `ring`, `p2p` | all-gather; send and receive |
+//! | `invitation` | where some ranks meet again |
 //! | `watch`, `departure`, `gather` | who is still there; all-gathers later |
 
 mod acceptor;
@@ -38,6 +39,7 @@ mod gather;
 mod group;
 mod id;
 mod interface;
+mod invitation;
 mod join;
 mod limit;
 mod link;
@@ -56,6 +58,7 @@ pub use gather::Gathers;
 pub use group::Bootstrap;
 pub use id::{CommId, UNIQUE_ID_BYTES, UniqueId};
 pub use interface::{AddressFamily, Interface, InterfaceFilter, choose, choose_all, interfaces};
+pub use invitation::Invitation;
 pub use limit::{Limit, Stop};
 pub use settings::{LOG_TARGET, Settings};
 pub use watch::{Heartbeat, News, Watch};

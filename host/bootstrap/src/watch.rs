@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ferroccl_handshake::Key;
 use nix::poll::{PollFd, PollFlags};
 
 use super::departure::Departure;
@@ -74,7 +75,12 @@ pub enum News<'a> {
 
 /// Watches over the group while it lives; dropping it says goodbye to the neighbours.
 #[derive(Debug)]
-pub struct Watch(Option<Thread>);
+pub struct Watch {
+    /// What only the ranks of this group have.
+    key: Key,
+    /// `None` in a group of one.
+    thread: Option<Thread>,
+}
 
 #[derive(Debug)]
 struct Thread {
@@ -93,13 +99,19 @@ type Outbox = Arc<Mutex<VecDeque<(u64, Vec<u8>)>>>;
 
 impl Watch {
     /// Of a group of one: nobody can go.
-    pub(super) fn alone() -> Self {
-        Watch(None)
+    pub(super) fn alone(key: Key) -> Self {
+        Watch { key, thread: None }
+    }
+
+    /// What only the ranks of this group have.
+    pub(super) fn key(&self) -> &Key {
+        &self.key
     }
 
     pub(super) fn start(
         ring: Ring,
         address: SocketAddr,
+        key: Key,
         heartbeat: Option<Heartbeat>,
         on_gone: impl FnMut(Departure) + Send + 'static,
         on_news: impl FnMut(u32, News<'_>) + Send + 'static,
@@ -134,13 +146,14 @@ impl Watch {
             .name("ferroccl-watch".to_owned())
             .spawn(move || watcher.run())
             .map_err(|e| BootstrapError::system("thread of the watch", e))?;
-        Ok(Watch(Some(Thread { wake: ours, handle, outbox, gathers, rank, address })))
+        let thread = Thread { wake: ours, handle, outbox, gathers, rank, address };
+        Ok(Watch { key, thread: Some(thread) })
     }
 
     /// Tells all ranks something, once: of each rank they hear the first news only. What is longer than [`MAX_NEWS`] is not
     /// told.
     pub fn tell(&self, news: &[u8]) {
-        if let Some(thread) = self.0.as_ref().filter(|_| news.len() <= MAX_NEWS) {
+        if let Some(thread) = self.thread.as_ref().filter(|_| news.len() <= MAX_NEWS) {
             let news = [&thread.rank.to_le_bytes(), news].concat();
             thread.put(NEWS, news);
         }
@@ -163,7 +176,7 @@ impl Watch {
             let reason = format!("{} bytes are more than {MAX_NEWS}", mine.len());
             return Err(BootstrapError::argument("mine", reason));
         }
-        let Some(thread) = &self.0 else { return Ok(vec![mine.to_vec()]) };
+        let Some(thread) = &self.thread else { return Ok(vec![mine.to_vec()]) };
         thread.gathers.all_gather(mine, limit, |call| {
             let bytes = [&call.to_le_bytes(), &thread.rank.to_le_bytes(), mine].concat();
             thread.put(GATHER, bytes);
@@ -173,7 +186,7 @@ impl Watch {
     /// Where other ranks have reached this one; of a group of one, loopback.
     pub fn address(&self) -> SocketAddr {
         let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
-        self.0.as_ref().map_or(loopback, |thread| thread.address)
+        self.thread.as_ref().map_or(loopback, |thread| thread.address)
     }
 
     /// Leaves the group: tells the neighbours, and returns when they have been told. The same as dropping.
@@ -191,7 +204,7 @@ impl Thread {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        let Some(Thread { wake, handle, .. }) = self.0.take() else { return };
+        let Some(Thread { wake, handle, .. }) = self.thread.take() else { return };
         drop(wake);
         // The callback itself may drop the watch; its thread then ends by itself.
         if handle.thread().id() != std::thread::current().id() {
