@@ -11,16 +11,18 @@
 //! not set, as with NCCL. A variable that makes no sense is an error, never a silent default.
 
 mod parts;
+mod secret;
 mod setting;
 
 use std::time::Duration;
 
 use ferroccl_proxy::net::{Faults, HcaFilter};
+pub use secret::SecretFile;
 pub use setting::{Level, Limit, Setting, Size};
 
 use crate::error::{Error, Result};
 use crate::log::{LogLevel, Subsystems};
-use ferroccl_bootstrap::{AddressFamily, CommId, InterfaceFilter};
+use ferroccl_bootstrap::{AddressFamily, CommId, InterfaceFilter, Secret};
 use ferroccl_device::abi::ProtocolId;
 use ferroccl_topology::graph::tuning::{Algorithm, Selection};
 
@@ -33,6 +35,7 @@ pub struct Knob {
     pub meaning: &'static str,
     legal: fn() -> String,
     default: fn() -> String,
+    quote: fn(&str) -> String,
 }
 
 impl Knob {
@@ -57,6 +60,7 @@ macro_rules! knobs {
             meaning: $meaning,
             legal: || <$ty as Setting>::describe(&$legal),
             default: || { let default: $ty = $default; default.show() },
+            quote: <$ty as Setting>::quote,
         },)*];
 
         /// The value of every knob.
@@ -157,6 +161,10 @@ knobs! {
         "small writes take their bytes along, if the card can";
     "NCCL_COMM_ID" comm_id: Option<CommId> = None, CommId::FORM,
         "where rank 0 waits for the others, instead of an id that is handed around";
+    "FERROCCL_SECRET" secret: Option<Secret> = None, "at least 16 bytes, the same on all ranks",
+        "what keeps others from joining a group that meets by NCCL_COMM_ID or by what a launcher says";
+    "FERROCCL_SECRET_FILE" secret_file: Option<SecretFile> = None, "a file that belongs to this user and that no other may read",
+        "has that secret, instead of FERROCCL_SECRET";
     "NCCL_HOSTID" hostid: Option<String> = None, "any text",
         "stands for the host's identity: ranks whose texts differ do not share memory";
     "NCCL_PROTO" proto: Selection<ProtocolId> = Selection::all(), [],
@@ -243,7 +251,7 @@ fn read<T: Setting>(
     }
     T::read(text, legal).map(Some).map_err(|reason| Error::InvalidSetting {
         name: name.to_owned(),
-        value: text.to_owned(),
+        value: T::quote(text),
         reason: format!("{reason}; legal: {}", T::describe(legal)),
     })
 }
@@ -260,7 +268,7 @@ impl Config {
             {
                 return Err(Error::InvalidSetting {
                     name: knob.name.to_owned(),
-                    value: value.to_string_lossy().into_owned(),
+                    value: (knob.quote)(&value.to_string_lossy()),
                     reason: "not UTF-8".to_owned(),
                 });
             }
@@ -277,6 +285,7 @@ impl Config {
                 reason: "not a multiple of 32, the lanes of a warp".to_owned(),
             });
         }
+        self.check_secret()?;
         match (self.min_nchannels, self.max_nchannels) {
             (Some(min), Some(max)) if min > max => Err(Error::InvalidSetting {
                 name: "NCCL_MIN_NCHANNELS".to_owned(),

@@ -16,7 +16,8 @@
 //! say where to meet, if they are set. All that is derived is a rendezvous (see
 //! [`UniqueId::rendezvous`](ferroccl_bootstrap::UniqueId::rendezvous)) of [`SPAN`] ports, of which rank 0 takes
 //! the first that is free; nothing is written to a disk, and nothing remains. `torchrun` itself listens on
-//! `MASTER_PORT`, so the ports begin after that one.
+//! `MASTER_PORT`, so the ports begin after that one. What `FERROCCL_SECRET` or `FERROCCL_SECRET_FILE` says is part of what a
+//! rendezvous is derived from: the rest of it is no secret.
 //!
 //! Reading is a pure function of the variables. What is half set or contradicts itself is an error that names
 //! the variable.
@@ -192,10 +193,14 @@ impl RankEnv {
     fn look_up(&self, config: &Config) -> Result<UniqueId> {
         match &self.id_source {
             IdSource::Given(id) => Ok(**id),
-            IdSource::CommId(comm_id) => Ok(UniqueId::from_comm_id(comm_id, config.socket_family)?),
+            IdSource::CommId(comm_id) => {
+                let id = UniqueId::from_comm_id(comm_id, config.socket_family)?;
+                Ok(id.mixed_with(config.secret()))
+            }
             IdSource::Rendezvous { host, port, seed } => {
                 let family = config.socket_family;
-                Ok(UniqueId::rendezvous_at(host, *port, SPAN, family, seed.as_bytes())?)
+                let id = UniqueId::rendezvous_at(host, *port, SPAN, family, seed.as_bytes())?;
+                Ok(id.mixed_with(config.secret()))
             }
             IdSource::Unknown(reason) => Err(Error::Unavailable {
                 what: "a place where the ranks find each other".to_owned(),

@@ -153,10 +153,39 @@ fn derived_ports_stay_in_their_range() {
 #[test]
 fn an_id_that_is_given_comes_first() {
     let id = UniqueId::rendezvous(([127, 0, 0, 1], 7).into(), 1, b"x");
-    let env = ranks(&format!("{TORCH} FERROCCL_UNIQUE_ID={id} NCCL_COMM_ID=127.0.0.1:9"));
+    let text = id.to_secret_hex();
+    let env = ranks(&format!("{TORCH} FERROCCL_UNIQUE_ID={text} NCCL_COMM_ID=127.0.0.1:9"));
     assert_eq!(env.unique_id(&Config::default()).unwrap(), id);
+    assert_eq!(env.unique_id(&with_secret("a secret of the user's")).unwrap(), id);
     let env = ranks(&format!("{TORCH} NCCL_COMM_ID=127.0.0.1:9"));
     assert_eq!(env.unique_id(&Config::default()).unwrap().address().port(), 9);
+}
+
+fn with_secret(text: &str) -> Config {
+    Config::from_lookup(|name| (name == "FERROCCL_SECRET").then(|| text.to_owned())).unwrap()
+}
+
+/// Anybody can know what launchers say.
+#[test]
+fn the_users_secret_is_part_of_what_is_derived() {
+    let [ours, theirs] = ["a secret of the user's", "another user's secret"].map(with_secret);
+    let slurm = SLURM.replace("n[04-05]", "localhost");
+    let comm_id = format!("{RUN} NCCL_COMM_ID=127.0.0.1:9");
+    for text in [TORCH, OMPI_LOCAL, &slurm, POD, &comm_id] {
+        let id = |config: &Config| ranks(text).unique_id(config).unwrap();
+        let public = id(&Config::default());
+        assert_eq!(id(&ours), id(&ours), "{text}: all ranks agree");
+        assert_ne!(id(&ours), public, "{text}");
+        assert_ne!(id(&ours), id(&theirs), "{text}");
+        assert_eq!(id(&ours).address(), public.address(), "{text}");
+    }
+    let bootstrap = |config: &Config| {
+        let comm_id = Some("127.0.0.1:9".parse().unwrap());
+        let settings = ferroccl_bootstrap::Settings { comm_id, ..config.bootstrap() };
+        UniqueId::new(&settings).unwrap()
+    };
+    assert_eq!(bootstrap(&ours), ranks(&comm_id).unique_id(&ours).unwrap(), "without a launcher");
+    assert_ne!(bootstrap(&ours), bootstrap(&theirs));
 }
 
 #[test]

@@ -190,7 +190,7 @@ pub(crate) fn member(place: &str) -> Outcome<()> {
     let place: Vec<u32> = place.split('/').map(str::parse).collect::<Result<_, _>>()?;
     let &[host, hosts, ranks] = &place[..] else { return Err("HOST/HOSTS/RANKS".into()) };
     let id = if host == 0 {
-        UniqueId::new(&Config::from_env()?.bootstrap())?.to_string()
+        UniqueId::new(&Config::from_env()?.bootstrap())?.to_secret_hex()
     } else {
         host.to_string()
     };

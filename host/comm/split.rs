@@ -192,7 +192,7 @@ fn open_rendezvous(comm: &CommState, members: &[u32], config: &CommConfig) -> Re
         }
         Some(OutOfBand::Ring(watch)) => Ok(watch.invite()?.to_string()),
         // A group of one: it is not sent.
-        None => Ok(UniqueId::listening_at(([127, 0, 0, 1], 0).into())?.to_string()),
+        None => Ok(UniqueId::listening_at(([127, 0, 0, 1], 0).into())?.to_secret_hex()),
     }
 }
 

@@ -13,6 +13,7 @@ impl Config {
     pub fn bootstrap(&self) -> bootstrap::Settings {
         bootstrap::Settings {
             comm_id: self.comm_id.clone(),
+            secret: self.secret().cloned(),
             socket_ifname: self.socket_ifname.clone(),
             socket_family: self.socket_family,
             timeout: self.bootstrap_timeout,

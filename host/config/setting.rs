@@ -28,6 +28,11 @@ pub trait Setting: Sized {
 
     /// The value as it would be written; empty for "not set".
     fn show(&self) -> String;
+
+    /// A text that is no such value, for an error message.
+    fn quote(text: &str) -> String {
+        text.to_owned()
+    }
 }
 
 impl<T: Setting> Setting for Option<T> {
@@ -40,6 +45,9 @@ impl<T: Setting> Setting for Option<T> {
     }
     fn show(&self) -> String {
         self.as_ref().map(T::show).unwrap_or_default()
+    }
+    fn quote(text: &str) -> String {
+        T::quote(text)
     }
 }
 

@@ -216,7 +216,7 @@ fn start_with(
         .env("FERROCCL_TEST_RANK", rank.to_string())
         .env("FERROCCL_TEST_RANKS", n.to_string())
         .env("FERROCCL_TEST_JOB", job)
-        .env("FERROCCL_UNIQUE_ID", id.to_string())
+        .env("FERROCCL_UNIQUE_ID", id.to_secret_hex())
         .env("NCCL_HOSTID", format!("host{}", rank * hosts / n))
         .envs(variables.iter().copied())
         .stdout(Stdio::piped())

@@ -257,6 +257,7 @@ fn kubernetes_variables() {
             ("JOB_COMPLETION_INDEX", rank.to_string()),
             ("WORLD_SIZE", "3".to_owned()),
             ("NCCL_COMM_ID", format!("localhost:{port}")),
+            ("FERROCCL_SECRET", "a secret of the job's user".to_owned()),
         ]
     });
     assert_eq!(lines(&outputs), expected_of(3, 1, "Kubernetes"));
@@ -271,7 +272,7 @@ fn ferroccl_run_variables_and_the_log() {
             ("FERROCCL_RANK", rank.to_string()),
             ("FERROCCL_WORLD_SIZE", "2".to_owned()),
             ("FERROCCL_LOCAL_RANK", rank.to_string()),
-            ("FERROCCL_UNIQUE_ID", id.to_string()),
+            ("FERROCCL_UNIQUE_ID", id.to_secret_hex()),
             ("NCCL_DEBUG", "INFO".to_owned()),
             // Rank 0 logs to a file, rank 1 to stderr.
             ("NCCL_DEBUG_FILE", if rank == 0 { log.display().to_string() } else { String::new() }),

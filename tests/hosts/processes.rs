@@ -16,7 +16,7 @@ fn start(id: &UniqueId, rank: u32, n: u32, job: &str) -> Child {
         .env("FERROCCL_TEST_RANK", rank.to_string())
         .env("FERROCCL_TEST_RANKS", n.to_string())
         .env("FERROCCL_TEST_JOB", job)
-        .env("FERROCCL_UNIQUE_ID", id.to_string())
+        .env("FERROCCL_UNIQUE_ID", id.to_secret_hex())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
         .spawn()

@@ -33,7 +33,7 @@ impl Job {
                 .env("FERROCCL_TEST_RANK", rank.to_string())
                 .env("FERROCCL_TEST_RANKS", n.to_string())
                 .env("FERROCCL_TEST_JOB", work)
-                .env("FERROCCL_UNIQUE_ID", id.to_string())
+                .env("FERROCCL_UNIQUE_ID", id.to_secret_hex())
                 .envs(env.iter().copied())
                 .stdout(Stdio::piped())
                 .spawn()

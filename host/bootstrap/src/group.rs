@@ -19,14 +19,15 @@ use crate::{acceptor, interface, join, p2p, root, wire};
 
 impl UniqueId {
     /// Makes an id: starts a root that listens in this process, until the group is complete or has failed.
-    /// With [`Settings::comm_id`] the id is derived from that, and rank 0 runs the root when it connects.
+    /// With [`Settings::comm_id`] the id is derived from that and from [`Settings::secret`], and rank 0 runs the root when it connects.
     ///
     /// # Errors
     /// When no interface is allowed, when the system refuses a socket or a thread, and when
     /// `NCCL_COMM_ID` names a host that cannot be looked up.
     pub fn new(settings: &Settings) -> Result<Self> {
         if let Some(comm_id) = &settings.comm_id {
-            return Self::from_comm_id(comm_id, settings.socket_family);
+            let id = Self::from_comm_id(comm_id, settings.socket_family)?;
+            return Ok(id.mixed_with(settings.secret.as_ref()));
         }
         let interfaces = interface::interfaces()?;
         let (filter, family) = (settings.socket_ifname.as_ref(), settings.socket_family);
@@ -233,6 +234,17 @@ impl Bootstrap {
                 BootstrapError::Mismatch(what)
             }),
         }
+    }
+
+    /// Where this rank listens; of a group of one, loopback.
+    pub(crate) fn address(&self) -> SocketAddr {
+        let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+        self.group.as_ref().map_or(loopback, |group| lock(&group.inbox).address())
+    }
+
+    /// What only the ranks of this group have.
+    pub(crate) fn key(&self) -> &Key {
+        &self.key
     }
 
     fn check_peer(&self, peer: u32) -> Result<()> {

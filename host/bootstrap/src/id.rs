@@ -12,12 +12,13 @@
 //! that is free, the others try them all and know by the secret when they have found it.
 //!
 //! The secret keeps other jobs and stray connections out. One derived from a public text, as with
-//! `NCCL_COMM_ID`, keeps out mistakes but not an attacker who knows the text.
+//! `NCCL_COMM_ID`, keeps out mistakes but not an attacker who knows the text, unless a [`Secret`](crate::Secret) is mixed in.
 
 use std::fmt::{self, Debug, Display};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::str::FromStr;
 
+use ferroccl_handshake::{Key, Nonce};
 use sha2::{Digest, Sha256};
 
 use super::interface::AddressFamily;
@@ -33,8 +34,8 @@ const FLAG_ANY_ADDRESS: u8 = 2;
 
 /// What ranks must share to form a group (NCCL's `ncclUniqueId`).
 ///
-/// `Display` and `FromStr` use hexadecimal, for files and variables. They and [`UniqueId::to_bytes`] contain
-/// the secret; `Debug` does not.
+/// [`UniqueId::to_secret_hex`], which `FromStr` reads, is for files and variables. It and [`UniqueId::to_bytes`] contain the
+/// secret; `Debug` does not, and there is no `Display`, so that no id gets into a log by accident.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UniqueId {
     address: SocketAddr,
@@ -137,6 +138,12 @@ impl UniqueId {
         &self.secret
     }
 
+    /// The same with the secret that is derived from this one's and from `secret`.
+    pub(super) fn keyed(&self, secret: &[u8]) -> Self {
+        let mixed = Key::derive(&self.secret, "id with a user's secret", &Nonce::default());
+        UniqueId { secret: mixed.mix(secret), ..*self }
+    }
+
     /// Every address the root may have.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         let Kind::Rendezvous { span, .. } = self.kind else { return vec![self.address] };
@@ -170,6 +177,13 @@ impl UniqueId {
         let sum = checksum(&bytes);
         bytes[120..].copy_from_slice(&sum);
         bytes
+    }
+
+    /// The id as 256 hexadecimal digits, which `FromStr` reads, for a variable or a file that only the ranks' user can read:
+    /// **it contains the secret**, and who has it can join the group.
+    #[must_use]
+    pub fn to_secret_hex(&self) -> String {
+        self.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Reads [`UniqueId::to_bytes`].
@@ -241,15 +255,9 @@ impl Debug for UniqueId {
     }
 }
 
-impl Display for UniqueId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.to_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
 impl FromStr for UniqueId {
     type Err = BootstrapError;
-    /// Reads what `Display` writes; blanks around it are allowed.
+    /// Reads [`UniqueId::to_secret_hex`]; blanks around it are allowed.
     ///
     /// # Errors
     /// As [`UniqueId::from_bytes`], and when `text` is not 256 hexadecimal digits.
@@ -337,9 +345,9 @@ mod tests {
     fn bytes_and_text_read_back() {
         for id in ids() {
             assert_eq!(UniqueId::from_bytes(&id.to_bytes()).unwrap(), id);
-            assert_eq!(format!(" {id}\n").parse::<UniqueId>().unwrap(), id);
+            assert_eq!(format!(" {}\n", id.to_secret_hex()).parse::<UniqueId>().unwrap(), id);
             assert!(
-                !format!("{id:?}").contains(&id.to_string()[80..144]),
+                !format!("{id:?}").contains(&id.to_secret_hex()[80..144]),
                 "Debug shows the secret"
             );
         }
@@ -359,7 +367,7 @@ mod tests {
 
     #[test]
     fn bad_texts_say_why() {
-        let id = ids()[0].to_string();
+        let id = ids()[0].to_secret_hex();
         for (text, why) in [
             (&id[..255], "255 digits"),
             ("xyz", "hexadecimal"),

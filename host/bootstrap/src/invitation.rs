@@ -1,8 +1,8 @@
 //! Where some ranks of a group meet to form a group of their own.
 //!
 //! ```text
-//! one rank:    Watch::invite: a nonce, a root with the secret that the nonce makes   ─► the others, in whatever way
-//! the others:  Watch::accept: the same secret from the nonce                         ─► Bootstrap::connect
+//! one rank:    invite: a nonce, a root with the secret that the nonce makes   ─► the others, in whatever way
+//! the others:  accept: the same secret from the nonce                         ─► Bootstrap::connect
 //! ```
 //!
 //! An invitation is public. The secret of the new group is derived from the nonce and the key of the old one, so that no secret
@@ -15,6 +15,7 @@ use std::str::FromStr;
 use ferroccl_handshake::{Key, Nonce, nonce};
 
 use crate::error::{BootstrapError, Result};
+use crate::group::Bootstrap;
 use crate::id::UniqueId;
 use crate::watch::Watch;
 use crate::{acceptor, join, root};
@@ -43,6 +44,22 @@ impl Invitation {
 
     fn id(&self, key: &Key) -> UniqueId {
         UniqueId::at(self.address, key.secret("group of some ranks", &self.nonce))
+    }
+}
+
+impl Bootstrap {
+    /// As [`Watch::invite`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn invite(&self) -> Result<Invitation> {
+        Invitation::open(self.address(), self.key())
+    }
+
+    /// As [`Watch::accept`].
+    #[must_use]
+    pub fn accept(&self, invitation: &Invitation) -> UniqueId {
+        invitation.id(self.key())
     }
 }
 

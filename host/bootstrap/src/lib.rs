@@ -20,7 +20,7 @@
 //!
 //! | file | |
 //! |---|---|
-//! | `id` | the 128 bytes |
+//! | `id`, `secret` | the 128 bytes; what the user keeps secret |
 //! | `group` | a rank that has found its group |
 //! | `interface` | which network |
 //! | [`wire`] | bytes and legal messages (pure) |
@@ -47,6 +47,7 @@ mod p2p;
 mod peers;
 mod ring;
 mod root;
+mod secret;
 mod settings;
 mod sync;
 mod watch;
@@ -60,6 +61,7 @@ pub use id::{CommId, UNIQUE_ID_BYTES, UniqueId};
 pub use interface::{AddressFamily, Interface, InterfaceFilter, choose, choose_all, interfaces};
 pub use invitation::Invitation;
 pub use limit::{Limit, Stop};
+pub use secret::Secret;
 pub use settings::{LOG_TARGET, Settings};
 pub use watch::{Heartbeat, News, Watch};
 pub use wire::{MissingRanks, Refusal};

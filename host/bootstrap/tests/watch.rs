@@ -52,7 +52,7 @@ fn as_child() {
 fn child(rank: u32, id: &UniqueId) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "as_child", "--nocapture"])
-        .env("FERROCCL_TEST_CHILD", format!("{rank} {id}"))
+        .env("FERROCCL_TEST_CHILD", format!("{rank} {}", id.to_secret_hex()))
         .stdout(Stdio::piped())
         .spawn()
         .unwrap()

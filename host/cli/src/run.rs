@@ -160,7 +160,7 @@ fn start(
         .env("FERROCCL_WORLD_SIZE", args.ranks.to_string())
         .env("FERROCCL_LOCAL_RANK", rank.to_string())
         .env("FERROCCL_LOCAL_SIZE", args.ranks.to_string())
-        .env("FERROCCL_UNIQUE_ID", unique_id.to_string());
+        .env("FERROCCL_UNIQUE_ID", unique_id.to_secret_hex());
     // A rank that read from the terminal would be stopped: it is not in the terminal's foreground.
     if rank > 0 || io::IsTerminal::is_terminal(&io::stdin()) {
         command.stdin(Stdio::null());

@@ -38,6 +38,12 @@ impl Key {
         derive(&self.0, nonce, &[b"FerroCCL secret ", purpose.as_bytes()])
     }
 
+    /// What this key and another secret, of any length, make together: who lacks one of them cannot compute it.
+    #[must_use]
+    pub fn mix(&self, secret: &[u8]) -> [u8; 32] {
+        derive(secret, &self.0, &[b"FerroCCL mix"])
+    }
+
     /// The key of what one end sends after the exchange of `hello` and `challenge`.
     pub(crate) fn session(
         &self,

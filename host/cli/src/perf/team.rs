@@ -81,11 +81,11 @@ pub(crate) fn connect(
         None if !parallel => return Communicator::init_all_on(devices, config),
         None => UniqueId::new(&env.bootstrap())?,
         Some(group) => {
-            let made =
-                (layout.process == 0).then(|| UniqueId::new(&env.bootstrap())).transpose()?;
-            let text = made.map(|id| id.to_string()).unwrap_or_default();
+            // An invitation has no secret: it goes over the network.
+            let made = (layout.process == 0).then(|| group.invite()).transpose()?;
+            let text = made.map(|invitation| invitation.to_string()).unwrap_or_default();
             let texts = group.all_gather(text.as_bytes())?;
-            String::from_utf8_lossy(&texts[0]).parse()?
+            group.accept(&String::from_utf8_lossy(&texts[0]).parse()?)
         }
     };
     thread::scope(|scope| {
