@@ -15,8 +15,9 @@ mod format;
 mod level;
 pub mod targets;
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Mutex;
 
 use tracing::Subscriber;
@@ -44,8 +45,7 @@ pub fn init(config: &Config) -> Result<()> {
         Some(pattern) => {
             let path = expand(pattern, &host, std::process::id());
             Box::new(
-                File::create(&path)
-                    .map_err(|e| Error::system(format!("NCCL_DEBUG_FILE {path}"), e))?,
+                create(&path).map_err(|e| Error::system(format!("NCCL_DEBUG_FILE {path}"), e))?,
             )
         }
         None => Box::new(io::stderr()),
@@ -70,6 +70,21 @@ pub fn init_from_env() -> Result<()> {
 fn host_name() -> String {
     let name = nix::unistd::gethostname().unwrap_or_default();
     name.to_string_lossy().split('.').next().unwrap_or_default().to_owned()
+}
+
+/// Makes the log's file, or empties it. A link at its place is not followed: names of logs can be guessed, and in a directory
+/// like /tmp another user may have put a link to a file of ours there.
+fn create(path: &str) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    // These are links that the system makes, and a habit.
+    if !matches!(path, "/dev/stdout" | "/dev/stderr") {
+        options.custom_flags(libc::O_NOFOLLOW);
+    }
+    options.open(path).map_err(|error| match error.raw_os_error() {
+        Some(libc::ELOOP) => io::Error::other("it is a symbolic link, and links are not followed"),
+        _ => error,
+    })
 }
 
 /// Replaces `%h`, `%p` and `%%`; anything else stays as it is.
@@ -175,6 +190,24 @@ mod tests {
         assert_eq!(count("INFO", "^COLL"), 2);
         assert_eq!(count("TRACE", "ALL"), 4);
         assert_eq!(count("INFO", ""), 2, "INIT is shown by default");
+    }
+
+    #[test]
+    fn links_are_not_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        std::fs::write(at("precious"), "data").unwrap();
+        for (target, link) in [("precious", "link"), ("nothing", "dangling")] {
+            std::os::unix::fs::symlink(at(target), at(link)).unwrap();
+            let error = create(&at(link)).unwrap_err().to_string();
+            assert_eq!(error, "it is a symbolic link, and links are not followed");
+        }
+        assert_eq!(std::fs::read(at("precious")).unwrap(), b"data");
+        assert!(!directory.path().join("nothing").exists());
+        for _ in 0..2 {
+            create(&at("log")).unwrap().write_all(b"line").unwrap();
+        }
+        assert_eq!(std::fs::read(at("log")).unwrap(), b"line");
     }
 
     #[test]

@@ -12,7 +12,7 @@ fn with_driver(program: &Path, folder: &Path) -> Command {
     let mut command = Command::new(program);
     command.env("LD_LIBRARY_PATH", folder).env("FERROCCL_CUDA_LIBRARY", library());
     // The other one is a test's.
-    let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/cuda-cache-of-processes");
+    let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/cubins-of-processes");
     command.env("FERROCCL_CUDA_CACHE", cache).env("FERROCCL_TIMEOUT", "60");
     command
 }

@@ -14,7 +14,7 @@ pub(crate) fn ready() -> bool {
     static CHOSEN: OnceLock<()> = OnceLock::new();
     CHOSEN.get_or_init(|| {
         let path = library();
-        let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cuda-cache");
+        let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cubins");
         // SAFETY: the lock of `std::env` keeps Rust's readers away, and nothing of C's reads these.
         unsafe {
             std::env::set_var("FERROCCL_CUDA_LIBRARY", path);

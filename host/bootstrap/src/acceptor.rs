@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use ferroccl_handshake::{Acceptor, Event, Key, MAX_PENDING};
+use ferroccl_handshake::{Acceptor, Event, Key, LogLimit, MAX_PENDING};
 use nix::poll::{PollFd, PollFlags};
 use socket2::{Domain, Socket, Type};
 
@@ -20,8 +20,6 @@ use crate::settings::LOG_TARGET;
 
 /// How long a peer may take to authenticate itself and to say who it is.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// Reasons logged one by one; then only every time their number doubles, so that a flood fills no disk.
-const LOGGED: u64 = 64;
 
 /// Listens on `address`; port 0 is any free one.
 pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
@@ -51,7 +49,7 @@ pub(super) struct MemberAcceptor {
     patience: Duration,
     /// Each with the end of its time.
     unidentified: Vec<(Link, Instant)>,
-    turned_away: u64,
+    log: LogLimit,
     /// Whose acceptor, for the log.
     name: String,
 }
@@ -59,7 +57,13 @@ pub(super) struct MemberAcceptor {
 impl MemberAcceptor {
     pub(super) fn new(listener: TcpListener, key: Key, patience: Duration, name: String) -> Self {
         let acceptor = Acceptor::new(listener.into(), key, patience);
-        MemberAcceptor { acceptor, patience, unidentified: Vec::new(), turned_away: 0, name }
+        MemberAcceptor {
+            acceptor,
+            patience,
+            unidentified: Vec::new(),
+            log: LogLimit::default(),
+            name,
+        }
     }
 
     pub(super) fn address(&self) -> io::Result<SocketAddr> {
@@ -151,10 +155,9 @@ impl MemberAcceptor {
     }
 
     pub(super) fn log(&mut self, address: SocketAddr, reason: &dyn std::fmt::Display) {
-        self.turned_away += 1;
-        if self.turned_away <= LOGGED || self.turned_away.is_power_of_two() {
-            tracing::warn!(target: LOG_TARGET, "{} turned away {address}: {reason} ({} so far)",
-                self.name, self.turned_away);
+        if let Some(unlogged) = self.log.line(Instant::now()) {
+            let name = &self.name;
+            tracing::warn!(target: LOG_TARGET, "{name} turned away {address}: {reason}{unlogged}");
         }
     }
 }

@@ -35,7 +35,7 @@
 //! ```text
 //! key        keys, seals and proofs          acceptor   a listening socket and its pending peers
 //! wire       the messages as bytes (pure)    connector  a socket that is being connected
-//! session    seals of what follows
+//! session    seals of what follows          log_limit  how many refusals are logged
 //! stream     sockets that never block        talk       messages on a socket, as far as they have come
 //! ```
 
@@ -43,6 +43,7 @@ mod acceptor;
 mod connector;
 mod error;
 mod key;
+mod log_limit;
 mod session;
 pub mod stream;
 mod talk;
@@ -52,6 +53,7 @@ pub use acceptor::{Acceptor, Authenticated, Event, MAX_PENDING};
 pub use connector::{Connected, Connector};
 pub use error::{AuthError, Rejection};
 pub use key::Key;
+pub use log_limit::{LogLimit, Unlogged};
 pub use session::{SEAL, Seals, Session};
 pub use wire::{Nonce, SUBJECT_BYTES, Subject};
 

@@ -3,7 +3,7 @@
 //! ```text
 //! driver.rs   the driver's library, opened when first needed; error.rs what it says
 //! gpu.rs      a GPU and a context on it: attributes, memory, events, arguments
-//! module.rs   PTX -> functions, and the cache on disk
+//! module.rs   PTX -> functions; cubin_cache.rs the cache on disk
 //! memory.rs   allocations, other processes' memory, the caller's, the host's; cust.rs, cudarc.rs that of these crates
 //! stream.rs   streams; watch.rs what happens at ends; capture.rs what a graph needs; graph.rs graphs and timers
 //! ```
@@ -38,6 +38,7 @@
 //! ```
 
 mod capture;
+mod cubin_cache;
 #[cfg(feature = "cudarc")]
 mod cudarc;
 #[cfg(feature = "cust")]

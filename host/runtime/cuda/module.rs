@@ -7,8 +7,7 @@
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::fmt::Write as _;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Mutex;
 
 use ferroccl_device::abi::Work;
@@ -17,6 +16,7 @@ use ferroccl_ptx::syntax::parse;
 use sha2::{Digest, Sha256};
 use tracing::{debug, warn};
 
+use super::cubin_cache::CubinCache;
 use super::driver::{Driver, Function, Module, jit};
 use super::gpu::Gpu;
 use crate::runtime::sync::lock;
@@ -24,16 +24,12 @@ use crate::{Error, Result, log, ptx};
 
 /// Bytes of the assembler's messages that are kept.
 const LOG_BYTES: usize = 16 << 10;
-/// What a file of the cache begins with, before the hash of the rest.
-const MAGIC: &[u8; 8] = b"FERCUBI1";
-/// Bytes before the cubin.
-const HEAD: usize = MAGIC.len() + 32;
 
 /// What has been loaded into a context.
 pub(super) struct Modules {
     state: Mutex<State>,
-    /// Where assembled modules are kept; `None`: nowhere.
-    cache: Option<PathBuf>,
+    /// Where assembled modules are kept.
+    cache: CubinCache,
 }
 
 #[derive(Default)]
@@ -64,7 +60,7 @@ unsafe impl Send for Entry {}
 impl Modules {
     /// Nothing is loaded yet; what is assembled is kept in the directory `cache`.
     pub(super) fn new(cache: Option<PathBuf>) -> Self {
-        Modules { state: Mutex::default(), cache }
+        Modules { state: Mutex::default(), cache: CubinCache::new(cache) }
     }
 
     /// Has `text` take the place of a kernel.
@@ -174,9 +170,8 @@ impl Gpu {
 
     /// A module of `text`, from the cache or the driver's assembler.
     fn assembled(&self, name: &str, text: &str) -> Result<Module> {
-        let directory = self.modules.cache.as_deref();
-        let path = directory.map(|directory| directory.join(self.file_name(text)));
-        if let Some(cubin) = path.as_deref().and_then(read) {
+        let (cache, file) = (&self.modules.cache, self.file_name(text));
+        if let Some(cubin) = cache.read(&file) {
             match self.load_cubin(&cubin) {
                 Ok(module) => {
                     debug!(target: log::INIT, gpu = self.name, "{name} is from the cache");
@@ -190,11 +185,9 @@ impl Gpu {
         let begun = std::time::Instant::now();
         let (module, cubin) = self.assemble(name, text)?;
         debug!(target: log::INIT, gpu = self.name, ms = begun.elapsed().as_millis() as u64, "{name} is assembled");
-        if let Some(path) = path
-            && let Err(error) = write(&path, &cubin)
-        {
+        if let Err(error) = cache.write(&file, &cubin) {
             // It will be assembled again: slower, and not wrong.
-            warn!(target: log::INIT, "{} cannot be written (FERROCCL_CUDA_CACHE): {error}", path.display());
+            warn!(target: log::INIT, "{file} cannot be written (FERROCCL_CUDA_CACHE): {error}");
         }
         Ok(module)
     }
@@ -286,56 +279,5 @@ impl Gpu {
         })?;
         let module = self.load_cubin(&cubin)?;
         Ok((module, cubin))
-    }
-}
-
-/// A cubin of the cache, if it is there and whole.
-fn read(path: &Path) -> Option<Vec<u8>> {
-    let file = fs::read(path).ok()?;
-    let (head, cubin) = file.split_at_checked(HEAD)?;
-    let hash = Sha256::digest(cubin);
-    (head[..MAGIC.len()] == *MAGIC && head[MAGIC.len()..] == *hash).then(|| cubin.to_vec())
-}
-
-/// Puts a cubin into the cache; other processes see all of it or nothing.
-fn write(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
-    let directory = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(directory)?;
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    let mut file = MAGIC.to_vec();
-    file.extend_from_slice(&Sha256::digest(cubin));
-    file.extend_from_slice(cubin);
-    let written = fs::write(&temporary, file).and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    written
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_is_whole_comes_out_of_the_cache() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("deeper/one.cubin");
-        assert_eq!(read(&path), None);
-        write(&path, b"some code").unwrap();
-        assert_eq!(read(&path).as_deref(), Some(&b"some code"[..]));
-        let whole = fs::read(&path).unwrap();
-        for end in 0..whole.len() {
-            fs::write(&path, &whole[..end]).unwrap();
-            assert_eq!(read(&path), None, "{end} bytes");
-        }
-        for at in 0..whole.len() {
-            let mut changed = whole.clone();
-            changed[at] ^= 1;
-            fs::write(&path, &changed).unwrap();
-            assert_eq!(read(&path), None, "byte {at}");
-        }
-        write(&path, b"some code").unwrap();
-        assert_eq!(read(&path).as_deref(), Some(&b"some code"[..]));
-        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "what is left over");
     }
 }

@@ -17,7 +17,7 @@ fn run(arguments: &str, environment: &[(&str, &str)]) -> Output {
     let mut command = plain(FERROCCL);
     command.args(arguments.split_whitespace()).env("FERROCCL_CUDA_LIBRARY", library());
     command.env("FERROCCL_TIMEOUT", "60");
-    command.env("FERROCCL_CUDA_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cuda-cache-of-cli"));
+    command.env("FERROCCL_CUDA_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cubins-of-cli"));
     command.envs(environment.iter().copied());
     finish(&mut command)
 }

@@ -10,7 +10,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use ferroccl_handshake::{Acceptor, Authenticated, Event, MAX_PENDING, nonce};
+use ferroccl_handshake::{Acceptor, Authenticated, Event, LogLimit, MAX_PENDING, nonce};
 use socket2::Socket;
 use tracing::{debug, warn};
 
@@ -32,6 +32,7 @@ pub(in crate::net) struct SocketsAcceptor {
     timeout: Duration,
     gathering: HashMap<u64, Gathering>,
     ready: VecDeque<Sockets>,
+    log: LogLimit,
 }
 
 /// The sockets of a connection that have come so far.
@@ -64,6 +65,7 @@ impl SocketsAcceptor {
             timeout,
             gathering: HashMap::new(),
             ready: VecDeque::new(),
+            log: LogLimit::default(),
         })
     }
 
@@ -74,47 +76,61 @@ impl SocketsAcceptor {
 
     /// The sockets of a connection, once all are authenticated.
     pub(in crate::net) fn poll(&mut self) -> io::Result<Option<Sockets>> {
-        let (net, timeout) = (self.net, self.timeout);
+        let timeout = self.timeout;
         // A bound, so that strangers that come without end do not keep us.
         for _ in 0..MAX_PENDING {
             let Some(event) = self.acceptor.poll()? else { break };
             match event {
                 Event::Authenticated(one) => self.gather(one),
-                Event::Refused { peer, error } => warn!("NET/{net}: refused {peer}: {error}"),
+                Event::Refused { peer, error } => {
+                    self.warn(format_args!("refused {peer}: {error}"));
+                }
             }
         }
-        self.gathering.retain(|_, gathering| {
-            let keep = gathering.since.elapsed() < timeout;
-            if !keep {
-                let came = gathering.sockets.iter().flatten().count();
-                let (peer, n) = (gathering.peer, gathering.sockets.len());
-                warn!("NET/{net}: gave up {peer}: {came} of {n} sockets came in {timeout:?}");
-            }
-            keep
-        });
+        let is_over = |_: &u64, gathering: &mut Gathering| gathering.since.elapsed() >= timeout;
+        let over: Vec<_> = self.gathering.extract_if(is_over).collect();
+        for (_, Gathering { sockets, peer, .. }) in over {
+            let (came, n) = (sockets.iter().flatten().count(), sockets.len());
+            self.warn(format_args!("gave up {peer}: {came} of {n} sockets came in {timeout:?}"));
+        }
         Ok(self.ready.pop_front())
+    }
+
+    /// Logs who is turned away, as far as there is room for it.
+    fn warn(&mut self, what: std::fmt::Arguments<'_>) {
+        if let Some(unlogged) = self.log.line(Instant::now()) {
+            warn!("NET/{}: {what}{unlogged}", self.net);
+        }
     }
 
     /// Puts a socket to the others of its connection.
     fn gather(&mut self, Authenticated { socket, peer, subject, since, .. }: Authenticated) {
-        let (net, n) = (self.net, self.more + 1);
+        let n = self.more + 1;
         let id = match SocketId::decode(&subject) {
             Ok(id) if usize::from(id.sockets) == n => id,
             Ok(id) => {
-                return warn!("NET/{net}: refused {peer}: it has {} sockets, we {n}", id.sockets);
+                let sockets = id.sockets;
+                return self.warn(format_args!("refused {peer}: it has {sockets} sockets, we {n}"));
             }
-            Err(error) => return warn!("NET/{net}: refused {peer}: its subject {error}"),
+            Err(error) => {
+                return self.warn(format_args!("refused {peer}: its subject {error}"));
+            }
         };
         let new = || Gathering { sockets: (0..n).map(|_| None).collect(), peer, since };
         let gathering = self.gathering.entry(id.connection).or_insert_with(new);
-        match gathering.sockets.get_mut(usize::from(id.socket)) {
-            Some(place @ None) => *place = Some(socket),
-            Some(Some(_)) => warn!("NET/{net}: refused {peer}: socket {} came twice", id.socket),
-            None => warn!("NET/{net}: refused {peer}: socket {} of {n}", id.socket),
+        let refused = match gathering.sockets.get_mut(usize::from(id.socket)) {
+            Some(place @ None) => {
+                *place = Some(socket);
+                None
+            }
+            Some(Some(_)) => Some(format!("socket {} came twice", id.socket)),
+            None => Some(format!("socket {} of {n}", id.socket)),
+        };
+        let is_whole = gathering.sockets.iter().all(Option::is_some);
+        if let Some(why) = refused {
+            self.warn(format_args!("refused {peer}: {why}"));
         }
-        if gathering.sockets.iter().all(Option::is_some)
-            && let Some(gathering) = self.gathering.remove(&id.connection)
-        {
+        if is_whole && let Some(gathering) = self.gathering.remove(&id.connection) {
             let mut sockets = gathering.sockets.into_iter().flatten();
             if let Some(control) = sockets.next() {
                 let (peer, more) = (gathering.peer, sockets.collect());
