@@ -228,6 +228,8 @@ knobs! {
         "seconds a kernel may wait for a peer; 0: for ever";
     "FERROCCL_WARN_AFTER" warn_after: Duration = Duration::from_secs(10), 0.0..=604_800.0,
         "seconds a call waits before a warning says which ranks have not entered it; 0: never";
+    "FERROCCL_HEARTBEAT_TIMEOUT" heartbeat_timeout: Option<Limit> = None, 0.0..=86_400.0,
+        "seconds after which a rank that says nothing is lost, 0.1 at least; 0: never, for a process in a debugger; not set: half of FERROCCL_TIMEOUT, 1 to 30";
     "FERROCCL_BOOTSTRAP_TIMEOUT" bootstrap_timeout: Duration = Duration::from_secs(120), 0.1..=86_400.0,
         "seconds ranks may take to find each other, and to answer one bootstrap message";
     "FERROCCL_WORKERS" workers: Option<u32> = None, 1..=1024,
@@ -237,6 +239,9 @@ knobs! {
     "FERROCCL_PTX_THREADS" ptx_threads: u32 = 128, 32..=512, // MAX_THREADS of the kernels
         "threads of a block on the PTX device, a multiple of 32";
 }
+
+/// The shortest silence after which a rank may be taken for lost: beats come eight times as often.
+pub(crate) const LEAST_HEARTBEAT: Duration = Duration::from_millis(100);
 
 /// Reads one knob; `None` when it is not set.
 fn read<T: Setting>(
@@ -286,6 +291,15 @@ impl Config {
             });
         }
         self.check_secret()?;
+        if let Some(limit) = self.heartbeat_timeout
+            && limit.0.is_some_and(|limit| limit < LEAST_HEARTBEAT)
+        {
+            return Err(Error::InvalidSetting {
+                name: "FERROCCL_HEARTBEAT_TIMEOUT".to_owned(),
+                value: limit.show(),
+                reason: format!("less than {} seconds, and not 0", LEAST_HEARTBEAT.as_secs_f64()),
+            });
+        }
         match (self.min_nchannels, self.max_nchannels) {
             (Some(min), Some(max)) if min > max => Err(Error::InvalidSetting {
                 name: "NCCL_MIN_NCHANNELS".to_owned(),

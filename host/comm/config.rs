@@ -10,8 +10,9 @@ use ferroccl_proxy::net::Net;
 
 use super::AbortHandle;
 use crate::channel::ConnLayout;
-use crate::config::Config;
+use crate::config::{Config, LEAST_HEARTBEAT};
 use crate::error::{Error, Result};
+use ferroccl_bootstrap::Heartbeat;
 use ferroccl_topology::graph::tuning::Selection;
 
 /// The settings of a communicator (NCCL's `ncclConfig_t`). All ranks of a group need the same ones. What is `None`, as
@@ -50,6 +51,10 @@ pub struct CommConfig {
     pub timeout: Option<Duration>,
     /// How long a call waits before a warning in the log says for whom, and again after twice the time; zero is never.
     pub warn_after: Option<Duration>,
+    /// How long a rank may say nothing before it is lost (`FERROCCL_HEARTBEAT_TIMEOUT`), 100 ms at least; zero: for ever, so
+    /// that a process can be stopped in a debugger. With `None` it is half of `timeout`, from 1 to 30 s, and 30 s without
+    /// a timeout. The least of all ranks counts, and none where it is zero on any rank. Ranks of one process have none.
+    pub heartbeat: Option<Duration>,
     /// A handle that aborts the communicator from another thread, also while it is made.
     pub abort: Option<AbortHandle>,
     /// Whether ranks of one process may write each other's memory; `None` is yes.
@@ -79,6 +84,7 @@ impl CommConfig {
             buffer_bytes: [env.ll_buffsize, env.ll128_buffsize, env.buffsize]
                 .map(|size| size.map(|s| s.0)),
             timeout: Some(env.timeout.0.unwrap_or_default()),
+            heartbeat: env.heartbeat_timeout.map(|limit| limit.0.unwrap_or_default()),
             p2p: Some(!env.p2p_disable),
             shm: Some(!env.shm_disable),
             ..CommConfig::default()
@@ -103,6 +109,7 @@ impl CommConfig {
             buffer_bytes: std::array::from_fn(|_| bytes.next().flatten()),
             timeout: self.timeout.or(other.timeout),
             warn_after: self.warn_after.or(other.warn_after),
+            heartbeat: self.heartbeat.or(other.heartbeat),
             abort: self.abort.clone(),
             p2p: self.p2p.or(other.p2p),
             shm: self.shm.or(other.shm),
@@ -172,6 +179,22 @@ impl CommConfig {
         }
         let max = self.max_channels.unwrap_or(most);
         Ok((natural.max(self.min_channels.unwrap_or(1)).clamp(1, max), false))
+    }
+
+    /// The limit of a rank's silence in nanoseconds; 0 is none.
+    pub(super) fn heartbeat_ns(&self) -> Result<u64> {
+        let limit = match self.heartbeat {
+            Some(limit) if !limit.is_zero() && limit < LEAST_HEARTBEAT => {
+                return Err(setting("heartbeat", format!("{limit:?}"), "0, or 100 ms at least"));
+            }
+            Some(limit) => limit,
+            None => {
+                let timeout = self.timeout.unwrap_or(TIMEOUT);
+                let timeout = if timeout.is_zero() { Duration::MAX } else { timeout };
+                Heartbeat::within(timeout).limit
+            }
+        };
+        Ok(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX))
     }
 
     /// The budget of a wait in nanoseconds; 0 is none.

@@ -1,5 +1,7 @@
 //! The parameters that ranks compare before they connect.
 
+use std::time::Duration;
+
 use ferroccl_device::abi::ProtocolId;
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +9,7 @@ use super::CommConfig;
 use crate::channel::ConnLayout;
 use crate::config::{Config, Setting as _};
 use crate::error::{Error, Result};
-use ferroccl_bootstrap::{Bootstrap, BootstrapError};
+use ferroccl_bootstrap::{Bootstrap, BootstrapError, Heartbeat};
 use ferroccl_topology::graph::tuning::Algorithm;
 use ferroccl_topology::graph::tuning::Selection;
 
@@ -25,6 +27,8 @@ pub(super) struct InitParams {
     pub group: u64,
     /// The budget of a kernel's wait in nanoseconds; 0 is no limit.
     pub timeout_ns: u64,
+    /// The limit of a rank's silence in nanoseconds; 0 is no limit.
+    pub heartbeat_ns: u64,
 }
 
 /// Identifies the group, and proves that a peer is of it. It is never sent: only the group's ranks know or derive the secret.
@@ -88,6 +92,12 @@ impl TuningParams {
     }
 }
 
+/// How the group's ranks show that they are there: at the least limit of all, unless one of them wants none.
+pub(super) fn heartbeat(params: &[InitParams]) -> Option<Heartbeat> {
+    let least = params.iter().map(|params| params.heartbeat_ns).min().unwrap_or(0);
+    (least > 0).then(|| Heartbeat::of_limit(Duration::from_nanos(least)))
+}
+
 /// The group's channels, and the most blocks of a call: the least of all ranks.
 ///
 /// # Errors
@@ -108,7 +118,8 @@ pub(super) fn agree(rank: u32, mine: &InitParams, params: &[InitParams]) -> Resu
             );
         }
         if theirs.layout != mine.layout {
-            let show = |t: &InitParams| format!("{:?}", t.layout.slot_bytes);
+            let show =
+                |t: &InitParams| t.layout.slot_bytes.map(|bytes| bytes.to_string()).join("/");
             let what = "slot bytes for LL, LL128 and Simple (NCCL_LL_BUFFSIZE, NCCL_LL128_BUFFSIZE, NCCL_BUFFSIZE)";
             return differs(what, show(mine), show(theirs));
         }
@@ -116,8 +127,14 @@ pub(super) fn agree(rank: u32, mine: &InitParams, params: &[InitParams]) -> Resu
             ("NCCL_PROTO", (|t| t.tuning.protocols.to_string()) as fn(&InitParams) -> String),
             ("NCCL_ALGO", |t| t.tuning.algorithms.to_string()),
             ("FERROCCL_DETERMINISTIC", |t| t.tuning.deterministic.show()),
-            ("the algorithm", |t| format!("{:?}", t.tuning.algorithm)),
-            ("FERROCCL_RANKS_PER_NODE", |t| format!("{:?}", t.tuning.ranks_per_node)),
+            ("the algorithm (CommConfig::algorithm)", |t| {
+                let algorithm =
+                    Algorithm::ALL.iter().find(|a| Some(**a as u8) == t.tuning.algorithm);
+                algorithm.map_or_else(|| "chosen by size".to_owned(), Algorithm::to_string)
+            }),
+            ("FERROCCL_RANKS_PER_NODE", |t| {
+                t.tuning.ranks_per_node.map_or_else(|| "not set".to_owned(), |n| n.to_string())
+            }),
         ] {
             if show(mine) != show(theirs) {
                 return differs(what, show(mine), show(theirs));
@@ -135,4 +152,90 @@ pub(super) fn agree(rank: u32, mine: &InitParams, params: &[InitParams]) -> Resu
     }
     let least = |of: fn(&InitParams) -> u32| params.iter().map(of).min().unwrap_or(1);
     Ok((least(|params| params.channels), least(|params| params.blocks)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The limit of silence of one rank's settings, in seconds.
+    fn limit(timeout: Option<u64>, heartbeat: Option<u64>) -> f64 {
+        let config = CommConfig {
+            timeout: timeout.map(Duration::from_secs),
+            heartbeat: heartbeat.map(Duration::from_secs),
+            ..CommConfig::default()
+        };
+        config.heartbeat_ns().unwrap() as f64 / 1e9
+    }
+
+    #[test]
+    fn the_limit_of_silence_is_its_own_setting_and_follows_the_timeout_only_by_default() {
+        assert_eq!(limit(None, None), 30.0);
+        assert_eq!(limit(Some(10), None), 5.0);
+        assert_eq!(limit(Some(1), None), 1.0);
+        assert_eq!(limit(Some(0), None), 30.0, "no timeout is not no heartbeat");
+        assert_eq!(limit(Some(0), Some(7)), 7.0);
+        assert_eq!(limit(Some(600), Some(0)), 0.0);
+        let short = Some(Duration::from_millis(1));
+        let error = CommConfig { heartbeat: short, ..CommConfig::default() }.heartbeat_ns();
+        assert!(error.unwrap_err().to_string().contains("CommConfig::heartbeat=1ms"));
+    }
+
+    #[test]
+    fn ranks_agree_on_the_least_limit_and_one_that_wants_none_has_its_way() {
+        let of = |limits: &[u64]| {
+            let token = GroupToken { group: 0, secret: [0; 32] };
+            let config = CommConfig::default();
+            let layout = config.layout(([1 << 20; 3], 8), false).unwrap();
+            let tuning = TuningParams::new(&config, &Config::default());
+            let params = |&seconds: &u64| InitParams {
+                layout,
+                channels: 1,
+                blocks: 1,
+                all_channels: false,
+                tuning,
+                collnet: false,
+                token,
+                timeout_ns: 0,
+                heartbeat_ns: seconds * 1_000_000_000,
+            };
+            let all: Vec<_> = limits.iter().map(params).collect();
+            heartbeat(&all).map(|heartbeat| heartbeat.limit.as_secs())
+        };
+        assert_eq!(of(&[30, 5, 9]), Some(5));
+        assert_eq!(of(&[30, 0, 9]), None);
+    }
+
+    #[test]
+    fn what_differs_is_said_in_words() {
+        let config = |algorithm, per_node| CommConfig {
+            algorithm,
+            ranks_per_node: per_node,
+            ..CommConfig::default()
+        };
+        let params = |config: CommConfig| InitParams {
+            layout: config.layout(([1 << 20; 3], 8), false).unwrap(),
+            channels: 1,
+            blocks: 1,
+            all_channels: false,
+            tuning: TuningParams::new(&config, &Config::default()),
+            collnet: false,
+            token: GroupToken { group: 0, secret: [0; 32] },
+            timeout_ns: 0,
+            heartbeat_ns: 0,
+        };
+        let plain = params(config(None, None));
+        for (other, words) in [
+            (config(Some(Algorithm::Tree), None), "of rank 0 is chosen by size, of rank 1 Tree"),
+            (config(None, Some(2)), "of rank 0 is not set, of rank 1 2"),
+            (
+                CommConfig { buffer_bytes: [None, None, Some(1 << 16)], ..config(None, None) },
+                "of rank 0 is 131072/131072/131072, of rank 1 131072/131072/8192",
+            ),
+        ] {
+            let text = agree(0, &plain, &[plain, params(other)]).unwrap_err().to_string();
+            assert!(text.contains(words), "{text}");
+            assert!(!text.contains(['[', '(', '{']) || !text.contains("Some"), "{text}");
+        }
+    }
 }

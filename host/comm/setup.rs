@@ -11,7 +11,6 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
 
 use ferroccl_device::abi::Peer;
 use ferroccl_proxy::collnet::CollNet;
@@ -20,7 +19,9 @@ use tracing::info;
 use super::builder::{BlockLimits, CommBuilder, allowed, exchange, ranks_on_device};
 use super::collnet_heads::{self, CollnetHeads};
 use super::control::{ControlBlock, DeviceCommParams};
-use super::init_params::{GroupToken, InitParams, TuningParams, agree, random_number};
+use super::init_params::{
+    GroupToken, InitParams, TuningParams, agree, heartbeat, random_number,
+};
 use super::net::NetConnections;
 use super::nodes::Nodes;
 use super::out_of_band::{LocalGroup, OutOfBand};
@@ -39,7 +40,7 @@ use crate::fork::Maker;
 use crate::log;
 use crate::runtime::Keep;
 use crate::transport::{self, PeerInfo};
-use ferroccl_bootstrap::{Bootstrap, Heartbeat, News, Stop, UniqueId};
+use ferroccl_bootstrap::{Bootstrap, News, Stop, UniqueId};
 use ferroccl_topology::graph::tuning::{Devices, Settings, Situation, Tuner};
 
 impl Communicator {
@@ -242,6 +243,7 @@ impl Communicator {
             collnet: config.collnet.is_some() || env.collnet_enable,
             group: random_number()?,
             timeout_ns: config.timeout_ns(),
+            heartbeat_ns: config.heartbeat_ns()?,
         };
         let params: Vec<InitParams> = exchange(&bootstrap, &mine)?;
         let (channels, blocks) = agree(rank, &mine, &params)?;
@@ -279,16 +281,15 @@ impl Communicator {
                 comm.on_peer_lost(departure);
             }
         };
-        let heartbeat = params.iter().map(|params| params.timeout_ns).filter(|ns| *ns > 0).min();
-        let heartbeat = heartbeat.map(|ns| Heartbeat::within(Duration::from_nanos(ns)));
-        let watch = bootstrap.watch_and_hear(heartbeat, on_peer_lost, move |teller, news| {
-            if let Some(comm) = listener.upgrade() {
-                match news {
-                    News::First(fault) => comm.on_remote_fault(teller, fault),
-                    News::Status(report) => comm.on_report(teller, report),
+        let watch =
+            bootstrap.watch_and_hear(heartbeat(&params), on_peer_lost, move |teller, news| {
+                if let Some(comm) = listener.upgrade() {
+                    match news {
+                        News::First(fault) => comm.on_remote_fault(teller, fault),
+                        News::Status(report) => comm.on_report(teller, report),
+                    }
                 }
-            }
-        })?;
+            })?;
         // The cell is new.
         let _ = communicator.0.out_of_band.set(OutOfBand::Ring(watch));
         Ok(communicator)

@@ -59,7 +59,12 @@ impl Heartbeat {
     /// up; but not before a second, which a busy machine may take, and after half a minute in any case.
     #[must_use]
     pub fn within(timeout: Duration) -> Self {
-        let limit = (timeout / 2).clamp(Duration::from_secs(1), Duration::from_secs(30));
+        Self::of_limit((timeout / 2).clamp(Duration::from_secs(1), Duration::from_secs(30)))
+    }
+
+    /// Who is silent for so long is lost. Neighbours say something eight times as often.
+    #[must_use]
+    pub fn of_limit(limit: Duration) -> Self {
         Heartbeat { every: limit / 8, limit }
     }
 }
@@ -315,7 +320,7 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
         if silent >= heartbeat.limit {
             self.sides[side].link = None;
             let why = format!(
-                "it has said nothing for {:.1} s: its host or the way to it is down",
+                "it has said nothing for {:.1} s: it is stopped, or its host or the way to it is down",
                 silent.as_secs_f64()
             );
             self.report(lost(peer, &why), side);
