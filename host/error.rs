@@ -172,6 +172,11 @@ impl From<crate::enqueue::PlanError> for Error {
     fn from(e: crate::enqueue::PlanError) -> Self {
         match e.left_out {
             Some(_) => Error::Unavailable { what: "kernel".to_owned(), reason: e.to_string() },
+            // There are kernels, and the settings leave none of them.
+            None if e.choice.is_none() && e.call.has_kernels() => Error::Unavailable {
+                what: format!("algorithm for {}", e.call.collective),
+                reason: e.to_string(),
+            },
             None => Error::argument("op", e.to_string()),
         }
     }

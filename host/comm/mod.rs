@@ -64,6 +64,7 @@ mod state;
 mod trees;
 
 use crate::buffer::Device;
+use crate::enqueue::{self, AlgoChoice, CollectiveCall};
 use crate::error::Result;
 
 pub use abort::AbortHandle;
@@ -96,6 +97,34 @@ impl Communicator {
     #[must_use]
     pub fn channels(&self) -> u32 {
         self.0.plan_context.channels
+    }
+
+    /// How a call is done: the algorithm, protocol, channels and threads that this communicator chooses for it, as all its
+    /// ranks do. It is what runs when the call is made; nothing is started.
+    ///
+    /// `call.count` is the count of NCCL's call: of an all-gather the elements of `send`, of a reduce-scatter those of
+    /// `recv`. A message is a [`Collective::SendRecv`](crate::Collective::SendRecv) of as many [`U8`](crate::DataType::U8) as
+    /// it has bytes; it has no algorithm, and is called a ring.
+    ///
+    /// # Errors
+    /// Those of the call: no kernel does it, or none that the settings allow.
+    ///
+    /// ```
+    /// use ferroccl::enqueue::CollectiveCall;
+    /// use ferroccl::{Algorithm, Collective, CommConfig, Communicator, DataType, Device, ReduceOp};
+    ///
+    /// let mut config = CommConfig::default();
+    /// config.algorithm = Some(Algorithm::Tree);
+    /// let ranks = Communicator::init_all_on(&vec![Device::cpu(); 4], &config)?;
+    /// let (data_type, op) = (DataType::F32, ReduceOp::Sum);
+    /// let call = |collective| CollectiveCall { collective, count: 1000, data_type, op, root: None };
+    /// assert_eq!(ranks[0].plan(&call(Collective::AllReduce))?.algorithm, Algorithm::Tree);
+    /// // There is no tree of all-gathers: the setting is for the calls that have one.
+    /// assert_ne!(ranks[0].plan(&call(Collective::AllGather))?.algorithm, Algorithm::Tree);
+    /// # Ok::<(), ferroccl::Error>(())
+    /// ```
+    pub fn plan(&self, call: &CollectiveCall) -> Result<AlgoChoice> {
+        Ok(enqueue::choose(call, &self.0.plan_context)?)
     }
 
     /// Stops the kernels of this communicator on all its ranks. Calls that have not ended fail, and no more can be made

@@ -142,6 +142,16 @@ impl std::fmt::Display for PlanError {
     }
 }
 
+impl CollectiveCall {
+    /// Whether this build has any kernel for the call, whatever the settings are.
+    pub(crate) fn has_kernels(&self) -> bool {
+        let has = |a: &Algorithm, p: &ProtocolId| {
+            lookup(self.collective, *a, *p, self.op, self.data_type).is_some()
+        };
+        Algorithm::ALL.iter().any(|a| ProtocolId::ALL.iter().any(|p| has(a, p)))
+    }
+}
+
 impl KernelPlan {
     /// The kernel's argument, without a scalar; `input`, `output` and `comm` are addresses.
     #[must_use]

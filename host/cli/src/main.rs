@@ -21,7 +21,13 @@ const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// Collective communication for GPUs in Rust, down to the kernels
 #[derive(Debug, Parser)]
-#[command(version, arg_required_else_help = true, subcommand_required = true, max_term_width = 110)]
+#[command(
+    name = "ferroccl",
+    version,
+    arg_required_else_help = true,
+    subcommand_required = true,
+    max_term_width = 110
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -21,7 +21,8 @@ block for each of n ranks (all_gather, reduce_scatter, alltoall, gather, scatter
 multiples of 16 bytes, and the table has the size that is left. Bandwidths are in 10^9 bytes per second: algbw \
 is size over time, busbw what every link must have carried: for all_reduce 2(n-1)/n x algbw, where there are \
 blocks (n-1)/n x algbw, else algbw. A hypercube counts n-1 blocks. sendrecv sends to the next rank and receives \
-from the one before; it and alltoall cannot be done in place.
+from the one before; it and alltoall cannot be done in place. algo, proto and nch are the algorithm, the protocol and \
+the channels that ran; p2p is messages, which have no algorithm. NCCL_ALGO and NCCL_PROTO are filters.
 
 Examples:
   ferroccl perf all_reduce -b 8 -e 64M -f 2 -g 4       4 ranks, 8 B to 64 MiB
@@ -104,11 +105,11 @@ pub(crate) struct PerfArgs {
     /// Root rank, or all, of collectives that have one: broadcast, reduce, gather, scatter
     #[arg(short, long, default_value = "0", help_heading = "Operation")]
     pub(crate) root: Root,
-    /// Algorithm of every call that it can do, instead of the one chosen by size
+    /// Algorithm of every call, instead of the one chosen by size; one that cannot be had is an error
     #[arg(long = "algo", value_name = "ALGORITHM", ignore_case = true, help_heading = "Operation",
           value_parser = one_of::<Algorithm>())]
     pub(crate) algorithm: Option<Algorithm>,
-    /// Protocol of every call, instead of the one chosen by size
+    /// Protocol of every call, instead of the one chosen by size; one that cannot be had is an error
     #[arg(long = "proto", value_name = "PROTOCOL", ignore_case = true, help_heading = "Operation",
           value_parser = one_of::<ProtocolId>())]
     pub(crate) protocol: Option<ProtocolId>,

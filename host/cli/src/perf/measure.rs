@@ -16,6 +16,7 @@ use super::data::{self, Case, PERIOD, TestElement, with_element_type};
 use super::emulated::{CallCounts, Emulator};
 use super::gpus::{Clock, Graph};
 use super::operation::{Operation, Shape};
+use super::planned::Planned;
 use super::region::{Answers, Call, Content, GUARD, Place};
 use super::sweep::Sweep;
 use super::table::{Cell, Row};
@@ -119,12 +120,15 @@ impl<'a, T: TestElement> Bench<'a, T> {
         let cell = |place| self.cell(Point { shape, root, place });
         let out_of_place = cell(Place::Out)?;
         let in_place = self.args.collective.in_place().then(|| cell(Place::In)).transpose()?;
+        let comm = &self.member.ranks[0].comm;
+        let planned = Planned::of(comm, self.args.collective, shape, T::TYPE, self.redop)?;
         Ok(Row {
             size: bytes::<T>(shape.largest()),
             count: shape.count as u64,
             data_type: T::TYPE,
             redop: self.redop,
             root: root.map_or(-1, i64::from),
+            planned,
             out_of_place,
             in_place,
         })

@@ -3,6 +3,7 @@
 //! ```text
 //! args, values  the command line             sweep, size   which sizes
 //! team          ranks, processes, threads    data          what goes in and must come out
+//! planned       which algorithm, protocol and channels
 //! operation     sizes and bandwidths         region      where data lie, and what must be there
 //! measure       fill, warm up, time, check   table, report what is shown
 //! emulated      the PTX emulator's settings and figures
@@ -18,6 +19,7 @@ mod emulated;
 mod gpus;
 mod measure;
 mod operation;
+mod planned;
 mod region;
 mod report;
 pub(crate) mod size;
@@ -88,10 +90,11 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
         && root >= ranks
     {
         let reason = format!("root {root} (-r) is none of the {ranks} ranks");
-        crate::Cli::command().error(ErrorKind::ValueValidation, reason).exit();
+        refuse(layout, reason);
     }
-    if let Some(reason) = args.collective.refuses(ranks) {
-        crate::Cli::command().error(ErrorKind::ValueValidation, reason).exit();
+    let refused = args.collective.refuses(ranks).or_else(|| planned::refusal_of_flags(args));
+    if let Some(reason) = refused {
+        refuse(layout, reason);
     }
     let emulator = emulated::runtime(args, layout)?;
     let devices = gpus::devices(args, layout)?;
@@ -106,14 +109,28 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
     let processes = team::processes(launched.as_ref(), &env)?;
     let parallel = args.parallel_init;
     let comms = team::connect(layout, processes.as_ref(), &devices, &env, &config, parallel)?;
+    if let Some(comm) = comms.first() {
+        if let Some(reason) = planned::refusal(args, &env, sweep, comm) {
+            // Processes that are still joining must not find that another has gone.
+            if let Some(processes) = &processes {
+                processes.barrier().map_err(ferroccl::Error::from)?;
+            }
+            refuse(layout, reason);
+        }
+        if layout.process == 0 {
+            let unused = planned::unused_filters(args, &env, sweep, comm);
+            unused.iter().for_each(|words| crate::complain("perf", words));
+        }
+    }
     let team = Member::team(layout, comms, processes)?;
 
     let (outcomes, outcome) = mpsc::channel();
     for member in team {
         let (args, emulator, outcomes) = (args.clone(), emulator.clone(), outcomes.clone());
+        let env = env.clone();
         let work = move || {
             let emulator = emulator.as_ref();
-            let work = AssertUnwindSafe(|| measure_as(&member, &args, emulator, sweep));
+            let work = AssertUnwindSafe(|| measure_as(&member, &args, &env, emulator, sweep));
             let result =
                 catch_unwind(work).unwrap_or_else(|panic| Err(Failure::Panic(words(&*panic))));
             // Nobody listens any more once another thread has failed.
@@ -126,10 +143,24 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
     outcome.iter().try_fold(0, |wrong, one| Ok(wrong + one?))
 }
 
+/// Ends the program as a bad command line does. Every process finds the same, and the first one says it.
+fn refuse(layout: Layout, reason: String) -> ! {
+    if layout.process == 0 {
+        let mut command = crate::Cli::command();
+        command.build();
+        let perf = command.find_subcommand_mut("perf");
+        if let Some(perf) = perf {
+            perf.error(ErrorKind::ValueValidation, reason).exit();
+        }
+    }
+    std::process::exit(2)
+}
+
 /// A thread's part: who is there, then the measurements, reported if it leads.
 fn measure_as(
     member: &Member,
     args: &PerfArgs,
+    env: &Config,
     emulator: Option<&Emulator>,
     sweep: Sweep,
 ) -> Result<u64, Failure> {
@@ -140,7 +171,7 @@ fn measure_as(
     let ranks = introduce(member, &names)?;
     let mut report = None;
     if member.leads() {
-        report = Some(Report::begin(args, sweep, member.layout(), ranks)?);
+        report = Some(Report::begin(args, env, sweep, member.layout(), ranks)?);
     }
     measure::run(member, args, emulator, sweep, &mut |row| {
         report.as_mut().map_or(Ok(()), |report| report.row(row)).map_err(Failure::from)

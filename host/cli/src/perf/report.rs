@@ -1,8 +1,10 @@
 //! Where results go: the table on standard output, JSON to a file, progress on a terminal.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 
+use ferroccl::config::Config;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -64,6 +66,7 @@ struct Document<'a> {
 #[derive(Debug)]
 pub(crate) struct Report {
     args: PerfArgs,
+    env: Config,
     layout: Layout,
     ranks: Vec<RankInfo>,
     rows: Vec<Row>,
@@ -75,6 +78,7 @@ impl Report {
     /// Opens what is written to; says what will be measured.
     pub(crate) fn begin(
         args: &PerfArgs,
+        env: &Config,
         sweep: Sweep,
         layout: Layout,
         ranks: Vec<RankInfo>,
@@ -99,7 +103,15 @@ impl Report {
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {percent}%, {eta} left") {
             bar.set_style(style);
         }
-        let report = Report { args: args.clone(), layout, ranks, rows: Vec::new(), json, bar };
+        let report = Report {
+            args: args.clone(),
+            env: env.clone(),
+            layout,
+            ranks,
+            rows: Vec::new(),
+            json,
+            bar,
+        };
         report.say(&report.preamble(sweep))?;
         Ok(report)
     }
@@ -119,12 +131,17 @@ impl Report {
              validation: {validation} graph: 0\n"
         );
         let or_auto = |value: Option<String>| value.unwrap_or_else(|| "auto".into());
+        let filter = |name: &str, list: &dyn Display| {
+            self.env.is_set(name).then(|| format!("{list} ({name})"))
+        };
+        let algorithm = self.args.algorithm.map(|a| a.to_string());
+        let protocol = self.args.protocol.map(|p| p.to_string());
         text += &format!(
             "# ferroccl {} {} algorithm: {} protocol: {} channels: {}\n",
             env!("CARGO_PKG_VERSION"),
             self.args.collective,
-            or_auto(self.args.algorithm.map(|a| a.to_string())),
-            or_auto(self.args.protocol.map(|p| p.to_string())),
+            or_auto(algorithm.or_else(|| filter("NCCL_ALGO", &self.env.algo))),
+            or_auto(protocol.or_else(|| filter("NCCL_PROTO", &self.env.proto))),
             or_auto(self.args.channels.map(|c| c.to_string())),
         );
         if self.args.blocking {

@@ -8,6 +8,7 @@ use std::fmt;
 use ferroccl::{DataType, ReduceOp};
 
 use super::emulated::CallCounts;
+use super::planned::Planned;
 
 /// One measurement: a place, a size.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
@@ -51,6 +52,9 @@ pub(crate) struct Row {
     pub(crate) redop: Option<ReduceOp>,
     /// The root, or -1 where there is none.
     pub(crate) root: i64,
+    /// How it was done.
+    #[serde(flatten)]
+    pub(crate) planned: Planned,
     /// From one buffer into another.
     pub(crate) out_of_place: Cell,
     /// Within one buffer.
@@ -74,23 +78,25 @@ fn by_name<T: fmt::Display, S: serde::Serializer>(
     serializer.collect_str(value)
 }
 
-/// The lines above the first row.
+/// The lines above the first row. The last three columns are not nccl-tests': they are behind all of its own, which scripts
+/// count from the left.
 pub(crate) const HEADING: &str = "\
 #
-#                                                              out-of-place                       in-place          
-#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)       ";
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong           algo   proto  nch
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)";
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Row { size, count, data_type, redop, root, out_of_place, in_place } = self;
+        let Row { size, count, data_type, redop, root, planned, out_of_place, in_place } = self;
         let redop = redop.map_or("none", ReduceOp::name);
         write!(f, "{size:>12}  {count:>12}  {data_type:>8}  {redop:>6}  {root:>6}")?;
         write!(f, "{out_of_place}")?;
         match in_place {
-            Some(cell) => write!(f, "{cell}"),
-            None => write!(f, "  {0:>7}  {0:>6}  {0:>6}  {0:>5}", "N/A"),
+            Some(cell) => write!(f, "{cell}")?,
+            None => write!(f, "  {0:>7}  {0:>6}  {0:>6}  {0:>5}", "N/A")?,
         }
+        write!(f, "{planned}")
     }
 }
 
@@ -144,6 +150,7 @@ impl fmt::Display for Summary {
 mod tests {
     use super::super::operation::Operation;
     use super::*;
+    use ferroccl::{Algorithm, ProtocolId};
 
     fn row(size: u64, time_us: f64, wrong: Option<u64>) -> Row {
         let cell = Cell::new(time_us, size, Operation::AllReduce.bus_factor(4), wrong);
@@ -153,6 +160,11 @@ mod tests {
             data_type: DataType::F32,
             redop: Some(ReduceOp::Sum),
             root: -1,
+            planned: Planned {
+                algorithm: Some(Algorithm::Ring),
+                protocol: Some(ProtocolId::Simple),
+                channels: 2,
+            },
             out_of_place: cell,
             in_place: Some(cell),
         }
@@ -168,20 +180,21 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "           8             2     float     sum      -1    12.90    0.00    0.00      0    12.90    0.00    0.00      0",
-                "     1048576        262144     float     sum      -1    123.4    8.50   12.75    N/A    123.4    8.50   12.75    N/A",
-                "    67108864      16777216     float     sum      -1    54321    1.24    1.85      7    54321    1.24    1.85      7",
+                "           8             2     float     sum      -1    12.90    0.00    0.00      0    12.90    0.00    0.00      0           Ring  Simple    2",
+                "     1048576        262144     float     sum      -1    123.4    8.50   12.75    N/A    123.4    8.50   12.75    N/A           Ring  Simple    2",
+                "    67108864      16777216     float     sum      -1    54321    1.24    1.85      7    54321    1.24    1.85      7           Ring  Simple    2",
             ]
         );
         let only_out =
             Row { in_place: None, redop: None, root: 3, ..row(8, 12.9, Some(0)) }.to_string();
         assert_eq!(
             only_out,
-            "           8             2     float    none       3    12.90    0.00    0.00      0      N/A     N/A     N/A    N/A"
+            "           8             2     float    none       3    12.90    0.00    0.00      0      N/A     N/A     N/A    N/A           Ring  Simple    2"
         );
         // Every heading ends in the column in which its numbers end.
         let units = HEADING.lines().last().unwrap();
-        assert_eq!(units.trim_end().len(), lines[0].len() - 7);
+        assert_eq!(units.len(), lines[0].len() - 7 - "           Ring  Simple    2".len());
+        assert!(HEADING.contains(&format!(" {:>12}  {:>6}  {:>3}\n", "algo", "proto", "nch")));
         for (column, unit) in [(12, "(B)"), (26, "(elements)"), (61, "(us)"), (69, "(GB/s)")] {
             assert!(units[..column].ends_with(unit), "{unit} in {units:?}");
         }

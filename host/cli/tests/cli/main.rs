@@ -6,7 +6,9 @@ mod explain;
 mod fake_driver;
 #[cfg(feature = "cuda")]
 mod gpus;
+mod heartbeat;
 mod perf;
+mod planned;
 mod ptx;
 mod ptx_run;
 mod readme;

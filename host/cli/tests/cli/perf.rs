@@ -8,12 +8,15 @@ use serde_json::Value;
 use super::skip;
 use super::support::{LONG, Mark, ferroccl, finish, plain, text, within};
 
-/// One row: size, count, type, redop, root, then time, algbw, busbw, #wrong, twice.
+/// Where what is planned begins in a row: the first column behind nccl-tests' own.
+pub(super) const PLAN: usize = 13;
+
+/// One row: size, count, type, redop, root, then time, algbw, busbw, #wrong, twice, then algorithm, protocol and channels.
 pub(super) fn rows(table: &str) -> Vec<Vec<&str>> {
     let rows = table.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     let rows: Vec<Vec<_>> = rows.map(|line| line.split_whitespace().collect()).collect();
     for row in &rows {
-        assert_eq!(row.len(), 13, "{row:?} in {table}");
+        assert_eq!(row.len(), PLAN + 3, "{row:?} in {table}");
     }
     rows
 }
