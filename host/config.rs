@@ -13,12 +13,14 @@
 mod parts;
 mod secret;
 mod setting;
+mod unknown;
 
 use std::time::Duration;
 
 use ferroccl_proxy::net::{Faults, HcaFilter};
 pub use secret::SecretFile;
 pub use setting::{Level, Limit, Setting, Size};
+pub use unknown::{UnknownVariable, unknown_in_env, unknown_variables};
 
 use crate::error::{Error, Result};
 use crate::log::{LogLevel, Subsystems};
@@ -262,7 +264,8 @@ fn read<T: Setting>(
 }
 
 impl Config {
-    /// Reads every knob from this process's environment.
+    /// Reads every knob from this process's environment. Warns in the log, once in the process, of variables that look like
+    /// settings and are none ([`unknown_in_env`]).
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for the first value that makes no sense.
@@ -278,6 +281,7 @@ impl Config {
                 });
             }
         }
+        unknown::warn_once();
         Self::from_lookup(|name| std::env::var(name).ok())
     }
 
@@ -316,8 +320,9 @@ impl Config {
         self.set.contains(&name)
     }
 
-    /// Logs every variable that was set, with NCCL's words.
+    /// Logs every variable that was set, with NCCL's words; once in the process also those that are no settings.
     pub fn log(&self) {
+        unknown::warn_once();
         for (knob, value) in self.entries() {
             if self.is_set(knob.name) {
                 tracing::info!(target: crate::log::targets::ENV, "{} set by environment to {value}", knob.name);
