@@ -12,7 +12,15 @@ use ferroccl_topology::graph::file::GraphError;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of the library. Cheap to clone: one failure is reported on several streams.
-#[derive(Clone, Debug, thiserror::Error)]
+///
+/// Its `Debug` is its `Display`: `main() -> Result<()>`, `unwrap` and `expect` print `Debug`, and what they print is for whoever
+/// runs the program. What it is made of is in its variants. `docs/troubleshooting.md` has causes and remedies.
+///
+/// ```
+/// let error = ferroccl::Error::argument("root", "9 is none of the 4 ranks");
+/// assert_eq!(format!("{error:?}"), "invalid argument root: 9 is none of the 4 ranks");
+/// ```
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument of a call makes no sense; nothing was started (NCCL's `ncclInvalidArgument`).
@@ -111,6 +119,12 @@ pub enum Error {
     },
 }
 
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
 impl Error {
     /// An [`Error::System`] from an operating-system error.
     pub fn system(what: impl Into<String>, source: io::Error) -> Self {
@@ -181,6 +195,10 @@ impl From<crate::enqueue::PlanError> for Error {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "error_tests.rs"]
+mod tests;
 
 /// A [`Fault`] of a kernel, readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,7 +20,7 @@ use ferroccl_device::gpu::cpu::{Adversary, Block, CheckedGuard, Machine, set_cur
 use ferroccl_device::gpu::{Verdict, Waiting};
 
 use crate::comm::control::ControlBlock;
-use crate::error::{Error, Result};
+use crate::error::{Error, KernelFault, Result};
 
 /// The steps of a call on one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +119,7 @@ pub(super) unsafe fn count(
         }
     }
     if fault.state != 0 {
-        let reason = format!("kernel steps cannot be counted: {:?}", fault.fault);
+        let reason = format!("kernel steps cannot be counted: {}", KernelFault(fault.fault));
         return Err(Error::Unavailable { what: "a call between hosts".to_owned(), reason });
     }
     Ok(conns.counts(channels.len(), ranks, remote))

@@ -71,6 +71,12 @@ struct CallSignature {
     op: ReduceOp,
 }
 
+impl std::fmt::Display for CallSignature {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of {} elements of {}", self.op, self.count, self.data_type)
+    }
+}
+
 /// A call that some have made.
 #[derive(Debug)]
 struct ReduceCall {
@@ -193,7 +199,7 @@ impl CollNetComm for SoftwareComm {
         });
         if call.signature != signature {
             let reason =
-                format!("call {number} is {signature:?}, another member's {:?}", call.signature);
+                format!("call {number} is {signature}, another member's {}", call.signature);
             call.result = Some(Err(NetError::new(NAME, "iallreduce", reason)));
         }
         call.parts[self.rank] = Some(values);

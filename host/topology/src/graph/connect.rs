@@ -23,11 +23,16 @@ pub fn alike(graph: &ChannelGraph, hosts: u32, local: u32) -> Vec<Host<'_>> {
     (0..hosts).map(|host| Host { graph, first_rank: host.saturating_mul(local) }).collect()
 }
 
+/// `0, 1, 2`.
+fn list(numbers: &[usize]) -> String {
+    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// Hosts that do not make a communicator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
     /// A channel of a host leaves out a local rank or has one twice.
-    #[error("host {host}, channel {channel}: not every local rank once: {gpus:?}")]
+    #[error("host {host}, channel {channel}: not every local rank once: {}", list(.gpus))]
     NotEveryRank {
         /// The host.
         host: usize,
