@@ -23,6 +23,7 @@ pub(crate) fn execute(args: &EnvArgs) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    crate::complain_of_unknown("env", &config);
     match print(args, &config, &mut io::stdout().lock()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => ExitCode::FAILURE,

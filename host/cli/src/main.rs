@@ -4,6 +4,7 @@
 mod env;
 mod explain;
 mod machine;
+mod output_file;
 mod perf;
 mod ptx;
 mod run;
@@ -13,8 +14,11 @@ mod topo;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use clap::{Parser, Subcommand};
+use ferroccl::config::{Config, unknown_in_env};
+use ferroccl::log::LogLevel;
 
 /// The repository that this was built from: sources and tools are looked for there, too.
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -60,5 +64,22 @@ fn main() -> ExitCode {
 
 /// Tells the user what went wrong, if anybody listens: `eprintln!` panics when standard error is closed.
 fn complain(command: &str, what: impl Display) {
-    let _ = writeln!(io::stderr(), "ferroccl {command}: {what}");
+    // One write, so that lines of several processes do not mix.
+    let line = format!("ferroccl {command}: {}{what}\n", WHO.get().map_or("", String::as_str));
+    let _ = io::stderr().write_all(line.as_bytes());
+}
+
+/// Who complains, where this process is one of a job's: its ranks and host.
+static WHO: OnceLock<String> = OnceLock::new();
+
+/// From now on lines of [`complain`] say which of a job's ranks they are of.
+fn complain_as(ranks: impl Display) {
+    let _ = WHO.set(format!("{ranks} on {}: ", machine::host_name()));
+}
+
+/// Tells the user of variables that look like settings and are none, unless the log does.
+fn complain_of_unknown(command: &str, env: &Config) {
+    if env.debug < LogLevel::Warn {
+        unknown_in_env().iter().for_each(|unknown| complain(command, unknown));
+    }
 }

@@ -29,6 +29,7 @@ use nix::sys::signal::Signal;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::machine;
 use keeper::Keeper;
 pub(crate) use keeper::{NAME as KEEPER, keep};
 use output::Tagged;
@@ -71,7 +72,7 @@ pub(crate) struct RunArgs {
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
-    Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
+    Duration::try_from_secs_f64(seconds).map_err(|_| "not a number of seconds from 0 on".to_owned())
 }
 
 /// Why no job came about.
@@ -113,6 +114,7 @@ pub(crate) fn execute(args: &RunArgs) -> ExitCode {
 fn run(args: &RunArgs) -> Result<u8, Failure> {
     let env = Config::from_env()?;
     ferroccl::log::init(&env)?;
+    crate::complain_of_unknown("run", &env);
     // Before there are children, so that the end of none goes unnoticed.
     let signals = signals().map_err(system("cannot watch for signals"))?;
     // The root of the bootstrap is a thread of this process.
@@ -197,7 +199,13 @@ impl Job {
                 let killed = failed.iter().find(|(_, status)| status.signal().is_some());
                 let &(rank, status) = killed.unwrap_or(&failed[0]);
                 let how = describe(status);
-                crate::complain("run", format_args!("rank {rank} {how}; ending the others"));
+                crate::complain(
+                    "run",
+                    format_args!(
+                        "rank {rank} on {}: {how}; ending the others",
+                        machine::host_name()
+                    ),
+                );
                 code = Some(exit_code(status));
                 self.keeper.signal(Signal::SIGTERM);
                 deadline = Some(Instant::now() + self.grace);

@@ -162,7 +162,7 @@ fn explain(args: &ExplainArgs) -> Result<(), Failure> {
 
 fn write_file(path: &std::path::Path, text: &str) -> Result<(), Failure> {
     let named = |error| Failure::File { path: path.display().to_string(), error };
-    std::fs::write(path, text).map_err(named)
+    crate::output_file::write(path, text.as_bytes()).map_err(named)
 }
 
 impl ExplainArgs {

@@ -1,6 +1,6 @@
 //! The command line of `ferroccl perf`: nccl-tests' flags, and a few of our own.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory};
@@ -173,7 +173,8 @@ pub(crate) struct PerfArgs {
     /// Checked iterations of each size; 0 checks nothing
     #[arg(short, long, value_name = "N", default_value_t = 1, help_heading = "Results")]
     pub(crate) check: u32,
-    /// Write the results as JSON to a file; to standard output, in place of the table, with -
+    /// Write the results as JSON to a file; to standard output, in place of the table, with -. A measurement that fails or is
+    /// interrupted leaves the rows that it has, marked as incomplete; without any, the file stays as it was
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub(crate) json: Option<PathBuf>,
 }
@@ -227,6 +228,11 @@ impl PerfArgs {
             None => Step::Add(self.step_bytes.unwrap_or(Bytes::mebi(1))),
         };
         Sweep::new(min, max, step)
+    }
+
+    /// The file that JSON goes to.
+    pub(crate) fn json_file(&self) -> Option<&Path> {
+        self.json.as_deref().filter(|_| !self.json_on_stdout())
     }
 
     /// Whether JSON takes the table's place on standard output.

@@ -5,6 +5,7 @@
 //! team          ranks, processes, threads    data          what goes in and must come out
 //! planned       which algorithm, protocol and channels
 //! operation     sizes and bandwidths         region      where data lie, and what must be there
+//! interrupted   the record of a measurement that goes no further
 //! measure       fill, warm up, time, check   table, report what is shown
 //! emulated      the PTX emulator's settings and figures
 //! gpus          GPUs: whose they are, their clocks, graphs
@@ -17,6 +18,7 @@ mod args;
 mod data;
 mod emulated;
 mod gpus;
+mod interrupted;
 mod measure;
 mod operation;
 mod planned;
@@ -84,6 +86,13 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
     ferroccl::log::init(&env)?;
     let launched = RankEnv::from_env()?;
     let (process, processes) = launched.as_ref().map_or((0, 1), |env| (env.rank, env.world_size));
+    if processes > 1 {
+        crate::complain_as(format_args!("rank {process}"));
+    }
+    // `ferroccl run` has said it for all.
+    if process == 0 && std::env::var_os("FERROCCL_UNIQUE_ID").is_none() {
+        crate::complain_of_unknown("perf", &env);
+    }
     let layout = Layout::new(process, processes, args.threads, args.ranks_per_thread)?;
     let ranks = layout.world_size();
     if let Root::Rank(root) = args.root
@@ -124,13 +133,18 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
     }
     let team = Member::team(layout, comms, processes)?;
 
+    let report = interrupted::Shared::default();
+    if layout.process == 0 && args.json.is_some() {
+        interrupted::watch(&report).map_err(Failure::Thread)?;
+    }
     let (outcomes, outcome) = mpsc::channel();
     for member in team {
         let (args, emulator, outcomes) = (args.clone(), emulator.clone(), outcomes.clone());
-        let env = env.clone();
+        let (env, report) = (env.clone(), report.clone());
         let work = move || {
             let emulator = emulator.as_ref();
-            let work = AssertUnwindSafe(|| measure_as(&member, &args, &env, emulator, sweep));
+            let work =
+                AssertUnwindSafe(|| measure_as(&member, &args, &env, emulator, sweep, &report));
             let result =
                 catch_unwind(work).unwrap_or_else(|panic| Err(Failure::Panic(words(&*panic))));
             // Nobody listens any more once another thread has failed.
@@ -140,7 +154,8 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
     }
     drop(outcomes);
     // The first failure is returned at once: threads that wait for the failed one never end.
-    outcome.iter().try_fold(0, |wrong, one| Ok(wrong + one?))
+    let outcome = outcome.iter().try_fold(0, |wrong, one| Ok(wrong + one?));
+    outcome.inspect_err(|failure: &Failure| report.end_early(&failure.to_string()))
 }
 
 /// Ends the program as a bad command line does. Every process finds the same, and the first one says it.
@@ -163,20 +178,24 @@ fn measure_as(
     env: &Config,
     emulator: Option<&Emulator>,
     sweep: Sweep,
+    report: &interrupted::Shared,
 ) -> Result<u64, Failure> {
     let usual =
         || emulator.map_or_else(|| format!("[cpu] {}", machine::cpu_name()), Emulator::name);
     let name = |device: &Device| gpus::name(device).unwrap_or_else(usual);
     let names: Vec<String> = member.ranks.iter().map(|rank| name(rank.comm.device())).collect();
     let ranks = introduce(member, &names)?;
-    let mut report = None;
     if member.leads() {
-        report = Some(Report::begin(args, env, sweep, member.layout(), ranks)?);
+        *report.lock() = Some(Report::begin(args, env, sweep, member.layout(), ranks)?);
     }
     measure::run(member, args, emulator, sweep, &mut |row| {
-        report.as_mut().map_or(Ok(()), |report| report.row(row)).map_err(Failure::from)
+        report.lock().as_mut().map_or(Ok(()), |report| report.row(row)).map_err(Failure::from)
     })?;
-    report.map_or(Ok(0), |report| report.end().map_err(Failure::from))
+    if !member.leads() {
+        return Ok(0);
+    }
+    let mut report = report.lock();
+    report.take().map_or(Ok(0), |report| report.end().map_err(Failure::from))
 }
 
 /// Bytes in which a thread introduces each of its ranks to the others: its process, host and device.

@@ -1,8 +1,8 @@
 //! Where results go: the table on standard output, JSON to a file, progress on a terminal.
 
 use std::fmt::Display;
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
+use std::path::Path;
 
 use ferroccl::config::Config;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -19,6 +19,11 @@ use super::values::RuntimeKind;
 /// What a size adds to the progress: its bytes, and something for what does not depend on them.
 fn effort(bytes: u64) -> u64 {
     bytes.saturating_add(64 << 10).min(1 << 40)
+}
+
+/// The error with the path in front.
+fn named(path: &Path) -> impl Fn(io::Error) -> io::Error {
+    move |e| io::Error::new(e.kind(), format!("{}: {e}", path.display()))
 }
 
 /// Who a rank is.
@@ -41,6 +46,10 @@ pub(crate) struct RankInfo {
 struct Document<'a> {
     /// Of this document's form; a change that readers must know of counts it up.
     version: u32,
+    /// Whether all rows are there that were asked for.
+    complete: bool,
+    /// Why not.
+    error: Option<&'a str>,
     ferroccl: &'static str,
     collective: String,
     runtime: String,
@@ -70,7 +79,6 @@ pub(crate) struct Report {
     layout: Layout,
     ranks: Vec<RankInfo>,
     rows: Vec<Row>,
-    json: Option<BufWriter<File>>,
     bar: ProgressBar,
 }
 
@@ -84,14 +92,9 @@ impl Report {
         ranks: Vec<RankInfo>,
     ) -> io::Result<Self> {
         // Now, not after an hour of measuring: a path that cannot be written is an error at once.
-        let json = match &args.json {
-            Some(path) if !args.json_on_stdout() => {
-                let named =
-                    |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
-                Some(BufWriter::new(File::create(path).map_err(named)?))
-            }
-            _ => None,
-        };
+        if let Some(path) = args.json_file() {
+            crate::output_file::check(path).map_err(named(path))?;
+        }
         let nranks = layout.world_size();
         let work = args.datatype.0.iter().flat_map(|&t| {
             let shapes = args.shapes(sweep, t, nranks);
@@ -103,15 +106,8 @@ impl Report {
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {percent}%, {eta} left") {
             bar.set_style(style);
         }
-        let report = Report {
-            args: args.clone(),
-            env: env.clone(),
-            layout,
-            ranks,
-            rows: Vec::new(),
-            json,
-            bar,
-        };
+        let report =
+            Report { args: args.clone(), env: env.clone(), layout, ranks, rows: Vec::new(), bar };
         report.say(&report.preamble(sweep))?;
         Ok(report)
     }
@@ -171,33 +167,46 @@ impl Report {
     }
 
     /// Ends the table and writes the JSON; gives the number of wrong elements.
-    pub(crate) fn end(mut self) -> io::Result<u64> {
+    pub(crate) fn end(self) -> io::Result<u64> {
         self.bar.finish_and_clear();
         let summary = Summary::of(&self.rows);
         if let Some(counts) = emulated::table(&self.rows) {
             self.say(&counts)?;
         }
         self.say(&summary.to_string())?;
-        let document = self.document(summary);
-        if self.args.json_on_stdout() {
-            let mut out = io::stdout().lock();
-            serde_json::to_writer_pretty(&mut out, &document)?;
-            writeln!(out)?;
-            out.flush()?;
-        }
-        if let Some(mut file) = self.json.take() {
-            serde_json::to_writer_pretty(&mut file, &self.document(summary))?;
-            writeln!(file)?;
-            file.flush()?;
-        }
+        self.write_json(summary, None)?;
         Ok(summary.wrong)
     }
 
-    fn document(&self, summary: Summary) -> Document<'_> {
+    /// Ends a measurement that goes no further, for this reason: writes the JSON of the rows that there are, marked as
+    /// incomplete. Where there are none, a file from before stays as it was.
+    pub(crate) fn end_early(self, reason: &str) -> io::Result<()> {
+        self.bar.finish_and_clear();
+        if self.rows.is_empty() && !self.args.json_on_stdout() {
+            return Ok(());
+        }
+        self.write_json(Summary::of(&self.rows), Some(reason))
+    }
+
+    fn write_json(&self, summary: Summary, error: Option<&str>) -> io::Result<()> {
+        let Some(path) = &self.args.json else { return Ok(()) };
+        let mut text = serde_json::to_vec_pretty(&self.document(summary, error))?;
+        text.push(b'\n');
+        if self.args.json_on_stdout() {
+            let mut out = io::stdout().lock();
+            out.write_all(&text)?;
+            return out.flush();
+        }
+        crate::output_file::write(path, &text).map_err(named(path))
+    }
+
+    fn document<'a>(&'a self, summary: Summary, error: Option<&'a str>) -> Document<'a> {
         let PerfArgs { iters, agg_iters, warmup_iters, check, .. } = self.args;
         let PerfArgs { algorithm, protocol, channels, blocking, report_cputime, .. } = self.args;
         Document {
-            version: 1,
+            version: 2,
+            complete: error.is_none(),
+            error,
             ferroccl: env!("CARGO_PKG_VERSION"),
             collective: self.args.collective.to_string(),
             runtime: self.args.runtime.to_string(),

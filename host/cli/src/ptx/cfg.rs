@@ -65,7 +65,7 @@ pub(super) fn run(args: &CfgArgs) -> Result<(), Failure> {
     match &args.output {
         Some(path) => {
             let failed = |source| Failure::File { path: path.clone(), source };
-            std::fs::write(path, text).map_err(failed)
+            crate::output_file::write(path, text.as_bytes()).map_err(failed)
         }
         None => Ok(io::stdout().lock().write_all(text.as_bytes())?),
     }

@@ -110,5 +110,6 @@ fn view(system: System, config: &Config, hosts: u32) -> Result<View, Failure> {
 }
 
 fn write(path: &std::path::Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|source| Failure::Write { path: path.to_owned(), source })
+    crate::output_file::write(path, text.as_bytes())
+        .map_err(|source| Failure::Write { path: path.to_owned(), source })
 }

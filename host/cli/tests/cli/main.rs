@@ -12,6 +12,7 @@ mod planned;
 mod ptx;
 mod ptx_run;
 mod readme;
+mod results;
 mod run;
 #[path = "../../../../tests/support/skip.rs"]
 mod skip;

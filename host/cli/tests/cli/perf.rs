@@ -146,7 +146,8 @@ fn unchecked_is_said() {
 fn json_says_all_that_the_table_says() {
     let out = measure("-b 8 -e 32 -f 2 -g 4 -o min -d int32 --proto LL --channels 2 --json -");
     let json: Value = serde_json::from_str(&out).expect("nothing but JSON on standard output");
-    assert_eq!(json["version"], 1);
+    assert_eq!(json["version"], 2);
+    assert_eq!((&json["complete"], &json["error"]), (&true.into(), &Value::Null));
     assert_eq!(json["collective"], "all_reduce");
     assert_eq!((&json["protocol"], &json["channels"]), (&"LL".into(), &2.into()));
     assert_eq!((&json["iters"], &json["check_iters"]), (&2.into(), &1.into()));

@@ -50,7 +50,11 @@ fn the_first_failure_is_the_jobs() {
     let script = "[ $FERROCCL_RANK = 2 ] && exit 7; exec sleep 1000";
     let out = finish(mark.put_on(&mut job(4, &[], script)));
     assert_eq!(out.status.code(), Some(7));
-    assert!(text(&out.stderr).contains("rank 2 ended with exit code 7; ending the others"));
+    let errors = text(&out.stderr);
+    assert!(
+        errors.contains("rank 2 on ")
+            && errors.contains(": ended with exit code 7; ending the others")
+    );
     assert!(started.elapsed() < LONG);
     mark.assert_gone();
 }
@@ -60,7 +64,8 @@ fn a_rank_killed_by_a_signal_is_128_more() {
     let script = "[ $FERROCCL_RANK = 1 ] && kill -9 $$; exec sleep 1000";
     let out = finish(&mut job(2, &[], script));
     assert_eq!(out.status.code(), Some(128 + 9));
-    assert!(text(&out.stderr).contains("rank 1 was killed by signal 9 (SIGKILL)"));
+    let errors = text(&out.stderr);
+    assert!(errors.contains("rank 1 on ") && errors.contains(": was killed by signal 9 (SIGKILL)"));
 }
 
 #[test]
