@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::*;
 use crate::config::Config;
-use crate::{Communicator, Device, DeviceBuffer, ReduceOp, Stream, UniqueId};
+use crate::{CommConfig, Communicator, Device, DeviceBuffer, ReduceOp, Stream, UniqueId};
 use ferroccl_topology::graph::tuning;
 
 const PAGE: &str = include_str!("../docs/troubleshooting.md");
@@ -20,6 +20,7 @@ fn variant(error: &Error) -> &'static str {
         Error::Graph(_) => "Graph",
         Error::Network(_) => "Network",
         Error::PeerLost { .. } => "PeerLost",
+        Error::Timeout { .. } => "Timeout",
         #[cfg(feature = "cuda")]
         Error::Cuda(_) => "Cuda",
         Error::Kernel(_) => "Kernel",
@@ -101,6 +102,14 @@ fn provoked() -> Vec<Error> {
         let results: Vec<_> = ranks.iter().map(|(_, stream, _)| stream.synchronize()).collect();
         results.into_iter().find_map(Result::err).unwrap()
     };
+    let timeout = {
+        let mut config = CommConfig::default();
+        config.timeout = Some(std::time::Duration::from_millis(50));
+        let ranks = Communicator::init_all_with(&Device::cpu(), 2, &config).unwrap();
+        let stream = ranks[0].device().stream().unwrap();
+        ranks[0].barrier(&stream).unwrap();
+        stream.synchronize().unwrap_err()
+    };
     let gone = {
         let mut ranks = two([1, 1]);
         let stays = ranks.remove(0);
@@ -121,6 +130,7 @@ fn provoked() -> Vec<Error> {
         GraphError::from(missing()).into(),
         gone,
         differs,
+        timeout,
         aborted,
         none,
     ]

@@ -184,7 +184,6 @@ mod tests {
     #[test]
     fn ranks_agree_on_the_least_limit_and_one_that_wants_none_has_its_way() {
         let of = |limits: &[u64]| {
-            let token = GroupToken { group: 0, secret: [0; 32] };
             let config = CommConfig::default();
             let layout = config.layout(([1 << 20; 3], 8), false).unwrap();
             let tuning = TuningParams::new(&config, &Config::default());
@@ -195,7 +194,7 @@ mod tests {
                 all_channels: false,
                 tuning,
                 collnet: false,
-                token,
+                group: 0,
                 timeout_ns: 0,
                 heartbeat_ns: seconds * 1_000_000_000,
             };
@@ -220,7 +219,7 @@ mod tests {
             all_channels: false,
             tuning: TuningParams::new(&config, &Config::default()),
             collnet: false,
-            token: GroupToken { group: 0, secret: [0; 32] },
+            group: 0,
             timeout_ns: 0,
             heartbeat_ns: 0,
         };

@@ -19,9 +19,7 @@ use tracing::info;
 use super::builder::{BlockLimits, CommBuilder, allowed, exchange, ranks_on_device};
 use super::collnet_heads::{self, CollnetHeads};
 use super::control::{ControlBlock, DeviceCommParams};
-use super::init_params::{
-    GroupToken, InitParams, TuningParams, agree, heartbeat, random_number,
-};
+use super::init_params::{GroupToken, InitParams, TuningParams, agree, heartbeat, random_number};
 use super::net::NetConnections;
 use super::nodes::Nodes;
 use super::out_of_band::{LocalGroup, OutOfBand};

@@ -171,7 +171,7 @@ fn two_vms_all_protocols() {
     let shared = PathBuf::from(get("FERROCCL_VM_SHARED"));
     let ids: Vec<String> = if host == 0 {
         // The roots are this process, in this host; it stays until its ranks have ended, and those of the other.
-        let ids: Vec<_> = ProtocolId::ALL.iter().map(|_| id("=eth0").to_string()).collect();
+        let ids: Vec<_> = ProtocolId::ALL.iter().map(|_| id("=eth0").to_secret_hex()).collect();
         std::fs::write(shared.join("ids.new"), ids.join("\n")).unwrap();
         std::fs::rename(shared.join("ids.new"), shared.join("ids")).unwrap();
         ids

@@ -166,7 +166,7 @@ impl Watch {
 
     /// Tells all ranks something, any number of times. What is longer than [`MAX_NEWS`] is not told.
     pub fn publish(&self, status: &[u8]) {
-        if let Some(thread) = self.0.as_ref().filter(|_| status.len() <= MAX_NEWS) {
+        if let Some(thread) = self.thread.as_ref().filter(|_| status.len() <= MAX_NEWS) {
             thread.put(STATUS, [&thread.rank.to_le_bytes(), status].concat());
         }
     }
