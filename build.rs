@@ -7,8 +7,8 @@
 //! | `build` | PTX made here, or the build fails |
 //! | `none` | no PTX |
 //!
-//! To make it, the device crate is compiled a second time, by a rustc that can (`FERROCCL_DEVICE_RUSTC` names it), once for
-//! each module of its table of kernels; see the crate `ferroccl-build`. What is made is kept in `target/ferroccl-ptx`, so
+//! To make it, the device crate is compiled a second time, by a rustc that can (`FERROCCL_DEVICE_RUSTC` names it), and on top of
+//! it the crate of its entries, once for each module of its table of kernels; see the crate `ferroccl-build`. What is made is kept in `target/ferroccl-ptx`, so
 //! that debug, release and documentation builds share it. docs/building.md has the times, and how a release gets its PTX.
 
 use std::fs::OpenOptions;
@@ -79,23 +79,26 @@ struct Device {
 impl Device {
     fn of_environment() -> Result<Device, String> {
         let source = PathBuf::from(variable("DEP_FERROCCL_DEVICE_SOURCE")?);
-        let krate = DeviceCrate::new("ferroccl_device", source.join("lib.rs"))
-            .shown_as("device/src")
-            .coarse("prims/abort.rs")
-            .rustc_argument("-Aunused_imports"); // a module does not use what the others do
         let listed = variable("DEP_FERROCCL_DEVICE_MODULES")?;
-        let modules = listed.split_whitespace().map(|line| module(line, &krate)).collect();
+        let modules = listed.split_whitespace().map(|line| module(line, &source)).collect();
         Ok(Device { source, modules })
     }
 }
 
-/// A module as the device crate's build script lists it: `80:all_reduce_ring_float:split:family="all_reduce_ring"`.
-fn module(listed: &str, device: &DeviceCrate) -> Module {
+/// A module as the device crate's build script lists it: `90:all_reduce_ring_half:native_bf16:family="all_reduce_ring"`.
+fn module(listed: &str, source: &Path) -> Module {
     let mut parts = listed.split(':');
     let mut part = || parts.next().unwrap_or_default();
-    let (arch, name) = (part(), part());
-    let device = parts.fold(device.clone(), DeviceCrate::cfg);
-    Module::new(name, device, Target::named(format!("sm_{arch}")))
+    let (arch, name, has) = (part(), part(), part());
+    let device = DeviceCrate::new("ferroccl_device", source.join("lib.rs"))
+        .shown_as("device/src")
+        .coarse("prims/abort.rs");
+    let device = has.split(',').filter(|cfg| !cfg.is_empty()).fold(device, DeviceCrate::cfg);
+    let entries = DeviceCrate::new("ferroccl_kernels", source.join("kernels/entries.rs"))
+        .shown_as("device/src/kernels")
+        .depends_on(device);
+    let entries = parts.fold(entries, DeviceCrate::cfg);
+    Module::new(name, entries, Target::named(format!("sm_{arch}")))
 }
 
 fn variable(name: &str) -> Result<String, String> {

@@ -3,7 +3,7 @@
 //! | | |
 //! |---|---|
 //! | `DEP_FERROCCL_DEVICE_SOURCE` | the directory of `lib.rs` |
-//! | `DEP_FERROCCL_DEVICE_MODULES` | the modules of PTX that the features ask for, separated by spaces, each as `80:all_reduce_ring_float:split:family="all_reduce_ring":...`: compute capability, name, and `cfg`s |
+//! | `DEP_FERROCCL_DEVICE_MODULES` | the modules of PTX that the features ask for, separated by spaces, each as `90:all_reduce_ring_half:native_bf16,native_fp8:family="all_reduce_ring":...`: compute capability, name, the `cfg`s of the device crate, and those of the crate of entries, `kernels/entries.rs` |
 
 use std::env;
 
@@ -22,7 +22,7 @@ fn main() {
     };
     let modules: Vec<String> = modules::all(feature)
         .iter()
-        .map(|m| format!("{}:{}:{}", m.arch, m.name(), m.cfgs().join(":")))
+        .map(|m| format!("{}:{}:{}:{}", m.arch, m.name(), m.has.join(","), m.cfgs().join(":")))
         .collect();
     println!("cargo::metadata=modules={}", modules.join(" "));
 }

@@ -15,8 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     else {
         return Err("usage: compile DEVICE_LIB_RS CRATE_NAME LIB_RS".into());
     };
-    // `split`: without the kernels of its own.
-    let device = DeviceCrate::new("ferroccl_device", device).cfg("split");
+    let device = DeviceCrate::new("ferroccl_device", device);
     let kernels = DeviceCrate::new(&name, root).depends_on(device);
     let compiler = Compiler::find()?;
     eprintln!("compiled by {}", compiler.path().display());

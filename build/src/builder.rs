@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
-use std::{env, fs, thread};
+use std::{env, fs, mem, thread};
 
 use crate::hash::{Key, hash_source};
 use crate::source::{DeviceCrate, Module, Target};
@@ -46,7 +46,8 @@ impl Ptx {
         &self.kernels
     }
 
-    /// The compiler's warnings, their first lines. None where the module came from the cache.
+    /// The compiler's warnings, their first lines. None where the module came from the cache. Those about a crate that modules
+    /// depend on are with one of the modules.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
@@ -100,9 +101,9 @@ impl Builder {
     ///
     /// The source does not compile, or not to what a driver could load; or files cannot be written.
     pub fn compile(&self, module: &Module) -> Result<Ptx> {
-        let sources = Sources::default();
+        let run = Run::default();
         let sysroot = self.prepare()?;
-        let (ptx, _) = self.module(sysroot.as_deref(), module, &sources)?;
+        let (ptx, _) = self.module(sysroot.as_deref(), module, &run)?;
         Ok(ptx)
     }
 
@@ -117,11 +118,11 @@ impl Builder {
         modules: &[Module],
         progress: &(dyn Fn(Progress<'_>) + Sync),
     ) -> Result<Vec<Ptx>> {
-        let sources = Sources::default();
+        let run = Run::default();
         let sysroot = self.prepare()?;
         // Crates that several modules depend on are made once, before them.
         for module in modules {
-            self.dependencies(sysroot.as_deref(), &module.krate, &module.target, &sources)?;
+            self.dependencies(sysroot.as_deref(), &module.krate, &module.target, &run)?;
         }
         let next = AtomicUsize::new(0);
         let done = Mutex::new(Vec::new());
@@ -132,7 +133,7 @@ impl Builder {
                         // Relaxed: only counts; the lock below hands results over.
                         let place = next.fetch_add(1, Ordering::Relaxed);
                         let Some(module) = modules.get(place) else { break };
-                        let made = self.module(sysroot.as_deref(), module, &sources);
+                        let made = self.module(sysroot.as_deref(), module, &run);
                         if made.is_err() {
                             next.store(modules.len(), Ordering::Relaxed); // one error is enough
                         }
@@ -161,20 +162,15 @@ impl Builder {
     }
 
     /// A module, and whether it was in the cache.
-    fn module(
-        &self,
-        sysroot: Option<&Path>,
-        module: &Module,
-        sources: &Sources,
-    ) -> Result<(Ptx, bool)> {
-        let key = self.key(&module.krate, &module.target, sources)?;
+    fn module(&self, sysroot: Option<&Path>, module: &Module, run: &Run) -> Result<(Ptx, bool)> {
+        let key = self.key(&module.krate, &module.target, run)?;
         let name = module.name.replace(|c: char| !c.is_ascii_alphanumeric() && c != '_', "-");
         let file = format!("{key:032x}_{}_{name}.{}", module.target.cpu, stored::EXTENSION);
         let kept = self.cache.join(file);
         if let Some(ptx) = read(&kept) {
             return Ok((ptx, true));
         }
-        let dependencies = self.dependencies(sysroot, &module.krate, &module.target, sources)?;
+        let dependencies = self.dependencies(sysroot, &module.krate, &module.target, run)?;
         let making = own(&kept, "making");
         let (asm, log) = self.compiler.assembly(sysroot, module, &dependencies, &making)?;
         let text = headers::finish(&lines::compact(
@@ -190,8 +186,8 @@ impl Builder {
         if kernels.is_empty() {
             return Err(Error::NoKernels { name: name() });
         }
-        let warnings =
-            log.lines().filter(|l| l.starts_with("warning")).map(str::to_owned).collect();
+        let mut warnings = mem::take(&mut *run.warnings());
+        warnings.extend(told(&log));
         let bytes = stored::encode(&text).map_err(Error::file(&kept))?;
         write(&kept, &bytes)?;
         #[cfg(feature = "pack")]
@@ -206,12 +202,12 @@ impl Builder {
         sysroot: Option<&Path>,
         krate: &DeviceCrate,
         target: &Target,
-        sources: &Sources,
+        run: &Run,
     ) -> Result<Vec<(String, PathBuf)>> {
         let mut made = Vec::new();
         for dependency in &krate.dependencies {
-            let theirs = self.dependencies(sysroot, dependency, target, sources)?;
-            let key = self.key(dependency, target, sources)?;
+            let theirs = self.dependencies(sysroot, dependency, target, run)?;
+            let key = self.key(dependency, target, run)?;
             let rlib = self.cache.join(format!("lib{}-{key:032x}.rlib", dependency.name));
             if rlib.is_file() {
                 touch(&rlib);
@@ -219,7 +215,8 @@ impl Builder {
                 let making = own(&rlib, "making.rlib");
                 let compiled =
                     self.compiler.rlib(sysroot, dependency, target, &theirs, key, &making);
-                compiled.inspect_err(|_| drop(fs::remove_file(&making)))?;
+                let log = compiled.inspect_err(|_| drop(fs::remove_file(&making)))?;
+                run.warnings().extend(told(&log));
                 fs::rename(&making, &rlib).map_err(Error::file(&rlib))?;
             }
             made.push((dependency.name.clone(), rlib));
@@ -228,25 +225,30 @@ impl Builder {
     }
 
     /// A hash of all that the PTX of a crate depends on.
-    fn key(&self, krate: &DeviceCrate, target: &Target, sources: &Sources) -> Result<u128> {
+    fn key(&self, krate: &DeviceCrate, target: &Target, run: &Run) -> Result<u128> {
         let mut key = Key::default();
         self.compiler.key(&mut key);
         krate.key(&mut key);
-        key.add(target).add(&sources.hash(krate.source())?);
+        key.add(target).add(&run.hash(krate.source())?);
         for dependency in &krate.dependencies {
-            key.add(&self.key(dependency, target, sources)?);
+            key.add(&self.key(dependency, target, run)?);
         }
         Ok(key.finish())
     }
 }
 
-/// Hashes of directories, each computed once in a build.
+/// What the modules that are made together share.
 #[derive(Default)]
-struct Sources(Mutex<HashMap<PathBuf, String>>);
+struct Run {
+    /// Hashes of directories, each computed once.
+    hashes: Mutex<HashMap<PathBuf, String>>,
+    /// Warnings about crates that modules depend on, which the next module tells with its own.
+    warnings: Mutex<Vec<String>>,
+}
 
-impl Sources {
+impl Run {
     fn hash(&self, dir: &Path) -> Result<String> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.hashes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(hash) = known.get(dir) {
             return Ok(hash.clone());
         }
@@ -254,6 +256,15 @@ impl Sources {
         known.insert(dir.into(), hash.clone());
         Ok(hash)
     }
+
+    fn warnings(&self) -> MutexGuard<'_, Vec<String>> {
+        self.warnings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The first lines of a compiler's warnings.
+fn told(log: &str) -> impl Iterator<Item = String> {
+    log.lines().filter(|line| line.starts_with("warning")).map(str::to_owned)
 }
 
 /// What a file of the cache has in it.

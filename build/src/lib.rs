@@ -19,7 +19,7 @@
 //! ```no_run
 //! use ferroccl_build::{Builder, Compiler, DeviceCrate, Module, Target};
 //!
-//! let device = DeviceCrate::new("ferroccl_device", "device/src/lib.rs").cfg("split");
+//! let device = DeviceCrate::new("ferroccl_device", "device/src/lib.rs");
 //! let kernels = DeviceCrate::new("my_kernels", "src/kernels/lib.rs").depends_on(device);
 //! let builder = Builder::new(Compiler::find()?, "target/ptx");
 //! let ptx = builder.compile(&Module::new("my_kernels", kernels, Target::sm(80)))?;

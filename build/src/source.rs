@@ -10,7 +10,7 @@ use crate::hash::Key;
 /// ```
 /// use ferroccl_build::DeviceCrate;
 ///
-/// let device = DeviceCrate::new("ferroccl_device", "device/src/lib.rs").cfg("split");
+/// let device = DeviceCrate::new("ferroccl_device", "device/src/lib.rs");
 /// let kernels = DeviceCrate::new("my_kernels", "src/kernels/lib.rs")
 ///     .feature("half")
 ///     .depends_on(device);
@@ -69,7 +69,7 @@ impl DeviceCrate {
         self
     }
 
-    /// A `cfg` for this crate: `split`, or `family="ring"`.
+    /// A `cfg` for this crate: `alone`, or `family="ring"`.
     #[must_use]
     pub fn cfg(mut self, cfg: impl Into<String>) -> Self {
         self.cfgs.push(cfg.into());

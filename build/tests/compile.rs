@@ -128,6 +128,18 @@ fn a_crate_becomes_ptx_with_its_dependencies_inside() {
 }
 
 #[test]
+fn a_warning_about_a_dependency_is_told_once() {
+    let Some(place) = Place::new() else { return };
+    let below = place.krate("below", &format!("#![no_std]\nfn idle() {{}}\n{PANIC}"));
+    let text = format!("{HEAD}use below as _;\n{}", kernel("k", "*p = 1"));
+    let top = place.krate("top", &text).depends_on(below);
+    let modules = ["a", "b"].map(|cfg| Module::new(cfg, top.clone().cfg(cfg), Target::sm(80)));
+    let made = place.builder().compile_all(&modules, &|_| {}).unwrap();
+    let told = made.iter().flat_map(|ptx| ptx.warnings()).filter(|line| line.contains("idle"));
+    assert_eq!(told.count(), 1, "{made:?}");
+}
+
+#[test]
 fn what_was_made_is_kept_until_a_source_changes() {
     let Some(place) = Place::new() else { return };
     let middle = |n: u32| format!("#![no_std]\npub fn n() -> u32 {{ {n} }}\n{PANIC}");

@@ -13,7 +13,7 @@ mod lists;
 /// What a family that only moves bytes has for a type.
 const BYTES: &str = "bytes";
 
-/// What is compiled for which architecture, the `cfg`s that say what it has, and the types; `None` for all. PTX runs
+/// What is compiled for which architecture, the device crate's `cfg`s that say what it has, and the types; `None` for all. PTX runs
 /// on every later architecture just as well, assembled for that; so what is compiled again for one is only what
 /// is written otherwise for it.
 type Target = (u32, &'static [&'static str], Option<&'static [&'static str]>);
@@ -56,8 +56,8 @@ families!(family);
 pub(crate) struct Module {
     /// As compute capability: 80 for `sm_80`.
     pub(crate) arch: u32,
-    /// The `cfg`s that say what the architecture has.
-    has: &'static [&'static str],
+    /// The device crate's `cfg`s: what the architecture has.
+    pub(crate) has: &'static [&'static str],
     family: &'static str,
     /// An element type, or [`BYTES`].
     element: &'static str,
@@ -72,17 +72,13 @@ impl Module {
         if *element == BYTES { (*family).to_owned() } else { format!("{family}_{element}") }
     }
 
-    /// The `cfg`s that have the device crate be this module.
+    /// The `cfg`s that have the crate of entries (`src/kernels/entries.rs`) be this module.
     pub(crate) fn cfgs(&self) -> Vec<String> {
         let Module { family, element, .. } = self;
-        let mut cfgs = vec!["split".to_owned()];
-        cfgs.push(format!("family={family:?}"));
-        cfgs.push(format!("module={element:?}"));
-        cfgs.extend(self.has.iter().map(|&has| has.to_owned()));
-        cfgs
+        vec![format!("family={family:?}"), format!("module={element:?}")]
     }
 
-    /// Its kernels by name, each with the `cfg`s that leave the others out of the module.
+    /// Its kernels by name, each with the `cfg`s of the crate of entries that leave the others out of the module.
     #[allow(dead_code, reason = "for tools; build scripts make whole modules")]
     pub(crate) fn kernels(&self) -> Vec<(String, Vec<String>)> {
         let Module { family, element, ops, .. } = self;

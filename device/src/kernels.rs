@@ -14,7 +14,8 @@
 //! What is the same bit for bit has one kernel: signed and unsigned integers share sums and products, and the
 //! average of floats is a pre-multiplied sum by 1/ranks ([`lookup`] knows).
 //!
-//! A family with one element type is a module of PTX: `all_reduce_ring_float`; see `build/modules.rs`.
+//! A family with one element type is a module of PTX: `all_reduce_ring_float`; see `build/modules.rs`. The entries are a crate
+//! of their own, `kernels/entries.rs`, which is compiled on top of this one for each module.
 #![allow(unused_imports, unused_macros)] // features leave rows out
 
 #[macro_use]
@@ -33,70 +34,9 @@ use crate::reduce::{AnyFloat, AnyFloat8, AnySigned, AnyUnsigned, PreMulSum, Redu
 pub const MAX_THREADS: u32 = 512;
 
 /// Threads of a block of a kernel, at most. What does more than to add needs some more registers.
-const fn threads<A: KernelCode, R: Reduction>() -> u32 {
+#[must_use]
+pub const fn threads<A: KernelCode, R: Reduction>() -> u32 {
     if matches!(R::OPS, [ReduceOp::Sum]) { A::THREADS } else { MAX_THREADS }
-}
-
-/// The name of a kernel, the same on every machine.
-macro_rules! name {
-    ($family:literal $protocol:literal) => {
-        concat!($family, "_", $protocol)
-    };
-    ($family:literal $protocol:literal $op:literal $type:literal) => {
-        concat!($family, "_", $protocol, "_", $op, "_", $type)
-    };
-}
-
-#[cfg(target_arch = "nvptx64")]
-mod entries {
-    use super::*;
-
-    /// A [`Work`] as rustc passes it by value: with the alignment that a parameter can have.
-    #[repr(C, align(16))]
-    struct Argument([u64; size_of::<Work>() / 8]);
-
-    const _: () = assert!(size_of::<Argument>() == size_of::<Work>());
-    const _: () = assert!(align_of::<Argument>() == align_of::<Work>());
-
-    // What a build has no use for it does not ask for: see `build/modules.rs`.
-    macro_rules! entry {
-        ($family:literal $module:literal $protocol:literal $op:literal $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
-            #[cfg(any(not(split), all(family = $family, module = $module)))]
-            #[cfg(any(not(alone), all(protocol = $protocol, op = $op)))]
-            const _: () = {
-                /// # Safety
-                /// The argument is the call.
-                #[unsafe(export_name = $name)]
-                unsafe extern "ptx-kernel" fn entry(_: Argument) {
-                    crate::gpu::launch_bounds::<{ threads::<$A, $R>() }>();
-                    // SAFETY: the launch's contract; `gpu::argument` finds the argument without its address.
-                    unsafe { <$A as KernelCode>::run::<$T, $R, $P>(core::ptr::null()) }
-                }
-            };
-        };
-    }
-    macro_rules! family {
-        ($($(#[cfg(feature = $f:literal)])* $family:literal $C:ident $G:ident $A:ident: $list:ident;)*) => {
-            $( $list!(rows $family $A:); )*
-        };
-    }
-    macro_rules! rows {
-        ($family:literal $A:ident: any) => {
-            entry!($family "bytes" "any" "none" $family, $A, Simple, Sum, u8);
-        };
-        ($family:literal $A:ident:) => {
-            entry!($family "bytes" "simple" "none" name!($family "simple"), $A, Simple, Sum, u8);
-            entry!($family "bytes" "ll" "none" name!($family "ll"), $A, Ll, Sum, u8);
-            entry!($family "bytes" "ll128" "none" name!($family "ll128"), $A, Ll128, Sum, u8);
-        };
-        ($family:literal $A:ident:
-            $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => { $($(
-            entry!($family $type "simple" $op name!($family "simple" $op $type), $A, Simple, $R, $T);
-            entry!($family $type "ll" $op name!($family "ll" $op $type), $A, Ll, $R, $T);
-            entry!($family $type "ll128" $op name!($family "ll128" $op $type), $A, Ll128, $R, $T);
-        )*)* };
-    }
-    families!(family);
 }
 
 #[cfg(not(target_arch = "nvptx64"))]

@@ -25,14 +25,7 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
-    feature(
-        abi_ptx,
-        asm_experimental_arch,
-        stdarch_nvptx,
-        link_llvm_intrinsics,
-        abi_unadjusted,
-        f16
-    )
+    feature(asm_experimental_arch, stdarch_nvptx, link_llvm_intrinsics, abi_unadjusted, f16)
 )]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 

@@ -101,9 +101,13 @@ fn find(name: &str, arch: u32) -> Result<(modules::Module, Vec<String>), String>
 fn module(listed: &modules::Module, name: &str, cfgs: Vec<String>) -> Module {
     let device = DeviceCrate::new("ferroccl_device", source().join("lib.rs"))
         .shown_as("device/src")
-        .rustc_argument("-Aunused_imports");
-    let device = cfgs.into_iter().fold(device, DeviceCrate::cfg);
-    Module::new(name, device, Target::sm(listed.arch))
+        .coarse("prims/abort.rs");
+    let device = listed.has.iter().copied().fold(device, DeviceCrate::cfg);
+    let entries = DeviceCrate::new("ferroccl_kernels", source().join("kernels/entries.rs"))
+        .shown_as("device/src/kernels")
+        .depends_on(device);
+    let entries = cfgs.into_iter().fold(entries, DeviceCrate::cfg);
+    Module::new(name, entries, Target::sm(listed.arch))
 }
 
 /// With the cache of the library's build script.

@@ -26,7 +26,7 @@ use crate::orders::Published;
 mod units;
 mod units_fp8;
 
-pub use units::{Bf16Unit, Bytes, F16Unit, I8Unit, U8Unit, max_f32, max_f64, min_f32, min_f64};
+pub use units::{Bf16Unit, F16Unit, I8Unit, U8Unit, max_f32, max_f64, min_f32, min_f64};
 pub use units_fp8::{F8E4M3Unit, F8E5M2Unit};
 
 /// Lanes of a warp.

@@ -105,3 +105,14 @@ macro_rules! reductions {
         }
     };
 }
+
+/// The name of a kernel, the same on every machine.
+#[allow(unused_macros, reason = "who takes the lists only has no use for it")]
+macro_rules! name {
+    ($family:literal $protocol:literal) => {
+        concat!($family, "_", $protocol)
+    };
+    ($family:literal $protocol:literal $op:literal $type:literal) => {
+        concat!($family, "_", $protocol, "_", $op, "_", $type)
+    };
+}

@@ -107,7 +107,7 @@ fn a_kernel_is_shown_with_its_source() {
     let source = std::fs::read_to_string(Path::new(ROOT).join(file)).unwrap();
     let source = source.lines().nth(number.parse::<usize>().unwrap() - 1).unwrap().trim();
     assert!(rest.starts_with(source), "{remark}");
-    assert!(rest.contains("   [") && rest.contains("kernels.rs:"), "{remark}");
+    assert!(rest.contains("   [") && rest.contains("entries.rs:"), "{remark}");
     assert!(!shown.contains("\t.loc"), "told in remarks");
     assert!(shown.lines().any(|l| l.starts_with("// B1, after B0")));
     assert!(!printed(&["show", "all_reduce_ring_simple_sum_float", "--no-source"]).contains(line));
