@@ -145,7 +145,12 @@ impl Stream {
 
     /// Whether two handles are of one stream.
     pub(crate) fn is(&self, other: &Stream) -> bool {
-        std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(&other.0))
+        self.identity() == other.identity()
+    }
+
+    /// What tells it from other streams, as long as one of its handles is there.
+    pub(crate) fn identity(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
     }
 
     /// That this is a stream of the device whose address space this is.

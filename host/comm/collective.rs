@@ -51,7 +51,8 @@ impl CollTask {
         let choice = self.choose(comm)?;
         let seq = comm.last_seq() + 1;
         let AlgoChoice { algorithm, protocol, channels, .. } = choice;
-        let record = comm.recorder.enter(&self.call.signature(seq, algorithm, protocol, channels));
+        let signature = self.call.signature(seq, algorithm, protocol, channels);
+        let record = comm.recorder.enter(&signature, stream.identity());
         let id = (seq, record);
         let launched = match (algorithm, &comm.collnet) {
             (Algorithm::CollnetDirect, Some(heads)) => {

@@ -85,7 +85,7 @@ impl LocalGroup {
     /// How far each rank is; `None` where it has left.
     pub(super) fn progress(&self) -> Vec<Option<RankProgress>> {
         let members = self.members.get().into_iter().flatten();
-        members.map(|rank| Some(rank.upgrade()?.recorder.progress())).collect()
+        members.map(|rank| Some(rank.upgrade()?.progress())).collect()
     }
 
     /// The ranks that are still there.

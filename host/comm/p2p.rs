@@ -211,7 +211,9 @@ impl P2pBatch {
             channels: parts,
         };
         let call = Collective::SendRecv as u64;
-        let record = comm.recorder.enter(&Signature { count: bytes, call, ..work.signature });
+        let record = comm
+            .recorder
+            .enter(&Signature { count: bytes, call, ..work.signature }, stream.identity());
         let proxy_work = match &comm.net {
             Some(net) => net.counter.p2p(&comm.control, &transfers, seq),
             None => ProxyWork::new(),

@@ -3,7 +3,7 @@
 //! A call is written down before its launch, and again when its last kernel has ended: some stores and two looks at the
 //! clock. Who reads, reads without a lock: a stall is looked into from other threads.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ferroccl_device::abi::{Collective, Signature};
@@ -29,6 +29,8 @@ struct Entry {
     number: AtomicU64,
     /// The words of its [`Signature`]; of a batch of messages their bytes are the count.
     call: [AtomicU64; 4],
+    /// What tells the stream that it is in from others.
+    stream: AtomicUsize,
     /// Nanoseconds from the origin.
     entered: AtomicU64,
     /// The same, [`PENDING`] or [`CAPTURED`].
@@ -50,6 +52,8 @@ pub(super) struct PendingCall {
     /// What tells it from all other calls of this rank.
     pub record: u64,
     pub call: [u64; 4],
+    /// What tells the stream that it is in from others.
+    pub stream: usize,
     pub waited: Duration,
 }
 
@@ -60,6 +64,8 @@ pub(super) struct RankProgress {
     pub entered: u64,
     /// The number of the first collective that it has entered and not ended; 0 for none.
     pub pending: u64,
+    /// Whether that one stands behind a call of another communicator in its stream, which has not ended either.
+    pub behind: bool,
 }
 
 impl FlightRecorder {
@@ -79,7 +85,8 @@ impl FlightRecorder {
     }
 
     /// Writes down a call that is about to be launched. The caller has locked the order of calls, so it is the only one.
-    pub(super) fn enter(&self, call: &Signature) -> RecordId {
+    /// `stream` tells its stream from others.
+    pub(super) fn enter(&self, call: &Signature, stream: usize) -> RecordId {
         let number = self.last.load(Ordering::Relaxed) + 1;
         let entry = self.entry(number);
         entry.number.store(0, Ordering::Relaxed);
@@ -88,6 +95,7 @@ impl FlightRecorder {
         for (to, word) in entry.call.iter().zip(call.words()) {
             to.store(word, Ordering::Relaxed);
         }
+        entry.stream.store(stream, Ordering::Relaxed);
         entry.entered.store(self.now(), Ordering::Relaxed);
         entry.ended.store(PENDING, Ordering::Relaxed);
         // Pairs with the acquire in `read`.
@@ -126,19 +134,20 @@ impl FlightRecorder {
         entry.number.store(0, Ordering::Relaxed);
     }
 
-    /// The call of a record, and when it was entered and ended; `None` when the record is overwritten.
-    fn read(&self, number: u64) -> Option<([u64; 4], u64, u64)> {
+    /// The call of a record, its stream, and when it was entered and ended; `None` when the record is overwritten.
+    fn read(&self, number: u64) -> Option<([u64; 4], usize, u64, u64)> {
         let entry = self.entry(number);
         // Pairs with the release of the number in `enter`.
         if entry.number.load(Ordering::Acquire) != number {
             return None;
         }
         let call = entry.call.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let stream = entry.stream.load(Ordering::Relaxed);
         let entered = entry.entered.load(Ordering::Relaxed);
         let ended = entry.ended.load(Ordering::Relaxed);
         // Pairs with the release fence in `enter`.
         std::sync::atomic::fence(Ordering::Acquire);
-        (entry.number.load(Ordering::Relaxed) == number).then_some((call, entered, ended))
+        (entry.number.load(Ordering::Relaxed) == number).then_some((call, stream, entered, ended))
     }
 
     /// The calls that have not ended, the oldest first, as far as they are remembered.
@@ -146,19 +155,28 @@ impl FlightRecorder {
         let last = self.last.load(Ordering::Relaxed);
         let first = last.saturating_sub(ENTRIES as u64 - 1).max(1);
         (first..=last).filter_map(|record| {
-            let (call, entered, ended) = self.read(record)?;
+            let (call, stream, entered, ended) = self.read(record)?;
             let waited = Duration::from_nanos(self.now().saturating_sub(entered));
-            (ended == PENDING).then_some(PendingCall { record, call, waited })
+            (ended == PENDING).then_some(PendingCall { record, call, stream, waited })
         })
     }
 
-    /// How far this rank is.
-    pub(super) fn progress(&self) -> RankProgress {
+    /// How far this rank is, beside these communicators of its process.
+    pub(super) fn progress<'a>(
+        &self,
+        mut others: impl Iterator<Item = &'a FlightRecorder>,
+    ) -> RankProgress {
         let pending = self.pending().find(|pending| !is_messages(&pending.call));
+        let before = |one: &PendingCall, other: PendingCall| {
+            other.stream == one.stream && other.waited > one.waited
+        };
         RankProgress {
             // Relaxed, as all numbers here: a number that is a moment old is as true.
             entered: self.entered.load(Ordering::Relaxed),
             pending: pending.map_or(0, |pending| pending.call[0]),
+            behind: pending.is_some_and(|pending| {
+                others.any(|recorder| recorder.pending().any(|other| before(&pending, other)))
+            }),
         }
     }
 
@@ -181,15 +199,15 @@ pub(super) fn is_messages(call: &[u64; 4]) -> bool {
 
 impl RankProgress {
     /// Bytes of its encoding.
-    pub(super) const BYTES: usize = 16;
+    pub(super) const BYTES: usize = 24;
 
     pub(super) fn encode(self) -> [u8; Self::BYTES] {
-        bytemuck::cast([self.entered.to_le(), self.pending.to_le()])
+        bytemuck::cast([self.entered, self.pending, self.behind.into()].map(u64::to_le))
     }
 
     pub(super) fn decode(bytes: [u8; Self::BYTES]) -> Self {
-        let [entered, pending] = bytemuck::cast::<_, [u64; 2]>(bytes).map(u64::from_le);
-        RankProgress { entered, pending }
+        let [entered, pending, behind] = bytemuck::cast::<_, [u64; 3]>(bytes).map(u64::from_le);
+        RankProgress { entered, pending, behind: behind != 0 }
     }
 }
 
@@ -205,25 +223,42 @@ mod tests {
         Signature { count: bytes, call: Collective::SendRecv as u64, ..Signature::default() }
     }
 
+    fn alone(recorder: &FlightRecorder) -> RankProgress {
+        recorder.progress(std::iter::empty())
+    }
+
+    /// Two communicators on two streams: what was put into a stream before is in the way.
+    #[test]
+    fn a_call_stands_behind_an_older_one_of_its_stream() {
+        let (a, b) = (FlightRecorder::new(), FlightRecorder::new());
+        let first = a.enter(&collective(1), 1);
+        std::thread::sleep(Duration::from_millis(1)); // their clocks begin at different times
+        b.enter(&collective(1), 1);
+        assert!(b.progress([&a].into_iter()).behind && !a.progress([&b].into_iter()).behind);
+        a.end(first);
+        a.enter(&collective(2), 2);
+        assert!(!b.progress([&a].into_iter()).behind && !a.progress([&b].into_iter()).behind);
+    }
+
     #[test]
     fn calls_pend_until_they_end() {
         let recorder = FlightRecorder::new();
-        assert_eq!(recorder.progress(), RankProgress::default());
-        let first = recorder.enter(&collective(1));
-        let sent = recorder.enter(&messages(77));
-        let second = recorder.enter(&collective(2));
-        assert_eq!(recorder.progress(), RankProgress { entered: 2, pending: 1 });
+        assert_eq!(alone(&recorder), RankProgress::default());
+        let first = recorder.enter(&collective(1), 1);
+        let sent = recorder.enter(&messages(77), 1);
+        let second = recorder.enter(&collective(2), 1);
+        assert_eq!(alone(&recorder), RankProgress { entered: 2, pending: 1, behind: false });
         let counts = || recorder.pending().map(|pending| pending.call[1]).collect::<Vec<_>>();
         assert_eq!(counts(), [10, 77, 20]);
         recorder.end(first);
-        assert_eq!(recorder.progress(), RankProgress { entered: 2, pending: 2 });
+        assert_eq!(alone(&recorder), RankProgress { entered: 2, pending: 2, behind: false });
         recorder.end(sent);
         recorder.captured(second);
-        assert_eq!(recorder.progress(), RankProgress { entered: 2, pending: 0 });
+        assert_eq!(alone(&recorder), RankProgress { entered: 2, pending: 0, behind: false });
         assert!(counts().is_empty());
-        let refused = recorder.enter(&collective(3));
+        let refused = recorder.enter(&collective(3), 1);
         recorder.cancel(refused);
-        assert_eq!(recorder.progress(), RankProgress { entered: 2, pending: 0 });
+        assert_eq!(alone(&recorder), RankProgress { entered: 2, pending: 0, behind: false });
         assert_eq!(recorder.collective(2).map(|call| call[1]), Some(20));
         assert_eq!(recorder.collective(3), None);
     }
@@ -232,17 +267,22 @@ mod tests {
     fn old_calls_are_forgotten_and_their_ends_are_nobody_elses() {
         let recorder = FlightRecorder::new();
         let ids: Vec<_> =
-            (1..=ENTRIES as u64 + 10).map(|seq| recorder.enter(&collective(seq))).collect();
+            (1..=ENTRIES as u64 + 10).map(|seq| recorder.enter(&collective(seq), 1)).collect();
         assert_eq!(recorder.pending().count(), ENTRIES);
         recorder.end(ids[3]); // overwritten
         assert_eq!(recorder.pending().count(), ENTRIES);
-        assert_eq!(recorder.progress(), RankProgress { entered: ENTRIES as u64 + 10, pending: 11 });
+        assert_eq!(
+            alone(&recorder),
+            RankProgress { entered: ENTRIES as u64 + 10, pending: 11, behind: false }
+        );
         assert_eq!(recorder.collective(10), None);
     }
 
     #[test]
     fn progress_crosses_the_wire() {
-        let progress = RankProgress { entered: 0x1234_5678_9abc, pending: 7 };
-        assert_eq!(RankProgress::decode(progress.encode()), progress);
+        for behind in [false, true] {
+            let progress = RankProgress { entered: 0x1234_5678_9abc, pending: 7, behind };
+            assert_eq!(RankProgress::decode(progress.encode()), progress);
+        }
     }
 }

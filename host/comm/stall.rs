@@ -69,34 +69,55 @@ impl Reports {
 struct Absent {
     /// The call.
     seq: u64,
-    /// Each with the last call that it has entered, if it has said so.
-    ranks: Vec<(u32, Option<u64>)>,
+    ranks: Vec<(u32, Why)>,
+}
+
+/// Why a rank holds up a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    /// It has entered this call last.
+    NotEntered(u64),
+    /// It says nothing.
+    Silent,
+    /// The call stands in its stream behind one of another communicator.
+    Behind,
 }
 
 impl Absent {
     /// The ranks that have not entered the first call that any rank waits in; `None` when there are none. A rank that says
-    /// nothing may not have, and counts if nobody else is to blame.
+    /// nothing may not have, and counts if nobody else is to blame; and then one whose stream has another call before it.
     fn of(all: &[Option<RankProgress>]) -> Option<Self> {
         let known = || all.iter().flatten();
         let seq = known().map(|p| p.pending).filter(|pending| *pending > 0).min()?;
-        let ranks = || (0..).zip(all.iter().map(|p| p.map(|p| p.entered)));
-        let late = ranks().filter(|(_, entered)| entered.is_some_and(|entered| entered < seq));
-        let mut late: Vec<_> = late.collect();
-        if late.is_empty() {
-            late = ranks().filter(|(_, entered)| entered.is_none()).collect();
-        }
-        (!late.is_empty()).then_some(Absent { seq, ranks: late })
+        let late = |p: &Option<RankProgress>| {
+            p.filter(|p| p.entered < seq).map(|p| Why::NotEntered(p.entered))
+        };
+        let silent = |p: &Option<RankProgress>| p.is_none().then_some(Why::Silent);
+        let behind = |p: &Option<RankProgress>| {
+            p.filter(|p| p.behind && p.pending == seq).map(|_| Why::Behind)
+        };
+        let whys: [&dyn Fn(&Option<RankProgress>) -> Option<Why>; 3] = [&late, &silent, &behind];
+        let ranks = whys.into_iter().find_map(|why| {
+            let ranks = (0..).zip(all).filter_map(|(rank, p)| Some((rank, why(p)?)));
+            Some(ranks.collect::<Vec<_>>()).filter(|ranks| !ranks.is_empty())
+        })?;
+        Some(Absent { seq, ranks })
     }
 }
 
 impl fmt::Display for Absent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, (rank, entered)) in self.ranks.iter().enumerate() {
-            f.write_str(if i == 0 { "" } else { "; " })?;
-            match entered {
-                Some(0) => write!(f, "rank {rank} has not entered it, nor any call before")?,
-                Some(n) => write!(f, "rank {rank} has not entered it: its last call is {n}")?,
-                None => write!(f, "rank {rank} does not say whether it has entered it")?,
+        for (i, (rank, why)) in self.ranks.iter().enumerate() {
+            write!(f, "{}rank {rank} ", if i == 0 { "" } else { "; " })?;
+            match why {
+                Why::NotEntered(0) => write!(f, "has not entered it, nor any call before")?,
+                Why::NotEntered(n) => write!(f, "has not entered it: its last call is {n}")?,
+                Why::Silent => write!(f, "does not say whether it has entered it")?,
+                Why::Behind => write!(
+                    f,
+                    "has it in a stream behind a call of another communicator, which waits as well: calls of \
+                     several communicators need the same order on all ranks, or streams of their own"
+                )?,
             }
         }
         Ok(())
@@ -141,15 +162,23 @@ impl CommState {
             return;
         };
         if let (Report::Ask(_), Some(OutOfBand::Ring(watch))) = (report, self.out_of_band.get()) {
-            watch.publish(&Report::Answer(self.recorder.progress()).encode());
+            watch.publish(&Report::Answer(self.progress()).encode());
         }
         let (Report::Ask(progress) | Report::Answer(progress)) = report;
         self.reports.heard(rank, progress);
     }
 
+    /// How far this rank is.
+    pub(super) fn progress(&self) -> RankProgress {
+        // Not under the lock: the last owner of a communicator may be here.
+        let comms: Vec<_> = watched().ranks.iter().filter_map(|rank| rank.comm.upgrade()).collect();
+        let others = comms.iter().filter(|comm| !std::ptr::eq(Arc::as_ptr(comm), self));
+        self.recorder.progress(others.map(|comm| &comm.recorder))
+    }
+
     /// How far each rank is, `None` where it does not say so within `patience`.
     fn progress_of_all(&self, patience: Duration) -> Vec<Option<RankProgress>> {
-        let own = self.recorder.progress();
+        let own = self.progress();
         match self.out_of_band.get() {
             Some(OutOfBand::Local(member)) => member.group.progress(),
             Some(OutOfBand::Ring(watch)) => {
@@ -193,7 +222,7 @@ impl CommState {
     }
 }
 
-/// The communicators of this process whose calls are looked at, and the thread that does so while there are any.
+/// The communicators of this process, and the thread that looks at their calls while that is wanted of any.
 static WATCHED: Mutex<Watched> = Mutex::new(Watched { ranks: Vec::new(), running: false });
 /// A communicator has come or gone.
 static CHANGED: Condvar = Condvar::new();
@@ -205,8 +234,8 @@ struct Watched {
 
 struct WatchedRank {
     comm: Weak<CommState>,
-    /// From when on a waiting call is warned of.
-    after: Duration,
+    /// From when on a waiting call is warned of, if at all.
+    after: Option<Duration>,
     /// The call that was warned of last, and when it is warned of again.
     warned: Option<(u64, Duration)>,
 }
@@ -215,17 +244,16 @@ fn watched() -> MutexGuard<'static, Watched> {
     WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Warns of calls of this rank that wait for longer than `after`.
+/// Warns of calls of this rank that wait for longer than `after`, unless that is zero.
 ///
 /// # Errors
 /// [`Error::System`] when there can be no thread.
 pub(super) fn watch(comm: &Arc<CommState>, after: Duration) -> Result<()> {
-    if after.is_zero() || comm.nranks < 2 {
-        return Ok(());
-    }
+    let after = Some(after).filter(|after| !after.is_zero() && comm.nranks > 1);
     let mut watched = watched();
+    watched.ranks.retain(|rank| rank.comm.strong_count() > 0);
     watched.ranks.push(WatchedRank { comm: Arc::downgrade(comm), after, warned: None });
-    if watched.running {
+    if watched.running || after.is_none() {
         CHANGED.notify_all();
         return Ok(());
     }
@@ -245,7 +273,7 @@ fn run() {
     let mut watched = watched();
     loop {
         watched.ranks.retain(|rank| rank.comm.strong_count() > 0);
-        let Some(first) = watched.ranks.iter().map(|rank| rank.after).min() else {
+        let Some(first) = watched.ranks.iter().filter_map(|rank| rank.after).min() else {
             watched.running = false;
             return;
         };
@@ -267,11 +295,12 @@ fn run() {
 impl WatchedRank {
     /// The call to be warned of, if there is one now.
     fn due(&mut self) -> Option<(Arc<CommState>, PendingCall)> {
+        let after = self.after?;
         let comm = self.comm.upgrade()?;
         let pending = comm.recorder.pending().next()?;
         let again = match self.warned {
             Some((record, again)) if record == pending.record => again,
-            _ => self.after,
+            _ => after,
         };
         if pending.waited < again || comm.failure().is_some() {
             return None;
@@ -289,7 +318,7 @@ mod tests {
         let all: Vec<_> = all
             .iter()
             .map(|&(entered, pending)| {
-                (entered != u64::MAX).then_some(RankProgress { entered, pending })
+                (entered != u64::MAX).then_some(RankProgress { entered, pending, behind: false })
             })
             .collect();
         Absent::of(&all)
@@ -297,10 +326,14 @@ mod tests {
 
     #[test]
     fn who_has_not_entered_the_first_stuck_call_is_absent() {
-        assert_eq!(absent(&[(7, 7), (7, 7), (6, 0), (7, 7)]).unwrap().ranks, [(2, Some(6))]);
+        assert_eq!(
+            absent(&[(7, 7), (7, 7), (6, 0), (7, 7)]).unwrap().ranks,
+            [(2, Why::NotEntered(6))]
+        );
         // Who is ahead waits in a later call, and some have gone on into a second one.
         let found = absent(&[(9, 8), (8, 8), (7, 0), (0, 0), (9, 9)]).unwrap();
-        assert_eq!((found.seq, &found.ranks[..]), (8, &[(2, Some(7)), (3, Some(0))][..]));
+        assert_eq!(found.seq, 8);
+        assert_eq!(found.ranks, [(2, Why::NotEntered(7)), (3, Why::NotEntered(0))]);
         assert_eq!(
             found.to_string(),
             "rank 2 has not entered it: its last call is 7; \
@@ -311,13 +344,24 @@ mod tests {
         assert_eq!(absent(&[(3, 0), (5, 0)]), None);
         // Who says nothing is to blame only where nobody else is.
         const SILENT: (u64, u64) = (u64::MAX, 0);
-        assert_eq!(absent(&[(4, 4), SILENT]).unwrap().ranks, [(1, None)]);
-        assert_eq!(absent(&[(4, 4), SILENT, (3, 0)]).unwrap().ranks, [(2, Some(3))]);
+        assert_eq!(absent(&[(4, 4), SILENT]).unwrap().ranks, [(1, Why::Silent)]);
+        assert_eq!(absent(&[(4, 4), SILENT, (3, 0)]).unwrap().ranks, [(2, Why::NotEntered(3))]);
+    }
+
+    #[test]
+    fn whose_stream_is_taken_is_to_blame_when_all_have_entered() {
+        let at = |entered, pending, behind| Some(RankProgress { entered, pending, behind });
+        let found = Absent::of(&[at(1, 1, false), at(1, 1, true), at(2, 1, true)]).unwrap();
+        assert_eq!(found.ranks, [(1, Why::Behind), (2, Why::Behind)]);
+        let found = Absent::of(&[at(1, 1, true), at(0, 0, false)]).unwrap();
+        assert_eq!(found.ranks, [(1, Why::NotEntered(0))]);
+        // It is behind in a later call.
+        assert_eq!(Absent::of(&[at(1, 1, false), at(2, 2, true)]), None);
     }
 
     #[test]
     fn reports_are_read_as_they_were_written() {
-        let progress = RankProgress { entered: 300, pending: 299 };
+        let progress = RankProgress { entered: 300, pending: 299, behind: true };
         for report in [Report::Ask(progress), Report::Answer(progress)] {
             let bytes = report.encode();
             assert_eq!(Report::decode(&bytes), Some(report));
@@ -326,6 +370,6 @@ mod tests {
             }
             assert_eq!(Report::decode(&[&bytes[..], &[0]].concat()), None);
         }
-        assert_eq!(Report::decode(&[2; 17]), None);
+        assert_eq!(Report::decode(&[2; 25]), None);
     }
 }
