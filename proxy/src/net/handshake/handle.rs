@@ -92,7 +92,7 @@ mod tests {
         bytes[8] = 9;
         let error = Handle::decode(&bytes).unwrap_err();
         assert_eq!(error.to_string(), "is of version 9 of the handshake, we of 3");
-        bytes[8] = 2;
+        bytes[8] = 3;
         bytes[12] = 5;
         assert_eq!(Handle::decode(&bytes), Err(Malformed::Field("address family", 5)));
         bytes[0] = 0;
