@@ -103,8 +103,8 @@ fn provoked() -> Vec<Error> {
         results.into_iter().find_map(Result::err).unwrap()
     };
     let timeout = {
-        let mut config = CommConfig::default();
-        config.timeout = Some(std::time::Duration::from_millis(50));
+        let timeout = Some(std::time::Duration::from_millis(50));
+        let config = CommConfig { timeout, ..CommConfig::default() };
         let ranks = Communicator::init_all_with(&Device::cpu(), 2, &config).unwrap();
         let stream = ranks[0].device().stream().unwrap();
         ranks[0].barrier(&stream).unwrap();

@@ -89,18 +89,15 @@ impl Absent {
     fn of(all: &[Option<RankProgress>]) -> Option<Self> {
         let known = || all.iter().flatten();
         let seq = known().map(|p| p.pending).filter(|pending| *pending > 0).min()?;
-        let late = |p: &Option<RankProgress>| {
-            p.filter(|p| p.entered < seq).map(|p| Why::NotEntered(p.entered))
-        };
-        let silent = |p: &Option<RankProgress>| p.is_none().then_some(Why::Silent);
-        let behind = |p: &Option<RankProgress>| {
-            p.filter(|p| p.behind && p.pending == seq).map(|_| Why::Behind)
-        };
-        let whys: [&dyn Fn(&Option<RankProgress>) -> Option<Why>; 3] = [&late, &silent, &behind];
-        let ranks = whys.into_iter().find_map(|why| {
-            let ranks = (0..).zip(all).filter_map(|(rank, p)| Some((rank, why(p)?)));
+        let of = |why: &dyn Fn(Option<RankProgress>) -> Option<Why>| {
+            let ranks = (0..).zip(all).filter_map(|(rank, p)| Some((rank, why(*p)?)));
             Some(ranks.collect::<Vec<_>>()).filter(|ranks| !ranks.is_empty())
-        })?;
+        };
+        let late = of(&|p| p.filter(|p| p.entered < seq).map(|p| Why::NotEntered(p.entered)));
+        let silent = || of(&|p| p.is_none().then_some(Why::Silent));
+        let is_behind = |p: &RankProgress| p.behind && p.pending == seq;
+        let behind = || of(&|p| p.filter(is_behind).map(|_| Why::Behind));
+        let ranks = late.or_else(silent).or_else(behind)?;
         Some(Absent { seq, ranks })
     }
 }
