@@ -289,6 +289,25 @@ impl EdgeEnd {
         (index == 2 * channels).then_some(ConnMemory { calls, conn: None, memory, on_gpu: None })
     }
 
+    /// The steps that are published and taken in connection number `index`: its tail and head. `None` for a connection in a
+    /// device's memory, which the host does not read, and for one that nobody has touched yet: looking would make its page.
+    pub(crate) fn steps(&self, layout: &ConnLayout, index: usize) -> Option<[u64; 2]> {
+        let (here, _) = self.parts(layout);
+        let offset = HEADER_BYTES + SIGNATURE_BYTES + index * here.conn_bytes();
+        if self.on_device.is_some() || !self.region.is_resident(offset) {
+            return None;
+        }
+        let header = (self.region.address() + offset as u64) as *mut ConnHeader;
+        // SAFETY: the region has room for all connections of its layout, and lives as long as `self`; kernels and proxies
+        // access these words as atomics. Relaxed: they are looked at, and publish nothing here.
+        unsafe {
+            Some(
+                [&raw mut (*header).tail, &raw mut (*header).head]
+                    .map(|at| AtomicU64::from_ptr(at).load(Ordering::Relaxed)),
+            )
+        }
+    }
+
     /// The fault that the other end has left, and its kind, [`Poison::SET`] or [`Poison::LEFT`].
     pub(crate) fn peer_fault(&self) -> Option<(Fault, u64)> {
         let header = self.region.address() as *mut EdgeHeader;

@@ -23,6 +23,7 @@ pub use setting::{Level, Limit, Setting, Size};
 pub use unknown::{UnknownVariable, unknown_in_env, unknown_variables};
 
 use crate::error::{Error, Result};
+use crate::flight_recorder::DumpSignal;
 use crate::log::{LogLevel, Subsystems};
 use ferroccl_bootstrap::{AddressFamily, CommId, InterfaceFilter, Secret};
 use ferroccl_device::abi::ProtocolId;
@@ -230,6 +231,12 @@ knobs! {
         "seconds a kernel may wait for a peer; 0: for ever";
     "FERROCCL_WARN_AFTER" warn_after: Duration = Duration::from_secs(10), 0.0..=604_800.0,
         "seconds a call waits before a warning says which ranks have not entered it; 0: never";
+    "FERROCCL_DUMP_FILE" dump_file: Option<String> = None, "a path; %h is the host, %p the process, %% a percent sign",
+        "where a process writes its last calls when a communicator fails, as JSON that Perfetto opens; later files have .2, .3 behind their names";
+    "FERROCCL_DUMP_SIGNAL" dump_signal: Option<DumpSignal> = None, DumpSignal::FORM,
+        "a signal at which it writes such a file, too";
+    "FERROCCL_STATUS" status: bool = true, (),
+        "`ferroccl status` of the same user, or of root, may ask this process what its communicators do";
     "FERROCCL_HEARTBEAT_TIMEOUT" heartbeat_timeout: Option<Limit> = None, 0.0..=86_400.0,
         "seconds after which a rank that says nothing is lost, 0.1 at least; 0: never, for a process in a debugger; not set: half of FERROCCL_TIMEOUT, 1 to 30";
     "FERROCCL_BOOTSTRAP_TIMEOUT" bootstrap_timeout: Duration = Duration::from_secs(120), 0.1..=86_400.0,
@@ -295,6 +302,13 @@ impl Config {
             });
         }
         self.check_secret()?;
+        if let (Some(signal), None) = (self.dump_signal, &self.dump_file) {
+            return Err(Error::InvalidSetting {
+                name: "FERROCCL_DUMP_SIGNAL".to_owned(),
+                value: signal.to_string(),
+                reason: "FERROCCL_DUMP_FILE does not say where".to_owned(),
+            });
+        }
         if let Some(limit) = self.heartbeat_timeout
             && limit.0.is_some_and(|limit| limit < LEAST_HEARTBEAT)
         {

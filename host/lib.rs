@@ -24,6 +24,7 @@ pub mod config;
 mod devices;
 pub mod enqueue;
 mod error;
+pub mod flight_recorder;
 mod fork;
 pub mod launcher;
 pub mod log;

@@ -67,14 +67,14 @@ pub fn init_from_env() -> Result<()> {
 }
 
 /// The host's name up to the first dot, as NCCL prints it.
-fn host_name() -> String {
+pub(crate) fn host_name() -> String {
     let name = nix::unistd::gethostname().unwrap_or_default();
     name.to_string_lossy().split('.').next().unwrap_or_default().to_owned()
 }
 
 /// Makes the log's file, or empties it. A link at its place is not followed: names of logs can be guessed, and in a directory
 /// like /tmp another user may have put a link to a file of ours there.
-fn create(path: &str) -> io::Result<File> {
+pub(crate) fn create(path: &str) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true);
     // These are links that the system makes, and a habit.
@@ -88,7 +88,7 @@ fn create(path: &str) -> io::Result<File> {
 }
 
 /// Replaces `%h`, `%p` and `%%`; anything else stays as it is.
-fn expand(pattern: &str, host: &str, pid: u32) -> String {
+pub(crate) fn expand(pattern: &str, host: &str, pid: u32) -> String {
     let mut path = String::new();
     let mut chars = pattern.chars().peekable();
     while let Some(c) = chars.next() {

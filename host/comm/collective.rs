@@ -116,8 +116,8 @@ impl CollTask {
         if let Some((kernel, _)) = custom_kernel {
             plan.kernel = kernel;
         }
-        let (group, record) = (Subgroup::World, Some(record));
-        let operands = KernelOperands { group, input, output, scalar, record };
+        let (group, last) = (Subgroup::World, true);
+        let operands = KernelOperands { group, input, output, scalar, record, last };
         launch_kernel(comm, &plan, &call, operands, keep, stream)
     }
 
@@ -141,8 +141,8 @@ impl CollTask {
         for (i, (group, plan)) in stages.into_iter().enumerate() {
             // The first stage reads the input, the others work in place.
             let input = if i == 0 { input } else { output };
-            let record = (i == last).then_some(record);
-            let operands = KernelOperands { group, input, output, scalar, record };
+            let last = i == last;
+            let operands = KernelOperands { group, input, output, scalar, record, last };
             launch_kernel(comm, &plan, call, operands, keep.clone(), stream)?;
         }
         Ok(())

@@ -42,17 +42,17 @@ pub(super) fn all_reduce(
     let (within, between) = on_the_network(call.data_type, call.op).unwrap_or((call.op, call.op));
     let parts = parts(call.count, comm.nodes.local_ranks());
     let at = |address: u64, from: usize| address + (from * call.data_type.size()) as u64;
-    let kernel = |collective, op, root: usize, from: u64, record| {
+    let kernel = |collective, op, root: usize, from: u64, last: bool| {
         let (first, count) = parts[root];
         let step = CollectiveCall { collective, op, count, root: Some(root as u32), ..*call };
         let plan = enqueue::plan(&step, ring, seq)?;
         let (input, output) = (at(from, first), at(*output, first));
         let (group, scalar) = (Subgroup::Node, *scalar);
-        let operands = KernelOperands { group, input, output, scalar, record };
+        let operands = KernelOperands { group, input, output, scalar, record, last };
         launch_kernel(comm, &plan, &step, operands, task.keep.clone(), stream)
     };
     for root in 0..parts.len() {
-        kernel(Collective::Reduce, within, root, *input, None)?;
+        kernel(Collective::Reduce, within, root, *input, false)?;
     }
     if let Some((first, count)) = parts.get(comm.nodes.local_rank() as usize) {
         let event = Event::new();
@@ -73,11 +73,11 @@ pub(super) fn all_reduce(
         stream.ops().wait(&event);
     }
     for root in 0..parts.len() {
-        let last = (root + 1 == parts.len()).then_some(record);
+        let last = root + 1 == parts.len();
         kernel(Collective::Broadcast, ReduceOp::Sum, root, *output, last)?;
     }
     if parts.is_empty() {
-        comm.recorder.end(record);
+        comm.recorder.end(record, Some(seq));
     }
     Ok(())
 }

@@ -156,6 +156,11 @@ impl ControlBlock {
         self.groups[group].address
     }
 
+    /// Whether the [`Comm`] at this address is of one of the groups.
+    pub(super) fn has(&self, comm: u64) -> bool {
+        self.groups.iter().any(|group| group.address == comm)
+    }
+
     /// Ranks of the communicator.
     pub(super) fn ranks(&self) -> usize {
         let channels = self.groups.first().map_or(0, |group| group.channels.len());

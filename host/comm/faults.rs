@@ -25,7 +25,7 @@ use super::state::CommState;
 use crate::channel::EdgeEnd;
 use crate::error::KernelFault;
 use crate::error::{Error, Result};
-use crate::log;
+use crate::{flight_recorder, log};
 use ferroccl_bootstrap::Departure;
 
 /// Bytes of an error's text that other ranks are told, and ranks to blame. Both are within the bootstrap's limit of 4096
@@ -219,11 +219,14 @@ impl CommState {
     fn notify_peers(&self) {
         if let Some(fault) = self.control.fault() {
             // Relaxed: the flag publishes nothing. A wait that it ends asks for the failure.
-            self.failed.store(true, Ordering::Relaxed);
+            let first = !self.failed.swap(true, Ordering::Relaxed);
             for end in self.edge_ends() {
                 end.poison(&fault, Poison::SET);
             }
             self.tell_peers(&fault);
+            if let (true, Some(file)) = (first, &self.dump) {
+                flight_recorder::on_failure(file, self.rank);
+            }
         }
     }
 

@@ -18,7 +18,7 @@ use crate::buffer::Stream;
 use crate::enqueue::{CollectiveCall, KernelPlan};
 use crate::error::Result;
 use crate::log;
-use crate::runtime::{Launch, Memory};
+use crate::runtime::{Launch, LaunchObserver, Memory};
 
 /// The memory of a call: input, output, and the operator's scalar. It is kept until the call's kernels have ended.
 pub(super) type KeepAlive = [Option<Arc<dyn Memory>>; 3];
@@ -33,8 +33,9 @@ pub(super) struct KernelOperands {
     pub output: u64,
     /// The operator's scalar, and whether it is the scalar's address instead.
     pub scalar: (u64, bool),
-    /// The record of the call that ends with this kernel.
-    pub record: Option<RecordId>,
+    /// The call's record, and whether the call ends with this kernel.
+    pub record: RecordId,
+    pub last: bool,
 }
 
 /// Puts one kernel of a collective into a stream.
@@ -67,7 +68,8 @@ pub(super) fn launch_kernel(
         None => ProxyWork::new(),
     };
     let ended = Arc::clone(comm);
-    let record = operands.record;
+    let KernelOperands { record, last, .. } = operands;
+    let seq = plan.signature.seq;
     let launch = Launch {
         kernel: plan.kernel,
         blocks: plan.blocks,
@@ -76,10 +78,13 @@ pub(super) fn launch_kernel(
         work: Box::new(work),
         keep: Vec::new(),
         bytes: call.bytes() as u64,
+        observer: Some((Arc::clone(comm) as Arc<dyn LaunchObserver>, record.0)),
         // Holds the buffers too: one allocation instead of three, which a call of 8 bytes notices.
         done: Box::new(move |failure| {
             let result = ended.on_launch_done(failure);
-            record.inspect(|record| ended.recorder.end(*record));
+            if last {
+                ended.recorder.end(record, Some(seq));
+            }
             ended.release((keep, table), &result);
             result
         }),
@@ -89,7 +94,7 @@ pub(super) fn launch_kernel(
     unsafe { launch_on_stream(comm, launch, proxy_work, record, stream) }
 }
 
-/// Launches a kernel, and gives the proxies their work. `record` is that of the call which ends with the kernel.
+/// Launches a kernel, and gives the proxies their work. `record` is that of its call.
 ///
 /// # Safety
 /// As [`StreamOps::launch`](crate::runtime::StreamOps::launch).
@@ -97,13 +102,13 @@ pub(super) unsafe fn launch_on_stream(
     comm: &Arc<CommState>,
     launch: Launch,
     proxy_work: ProxyWork,
-    record: Option<RecordId>,
+    record: RecordId,
     stream: &Stream,
 ) -> Result<()> {
     let ops = stream.ops();
     let captured = ops.capture_id().is_some();
     if captured {
-        record.inspect(|record| comm.recorder.captured(*record));
+        comm.recorder.captured(record);
         capture(comm, &proxy_work, stream)?;
     }
     // SAFETY: the caller's.

@@ -58,6 +58,7 @@ mod p2p;
 mod recorder;
 mod recv_region;
 mod setup;
+mod snapshot;
 mod split;
 mod stall;
 mod state;
@@ -72,6 +73,8 @@ use abort::Abortable as _;
 pub use config::CommConfig;
 pub use group::group;
 pub use in_progress::InProgress;
+pub(crate) use recorder::unix_now;
+pub(crate) use snapshot::records;
 pub use state::Communicator;
 
 impl Communicator {

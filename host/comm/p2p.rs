@@ -21,7 +21,7 @@ use crate::buffer::Stream;
 use crate::enqueue::{self, CollectiveCall};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::runtime::{Launch, Memory};
+use crate::runtime::{Launch, LaunchObserver, Memory};
 
 /// A send or a receive whose arguments have been checked (NCCL's `ncclTaskP2p`).
 pub(super) struct P2pTask {
@@ -227,16 +227,17 @@ impl P2pBatch {
             work: Box::new(work),
             keep: Vec::new(),
             bytes,
+            observer: Some((Arc::clone(comm) as Arc<dyn LaunchObserver>, record.0)),
             done: Box::new(move |failure| {
                 let result = ended.on_launch_done(failure);
-                ended.recorder.end(record);
+                ended.recorder.end(record, None);
                 ended.release((table, keep), &result);
                 result
             }),
         };
         // SAFETY: the table's transfers are of connections of this communicator, and of buffers that hold them; all of
         // it is kept until the launch has ended.
-        let launched = unsafe { launch_on_stream(comm, launch, proxy_work, Some(record), stream) };
+        let launched = unsafe { launch_on_stream(comm, launch, proxy_work, record, stream) };
         if launched.is_err() {
             comm.recorder.cancel(record);
         }

@@ -3,8 +3,9 @@
 //! A call is written down before its launch, and again when its last kernel has ended: some stores and two looks at the
 //! clock. Who reads, reads without a lock: a stall is looked into from other threads.
 
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use ferroccl_device::abi::{Collective, Signature};
 
@@ -16,11 +17,15 @@ const ENTRIES: usize = 128;
 pub(super) struct FlightRecorder {
     /// Times are counted from here.
     origin: Instant,
+    /// The same moment in nanoseconds since 1970, for who compares several processes.
+    origin_unix: u64,
     entries: Box<[Entry]>,
     /// The number of the last record.
     last: AtomicU64,
     /// The number of the last collective that was entered.
     entered: AtomicU64,
+    /// The number of the last collective that has ended. They end in the order of their numbers.
+    ended: AtomicU64,
 }
 
 /// A call. Its number is 0 while it is written.
@@ -33,18 +38,51 @@ struct Entry {
     stream: AtomicUsize,
     /// Nanoseconds from the origin.
     entered: AtomicU64,
+    /// The same; [`PENDING`] where the runtime has not told.
+    started: AtomicU64,
     /// The same, [`PENDING`] or [`CAPTURED`].
     ended: AtomicU64,
 }
 
-/// The call has not ended.
+/// It has not happened.
 const PENDING: u64 = 0;
 /// The call is in a graph, whose replays are not recorded.
 const CAPTURED: u64 = u64::MAX;
 
 /// A record, for its end.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RecordId(u64);
+pub(super) struct RecordId(pub(super) u64);
+
+/// A call as it is remembered. Times are nanoseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RecordedCall {
+    /// Its number among all that this rank has made, messages too.
+    pub record: u64,
+    /// The words of its [`Signature`].
+    pub call: [u64; 4],
+    pub stream: usize,
+    pub entered: u64,
+    pub started: Option<u64>,
+    pub end: CallEnd,
+}
+
+/// Whether a call has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallEnd {
+    Pending,
+    /// It is in a graph.
+    Captured,
+    At(u64),
+}
+
+/// A record as it is in memory.
+struct Read {
+    call: [u64; 4],
+    stream: usize,
+    entered: u64,
+    started: u64,
+    ended: u64,
+}
 
 /// A call that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,8 +109,9 @@ pub(super) struct RankProgress {
 impl FlightRecorder {
     pub(super) fn new() -> Self {
         let entries = (0..ENTRIES).map(|_| Entry::default()).collect();
-        let (last, entered) = (AtomicU64::new(0), AtomicU64::new(0));
-        FlightRecorder { origin: Instant::now(), entries, last, entered }
+        let [last, entered, ended] = [0, 0, 0].map(AtomicU64::new);
+        let (origin, origin_unix) = (Instant::now(), unix_now());
+        FlightRecorder { origin, origin_unix, entries, last, entered, ended }
     }
 
     fn now(&self) -> u64 {
@@ -97,6 +136,7 @@ impl FlightRecorder {
         }
         entry.stream.store(stream, Ordering::Relaxed);
         entry.entered.store(self.now(), Ordering::Relaxed);
+        entry.started.store(PENDING, Ordering::Relaxed);
         entry.ended.store(PENDING, Ordering::Relaxed);
         // Pairs with the acquire in `read`.
         entry.number.store(number, Ordering::Release);
@@ -114,9 +154,22 @@ impl FlightRecorder {
         }
     }
 
-    /// The call has ended.
-    pub(super) fn end(&self, record: RecordId) {
+    /// The first kernel of the call has come to the head of its stream.
+    pub(super) fn start(&self, RecordId(number): RecordId) {
+        let entry = self.entry(number);
+        if entry.number.load(Ordering::Relaxed) == number
+            && entry.started.load(Ordering::Relaxed) == PENDING
+        {
+            entry.started.store(self.now(), Ordering::Relaxed);
+        }
+    }
+
+    /// The call has ended; it was the collective with this number, or messages.
+    pub(super) fn end(&self, record: RecordId, collective: Option<u64>) {
         self.mark(record, self.now());
+        if let Some(seq) = collective {
+            self.ended.fetch_max(seq, Ordering::Relaxed);
+        }
     }
 
     /// The call has gone into a graph.
@@ -134,8 +187,8 @@ impl FlightRecorder {
         entry.number.store(0, Ordering::Relaxed);
     }
 
-    /// The call of a record, its stream, and when it was entered and ended; `None` when the record is overwritten.
-    fn read(&self, number: u64) -> Option<([u64; 4], usize, u64, u64)> {
+    /// A record with its times from the origin; `None` when it is overwritten.
+    fn read(&self, number: u64) -> Option<Read> {
         let entry = self.entry(number);
         // Pairs with the release of the number in `enter`.
         if entry.number.load(Ordering::Acquire) != number {
@@ -143,19 +196,39 @@ impl FlightRecorder {
         }
         let call = entry.call.each_ref().map(|word| word.load(Ordering::Relaxed));
         let stream = entry.stream.load(Ordering::Relaxed);
-        let entered = entry.entered.load(Ordering::Relaxed);
-        let ended = entry.ended.load(Ordering::Relaxed);
+        let [entered, started, ended] =
+            [&entry.entered, &entry.started, &entry.ended].map(|time| time.load(Ordering::Relaxed));
         // Pairs with the release fence in `enter`.
         std::sync::atomic::fence(Ordering::Acquire);
-        (entry.number.load(Ordering::Relaxed) == number).then_some((call, stream, entered, ended))
+        let read = Read { call, stream, entered, started, ended };
+        (entry.number.load(Ordering::Relaxed) == number).then_some(read)
+    }
+
+    /// The numbers of the records that are remembered, the oldest first.
+    fn remembered(&self) -> RangeInclusive<u64> {
+        let last = self.last.load(Ordering::Relaxed);
+        last.saturating_sub(ENTRIES as u64 - 1).max(1)..=last
+    }
+
+    /// The calls that are remembered, the oldest first.
+    pub(super) fn calls(&self) -> impl Iterator<Item = RecordedCall> + '_ {
+        let at = |time: u64| self.origin_unix.saturating_add(time);
+        self.remembered().filter_map(move |record| {
+            let Read { call, stream, entered, started, ended } = self.read(record)?;
+            let end = match ended {
+                PENDING => CallEnd::Pending,
+                CAPTURED => CallEnd::Captured,
+                ended => CallEnd::At(at(ended)),
+            };
+            let started = (started != PENDING).then(|| at(started));
+            Some(RecordedCall { record, call, stream, entered: at(entered), started, end })
+        })
     }
 
     /// The calls that have not ended, the oldest first, as far as they are remembered.
     pub(super) fn pending(&self) -> impl Iterator<Item = PendingCall> + '_ {
-        let last = self.last.load(Ordering::Relaxed);
-        let first = last.saturating_sub(ENTRIES as u64 - 1).max(1);
-        (first..=last).filter_map(|record| {
-            let (call, stream, entered, ended) = self.read(record)?;
+        self.remembered().filter_map(|record| {
+            let Read { call, stream, entered, ended, .. } = self.read(record)?;
             let waited = Duration::from_nanos(self.now().saturating_sub(entered));
             (ended == PENDING).then_some(PendingCall { record, call, stream, waited })
         })
@@ -167,13 +240,19 @@ impl FlightRecorder {
         mut others: impl Iterator<Item = &'a FlightRecorder>,
     ) -> RankProgress {
         let pending = self.pending().find(|pending| !is_messages(&pending.call));
+        // So many calls may be waiting that the first is forgotten: then it is the one behind the last that has ended.
+        let number = |pending: &PendingCall| {
+            let forgotten = pending.record == *self.remembered().start() && pending.record > 1;
+            let behind = self.ended.load(Ordering::Relaxed) + 1;
+            if forgotten { behind.min(pending.call[0]) } else { pending.call[0] }
+        };
         let before = |one: &PendingCall, other: PendingCall| {
             other.stream == one.stream && other.waited > one.waited
         };
         RankProgress {
             // Relaxed, as all numbers here: a number that is a moment old is as true.
             entered: self.entered.load(Ordering::Relaxed),
-            pending: pending.map_or(0, |pending| pending.call[0]),
+            pending: pending.as_ref().map_or(0, number),
             behind: pending.is_some_and(|pending| {
                 others.any(|recorder| recorder.pending().any(|other| before(&pending, other)))
             }),
@@ -182,14 +261,18 @@ impl FlightRecorder {
 
     /// The collective with this number, if it is remembered.
     pub(super) fn collective(&self, seq: u64) -> Option<[u64; 4]> {
-        let last = self.last.load(Ordering::Relaxed);
-        let first = last.saturating_sub(ENTRIES as u64 - 1).max(1);
-        (first..=last)
+        self.remembered()
             .rev()
             .filter_map(|number| self.read(number))
-            .map(|(call, ..)| call)
+            .map(|read| read.call)
             .find(|call| call[0] == seq && !is_messages(call))
     }
+}
+
+/// Nanoseconds since 1970.
+pub(crate) fn unix_now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// Whether these are the words of a batch of messages, which has no number of its own.
@@ -235,7 +318,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(1)); // their clocks begin at different times
         b.enter(&collective(1), 1);
         assert!(b.progress([&a].into_iter()).behind && !a.progress([&b].into_iter()).behind);
-        a.end(first);
+        a.end(first, Some(1));
         a.enter(&collective(2), 2);
         assert!(!b.progress([&a].into_iter()).behind && !a.progress([&b].into_iter()).behind);
     }
@@ -250,9 +333,9 @@ mod tests {
         assert_eq!(alone(&recorder), RankProgress { entered: 2, pending: 1, behind: false });
         let counts = || recorder.pending().map(|pending| pending.call[1]).collect::<Vec<_>>();
         assert_eq!(counts(), [10, 77, 20]);
-        recorder.end(first);
+        recorder.end(first, Some(1));
         assert_eq!(alone(&recorder), RankProgress { entered: 2, pending: 2, behind: false });
-        recorder.end(sent);
+        recorder.end(sent, None);
         recorder.captured(second);
         assert_eq!(alone(&recorder), RankProgress { entered: 2, pending: 0, behind: false });
         assert!(counts().is_empty());
@@ -264,16 +347,38 @@ mod tests {
     }
 
     #[test]
+    fn calls_are_told_with_their_times() {
+        let recorder = FlightRecorder::new();
+        let [first, second, third] =
+            [1, 2, 3].map(|seq| recorder.enter(&collective(seq), seq as usize));
+        recorder.start(first);
+        std::thread::sleep(Duration::from_millis(1));
+        recorder.start(first); // a call of several kernels starts with its first
+        recorder.end(first, Some(1));
+        recorder.start(second);
+        recorder.captured(third);
+        let calls: Vec<_> = recorder.calls().collect();
+        let seen: Vec<_> = calls.iter().map(|call| (call.record, call.stream)).collect();
+        assert_eq!(seen, [(1, 1), (2, 2), (3, 3)]);
+        let CallEnd::At(end) = calls[0].end else { panic!("{:?}", calls[0]) };
+        assert!(calls[0].started.unwrap() >= calls[0].entered);
+        assert!(end - calls[0].started.unwrap() >= 1_000_000);
+        assert!(end > 1_600_000_000_000_000_000, "2020 or later");
+        assert_eq!((calls[1].end, calls[2].end), (CallEnd::Pending, CallEnd::Captured));
+        assert!(calls[1].started.is_some() && calls[2].started.is_none());
+    }
+
+    #[test]
     fn old_calls_are_forgotten_and_their_ends_are_nobody_elses() {
         let recorder = FlightRecorder::new();
         let ids: Vec<_> =
             (1..=ENTRIES as u64 + 10).map(|seq| recorder.enter(&collective(seq), 1)).collect();
         assert_eq!(recorder.pending().count(), ENTRIES);
-        recorder.end(ids[3]); // overwritten
+        recorder.end(ids[3], Some(4)); // overwritten
         assert_eq!(recorder.pending().count(), ENTRIES);
         assert_eq!(
             alone(&recorder),
-            RankProgress { entered: ENTRIES as u64 + 10, pending: 11, behind: false }
+            RankProgress { entered: ENTRIES as u64 + 10, pending: 5, behind: false }
         );
         assert_eq!(recorder.collective(10), None);
     }

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use ferroccl_device::abi::Peer;
 use ferroccl_proxy::collnet::CollNet;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::builder::{BlockLimits, CommBuilder, allowed, exchange, ranks_on_device};
 use super::collnet_heads::{self, CollnetHeads};
@@ -34,10 +34,11 @@ use crate::channel::{ConnSet, EdgeEnd, Edges};
 use crate::config::Config;
 use crate::enqueue::{NetworkOps, PlanContext};
 use crate::error::{Error, Result};
+use crate::flight_recorder::DumpFile;
 use crate::fork::Maker;
-use crate::log;
 use crate::runtime::Keep;
 use crate::transport::{self, PeerInfo};
+use crate::{flight_recorder, log};
 use ferroccl_bootstrap::{Bootstrap, News, Stop, UniqueId};
 use ferroccl_topology::graph::tuning::{Devices, Settings, Situation, Tuner};
 
@@ -351,6 +352,7 @@ impl CommBuilder<'_> {
         let abort = self.config.abort.clone().unwrap_or_default();
         let communicator = Communicator(Arc::new(CommState {
             maker: Maker::this()?,
+            group: self.token.group,
             rank: self.rank,
             nranks: self.nranks,
             device: self.device.clone(),
@@ -372,6 +374,7 @@ impl CommBuilder<'_> {
             barrier_buffer: scratch.address() + (channels * SCRATCH_BYTES) as u64,
             _scratch: scratch,
             _registered: registered,
+            layout: self.layout,
             edges: edges.into_iter().flatten().collect(),
             control,
             order: Mutex::default(),
@@ -379,6 +382,7 @@ impl CommBuilder<'_> {
             cause: OnceLock::new(),
             failed: Arc::new(AtomicBool::new(false)),
             peers_told: AtomicBool::new(false),
+            dump: self.env.dump_file.clone().map(|pattern| DumpFile { pattern }),
             recorder: FlightRecorder::new(),
             reports: Reports::new(self.nranks),
             abort,
@@ -389,6 +393,14 @@ impl CommBuilder<'_> {
         }));
         communicator.0.abort.guard(communicator.0.clone());
         stall::watch(&communicator.0, self.config.warn_after.unwrap_or(self.env.warn_after))?;
+        if let (Some(signal), Some(file)) = (self.env.dump_signal, &communicator.0.dump) {
+            flight_recorder::watch_signal(signal, file)?;
+        }
+        if self.env.status
+            && let Err(error) = flight_recorder::serve()
+        {
+            warn!(target: log::INIT, "this process cannot be asked for its status: {error}");
+        }
         Ok(communicator)
     }
 

@@ -18,7 +18,7 @@ use super::recorder::{PendingCall, RankProgress, is_messages};
 use super::state::CommState;
 use crate::enqueue::describe_call;
 use crate::error::{Error, Result};
-use crate::log;
+use crate::{flight_recorder, log};
 
 /// How long a rank whose time is up waits for the others to say how far they are. They answer from a thread that does
 /// nothing else, so this is time for a busy machine.
@@ -167,8 +167,7 @@ impl CommState {
 
     /// How far this rank is.
     pub(super) fn progress(&self) -> RankProgress {
-        // Not under the lock: the last owner of a communicator may be here.
-        let comms: Vec<_> = watched().ranks.iter().filter_map(|rank| rank.comm.upgrade()).collect();
+        let comms = in_process();
         let others = comms.iter().filter(|comm| !std::ptr::eq(Arc::as_ptr(comm), self));
         self.recorder.progress(others.map(|comm| &comm.recorder))
     }
@@ -182,6 +181,10 @@ impl CommState {
                 let since = Instant::now();
                 watch.publish(&Report::Ask(own).encode());
                 let mut all = self.reports.since(since, self.rank, patience);
+                // Those of this process need no ring, which a rank that is stopped interrupts.
+                for comm in in_process().iter().filter(|comm| comm.group == self.group) {
+                    all[comm.rank as usize] = Some(comm.progress());
+                }
                 all[self.rank as usize] = Some(own);
                 all
             }
@@ -197,6 +200,12 @@ impl CommState {
         let reason = format!("call {}{call} waits in vain: {absent}", absent.seq);
         let ranks = absent.ranks.iter().map(|(rank, _)| *rank).collect();
         Some(Error::Timeout { ranks, reason })
+    }
+
+    /// Who holds up the first call that any rank waits in, as the ranks say within `patience`.
+    pub(super) fn held_up_by(&self, patience: Duration) -> Option<String> {
+        let absent = Absent::of(&self.progress_of_all(patience))?;
+        Some(format!("call {} is held up: {absent}", absent.seq))
     }
 
     /// Says that a call waits, and why.
@@ -260,9 +269,18 @@ pub(super) fn watch(comm: &Arc<CommState>, after: Duration) -> Result<()> {
     Ok(())
 }
 
-/// A communicator is dropped.
+/// A communicator is being dropped.
 pub(super) fn unwatch() {
     CHANGED.notify_all();
+    // Counted, and not asked for: who asks may become the last owner, whose drop comes here.
+    let any = || watched().ranks.iter().any(|rank| rank.comm.strong_count() > 0);
+    flight_recorder::close_unless(any);
+}
+
+/// The communicators of this process. A fork has copies of its parent's, which are not among them.
+pub(super) fn in_process() -> Vec<Arc<CommState>> {
+    let comms = watched().ranks.iter().filter_map(|rank| rank.comm.upgrade()).collect::<Vec<_>>();
+    comms.into_iter().filter(|comm| comm.maker.is_here()).collect()
 }
 
 /// The thread: ends with the last communicator.

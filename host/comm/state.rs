@@ -10,15 +10,16 @@ use super::control::ControlBlock;
 use super::net::NetConnections;
 use super::nodes::Nodes;
 use super::out_of_band::OutOfBand;
-use super::recorder::FlightRecorder;
+use super::recorder::{FlightRecorder, RecordId};
 use super::stall::Reports;
 use super::trees::Trees;
 use crate::buffer::{Device, Stream};
-use crate::channel::Edges;
+use crate::channel::{ConnLayout, Edges};
 use crate::enqueue::PlanContext;
 use crate::error::{Error, Result};
+use crate::flight_recorder::DumpFile;
 use crate::fork::Maker;
-use crate::runtime::{Event, Keep, Memory};
+use crate::runtime::{Event, Keep, LaunchObserver, Memory};
 
 /// One rank of a group. Calls may be made from any thread. They are numbered in the order in which they are made, and every
 /// rank must make the same calls in the same order.
@@ -35,6 +36,8 @@ pub struct Communicator(pub(super) Arc<CommState>);
 pub(super) struct CommState {
     /// The process that it is of. A fork has a copy, which it must leave alone.
     pub maker: Maker,
+    /// A random number that all ranks of the communicator have, and no other communicator has.
+    pub group: u64,
     pub rank: u32,
     pub nranks: u32,
     pub device: Device,
@@ -52,6 +55,8 @@ pub(super) struct CommState {
     pub _scratch: Arc<dyn Memory>,
     /// Address of the element that barriers reduce.
     pub barrier_buffer: u64,
+    /// Of each connection.
+    pub layout: ConnLayout,
     /// The edges with every other rank.
     pub edges: Vec<Edges>,
     pub control: ControlBlock,
@@ -65,6 +70,8 @@ pub(super) struct CommState {
     pub failed: Arc<AtomicBool>,
     /// Whether the other ranks have been told out of band that the communicator has failed.
     pub peers_told: AtomicBool,
+    /// Where the last calls are written when the communicator fails.
+    pub dump: Option<DumpFile>,
     /// The last calls.
     pub recorder: FlightRecorder,
     /// How far other ranks are, as they have said.
@@ -141,6 +148,12 @@ impl CommState {
             net.drain(self, None);
         }
         self.failure().map_or(Ok(()), Err)
+    }
+}
+
+impl LaunchObserver for CommState {
+    fn on_started(&self, record: u64) {
+        self.recorder.start(RecordId(record));
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ferroccl_proxy::net::{Faults, HcaFilter};
 
+use crate::flight_recorder::DumpSignal;
 use crate::log::{LogLevel, Subsystems};
 use ferroccl_bootstrap::{AddressFamily, CommId, InterfaceFilter};
 use ferroccl_topology::PathKind;
@@ -75,7 +76,8 @@ by_from_str!(
     CommId,
     Level,
     Faults,
-    HcaFilter
+    HcaFilter,
+    DumpSignal
 );
 
 impl<T: Selectable> Setting for Selection<T> {

@@ -26,8 +26,10 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use ferroccl_device::abi::Work;
+use ferroccl_device::gpu::Waiting;
 use ferroccl_device::kernels::Kernel;
 use ferroccl_proxy::{Operation, Proxy};
 
@@ -165,6 +167,12 @@ pub trait Runtime: Debug + Send + Sync {
         Err(no_device_memory(self.name()))
     }
 
+    /// What the blocks wait for that are running now, as far as they say so: blocks of a GPU and of the emulator do not.
+    /// Those that nobody can ask within `patience` are left out.
+    fn waiting_blocks(&self, _patience: Duration) -> Vec<WaitingBlock> {
+        Vec::new()
+    }
+
     /// Whether what is launched goes on when nobody waits for it.
     fn is_driven(&self) -> bool {
         true
@@ -256,6 +264,24 @@ pub type Done = Box<dyn FnOnce(Option<&Error>) -> Result<()> + Send>;
 /// What is asked after a graph has run, with what the runtime saw go wrong.
 pub type Check = Arc<dyn Fn(Option<&Error>) -> Result<()> + Send + Sync>;
 
+/// A block that runs, and waits for a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct WaitingBlock {
+    /// Address of its communicator, as kernels know it ([`Work::comm`]).
+    pub comm: u64,
+    /// The name of its kernel.
+    pub kernel: &'static str,
+    /// What it has waited for when it was looked at last.
+    pub waiting: Waiting,
+}
+
+/// Who wants to know when a launch begins.
+pub trait LaunchObserver: Send + Sync {
+    /// Launch number `launch`, in the observer's own numbers, has come to the head of its stream: its blocks start now.
+    /// Called at most once for a launch. A GPU does not tell when that is.
+    fn on_started(&self, launch: u64);
+}
+
 /// One kernel launch.
 pub struct Launch {
     /// What to run.
@@ -273,6 +299,8 @@ pub struct Launch {
     pub keep: Vec<Keep>,
     /// Bytes the call moves: whether it is worth waking another core for.
     pub bytes: u64,
+    /// Who is told when it begins, and what number it has there.
+    pub observer: Option<(Arc<dyn LaunchObserver>, u64)>,
     /// Called once when all blocks have ended, with what went wrong in them as far as the runtime saw it.
     /// That, or else the error of this function, becomes the stream's.
     pub done: Done,

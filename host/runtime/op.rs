@@ -80,14 +80,23 @@ pub(super) struct WorkPtr(pub(super) *const Work);
 unsafe impl Send for WorkPtr {}
 
 impl<S, R> Launched<S, R> {
+    /// The launch has come to the head of its stream.
     pub(super) fn new(launch: Launch, ready: R, stream: S) -> Self {
-        let Launch { kernel, blocks, work, keep, bytes, done, .. } = launch;
+        let Launch { kernel, blocks, work, keep, bytes, observer, done, .. } = launch;
+        if let Some((observer, number)) = observer {
+            observer.on_started(number);
+        }
         let (done, failure, verdict) = (Mutex::new(done), OnceLock::new(), OnceLock::new());
         Launched { kernel, blocks, bytes, ready, work, done, keep, failure, verdict, stream }
     }
 
     pub(super) fn work(&self) -> WorkPtr {
         WorkPtr(&raw const *self.work)
+    }
+
+    /// Address of the communicator that the kernel works for.
+    pub(super) fn comm(&self) -> u64 {
+        self.work.comm
     }
 
     /// Notes an error of a block; the first counts.

@@ -7,6 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::error::{Error, Result};
 use crate::runtime::Keep;
 
+/// Bytes of a page, the least that any Linux has: a smaller one than the machine's would only be asked for twice.
+const PAGE: usize = 4096;
+
 /// A part of a mapping. The mapping ends when its last part is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct HostRegion {
@@ -83,6 +86,15 @@ impl HostRegion {
     /// Its address.
     pub(crate) fn address(&self) -> u64 {
         (self.mapping.start.as_ptr().expose_provenance() + self.offset) as u64
+    }
+
+    /// Whether the page at `offset` has been touched, and is in memory.
+    pub(crate) fn is_resident(&self, offset: usize) -> bool {
+        let page = (self.address() as usize + offset) & !(PAGE - 1);
+        let mut resident = 0_u8;
+        // SAFETY: mincore(2) writes a byte for the one page that it is asked for, and reads no memory of it.
+        let result = unsafe { libc::mincore(page as *mut libc::c_void, 1, &raw mut resident) };
+        offset < self.len && result == 0 && resident & 1 != 0
     }
 
     /// Its size in bytes.

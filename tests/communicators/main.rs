@@ -9,6 +9,7 @@ mod forks;
 mod life;
 mod net;
 mod readme;
+mod records;
 mod split;
 mod stalls;
 

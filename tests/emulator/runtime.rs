@@ -56,7 +56,17 @@ fn describe(name: &'static str, input: u64, output: u64, blocks: u32) -> Launch 
     (work.input, work.output) = (input, output);
     let done = Box::new(|_: Option<&Error>| Ok(()));
     let kernel = Kernel { name, cpu: noop, threads: 512, steps: None };
-    Launch { kernel, blocks, threads: 1, sharing: 1, work, keep: Vec::new(), bytes: 0, done }
+    Launch {
+        kernel,
+        blocks,
+        threads: 1,
+        sharing: 1,
+        work,
+        keep: Vec::new(),
+        bytes: 0,
+        observer: None,
+        done,
+    }
 }
 
 fn launch(stream: &Arc<dyn StreamOps>, name: &'static str, input: u64, output: u64, blocks: u32) {

@@ -63,6 +63,7 @@ pub(crate) fn launch(
         work,
         keep: Vec::new(),
         bytes: 0,
+        observer: None,
         done: Box::new(|_| Ok(())),
     };
     Pending(stream, launch)

@@ -9,6 +9,7 @@ mod perf;
 mod ptx;
 mod run;
 mod source;
+mod status;
 mod topo;
 
 use std::fmt::Display;
@@ -41,6 +42,7 @@ struct Cli {
 enum Command {
     Perf(Box<perf::PerfArgs>),
     Run(run::RunArgs),
+    Status(status::StatusArgs),
     Topo(topo::TopoArgs),
     Explain(Box<explain::ExplainArgs>),
     Ptx(Box<ptx::PtxArgs>),
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Perf(args) => perf::execute(&args),
         Command::Run(args) => run::execute(&args),
+        Command::Status(args) => status::execute(&args),
         Command::Topo(args) => topo::execute(&args),
         Command::Explain(args) => explain::execute(&args),
         Command::Ptx(args) => ptx::execute(&args),

@@ -22,6 +22,7 @@ mod seeded;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 pub use self::adversary::Adversity;
 use self::native::Native;
@@ -30,7 +31,7 @@ use super::Settings;
 use super::memory::HostMemory;
 use super::op::copy_in;
 use super::threads::Threads;
-use super::{Keep, Memory, Runtime, StreamOps};
+use super::{Keep, Memory, Runtime, StreamOps, WaitingBlock};
 use crate::error::Result;
 
 /// The CPU runtime.
@@ -95,6 +96,10 @@ impl Runtime for CpuRuntime {
 
     fn parallelism(&self) -> u32 {
         u32::try_from(self.threads.active()).unwrap_or(u32::MAX)
+    }
+
+    fn waiting_blocks(&self, patience: Duration) -> Vec<WaitingBlock> {
+        self.threads.waiting_blocks(patience)
     }
 
     fn share_host(&self, local_processes: usize) {

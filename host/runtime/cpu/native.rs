@@ -100,6 +100,10 @@ impl Blocks for Native {
         }
     }
 
+    fn waiting(block: &NativeBlock) -> Option<Waiting> {
+        (block.waiting.kind != WaitKind::None).then_some(block.waiting)
+    }
+
     fn end(&self, block: NativeBlock, pool: &mut Stacks) {
         if pool.0.len() < POOLED_STACKS {
             pool.0.push(block.run.into_stack());

@@ -267,7 +267,8 @@ impl StreamOps for CudaStream {
     }
 
     unsafe fn launch(&self, launch: Launch) -> Result<()> {
-        let Launch { kernel, blocks, threads, sharing, work, keep, bytes: _, done } = launch;
+        // A driver does not tell when a kernel starts: nobody is told.
+        let Launch { kernel, blocks, threads, sharing, work, keep, done, .. } = launch;
         let gpu = &self.gpu;
         let threads = threads_of(&kernel, threads);
         let (function, room) = gpu.entry(&kernel, threads)?;

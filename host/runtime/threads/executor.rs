@@ -25,8 +25,8 @@ use super::queue::{DriveOutcome, Launched, Queue, Task, heavy};
 use super::stream::StreamState;
 use super::workers::WorkerPool;
 use crate::error::Result;
-use crate::runtime::PROXY;
 use crate::runtime::sync::lock;
+use crate::runtime::{PROXY, WaitingBlock};
 
 /// Rounds of one go of a thread that waits. It looks at its stream after each round anyway.
 const STINT_ROUNDS: u32 = 256;
@@ -86,6 +86,11 @@ impl<B: Blocks> Executor<B> {
     /// Whether some queue has work that nobody runs and that is worth another core.
     pub(super) fn wants_core(&self) -> bool {
         self.queues.iter().any(Queue::wants_core)
+    }
+
+    /// The blocks that wait, of those queues that can be looked into until then.
+    pub(super) fn waiting_blocks(&self, deadline: Instant) -> Vec<WaitingBlock> {
+        self.queues.iter().flat_map(|queue| queue.waiting_blocks(deadline)).collect()
     }
 
     /// Makes sure that what is pushed next will run, whatever its launcher does afterwards.

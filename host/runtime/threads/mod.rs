@@ -18,13 +18,15 @@ mod workers;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
+use ferroccl_device::gpu::Waiting;
 use ferroccl_device::kernels::Kernel;
 
 use self::executor::Executor;
 use self::stream::ThreadStream;
 use super::op::WorkPtr;
-use super::{Launch, StreamOps};
+use super::{Launch, StreamOps, WaitingBlock};
 use crate::error::{Error, Result};
 
 /// What the blocks of a runtime are: how they are made ready, started, and run.
@@ -68,6 +70,11 @@ pub(super) trait Blocks: Send + Sync + 'static {
 
     /// Runs a block for a while. Never after it has ended or failed.
     fn run(&self, block: &mut Self::Block) -> Turn;
+
+    /// What a block has waited for when it was run last, if that is known.
+    fn waiting(_block: &Self::Block) -> Option<Waiting> {
+        None
+    }
 
     /// Takes leave of a block that has ended or failed.
     fn end(&self, block: Self::Block, pool: &mut Self::Pool);
@@ -120,6 +127,11 @@ impl<B: Blocks> Threads<B> {
     /// Cores in use.
     pub(super) fn active(&self) -> usize {
         self.handle.0.active()
+    }
+
+    /// As [`Runtime::waiting_blocks`](crate::runtime::Runtime::waiting_blocks).
+    pub(super) fn waiting_blocks(&self, patience: Duration) -> Vec<WaitingBlock> {
+        self.handle.0.waiting_blocks(Instant::now() + patience)
     }
 
     /// Leaves their share of the cores to the other processes of this host.

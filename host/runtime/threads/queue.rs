@@ -11,11 +11,13 @@
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
+use std::thread::yield_now;
+use std::time::Instant;
 
 use super::stream::{Job, StreamState};
 use super::{Blocks, Turn};
-use crate::runtime::op;
 use crate::runtime::sync::lock;
+use crate::runtime::{WaitingBlock, op};
 
 /// Rounds without progress before a driver lets go of the queue and yields. Where processes outnumber the
 /// cores every further round delays the one that could move: on 2 cores, 4 processes took 19 to 26 us for
@@ -152,6 +154,24 @@ impl<B: Blocks> Queue<B> {
         let outcome = self.drive(blocks, &mut run, rounds, done, elsewhere);
         self.driven.store(false, Ordering::Relaxed);
         outcome
+    }
+
+    /// The blocks that wait; none when whoever drives the queue does not let go of it until then.
+    pub(super) fn waiting_blocks(&self, deadline: Instant) -> Vec<WaitingBlock> {
+        let run = loop {
+            match self.run.try_lock() {
+                Ok(run) => break run,
+                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return Vec::new(),
+                // A driver lets go after some rounds, for a moment.
+                Err(TryLockError::WouldBlock) => yield_now(),
+            }
+        };
+        let waiting = |resident: &Resident<B>| {
+            let (comm, kernel) = (resident.launch.comm(), resident.launch.kernel.name);
+            Some(WaitingBlock { comm, kernel, waiting: B::waiting(&resident.block)? })
+        };
+        run.blocks.iter().filter_map(waiting).collect()
     }
 
     fn drive(

@@ -88,7 +88,8 @@ impl Start {
         });
         let work = Box::new(work);
         let keep = Vec::new();
-        let launch = Launch { kernel, blocks, threads: 1, sharing, work, keep, bytes, done };
+        let launch =
+            Launch { kernel, blocks, threads: 1, sharing, work, keep, bytes, observer: None, done };
         // SAFETY: the kernel is of the table, and takes a `Work`; the rest is the caller's.
         if unsafe { ops.launch(launch) }.is_err() {
             trap();

@@ -17,6 +17,7 @@ mod run;
 #[path = "../../../../tests/support/skip.rs"]
 mod skip;
 mod snapshots;
+mod status;
 mod support;
 mod topo;
 
