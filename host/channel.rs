@@ -51,6 +51,9 @@ pub(crate) enum ConnSet {
 const PAGE: usize = 4096;
 /// Bytes of an edge's header, in the host's memory.
 pub(crate) const HEADER_BYTES: usize = size_of::<EdgeHeader>().next_multiple_of(PAGE);
+/// The offset, in an edge's header, of the word by which a sender in another process says that it has the receiver's device
+/// memory mapped; behind what kernels look at.
+pub(crate) const MAPPING_WORD: usize = size_of::<EdgeHeader>();
 /// Bytes of the ring of signatures of an edge, before its connections.
 const SIGNATURE_BYTES: usize = size_of::<SignatureRing>().next_multiple_of(PAGE);
 

@@ -13,6 +13,7 @@ use crate::channel::{EdgeEnd, Edges};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::runtime::Memory;
+use crate::transport::exported::{Exported, Importer};
 use crate::transport::{
     self, AllowedTransports, PeerInfo, RecvRegion, Transport, device, select_net,
 };
@@ -122,7 +123,7 @@ impl CommBuilder<'_> {
         }
         let shared = used.iter().any(|transport| transport.needs_shared_memory());
         let recv_region = RecvRegion::new(self.recv_region_bytes()?, shared)?;
-        let on_device = self.open_device_recv_region(peers)?;
+        let on_device = self.open_device_recv_region(peers, &recv_region)?;
         let handles = used
             .iter()
             .map(|transport| Ok((transport.name().to_owned(), transport.offer(&recv_region)?)));
@@ -155,6 +156,7 @@ impl CommBuilder<'_> {
     fn open_device_recv_region(
         &self,
         peers: &[PeerInfo],
+        recv_region: &RecvRegion,
     ) -> Result<Option<(Arc<dyn Memory>, device::DeviceMemoryHandle)>> {
         let (me, allowed) = (&peers[self.rank as usize], allowed(self.config, self.env));
         let bytes = self.device_bytes(me, peers, allowed);
@@ -164,8 +166,19 @@ impl CommBuilder<'_> {
         let runtime = &**self.device.runtime();
         let memory = runtime.allocate(bytes)?;
         let other =
-            |peer: &PeerInfo| peer.process != me.process && device::reaches(peer, me, allowed);
-        let handle = device::offer(&memory, peers.iter().any(other), runtime)?;
+            |peer: &&PeerInfo| peer.process != me.process && device::reaches(peer, me, allowed);
+        let bytes = self.edge_bytes();
+        let importer = |peer: &PeerInfo| {
+            let edge = recv_region.part(peer.rank as usize * bytes, bytes);
+            Importer::new(edge, peer, me)
+        };
+        let importers: Vec<_> = peers.iter().filter(other).map(importer).collect();
+        let ipc = match importers.is_empty() {
+            true => None,
+            false => Some(runtime.export(&memory)?),
+        };
+        let memory: Arc<dyn Memory> = Arc::new(Exported::new(memory, importers));
+        let handle = device::offer(&memory, ipc);
         Ok(Some((memory, handle)))
     }
 
@@ -222,7 +235,8 @@ impl CommBuilder<'_> {
                 (Some(handle), Some(offset)) if !to.is_remote() => {
                     let bytes = self.device_bytes(peer, peers, allowed(self.config, self.env));
                     let same = peer.process == me.process;
-                    let memory = device::accept(handle, same, bytes, &**self.device.runtime())?;
+                    let memory =
+                        device::accept(handle, same, bytes, &region, &**self.device.runtime())?;
                     Some((memory, offset))
                 }
                 _ => None,

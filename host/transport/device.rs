@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use serde::{Deserialize, Serialize};
 
-use super::{AllowedTransports, PeerInfo};
+use super::exported::Imported;
+use super::{AllowedTransports, HostRegion, PeerInfo};
 use crate::error::{Error, Result};
 use crate::runtime::{Memory, Runtime};
 
@@ -51,32 +52,29 @@ pub(crate) fn sender_index(
     before.filter(|peer| reaches(peer, receiver, allowed)).count()
 }
 
-/// The receiver's side: a handle by which senders find `memory`; `other` says whether some are in other processes.
-pub(crate) fn offer(
-    memory: &Arc<dyn Memory>,
-    other: bool,
-    runtime: &dyn Runtime,
-) -> Result<DeviceMemoryHandle> {
+/// The receiver's side: a handle by which senders find `memory`; with the IPC handle if some are in other processes.
+pub(crate) fn offer(memory: &Arc<dyn Memory>, ipc: Option<Vec<u8>>) -> DeviceMemoryHandle {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let ipc = other.then(|| runtime.export(memory)).transpose()?;
     let key = NEXT.fetch_add(1, Ordering::Relaxed);
     let mut offers = offers().lock().unwrap_or_else(PoisonError::into_inner);
     offers.retain(|_, offer| offer.strong_count() > 0);
     offers.insert(key, Arc::downgrade(memory));
-    Ok(DeviceMemoryHandle { key, ipc })
+    DeviceMemoryHandle { key, ipc }
 }
 
-/// The sender's side: opens the receiver's memory of `bytes` bytes.
+/// The sender's side: opens the receiver's memory of `bytes` bytes. `edge` is its edge to the receiver.
 pub(crate) fn accept(
     handle: &DeviceMemoryHandle,
     same_process: bool,
     bytes: usize,
+    edge: &HostRegion,
     runtime: &dyn Runtime,
 ) -> Result<Arc<dyn Memory>> {
     let broken = |why: &str| Error::malformed(format!("device memory of a peer: {why}"));
     if !same_process {
         let ipc = handle.ipc.as_deref().ok_or_else(|| broken("no handle for other processes"))?;
-        return runtime.import(ipc, bytes);
+        let import = || runtime.import(ipc, bytes);
+        return Ok(Arc::new(Imported::open(edge.clone(), import)?));
     }
     let offers = offers().lock().unwrap_or_else(PoisonError::into_inner);
     let memory = offers.get(&handle.key).and_then(Weak::upgrade);

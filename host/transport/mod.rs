@@ -13,6 +13,7 @@
 //! | NET | all others | any; the sender has memory of its own, and proxies move the data | no |
 
 pub(crate) mod device;
+pub(crate) mod exported;
 mod net;
 mod p2p;
 mod region;

@@ -15,8 +15,12 @@
 //! `NCCL_COMM_ID`, keeps out mistakes but not an attacker who knows the text, unless a [`Secret`](crate::Secret) is mixed in.
 
 use std::fmt::{self, Debug, Display};
+use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::str::FromStr;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use ferroccl_handshake::{Key, Nonce};
 use sha2::{Digest, Sha256};
@@ -58,6 +62,34 @@ pub(super) enum Kind {
     },
 }
 
+/// How long the system may look for a name. Its resolver tries each server for 5 seconds, twice, where resolv.conf(5) says
+/// nothing else.
+const LOOKUP_LIMIT: Duration = Duration::from_secs(30);
+
+/// The addresses of a host. getaddrinfo(3) has no limit of time, so that it is called in a thread, which is left alone when
+/// the time is over.
+fn look_up(host: &str, port: u16, limit: Duration) -> io::Result<Vec<SocketAddr>> {
+    bounded(limit, {
+        let host = host.to_owned();
+        move || Ok((host.as_str(), port).to_socket_addrs()?.collect())
+    })
+}
+
+/// What `body` gives, if it does so in time.
+fn bounded<T: Send + 'static>(
+    limit: Duration,
+    body: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let (tell, told) = mpsc::channel();
+    let thread = thread::Builder::new().name("ferroccl-lookup".to_owned());
+    // Nobody listens when the time is over.
+    thread.spawn(move || tell.send(body()).unwrap_or(()))?;
+    told.recv_timeout(limit).unwrap_or_else(|_| {
+        let text = format!("no answer within {} seconds", limit.as_secs_f64());
+        Err(io::Error::new(io::ErrorKind::TimedOut, text))
+    })
+}
+
 impl UniqueId {
     pub(super) fn published(address: SocketAddr) -> Result<Self> {
         let mut secret = [0; 32];
@@ -83,7 +115,7 @@ impl UniqueId {
     /// listens on all its addresses.
     ///
     /// # Errors
-    /// [`BootstrapError::System`] when the name has no address of `family`.
+    /// [`BootstrapError::System`] when the name has no address of `family`, or when nobody answers within 30 seconds.
     pub fn rendezvous_at(
         host: &str,
         port: u16,
@@ -95,9 +127,9 @@ impl UniqueId {
             return Ok(Self::rendezvous(SocketAddr::new(ip, port), span, seed));
         }
         let what = || format!("looking up {host}");
-        let address = (host, port)
-            .to_socket_addrs()
+        let address = look_up(host, port, LOOKUP_LIMIT)
             .map_err(|e| BootstrapError::system(what(), e))?
+            .into_iter()
             .find(|a| family.is_none_or(|f| f.has(a.ip())))
             .ok_or_else(|| {
                 BootstrapError::system(what(), std::io::ErrorKind::AddrNotAvailable.into())
@@ -330,6 +362,17 @@ impl FromStr for CommId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_looked_up_for_a_bounded_time() {
+        let local = look_up("localhost", 7, LOOKUP_LIMIT).unwrap();
+        assert!(local.iter().all(|a| a.ip().is_loopback() && a.port() == 7), "{local:?}");
+        let (_end, ended) = mpsc::channel::<()>();
+        let silent = move || Ok(ended.recv().is_ok());
+        let error = bounded(Duration::from_millis(20), silent).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(error.to_string(), "no answer within 0.02 seconds");
+    }
 
     fn ids() -> Vec<UniqueId> {
         let v6 = "[fe80::1%3]:77".parse().unwrap();
