@@ -1,6 +1,6 @@
 //! A rank that has found its group.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Mutex, PoisonError};
 
 use ferroccl_handshake::{Key, Nonce, nonce};
@@ -120,6 +120,18 @@ impl Bootstrap {
         nranks: u32,
         settings: &Settings,
     ) -> Result<Self> {
+        Self::connect_at(None, stop, id, rank, nranks, settings)
+    }
+
+    /// The same. Where rank 0 runs the root it does so on `listener`, if there is one.
+    pub(crate) fn connect_at(
+        listener: Option<TcpListener>,
+        stop: Stop,
+        id: &UniqueId,
+        rank: u32,
+        nranks: u32,
+        settings: &Settings,
+    ) -> Result<Self> {
         if nranks == 0 || nranks > wire::MAX_RANKS {
             let most = wire::MAX_RANKS;
             return Err(BootstrapError::argument("nranks", format!("{nranks} is not 1 to {most}")));
@@ -139,7 +151,7 @@ impl Bootstrap {
             return Ok(Bootstrap { rank, nranks, limit, key, group: None, own });
         }
         let deadline = limit.start();
-        let joined = join::join(id, rank, nranks, settings, deadline.clone())?;
+        let joined = join::join(listener, id, rank, nranks, settings, deadline.clone())?;
         let peers = PeerAcceptor::start(joined.acceptor, rank, nranks)?;
         let mut ring = Ring::close(rank, nranks, &peers, &joined.key, joined.next, &deadline)?;
         let addresses = ring

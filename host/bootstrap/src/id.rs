@@ -103,6 +103,11 @@ impl UniqueId {
         UniqueId { address, secret, kind: Kind::Published }
     }
 
+    /// The same, where rank 0 runs the root itself.
+    pub(super) fn as_rendezvous(self) -> Self {
+        UniqueId { kind: Kind::Rendezvous { span: 1, any_address: false }, ..self }
+    }
+
     /// The id that every rank derives from `seed`: rank 0 listens at the first free one of the `span` ports
     /// from `address`'s on, up to 65535. `span` 0 counts as 1.
     #[must_use]

@@ -7,7 +7,7 @@
 //! Only who has proven to know the secret can end it at once. Anybody may have taken the root's port before the root came: what
 //! such a stranger answers is logged, and is the error if nobody better comes in time.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use ferroccl_handshake::{AuthError, Key, Rejection};
@@ -56,6 +56,7 @@ impl From<BootstrapError> for Failure {
 }
 
 pub(super) fn join(
+    listener: Option<TcpListener>,
     id: &UniqueId,
     rank: u32,
     world_size: u32,
@@ -63,7 +64,7 @@ pub(super) fn join(
     deadline: Deadline,
 ) -> Result<Joined> {
     let mut joining = Joining { id, rank, world_size, settings, deadline, acceptor: None };
-    let root = joining.run_root_if_ours()?;
+    let root = joining.run_root_if_ours(listener)?;
     let places = match &root {
         Some((_, address)) => vec![*address],
         None => id.addresses(),
@@ -88,8 +89,11 @@ struct Joining<'a> {
 }
 
 impl Joining<'_> {
-    /// Rank 0 of a rendezvous runs the root; also where it reaches it itself.
-    fn run_root_if_ours(&self) -> Result<Option<(RootThread, SocketAddr)>> {
+    /// Rank 0 of a rendezvous runs the root, on `listener` if it has one; also where it reaches it itself.
+    fn run_root_if_ours(
+        &self,
+        listener: Option<TcpListener>,
+    ) -> Result<Option<(RootThread, SocketAddr)>> {
         let Kind::Rendezvous { any_address, .. } = self.id.kind() else { return Ok(None) };
         if self.rank != 0 {
             return Ok(None);
@@ -102,7 +106,8 @@ impl Joining<'_> {
             let v4 = places.iter().map(|p| any(Ipv4Addr::UNSPECIFIED.into(), p));
             places = v6.chain(v4).collect();
         }
-        let listener = root::listen_on_first_free(&places).map_err(|e| {
+        let listener = listener.map_or_else(|| root::listen_on_first_free(&places), Ok);
+        let listener = listener.map_err(|e| {
             let what = match places[..] {
                 [first] => format!("rank 0 listening on {first}"),
                 _ => format!(

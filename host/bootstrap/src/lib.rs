@@ -30,6 +30,7 @@
 //! | `root`, `join` | the two sides of coming together |
 //! | `ring`, `p2p` | all-gather; send and receive |
 //! | `invitation` | where some ranks meet again |
+//! | `reunion` | where those meet that are left of a group |
 //! | `watch`, `departure`, `gather` | who is still there; all-gathers later |
 
 mod acceptor;
@@ -45,6 +46,7 @@ mod limit;
 mod link;
 mod p2p;
 mod peers;
+mod reunion;
 mod ring;
 mod root;
 mod secret;
@@ -61,6 +63,7 @@ pub use id::{CommId, UNIQUE_ID_BYTES, UniqueId};
 pub use interface::{AddressFamily, Interface, InterfaceFilter, choose, choose_all, interfaces};
 pub use invitation::Invitation;
 pub use limit::{Limit, Stop};
+pub use reunion::MeetingPlace;
 pub use secret::Secret;
 pub use settings::{LOG_TARGET, Settings};
 pub use watch::{Heartbeat, News, Watch};
