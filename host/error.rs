@@ -101,6 +101,15 @@ pub enum Error {
         /// The first cause.
         cause: String,
     },
+    /// The communicator was revoked ([`Communicator::revoke`](crate::Communicator::revoke)): no call of it runs any more, and
+    /// none can be made.
+    #[error("communicator of rank {rank} was revoked by rank {by}")]
+    Revoked {
+        /// This rank.
+        rank: u32,
+        /// The rank that has revoked it.
+        by: u32,
+    },
     /// A kernel panicked: a broken invariant of the library.
     #[error("kernel {kernel} panicked: {message}")]
     Panicked {
@@ -139,6 +148,26 @@ impl Error {
     /// An [`Error::Bootstrap`] about what a member of the group sent.
     pub(crate) fn malformed(what: impl Into<String>) -> Self {
         BootstrapError::Malformed(what.into()).into()
+    }
+
+    /// The ranks that this error blames: those that are lost, or that have not made a call. Empty where no rank is to blame, or
+    /// the error does not say. After a failure [`Communicator::async_error`](crate::Communicator::async_error) has the error
+    /// that does, and [`Communicator::shrink`](crate::Communicator::shrink) goes on without them.
+    ///
+    /// ```
+    /// let lost = ferroccl::Error::PeerLost { rank: 0, peer: 3, reason: "its process has ended".into() };
+    /// assert_eq!(lost.blamed_ranks(), [3]);
+    /// ```
+    #[must_use]
+    pub fn blamed_ranks(&self) -> Vec<u32> {
+        match self {
+            Error::PeerLost { peer, .. } => vec![*peer],
+            Error::Timeout { ranks, .. } => ranks.clone(),
+            Error::Kernel(fault) if FaultKind::from_raw(fault.0.kind) == FaultKind::PeerLost => {
+                vec![fault.0.peer]
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// An [`Error::InvalidArgument`].

@@ -27,6 +27,7 @@ fn variant(error: &Error) -> &'static str {
         #[cfg(feature = "emulator")]
         Error::Emulator(_) => "Emulator",
         Error::Aborted { .. } => "Aborted",
+        Error::Revoked { .. } => "Revoked",
         Error::Panicked { .. } => "Panicked",
         Error::Unavailable { .. } => "Unavailable",
     }

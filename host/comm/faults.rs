@@ -20,6 +20,7 @@ use ferroccl_device::abi::{Fault, FaultKind, Poison};
 use tracing::{debug, info, warn};
 
 use super::abort::Abortable;
+use super::revoke::revoked;
 use super::stall;
 use super::state::CommState;
 use crate::channel::EdgeEnd;
@@ -48,6 +49,9 @@ impl CommState {
     /// The failure of this communicator.
     pub(super) fn failure(&self) -> Option<Error> {
         let fault = self.control.fault()?;
+        if let Some(revoked) = revoked(&fault, self.rank) {
+            return Some(revoked);
+        }
         if has_cause(&fault)
             && let Some(cause) = self.cause.get()
         {
@@ -139,6 +143,7 @@ impl CommState {
         // The neighbours on this host may hear of it from us first, so the fault that they get has to name the cause.
         // A cause that is there already stays: it is the first.
         match FaultKind::from_raw(fault.kind) {
+            _ if revoked(&fault, self.rank).is_some() => self.fail(&fault),
             FaultKind::PeerLost => {
                 // The teller may have lost this rank.
                 let peer = if fault.peer == self.rank { teller } else { fault.peer };
@@ -168,7 +173,7 @@ impl CommState {
         faults.next().map(|(fault, _)| Error::Kernel(Arc::new(KernelFault(fault))))
     }
 
-    fn own_fault(&self, kind: FaultKind) -> Fault {
+    pub(super) fn own_fault(&self, kind: FaultKind) -> Fault {
         Fault { kind: kind as u32, rank: self.rank, ..Fault::default() }
     }
 
@@ -184,7 +189,7 @@ impl CommState {
     }
 
     /// Records `fault` unless there is one, stops our kernels and tells all peers.
-    fn fail(&self, fault: &Fault) {
+    pub(super) fn fail(&self, fault: &Fault) {
         self.control.fail(fault);
         self.notify_peers();
     }
@@ -193,7 +198,7 @@ impl CommState {
     /// it waited for in the end. Looks at all edges whether a peer has left a fault with the cause, and at who has not
     /// entered the call.
     fn find_root_cause(&self, fault: &Fault) {
-        if self.cause.get().is_some() {
+        if self.cause.get().is_some() || revoked(fault, self.rank).is_some() {
             return;
         }
         let is = |fault: &Fault, kind| FaultKind::from_raw(fault.kind) == kind;
@@ -205,6 +210,10 @@ impl CommState {
             // A fault with a cause comes before `Aborted`, and a failure before a departure.
             faults.sort_by_key(|(fault, kind)| (stopped(fault), *kind != Poison::SET));
             let Some((found, _)) = faults.first() else { return };
+            if let Some(error) = revoked(found, self.rank) {
+                let _ = self.cause.set(error);
+                return;
+            }
             first = *found;
         }
         let timeout = is(&first, FaultKind::Timeout).then(|| self.timeout_error()).flatten();

@@ -2,7 +2,7 @@
 
 use std::thread::JoinHandle;
 
-use super::{AbortHandle, CommConfig, Communicator, split};
+use super::{AbortHandle, CommConfig, Communicator, ShrinkMode, grow, shrink, split};
 use crate::buffer::Device;
 use crate::error::{Error, Result};
 use ferroccl_bootstrap::UniqueId;
@@ -146,6 +146,35 @@ impl Communicator {
         let (config, abort) = config.guarded();
         let comm = self.0.clone();
         InProgress::start(abort, move || split::split(&comm, color, key, &config))
+    }
+
+    /// Starts [`Communicator::shrink_with`] and returns at once.
+    ///
+    /// # Errors
+    /// As [`Communicator::init_rank_nonblocking`].
+    pub fn shrink_nonblocking(
+        &self,
+        exclude: &[u32],
+        mode: ShrinkMode,
+        config: &CommConfig,
+    ) -> Result<InProgress<Communicator>> {
+        let (config, abort) = config.guarded();
+        let (comm, exclude) = (self.0.clone(), exclude.to_vec());
+        InProgress::start(abort, move || shrink::shrink(&comm, &exclude, mode, &config))
+    }
+
+    /// Starts [`Communicator::grow_with`] and returns at once.
+    ///
+    /// # Errors
+    /// As [`Communicator::init_rank_nonblocking`].
+    pub fn grow_nonblocking(
+        &self,
+        nranks: u32,
+        config: &CommConfig,
+    ) -> Result<InProgress<Communicator>> {
+        let (config, abort) = config.guarded();
+        let comm = self.0.clone();
+        InProgress::start(abort, move || grow::grow(&comm, nranks, &config))
     }
 
     /// Starts [`Communicator::finalize`] and returns at once. Aborting it aborts the communicator.

@@ -22,6 +22,9 @@
 //! setup         ranks exchange what they are, and agree (builder, init_params)
 //! recv_region   memory for the edges with all peers (transport, channel; gdr for slots in a GPU's memory)
 //! split         a communicator of some of the ranks; ranks meet out of band (out_of_band)
+//! shrink        a communicator of the ranks that are left, also after a failure
+//! grow          a communicator of these ranks and new ones
+//! revoke        ends the calls of all ranks, which then shrink or split
 //! in_progress   the same in the background; abort ends it
 //! ```
 //!
@@ -47,6 +50,7 @@ mod faults;
 mod gdr;
 mod gpu_graphs;
 mod group;
+mod grow;
 mod in_progress;
 mod init_params;
 mod launch;
@@ -57,7 +61,9 @@ mod out_of_band;
 mod p2p;
 mod recorder;
 mod recv_region;
+mod revoke;
 mod setup;
+mod shrink;
 mod snapshot;
 mod split;
 mod stall;
@@ -74,6 +80,7 @@ pub use config::CommConfig;
 pub use group::group;
 pub use in_progress::InProgress;
 pub(crate) use recorder::unix_now;
+pub use shrink::ShrinkMode;
 pub(crate) use snapshot::records;
 pub use state::Communicator;
 

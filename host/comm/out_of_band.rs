@@ -6,12 +6,15 @@
 //! ```
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
+use super::CommConfig;
 use super::recorder::RankProgress;
 use super::state::{CommState, Communicator};
+use crate::buffer::Device;
 use crate::error::{Error, Result};
-use ferroccl_bootstrap::{Departure, Gathers, Limit, Watch};
+use ferroccl_bootstrap::{BootstrapError, Departure, Gathers, Limit, Watch};
 
 /// The connection with all other ranks of a communicator.
 #[derive(Debug)]
@@ -57,6 +60,22 @@ pub(super) struct LocalGroup {
     members: OnceLock<Vec<Weak<CommState>>>,
     /// Communicators that one rank has made for others, by rank.
     made: Mutex<HashMap<u32, Communicator>>,
+    /// Those that are left, and meet.
+    reunions: Mutex<Vec<Reunion>>,
+    /// Communicators have been made for some that meet.
+    reunited: Condvar,
+}
+
+/// Ranks that are left of a group, and come together.
+#[derive(Debug)]
+struct Reunion {
+    number: u64,
+    /// All that are to come.
+    left: Vec<u32>,
+    /// Those that have come and not gone.
+    come: Vec<(u32, Device)>,
+    /// The new communicators by old rank, when all have come.
+    made: Option<Result<HashMap<u32, Communicator>>>,
 }
 
 /// A rank of a local group. Dropping it tells the others that the rank has left.
@@ -74,6 +93,8 @@ impl LocalGroup {
             gathers: (0..nranks).map(|rank| Gathers::new(rank, nranks)).collect(),
             members: OnceLock::from(ranks.iter().map(|r| Arc::downgrade(&r.0)).collect::<Vec<_>>()),
             made: Mutex::default(),
+            reunions: Mutex::default(),
+            reunited: Condvar::new(),
         });
         for communicator in ranks {
             let member = LocalMember { group: Arc::clone(&group), rank: communicator.rank() };
@@ -97,6 +118,88 @@ impl LocalGroup {
     pub(super) fn deposit(&self, ranks: &[u32], made: Vec<Communicator>) {
         let mut all = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         all.extend(ranks.iter().copied().zip(made));
+    }
+
+    /// The devices of `ranks`.
+    ///
+    /// # Errors
+    /// When one of them has left.
+    pub(super) fn devices(&self, ranks: &[u32]) -> Result<Vec<Device>> {
+        let members: Vec<_> = self.members.get().into_iter().flatten().collect();
+        let device = |rank: &u32| {
+            let member = members.get(*rank as usize).and_then(|member| member.upgrade());
+            let gone = || Error::malformed(format!("rank {rank} has left its group"));
+            member.map(|member| member.device.clone()).ok_or_else(gone)
+        };
+        ranks.iter().map(device).collect()
+    }
+
+    /// The communicator of one rank of those that are `left`, all of which call it; who comes last makes them all.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Timeout`], which names who has not come, when the time is over; what making them ends in, on all
+    /// ranks.
+    pub(super) fn reunite(
+        &self,
+        (rank, device): (u32, &Device),
+        left: &[u32],
+        config: &CommConfig,
+        limit: &Limit,
+    ) -> Result<Communicator> {
+        let begun = Instant::now();
+        let mut all = self.reunions.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those that have come, or that have what they came for and are about to go, are of an earlier one.
+        let open = |one: &Reunion| one.left == left && !one.come.iter().any(|(r, _)| *r == rank);
+        let number = match all.iter().find(|one| one.made.is_none() && open(one)) {
+            Some(one) => one.number,
+            None => {
+                let number = all.last().map_or(0, |last| last.number + 1);
+                let (left, come) = (left.to_vec(), Vec::new());
+                all.push(Reunion { number, left, come, made: None });
+                number
+            }
+        };
+        let find = move |one: &&mut Reunion| one.number == number;
+        let gone = || Error::malformed("those that meet were forgotten");
+        let mine = all.iter_mut().find(find).ok_or_else(gone)?;
+        mine.come.push((rank, device.clone()));
+        if mine.come.len() == left.len() {
+            mine.come.sort_by_key(|(rank, _)| *rank);
+            let devices: Vec<_> = mine.come.iter().map(|(_, device)| device.clone()).collect();
+            drop(all);
+            let made = Communicator::init_all_on(&devices, config);
+            let made = made.map(|made| left.iter().copied().zip(made).collect());
+            all = self.reunions.lock().unwrap_or_else(PoisonError::into_inner);
+            all.iter_mut().find(find).ok_or_else(gone)?.made = Some(made);
+            self.reunited.notify_all();
+        }
+        loop {
+            let mine = all.iter_mut().find(find).ok_or_else(gone)?;
+            let over = limit.stop.is_set() || begun.elapsed() >= limit.time;
+            let result = match &mut mine.made {
+                Some(Ok(made)) => made.remove(&rank).ok_or_else(gone),
+                Some(Err(error)) => Err(error.clone()),
+                // Who makes them will be done with it.
+                None if over && mine.come.len() < left.len() => {
+                    let has_come = |rank: &&u32| mine.come.iter().any(|(r, _)| r == *rank);
+                    let missing: Vec<_> = left.iter().filter(|rank| !has_come(rank)).collect();
+                    let what = format!("waiting for ranks {missing:?} of {left:?} to shrink, too,");
+                    Err(BootstrapError::Timeout { what, limit: limit.time }.into())
+                }
+                None => {
+                    // Woken, or to look at `stop`.
+                    let soon = Duration::from_millis(20);
+                    let woken = self.reunited.wait_timeout(all, soon);
+                    all = woken.unwrap_or_else(PoisonError::into_inner).0;
+                    continue;
+                }
+            };
+            mine.come.retain(|(r, _)| *r != rank);
+            if mine.come.is_empty() {
+                all.retain(|one| one.number != number);
+            }
+            return result;
+        }
     }
 
     /// Takes the communicator for `rank`.

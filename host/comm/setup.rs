@@ -215,12 +215,23 @@ impl Communicator {
         stop: &Stop,
     ) -> Result<Communicator> {
         let env = Config::from_env()?;
+        let bootstrap =
+            Bootstrap::connect_unless(stop.clone(), id, rank, nranks, &env.bootstrap())?;
+        Self::from_bootstrap(device, bootstrap, config)
+    }
+
+    /// A rank of a group that has come together.
+    pub(super) fn from_bootstrap(
+        device: &Device,
+        bootstrap: Bootstrap,
+        config: &CommConfig,
+    ) -> Result<Communicator> {
+        let env = Config::from_env()?;
         let config = &config.or(&CommConfig::from_env(&env));
+        let (rank, nranks) = (bootstrap.rank(), bootstrap.nranks());
         if rank == 0 {
             log_topology::log_topology(&env)?;
         }
-        let bootstrap =
-            Bootstrap::connect_unless(stop.clone(), id, rank, nranks, &env.bootstrap())?;
         let peers: Vec<PeerInfo> = exchange(&bootstrap, &peer_info(rank, device, &env)?)?;
 
         let host = &peers[rank as usize].host;
@@ -270,6 +281,7 @@ impl Communicator {
         let heads =
             collnet_heads::join(network.as_ref(), &nodes, |handle| exchange(&bootstrap, handle))?;
         let communicator = builder.build(edges, &peers, net, heads)?;
+        let meeting_place = bootstrap.meeting_place()?;
         // From here on the counters of every edge have their first values, so that kernels may start.
         bootstrap.barrier()?;
         let comm = Arc::downgrade(&communicator.0);
@@ -289,8 +301,9 @@ impl Communicator {
                     }
                 }
             })?;
-        // The cell is new.
+        // The cells are new.
         let _ = communicator.0.out_of_band.set(OutOfBand::Ring(watch));
+        let _ = communicator.0.meeting_place.set(meeting_place);
         Ok(communicator)
     }
 }
@@ -387,6 +400,8 @@ impl CommBuilder<'_> {
             reports: Reports::new(self.nranks),
             abort,
             out_of_band: OnceLock::new(),
+            meeting_place: OnceLock::new(),
+            growth: Mutex::default(),
             split_lock: Mutex::new(()),
             ranks_on_device: ranks_on_device(peers, self.rank),
             p2p_blocks: self.blocks.p2p,

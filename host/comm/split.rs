@@ -96,22 +96,33 @@ impl Communicator {
     /// ```
     pub fn split_all(
         communicators: &[Communicator],
-        place: impl Fn(u32) -> (Option<u32>, i32),
+        place: impl Fn(u32) -> (Option<u32>, i32) + Sync,
     ) -> Result<Vec<Option<Communicator>>> {
-        std::thread::scope(|scope| {
-            let start = |communicator| {
-                let (color, key) = place(Communicator::rank(communicator));
-                std::thread::Builder::new()
-                    .spawn_scoped(scope, move || communicator.split(color, key))
-                    .map_err(|e| Error::system("thread of a rank that splits", e))
-            };
-            let threads: Vec<_> = communicators.iter().map(start).collect();
-            // Waits for all threads, also after an error of one.
-            let panicked = || Error::malformed("a thread that splits panicked");
-            let ends = threads.into_iter().map(|thread| thread?.join().map_err(|_| panicked())?);
-            ends.collect::<Vec<_>>().into_iter().collect()
+        at_once(communicators, |communicator| {
+            let (color, key) = place(communicator.rank());
+            communicator.split(color, key)
         })
     }
+}
+
+/// What `body` gives for each of the communicators, in a thread each; the first error.
+pub(super) fn at_once<T: Send>(
+    communicators: &[Communicator],
+    body: impl Fn(&Communicator) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    std::thread::scope(|scope| {
+        let body = &body;
+        let start = |communicator| {
+            std::thread::Builder::new()
+                .spawn_scoped(scope, move || body(communicator))
+                .map_err(|e| Error::system("thread of a rank that splits or shrinks", e))
+        };
+        let threads: Vec<_> = communicators.iter().map(start).collect();
+        // Waits for all threads, also after an error of one.
+        let panicked = || Error::malformed("a thread that splits or shrinks panicked");
+        let ends = threads.into_iter().map(|thread| thread?.join().map_err(|_| panicked())?);
+        ends.collect::<Vec<_>>().into_iter().collect()
+    })
 }
 
 /// See [`Communicator::split_with`].
@@ -186,7 +197,8 @@ fn split_locked(
 fn open_rendezvous(comm: &CommState, members: &[u32], config: &CommConfig) -> Result<String> {
     match comm.out_of_band.get() {
         Some(OutOfBand::Local(member)) => {
-            let made = Communicator::init_all_with(&comm.device, members.len() as u32, config)?;
+            let devices = member.group.devices(members)?;
+            let made = Communicator::init_all_on(&devices, config)?;
             member.group.deposit(members, made);
             Ok(String::new())
         }
@@ -197,7 +209,7 @@ fn open_rendezvous(comm: &CommState, members: &[u32], config: &CommConfig) -> Re
 }
 
 /// All ranks' values, by rank.
-fn all_gather<T>(comm: &CommState, mine: &T, limit: &Limit) -> Result<Vec<T>>
+pub(super) fn all_gather<T>(comm: &CommState, mine: &T, limit: &Limit) -> Result<Vec<T>>
 where
     T: Serialize + serde::de::DeserializeOwned,
 {
@@ -207,8 +219,9 @@ where
         None => vec![bytes],
     };
     let read = |(rank, bytes): (usize, &Vec<u8>)| {
-        serde_json::from_slice(bytes)
-            .map_err(|e| Error::malformed(format!("what rank {rank} sent for a split: {e}")))
+        serde_json::from_slice(bytes).map_err(|e| {
+            Error::malformed(format!("what rank {rank} sent for a split or a growth: {e}"))
+        })
     };
     all.iter().enumerate().map(read).collect()
 }

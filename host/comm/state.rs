@@ -7,6 +7,7 @@ use super::abort::AbortHandle;
 use super::collnet_heads::CollnetHeads;
 use super::config::CommConfig;
 use super::control::ControlBlock;
+use super::grow::Growth;
 use super::net::NetConnections;
 use super::nodes::Nodes;
 use super::out_of_band::OutOfBand;
@@ -20,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::flight_recorder::DumpFile;
 use crate::fork::Maker;
 use crate::runtime::{Event, Keep, LaunchObserver, Memory};
+use ferroccl_bootstrap::MeetingPlace;
 
 /// One rank of a group. Calls may be made from any thread. They are numbered in the order in which they are made, and every
 /// rank must make the same calls in the same order.
@@ -80,7 +82,11 @@ pub(super) struct CommState {
     pub abort: AbortHandle,
     /// The connection with the other ranks beside the kernels' data; empty where there are no other ranks.
     pub out_of_band: OnceLock<OutOfBand>,
-    /// Held during a split.
+    /// Where the ranks that are left meet after a failure; empty after `init_all` and in a group of one.
+    pub meeting_place: OnceLock<MeetingPlace>,
+    /// What this rank has made an id of for new ranks.
+    pub growth: Mutex<Option<Growth>>,
+    /// Held during a split, a shrink and a growth.
     pub split_lock: Mutex<()>,
     /// How many ranks have this rank's device, itself among them.
     pub ranks_on_device: u32,
@@ -104,11 +110,12 @@ impl CommState {
     /// The order of calls, for the next one.
     ///
     /// # Errors
-    /// [`Error::Aborted`] after a failure, [`Error::InvalidArgument`] after [`CommState::finalize`] and in a fork.
+    /// [`Error::Aborted`] after a failure, [`Error::Revoked`] when it was revoked, [`Error::InvalidArgument`] after [`CommState::finalize`] and in a fork.
     pub(super) fn lock_order(&self) -> Result<MutexGuard<'_, CallOrder>> {
         self.check_maker()?;
         let order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         match self.failure() {
+            Some(revoked @ Error::Revoked { .. }) => Err(revoked),
             Some(cause) => Err(Error::Aborted { rank: self.rank, cause: cause.to_string() }),
             None if order.finalized => Err(Error::argument(
                 "self",

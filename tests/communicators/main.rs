@@ -10,6 +10,7 @@ mod life;
 mod net;
 mod readme;
 mod records;
+mod shrink;
 mod split;
 mod stalls;
 

@@ -2,25 +2,31 @@
 //!
 //! The test binary starts itself: with `FERROCCL_TEST_RANK` set, `member` is one rank and the rest does nothing.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
 
 use ferroccl::config::Config;
-use ferroccl::{CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp, UniqueId};
+use ferroccl::{
+    CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp, ShrinkMode, UniqueId,
+};
 
 use crate::again::again;
 use crate::random::Random;
 
 fn start(id: &UniqueId, rank: u32, n: u32, job: &str) -> Child {
-    again(module_path!(), "member")
+    command(id, rank, n, job).spawn().unwrap()
+}
+
+fn command(id: &UniqueId, rank: u32, n: u32, job: &str) -> Command {
+    let mut command = again(module_path!(), "member");
+    command
         .env("FERROCCL_TEST_RANK", rank.to_string())
         .env("FERROCCL_TEST_RANKS", n.to_string())
         .env("FERROCCL_TEST_JOB", job)
         .env("FERROCCL_UNIQUE_ID", id.to_secret_hex())
         .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .unwrap()
+        .stderr(Stdio::inherit());
+    command
 }
 
 /// One rank, when this process was started as one.
@@ -35,6 +41,7 @@ fn member() {
         "sums" => sums(&id, rank, n),
         "for_ever" => for_ever(&id, rank, n),
         "mismatch" => mismatch(&id, rank, n),
+        "goes_on" => goes_on(&id, rank, n),
         other => panic!("no job {other}"),
     }
 }
@@ -73,6 +80,44 @@ fn for_ever(id: &UniqueId, rank: u32, n: u32) {
             println!("\nrank {rank} ends: {error}");
             return;
         }
+    }
+}
+
+/// Makes calls until one fails; then shrinks to who is left. A line of standard input says without whom: numbers, `blamed`, or
+/// `end`.
+fn goes_on(id: &UniqueId, old: u32, n: u32) {
+    let device = Device::cpu();
+    let mut comm = Communicator::init_rank(&device, n, id, old).unwrap();
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        let exclude: Vec<u32> = match line.as_str() {
+            "end" => return,
+            "run" => Vec::new(),
+            "blamed" => comm.async_error().unwrap_err().blamed_ranks(),
+            list => list.split(',').map(|rank| rank.parse().unwrap()).collect(),
+        };
+        if line != "run" {
+            match comm.shrink(&exclude, ShrinkMode::Abort) {
+                Ok(shrunk) => comm = shrunk,
+                Err(error) => {
+                    println!("\nshrink fails: {error}");
+                    continue;
+                }
+            }
+        }
+        let (rank, size) = (comm.rank(), comm.world_size());
+        // Streams and buffers of before may be used on.
+        let stream = device.stream().unwrap();
+        let sum = device.upload(&[1_u64 << old; 5000]).unwrap();
+        comm.all_reduce(&sum, &sum, ReduceOp::Sum, &stream).unwrap();
+        println!("\nruns as {rank} of {size}, sum {:x}", sum.to_vec(&stream).unwrap()[4999]);
+        let buffer = device.alloc::<f32>(100_000).unwrap();
+        let error = loop {
+            let call = comm.all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream);
+            if let Err(error) = call.and_then(|()| stream.synchronize()) {
+                break error;
+            }
+        };
+        println!("\nends: {error}");
     }
 }
 
@@ -149,6 +194,133 @@ fn a_killed_process_is_an_error_elsewhere_and_leaves_nothing() {
             child.wait().unwrap();
         }
         assert_eq!(shared_memory_names(), Vec::<String>::new());
+    }
+}
+
+/// The processes of a job that goes on: what they are told, and what they say.
+struct Survivors(Vec<(Child, Box<dyn Iterator<Item = String>>)>);
+
+impl Survivors {
+    fn start(n: u32, variables: impl Fn(u32) -> Vec<(&'static str, String)>) -> Self {
+        let id = UniqueId::new(&Config::default().bootstrap()).unwrap();
+        let start = |rank| {
+            let mut child = command(&id, rank, n, "goes_on")
+                .stdin(Stdio::piped())
+                .env("FERROCCL_HEARTBEAT_TIMEOUT", "5")
+                .envs(variables(rank))
+                .spawn()
+                .unwrap();
+            let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+            let lines: Box<dyn Iterator<Item = String>> =
+                Box::new(lines.map_while(std::io::Result::ok));
+            (child, lines)
+        };
+        Survivors((0..n).map(start).collect())
+    }
+
+    fn tell(&mut self, who: &[usize], line: &str) {
+        for &rank in who {
+            writeln!(self.0[rank].0.stdin.as_mut().unwrap(), "{line}").unwrap();
+        }
+    }
+
+    /// The next line of each that begins so.
+    fn hear(&mut self, who: &[usize], start: &str) -> Vec<String> {
+        let next = |&rank: &usize| {
+            let line = self.0[rank].1.find(|line| line.starts_with(start));
+            line.unwrap_or_else(|| panic!("process {rank} does not say {start:?}"))
+        };
+        who.iter().map(next).collect()
+    }
+
+    fn kill(&mut self, who: &[usize]) {
+        who.iter().for_each(|&rank| self.0[rank].0.kill().unwrap());
+    }
+
+    /// They work, as ranks of a group of their own.
+    fn work(&mut self, who: &[usize]) {
+        let (size, sum) = (who.len(), who.iter().map(|rank| 1_u64 << rank).sum::<u64>());
+        for (rank, line) in self.hear(who, "runs as ").into_iter().enumerate() {
+            assert_eq!(line, format!("runs as {rank} of {size}, sum {sum:x}"));
+        }
+    }
+
+    fn end(mut self, who: &[usize]) {
+        self.kill(who); // they are in the middle of calls
+        for (mut child, _) in self.0 {
+            child.wait().unwrap();
+        }
+        assert_eq!(shared_memory_names(), Vec::<String>::new());
+    }
+}
+
+/// One host over shared memory, and as many hosts as ranks, over sockets.
+fn layouts() -> [fn(u32) -> Vec<(&'static str, String)>; 2] {
+    [
+        |_| Vec::new(),
+        |rank| vec![("NCCL_HOSTID", format!("host {rank}")), ("NCCL_NET", "Socket".into())],
+    ]
+}
+
+#[test]
+fn who_is_left_goes_on() {
+    for variables in layouts() {
+        // The rank 0 of all others is where a group meets first.
+        for victim in [0, 2] {
+            let mut job = Survivors::start(4, variables);
+            job.tell(&[0, 1, 2, 3], "run");
+            job.work(&[0, 1, 2, 3]);
+            job.kill(&[victim]);
+            let left: Vec<_> = (0..4).filter(|&rank| rank != victim).collect();
+            for end in job.hear(&left, "ends: ") {
+                assert!(end.contains(&format!("lost rank {victim}: ")), "{end}");
+            }
+            job.tell(&left, "blamed");
+            job.work(&left);
+            // And once more, in the new group's numbers.
+            let (second, left) = (left[1], [left[0], left[2]]);
+            job.kill(&[second]);
+            job.hear(&left, "ends: ");
+            job.tell(&left, "blamed");
+            job.work(&left);
+            job.end(&left);
+        }
+    }
+}
+
+/// Two at once, of which one may be blamed; and one in the middle of a shrink, which can be tried again.
+#[test]
+fn a_shrink_that_fails_names_who_is_missing_and_can_be_repeated() {
+    for variables in layouts() {
+        let all = |rank| {
+            let mut variables = variables(rank);
+            variables.push(("FERROCCL_BOOTSTRAP_TIMEOUT", "4".to_owned()));
+            variables
+        };
+        let mut job = Survivors::start(5, all);
+        job.tell(&[0, 1, 2, 3, 4], "run");
+        job.work(&[0, 1, 2, 3, 4]);
+        job.kill(&[1, 3]);
+        let left = [0, 2, 4];
+        job.hear(&left, "ends: ");
+        // Rank 3 is dead, too.
+        job.tell(&left, "1");
+        for line in job.hear(&left, "shrink fails: ") {
+            assert!(line.contains("rank 3") && line.contains("did not come"), "{line}");
+        }
+        job.tell(&left, "1,3");
+        job.work(&left);
+        // Rank 1 of these dies while the others wait for it.
+        job.kill(&[0]);
+        job.hear(&[2, 4], "ends: ");
+        job.tell(&[4], "0");
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        job.kill(&[2]);
+        let lines = job.hear(&[4], "shrink fails: ");
+        assert!(lines[0].contains("rank 1 is not there"), "{lines:?}");
+        job.tell(&[4], "0,1");
+        job.work(&[4]);
+        job.end(&[4]);
     }
 }
 
