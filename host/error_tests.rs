@@ -95,6 +95,11 @@ fn provoked() -> Vec<Error> {
         ranks[0].0.abort();
         ranks[0].0.barrier(&ranks[0].1).unwrap_err()
     };
+    let revoked = {
+        let ranks = two([1, 1]);
+        ranks[0].0.revoke().unwrap();
+        ranks[1].0.barrier(&ranks[1].1).unwrap_err()
+    };
     let differs = {
         let ranks = two([8, 9]);
         for (comm, stream, buffer) in &ranks {
@@ -133,6 +138,7 @@ fn provoked() -> Vec<Error> {
         differs,
         timeout,
         aborted,
+        revoked,
         none,
     ]
 }

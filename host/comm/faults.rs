@@ -143,7 +143,6 @@ impl CommState {
         // The neighbours on this host may hear of it from us first, so the fault that they get has to name the cause.
         // A cause that is there already stays: it is the first.
         match FaultKind::from_raw(fault.kind) {
-            _ if revoked(&fault, self.rank).is_some() => self.fail(&fault),
             FaultKind::PeerLost => {
                 // The teller may have lost this rank.
                 let peer = if fault.peer == self.rank { teller } else { fault.peer };

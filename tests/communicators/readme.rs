@@ -1,7 +1,7 @@
 //! The parts of programs that the README shows: these lines are those (a test of the command compares them).
 
 use ferroccl::{
-    CommConfig, Communicator, Device, DeviceBuffer, ReduceOp, Result, Stream, UniqueId,
+    CommConfig, Communicator, Device, DeviceBuffer, ReduceOp, Result, ShrinkMode, Stream, UniqueId,
 };
 
 use super::{each, init_ranks};
@@ -57,6 +57,36 @@ fn a_split_and_a_start_in_the_background(
     let comm = init.wait()?;
     comm.finalize()?;                                            // all calls have ended, no more can be made
     Ok(row)
+}
+
+#[rustfmt::skip]
+fn a_sum_that_may_lose_ranks(mut comm: Communicator, sum: DeviceBuffer<f32>, stream: Stream) -> Result<Communicator> {
+    let done = comm.all_reduce(&sum, &sum, ReduceOp::Sum, &stream).and_then(|()| stream.synchronize());
+    if let Err(error) = done {
+        let blamed = comm.async_error().err().unwrap_or(error).blamed_ranks();
+        comm = comm.shrink(&blamed, ShrinkMode::Abort)?;          // all that are left call it, with the same list
+    }
+    Ok(comm)
+}
+
+#[test]
+fn a_rank_that_makes_no_call_is_left_behind() {
+    let mut config = CommConfig::default();
+    config.timeout = Some(std::time::Duration::from_millis(300));
+    let device = Device::cpu();
+    let ranks = std::sync::Mutex::new(init_ranks(&device, 3, &config));
+    let sizes = each(3, |_| {
+        let rank = ranks.lock().unwrap().pop().unwrap();
+        if rank.rank() == 1 {
+            while rank.async_error().is_ok() {
+                std::thread::yield_now();
+            }
+            return 0;
+        }
+        let (sum, stream) = (device.alloc(10).unwrap(), device.stream().unwrap());
+        a_sum_that_may_lose_ranks(rank, sum, stream).unwrap().world_size()
+    });
+    assert_eq!(sizes.iter().sum::<u32>(), 4, "{sizes:?}");
 }
 
 #[test]
