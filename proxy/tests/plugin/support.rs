@@ -1,5 +1,6 @@
 //! Compiles plugins, and connects through them.
 
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -88,9 +89,14 @@ pub(crate) struct Counts {
 impl Counts {
     /// Of a plugin that is loaded, and so stays.
     pub(crate) fn of(net: &PluginNet) -> &'static Counts {
-        // SAFETY: it is loaded already, and has such a variable.
+        Counts::in_file(net.library())
+    }
+
+    /// Of a plugin's file, whose library stays.
+    pub(crate) fn in_file(path: &str) -> &'static Counts {
+        // SAFETY: it has such a variable, and is not closed.
         unsafe {
-            let library = libloading::Library::new(net.library()).unwrap();
+            let library = ManuallyDrop::new(libloading::Library::new(path).unwrap());
             let symbol = library.get::<*const Counts>("net_counts").unwrap();
             &*symbol.try_as_raw_ptr().unwrap().cast::<Counts>()
         }

@@ -16,6 +16,8 @@ fn load_error(versions: &[u32], test: &str, name: &str, expected: &str) {
                 error.get(at..).and_then(|error| error.split_once(": ")).map(|(_, said)| said);
             assert_eq!(said, Some(expected), "{name} v{version}: {error}");
         }
+        let open = Counts::in_file(path.to_str().unwrap()).open();
+        assert_eq!(open, [0; 5], "{name} v{version}: a context is left");
     }
 }
 

@@ -110,7 +110,7 @@ fn out<T>(code: Code, value: T) -> Result<T, Code> {
 }
 
 impl Functions {
-    /// Reads the table of a plugin that is initialised; or names the function that it lacks.
+    /// Reads the table of a plugin that is initialised; or names the function that it lacks, and ends the plugin.
     ///
     /// # Safety
     /// There is such a table, and the plugin made the context with this configuration.
@@ -133,15 +133,17 @@ impl Functions {
         // SAFETY: the caller's.
         let of_version = unsafe {
             match symbol {
-                Symbol::V8(at) => OfVersion::V8(read(at)?),
-                Symbol::V9(at) => OfVersion::V9(read(&raw const (*at).table)?),
-                Symbol::V10(at) => OfVersion::V10(read(&raw const (*at).table)?),
-                Symbol::V11(at) => OfVersion::V11(
-                    read(&raw const (*at).table)?,
-                    (&raw const (*at).finalize).read(),
-                ),
+                Symbol::V8(at) => read(at).map(OfVersion::V8),
+                Symbol::V9(at) => read(&raw const (*at).table).map(OfVersion::V9),
+                Symbol::V10(at) => read(&raw const (*at).table).map(OfVersion::V10),
+                Symbol::V11(at) => read(&raw const (*at).table)
+                    .map(|table| OfVersion::V11(table, (&raw const (*at).finalize).read())),
             }
         };
+        let of_version = of_version.inspect_err(|_| {
+            // SAFETY: the caller's; nobody else has the context, and the configuration is still here.
+            unsafe { symbol.finalize(context) };
+        })?;
         let common = match &of_version {
             OfVersion::V8(table) => Common::of(table),
             OfVersion::V9(table) => Common::of(table),

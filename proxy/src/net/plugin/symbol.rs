@@ -103,6 +103,21 @@ impl Symbol {
         };
         if code == SUCCESS { Ok(context) } else { Err(Failure::Code(code)) }
     }
+
+    /// Ends what `init` has made, if the version has a function for that. What it says is of no use to anybody.
+    ///
+    /// # Safety
+    /// There is such a table, and the context is its `init`'s, which nobody uses any more.
+    pub(super) unsafe fn finalize(self, context: Object) {
+        if let Symbol::V11(at) = self {
+            // SAFETY: the caller's; what is not NULL is a function.
+            unsafe {
+                if let Some(finalize) = (&raw const (*at).finalize).read() {
+                    finalize(context);
+                }
+            }
+        }
+    }
 }
 
 /// What a plugin is told about connections: nothing. It may look at it as long as the context lives.
