@@ -145,8 +145,9 @@ impl RankEnv {
                 (r, world_size.clone())
             }
             (Some(r), None) => {
-                let size = r.value + 1; // at least; nothing says more
-                (r, Number { name: names.local_size[0], value: size })
+                let size = r.value.saturating_add(1); // at least; nothing says more
+                let name = names.local_size.first().copied().unwrap_or(r.name);
+                (r, Number { name, value: size })
             }
             (None, _) if *launcher == Launcher::Kubernetes => {
                 (Number { value: 0, ..rank }, Number { value: 1, ..world_size })

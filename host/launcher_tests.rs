@@ -44,6 +44,17 @@ fn every_launcher_is_understood() {
 }
 
 #[test]
+fn a_local_rank_without_a_size_says_that_there_are_so_many_at_least() {
+    let step = "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=7 SLURM_LOCALID=1 SLURM_STEP_ID=0 \
+                SLURM_STEP_NODELIST=n[04-05] SLURM_JOB_ID=9";
+    let env = ranks(step);
+    assert_eq!((env.rank, env.local_rank, env.local_size), (5, 1, 2));
+    let most = step.replace("LOCALID=1", "LOCALID=4294967295");
+    let error = read(&most).unwrap_err().to_string();
+    assert!(error.contains("SLURM_LOCALID=4294967295"), "{error}");
+}
+
+#[test]
 fn no_launcher_is_none() {
     for text in [
         "",
