@@ -92,6 +92,10 @@ impl FromStr for InterfaceFilter {
         if names.is_empty() {
             return Err("it names no interface");
         }
+        // As `^ =eth0`: no interface has such a name, so the list would be another than is meant.
+        if names.iter().any(|name| name.starts_with(['^', '='])) {
+            return Err("^ and = stand in front of the list, without blanks, and ^ before =");
+        }
         Ok(InterfaceFilter { names, exact, all_but })
     }
 }
@@ -309,6 +313,10 @@ mod tests {
 
     #[test]
     fn filters_are_written_as_read() {
+        // Blanks between would make it another list.
+        for text in ["^ =eth0", "= ^eth0", " ^eth0", "==eth0", "eth0,^eth1"] {
+            assert!(text.parse::<InterfaceFilter>().is_err(), "{text:?}");
+        }
         for text in ["eth,ib", "=eth0", "^docker,lo", "^=eth3"] {
             assert_eq!(text.parse::<InterfaceFilter>().unwrap().to_string(), text);
         }
