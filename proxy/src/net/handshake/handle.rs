@@ -55,6 +55,7 @@ impl Handle {
         let (family, port) = (reader.u16()?, reader.u16()?);
         let (ip, scope) = (Ipv6Addr::from(reader.take::<16>()?), reader.u32()?);
         let address = match (family, ip.to_ipv4_mapped()) {
+            (4, Some(_)) if scope != 0 => return Err(Malformed::Field("scope", scope.into())),
             (4, Some(v4)) => SocketAddr::new(IpAddr::V4(v4), port),
             (6, _) => SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope)),
             _ => return Err(Malformed::Field("address family", family.into())),
@@ -95,6 +96,9 @@ mod tests {
         bytes[8] = 3;
         bytes[12] = 5;
         assert_eq!(Handle::decode(&bytes), Err(Malformed::Field("address family", 5)));
+        bytes[12] = 4;
+        bytes[32] = 7;
+        assert_eq!(Handle::decode(&bytes), Err(Malformed::Field("scope", 7)), "IPv4 has none");
         bytes[0] = 0;
         assert_eq!(Handle::decode(&bytes), Err(Malformed::Stranger));
     }
