@@ -60,6 +60,19 @@ pub(super) fn exchange<T: Serialize + DeserializeOwned>(
         .collect()
 }
 
+/// What ranks say of themselves makes sense together.
+///
+/// # Errors
+/// [`Error::Malformed`] when a rank says that it is another one.
+pub(super) fn check_peers(peers: &[PeerInfo]) -> Result<()> {
+    match (0..).zip(peers).find(|(rank, peer)| peer.rank != *rank) {
+        Some((rank, peer)) => {
+            Err(Error::malformed(format!("rank {rank} says that it is {}", peer.rank)))
+        }
+        None => Ok(()),
+    }
+}
+
 /// How many ranks share the device of `rank`, itself among them; 1 for devices without memory of their own.
 pub(super) fn ranks_on_device(peers: &[PeerInfo], rank: u32) -> u32 {
     let me = &peers[rank as usize];
@@ -74,4 +87,26 @@ pub(super) fn ranks_on_device(peers: &[PeerInfo], rank: u32) -> u32 {
 pub(super) fn allowed(config: &CommConfig, env: &Config) -> AllowedTransports {
     let net = env.net.as_deref().is_none_or(|net| !net.eq_ignore_ascii_case("none"));
     AllowedTransports { p2p: config.p2p.unwrap_or(true), shm: config.shm.unwrap_or(true), net }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The places of senders in a receiver's device memory follow from their ranks.
+    #[test]
+    fn no_rank_is_taken_for_another() {
+        let peer = |rank| PeerInfo {
+            rank,
+            pid: 1,
+            process: 1,
+            space: 1,
+            device: None,
+            host: "a host".to_owned(),
+            pid_namespace: String::new(),
+        };
+        assert!(check_peers(&[peer(0), peer(1)]).is_ok());
+        let error = check_peers(&[peer(0), peer(7)]).unwrap_err().to_string();
+        assert!(error.ends_with("rank 1 says that it is 7"), "{error}");
+    }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::CommConfig;
 use crate::channel::ConnLayout;
-use crate::config::{Config, Setting as _};
+use crate::config::{Config, LEAST_HEARTBEAT, Setting as _};
 use crate::error::{Error, Result};
 use ferroccl_bootstrap::{Bootstrap, BootstrapError, Heartbeat};
 use ferroccl_topology::graph::tuning::Algorithm;
@@ -29,6 +29,27 @@ pub(super) struct InitParams {
     pub timeout_ns: u64,
     /// The limit of a rank's silence in nanoseconds; 0 is no limit.
     pub heartbeat_ns: u64,
+}
+
+impl InitParams {
+    /// The numbers of which all ranks take the least are some that a rank can have.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Malformed`] for what no rank of this version sends.
+    fn check(&self, rank: usize) -> Result<()> {
+        let wrong = |what: &str, value: u64| {
+            Err(Error::malformed(format!("rank {rank} says that it has {value} {what}")))
+        };
+        let least = u64::try_from(LEAST_HEARTBEAT.as_nanos()).unwrap_or(u64::MAX);
+        match self {
+            InitParams { channels: 0, .. } => wrong("channels", 0),
+            InitParams { blocks: 0, .. } => wrong("blocks", 0),
+            &InitParams { heartbeat_ns, .. } if (1..least).contains(&heartbeat_ns) => {
+                wrong("ns for its heartbeat", heartbeat_ns)
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Identifies the group, and proves that a peer is of it. It is never sent: only the group's ranks know or derive the secret.
@@ -104,6 +125,7 @@ pub(super) fn heartbeat(params: &[InitParams]) -> Option<Heartbeat> {
 /// [`BootstrapError::Mismatch`] when other parameters differ.
 pub(super) fn agree(rank: u32, mine: &InitParams, params: &[InitParams]) -> Result<(u32, u32)> {
     for (peer, theirs) in params.iter().enumerate() {
+        theirs.check(peer)?;
         let differs = |what: &str, ours: String, theirs: String| {
             let text = format!(
                 "{what} of rank {rank} is {ours}, of rank {peer} {theirs}: all ranks need the same"
@@ -203,6 +225,31 @@ mod tests {
         };
         assert_eq!(of(&[30, 5, 9]), Some(5));
         assert_eq!(of(&[30, 0, 9]), None);
+    }
+
+    #[test]
+    fn numbers_that_no_rank_has_are_refused() {
+        let config = CommConfig::default();
+        let good = InitParams {
+            layout: config.layout(([1 << 20; 3], 8), false).unwrap(),
+            channels: 2,
+            blocks: 3,
+            all_channels: false,
+            tuning: TuningParams::new(&config, &Config::default()),
+            collnet: false,
+            group: 0,
+            timeout_ns: 0,
+            heartbeat_ns: 100_000_000,
+        };
+        assert_eq!(agree(0, &good, &[good, good]).ok(), Some((2, 3)));
+        for (bad, words) in [
+            (InitParams { channels: 0, ..good }, "rank 1 says that it has 0 channels"),
+            (InitParams { blocks: 0, ..good }, "rank 1 says that it has 0 blocks"),
+            (InitParams { heartbeat_ns: 8, ..good }, "has 8 ns for its heartbeat"),
+        ] {
+            let text = agree(0, &good, &[good, bad]).unwrap_err().to_string();
+            assert!(text.contains(words), "{text}");
+        }
     }
 
     #[test]

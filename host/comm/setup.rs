@@ -16,7 +16,7 @@ use ferroccl_device::abi::Peer;
 use ferroccl_proxy::collnet::CollNet;
 use tracing::{info, warn};
 
-use super::builder::{BlockLimits, CommBuilder, allowed, exchange, ranks_on_device};
+use super::builder::{BlockLimits, CommBuilder, allowed, check_peers, exchange, ranks_on_device};
 use super::collnet_heads::{self, CollnetHeads};
 use super::control::{ControlBlock, DeviceCommParams};
 use super::init_params::{GroupToken, InitParams, TuningParams, agree, heartbeat, random_number};
@@ -233,6 +233,7 @@ impl Communicator {
             log_topology::log_topology(&env)?;
         }
         let peers: Vec<PeerInfo> = exchange(&bootstrap, &peer_info(rank, device, &env)?)?;
+        check_peers(&peers)?;
 
         let host = &peers[rank as usize].host;
         let local: HashSet<u64> =
