@@ -26,6 +26,9 @@ pub mod enqueue;
 mod error;
 pub mod flight_recorder;
 mod fork;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod launcher;
 pub mod log;
 mod operator;

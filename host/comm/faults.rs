@@ -262,17 +262,17 @@ fn has_cause(fault: &Fault) -> bool {
 }
 
 /// What a rank tells the others of its failure.
-struct FaultNews {
-    fault: Fault,
+pub(super) struct FaultNews {
+    pub fault: Fault,
     /// The ranks to blame for a timeout.
-    ranks: Vec<u32>,
+    pub ranks: Vec<u32>,
     /// The error.
-    text: String,
+    pub text: String,
 }
 
 impl FaultNews {
     /// As many ranks and as much of the text as may be told.
-    fn encode(&self) -> Vec<u8> {
+    pub(super) fn encode(&self) -> Vec<u8> {
         let FaultNews { fault, ranks, text } = self;
         let ranks = &ranks[..ranks.len().min(MAX_RANKS)];
         let end = (0..=text.len().min(MAX_TEXT)).rev().find(|i| text.is_char_boundary(*i));
@@ -289,7 +289,7 @@ impl FaultNews {
     }
 
     /// `None` for what is no news of a fault.
-    fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (fault, rest) = bytes.split_at_checked(size_of::<Fault>())?;
         let fault = bytemuck::try_pod_read_unaligned(fault).ok()?;
         let (count, rest) = rest.split_first_chunk()?;

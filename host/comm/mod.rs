@@ -47,6 +47,8 @@ mod collnet_heads;
 mod config;
 mod control;
 mod faults;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod gdr;
 mod gpu_graphs;
 mod group;

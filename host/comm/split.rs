@@ -26,7 +26,7 @@ use ferroccl_bootstrap::{Limit, Stop, UniqueId};
 
 /// The color and key that a rank gives.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct ColorKey {
+pub(super) struct ColorKey {
     color: Option<u32>,
     key: i32,
 }

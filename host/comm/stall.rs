@@ -66,7 +66,7 @@ impl Reports {
 
 /// The ranks that hold up a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Absent {
+pub(super) struct Absent {
     /// The call.
     seq: u64,
     ranks: Vec<(u32, Why)>,
@@ -86,7 +86,7 @@ enum Why {
 impl Absent {
     /// The ranks that have not entered the first call that any rank waits in; `None` when there are none. A rank that says
     /// nothing may not have, and counts if nobody else is to blame; and then one whose stream has another call before it.
-    fn of(all: &[Option<RankProgress>]) -> Option<Self> {
+    pub(super) fn of(all: &[Option<RankProgress>]) -> Option<Self> {
         let known = || all.iter().flatten();
         let seq = known().map(|p| p.pending).filter(|pending| *pending > 0).min()?;
         let of = |why: &dyn Fn(Option<RankProgress>) -> Option<Why>| {
@@ -123,7 +123,7 @@ impl fmt::Display for Absent {
 
 /// What is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Report {
+pub(super) enum Report {
     /// How far the rank is. Others are to say the same.
     Ask(RankProgress),
     /// How far the rank is.
@@ -131,7 +131,7 @@ enum Report {
 }
 
 impl Report {
-    fn encode(self) -> Vec<u8> {
+    pub(super) fn encode(self) -> Vec<u8> {
         let (kind, progress) = match self {
             Report::Ask(progress) => (0, progress),
             Report::Answer(progress) => (1, progress),
@@ -140,7 +140,7 @@ impl Report {
     }
 
     /// `None` for what is no report.
-    fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (kind, progress) = bytes.split_first()?;
         let progress = RankProgress::decode(progress.try_into().ok()?);
         match kind {

@@ -13,6 +13,9 @@
 pub mod collnet;
 pub mod connection;
 mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod net;
 mod sync;
 mod thread;

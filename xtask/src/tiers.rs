@@ -71,21 +71,24 @@ pub(crate) fn nightly() -> Vec<Step> {
                 &[("FERROCCL_PTX", "none"), ("RUSTUP_TOOLCHAIN", &features::rust_version())],
             ),
         Step::new("vm", "all tests in virtual machines with RDMA devices").run_with(
-            &format!("cargo test --workspace --features {TESTED} -- in_a_vm in_two_vms --nocapture"),
+            &format!(
+                "cargo test --workspace --features {TESTED} -- in_a_vm in_two_vms --nocapture"
+            ),
             &NO_PTX,
         ),
         Step::new("assemble", "every kernel assembled for sm_90; `test` takes samples")
             .run_with("cargo test -p ferroccl --test ptx", &[("FERROCCL_ASSEMBLE", "all")]),
+        Step::new("asan", "unit tests, communicators and collectives under AddressSanitizer")
+            .run("scripts/sanitize address"),
         Step::new("sanitize", "the proxy, networks and the bootstrap under ThreadSanitizer")
             .needs(library_source)
-            .run("scripts/sanitize"),
+            .run("scripts/sanitize thread"),
         Step::new("miri", "parsers and pure functions under Miri")
             .needs(|| component("miri", "nightly"))
             .run_with("cargo +nightly miri test -p ferroccl-ptx --lib", &NO_PTX),
-        Step::new("fuzz", "the reader of PTX, ten minutes of libFuzzer")
+        Step::new("fuzz", "parsers and messages of peers, a minute of libFuzzer each")
             .needs(|| cargo_tool("fuzz").or_else(|| toolchain("nightly")))
-            .run("mkdir -p ptx/fuzz/corpus/look")
-            .run("cargo +nightly fuzz run --fuzz-dir ptx/fuzz look ptx/fuzz/corpus/look ptx/tests/fixtures -- -max_len=16384 -timeout=10 -max_total_time=600"),
+            .run("scripts/fuzz all -max_total_time=60"),
         Step::new("seeds", "seeded tests with more seeds").run_with(
             "cargo test --release -p ferroccl-topology --test topology",
             &[("FERROCCL_TOPOLOGY_SEEDS", "200000")],
@@ -147,8 +150,13 @@ fn component(name: &str, toolchain: &str) -> Option<String> {
 
 /// ThreadSanitizer takes a standard library that is compiled with it.
 fn library_source() -> Option<String> {
-    let output = Command::new("rustc").args(["--print", "sysroot"]).output().ok()?;
-    let sysroot = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    let there = std::path::Path::new(&sysroot).join("lib/rustlib/src/rust/library").is_dir();
-    (!there).then(|| "no source of Rust's library: rustup component add rust-src".to_owned())
+    let there = |rustc: &str| {
+        let output = Command::new(rustc).args(["--print", "sysroot"]).output().ok()?;
+        let sysroot = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        let library = std::path::Path::new(&sysroot).join("lib/rustlib/src/rust/library");
+        library.is_dir().then_some(())
+    };
+    // Debian's, as `scripts/setup` installs it.
+    let found = there("rustc").or_else(|| there("/usr/bin/rustc"));
+    found.is_none().then(|| "no source of Rust's library: rustup component add rust-src".to_owned())
 }

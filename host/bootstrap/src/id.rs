@@ -283,6 +283,13 @@ fn checksum(bytes: &[u8; UNIQUE_ID_BYTES]) -> [u8; 8] {
     sum
 }
 
+/// Puts in the checksum that bytes need.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzzed_checksum(bytes: &mut [u8; UNIQUE_ID_BYTES]) {
+    let sum = checksum(bytes);
+    bytes[120..].copy_from_slice(&sum);
+}
+
 impl Debug for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("UniqueId")

@@ -36,6 +36,9 @@
 mod acceptor;
 mod departure;
 mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod gather;
 mod group;
 mod id;

@@ -333,3 +333,45 @@ fn is_out_of_files(error: &io::Error) -> bool {
     let codes = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
+
+/// What fuzzing needs of a pending peer.
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz {
+    use super::*;
+
+    /// A pending peer on any socket.
+    pub(crate) struct Stranger(PendingPeer);
+
+    /// What a step came to.
+    #[derive(Debug)]
+    pub(crate) enum Turn {
+        Pending,
+        Authenticated { subject: Subject, socket: Socket },
+        Over,
+    }
+
+    impl Stranger {
+        pub(crate) fn new(socket: Socket, address: SocketAddr) -> Stranger {
+            let (talk, since) = (Talk::new(socket), Instant::now());
+            Stranger(PendingPeer { talk, address, since, state: State::Connected })
+        }
+
+        /// As [`Acceptor::step_pending`] goes on with a peer.
+        pub(crate) fn step(&mut self, key: &Key) -> Turn {
+            match self.0.step(key) {
+                Step::Pending => Turn::Pending,
+                Step::Authenticated(subject, _) => {
+                    let socket = self.0.talk.socket.try_clone().unwrap();
+                    Turn::Authenticated { subject, socket }
+                }
+                Step::Refused(error) => {
+                    if let Some(reason) = error.rejection() {
+                        self.0.reject(reason);
+                    }
+                    Turn::Over
+                }
+                Step::Gone => Turn::Over,
+            }
+        }
+    }
+}

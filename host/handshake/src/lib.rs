@@ -42,6 +42,9 @@
 mod acceptor;
 mod connector;
 mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod key;
 mod log_limit;
 mod session;

@@ -42,9 +42,7 @@ impl CubinCache {
     /// A cubin, if it is there and whole.
     pub(super) fn read(&self, name: &str) -> Option<Vec<u8>> {
         let file = read(self.directory()?, name).ok()?;
-        let (head, cubin) = file.split_at_checked(HEAD)?;
-        let hash = Sha256::digest(cubin);
-        (head[..MAGIC.len()] == *MAGIC && head[MAGIC.len()..] == *hash).then(|| cubin.to_vec())
+        whole(&file).map(<[u8]>::to_vec)
     }
 
     /// Keeps a cubin; other processes see all of it or nothing.
@@ -86,6 +84,27 @@ impl CubinCache {
         };
         self.directory.get_or_init(open).as_ref()
     }
+}
+
+/// The cubin in a file, if it is whole.
+fn whole(file: &[u8]) -> Option<&[u8]> {
+    let (head, cubin) = file.split_at_checked(HEAD)?;
+    let hash = Sha256::digest(cubin);
+    (head[..MAGIC.len()] == *MAGIC && head[MAGIC.len()..] == *hash).then_some(cubin)
+}
+
+/// What fuzzing gives the cache: see `crate::fuzz::cubins`.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn cubins(data: &[u8]) {
+    assert!(
+        whole(data).is_none_or(|cubin| data.ends_with(cubin) && cubin.len() + HEAD == data.len())
+    );
+    let mut file = [MAGIC, &Sha256::digest(data)[..], data].concat();
+    assert_eq!(whole(&file), Some(data));
+    // Damage is noticed, wherever it is.
+    let place = data.len() % file.len();
+    file[place] ^= 1;
+    assert_eq!(whole(&file), None);
 }
 
 /// Opens a directory that is this user's alone, and makes it if it is not there.

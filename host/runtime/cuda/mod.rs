@@ -54,6 +54,9 @@ mod module;
 mod stream;
 mod watch;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use cubin_cache::cubins;
+
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;

@@ -17,6 +17,9 @@ pub mod detect;
 pub mod dump;
 mod error;
 mod files;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod graph;
 mod load;
 pub mod path;

@@ -30,6 +30,8 @@ pub mod verbs;
 use std::fmt::Debug;
 
 use crate::NetError;
+#[cfg(any(test, fuzzing))]
+pub(crate) use handshake::fuzz;
 
 pub use fault::FaultNet;
 pub use faults::{Delay, Faults, FaultsError};

@@ -20,7 +20,7 @@ use super::support::{ROOT, ferroccl, finish, text};
 
 /// What is looked at.
 const DOCUMENTS: [&str; 5] =
-    ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/launch.md", "ptx/fuzz/README.md"];
+    ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/launch.md", "fuzz/README.md"];
 
 /// How a block's lines have to agree with what a command prints.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -70,3 +70,23 @@ impl SocketId {
 fn key(net: &str, secret: &[u8; 32], handle: &Nonce) -> Key {
     Key::derive(secret, &format!("network {net}"), handle)
 }
+
+/// What fuzzing gives the formats of connections over TCP.
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz {
+    use super::{Handle, SocketId};
+    use crate::net::MAX_HANDLE;
+
+    /// Bytes as a handle, and as the subject of a handshake.
+    pub(crate) fn hellos(data: &[u8]) {
+        if let Ok(handle) = Handle::decode(data) {
+            let bytes = handle.encode();
+            assert!(bytes.len() <= MAX_HANDLE);
+            assert_eq!(bytes, data[..bytes.len()], "one handle, one spelling");
+        }
+        if let Some(subject) = data.first_chunk() {
+            let id = SocketId::decode(subject).unwrap();
+            assert_eq!(id.encode(), *subject);
+        }
+    }
+}

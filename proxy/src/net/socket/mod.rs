@@ -299,3 +299,6 @@ fn endpoint(
 ) -> SocketEndpoint {
     SocketEndpoint::new(peer, control, more, threads, direction)
 }
+
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::recv::fuzz;

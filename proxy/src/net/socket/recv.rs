@@ -224,6 +224,77 @@ impl RecvComm for SocketRecvComm {
     }
 }
 
+/// What fuzzing gives the receiving end.
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz {
+    use std::io::Write as _;
+    use std::net::SocketAddr;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::super::data_sockets::Direction;
+    use super::*;
+
+    /// Whoever sends: bytes on the control socket, in pieces of a length that the first byte says. The second byte has the
+    /// buffers that are given, each of which is followed by bytes that nobody may write.
+    pub(crate) fn messages(data: &[u8]) {
+        const GUARD: u8 = 0xa5;
+        let &[piece, given, ref said @ ..] = data else { return };
+        let ((control, mut theirs), (more, _kept)) = (pair(), pair());
+        let peer = SocketAddr::from(([192, 0, 2, 1], 1));
+        let endpoint = SocketEndpoint::new(peer, control, vec![more], 0, Direction::Recv);
+        let mut receiver = SocketRecvComm::new(endpoint);
+        let mut places: Vec<Vec<u8>> = (0..=given % 8)
+            .map(|i| vec![GUARD; usize::from(given >> 3) * usize::from(i) + 16])
+            .collect();
+        let mut requests = Vec::new();
+        for place in &mut places {
+            let (address, bytes) = (place.as_mut_ptr(), place.len() - 16);
+            // SAFETY: the receiver is dropped before the places.
+            unsafe {
+                let memory = receiver.register(address, bytes, MemoryKind::Host).unwrap();
+                let buffer = RecvBuffer { address, bytes, tag: 0, memory };
+                requests.push(receiver.irecv(&[buffer]).unwrap().unwrap());
+            }
+        }
+        let mut received = vec![None; requests.len()];
+        let mut test = |receiver: &mut SocketRecvComm| {
+            for (request, size) in requests.iter().zip(&mut received) {
+                let mut bytes = [usize::MAX];
+                match receiver.test(*request, &mut bytes) {
+                    Ok(true) if size.is_none() => *size = Some(bytes[0]),
+                    Ok(false) => {}
+                    Ok(true) => panic!("done twice"),
+                    Err(_) if size.is_some() => {}
+                    Err(_) => return false,
+                }
+            }
+            true
+        };
+        for piece in said.chunks(usize::from(piece) + 1) {
+            if theirs.write_all(piece).is_err() || !test(&mut receiver) {
+                break;
+            }
+        }
+        drop(theirs);
+        test(&mut receiver);
+        drop(receiver);
+        for (place, size) in places.iter().zip(received) {
+            let (buffer, guard) = place.split_at(place.len() - 16);
+            assert!(guard.iter().all(|byte| *byte == GUARD), "written behind a buffer");
+            let size = size.unwrap_or(0);
+            assert!(size <= buffer.len(), "{size} bytes in a buffer of {}", buffer.len());
+        }
+    }
+
+    fn pair() -> (socket2::Socket, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        (OwnedFd::from(ours).into(), theirs)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;

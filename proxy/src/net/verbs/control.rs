@@ -214,6 +214,61 @@ impl ControlSocket {
     }
 }
 
+/// What fuzzing gives the control socket.
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz {
+    use std::io::Write as _;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Bytes of a peer, in pieces of a length that the first byte says.
+    pub(crate) fn control(data: &[u8]) {
+        let Some((piece, data)) = data.split_first() else { return };
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let mut socket = ControlSocket::new(OwnedFd::from(ours).into());
+        for piece in data.chunks(usize::from(*piece) + 1) {
+            if theirs.write_all(piece).is_err() {
+                return;
+            }
+            loop {
+                assert!(socket.heard.len() <= HEAD + MAX_FRAME, "no more is kept than a frame");
+                match socket.receive() {
+                    Ok(None) => break,
+                    Ok(Some(message)) => check(message),
+                    Err(_) => return,
+                }
+            }
+        }
+        drop(theirs);
+        assert!(socket.receive().is_err(), "the peer has closed the connection");
+    }
+
+    /// What is accepted can be written and read, and connects queue pairs.
+    fn check(message: ControlMessage) {
+        let bytes = message.encode();
+        assert!(bytes.len() <= HEAD + MAX_FRAME);
+        let again = ControlMessage::decode(bytes[0], &bytes[HEAD..]).unwrap();
+        match (&message, again) {
+            // Of a reason only so much is said.
+            (
+                ControlMessage::Close { filled, reason },
+                ControlMessage::Close { filled: n, reason: said },
+            ) => {
+                assert!(*filled == n && reason.starts_with(&said));
+            }
+            (_, again) => assert_eq!(again, message),
+        }
+        if let ControlMessage::Connect(info) = message {
+            assert!((1..=MAX_QPS).contains(&info.pairs.len()) && info.psn < 1 << 24);
+            assert!((sys::IBV_MTU_256..=sys::IBV_MTU_4096).contains(&info.address.mtu));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -116,6 +116,36 @@ fn check(words: &[u64]) -> u64 {
     })
 }
 
+/// What fuzzing gives the FIFO.
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz {
+    use super::*;
+
+    /// Words that a receiver writes: with the first byte, their check is right.
+    pub(crate) fn fifo(data: &[u8]) {
+        let &[mode, number, ref data @ ..] = data else { return };
+        let mut words = [0; ENTRY];
+        let places = words.iter_mut().zip(data.chunks(8));
+        places.for_each(|(word, bytes)| {
+            *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        });
+        if mode & 1 != 0 {
+            words[ENTRY - 1] = check(&words[..ENTRY - 1]);
+        }
+        let fifo: Vec<AtomicU64> = (0..FIFO).map(|_| AtomicU64::new(0)).collect();
+        let first = place(number.into()) * ENTRY;
+        fifo[first..].iter().zip(words).for_each(|(place, word)| store(place, word));
+        match Entry::get(&fifo, number.into()) {
+            Ok(Some(entry)) => {
+                assert_eq!(entry.number, u64::from(number));
+                assert_eq!(entry.words()[..3], words[..3]);
+            }
+            Ok(None) => assert!(words[6] <= number.into() || words[7] != check(&words[..7])),
+            Err(_) => assert_eq!(words[7], check(&words[..7])),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

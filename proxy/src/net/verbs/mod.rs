@@ -180,3 +180,10 @@ impl Net for VerbsNet {
         Ok(Box::new(connecting::VerbsConnecting::new(connector, port, &self.config)))
     }
 }
+
+/// What fuzzing gives the ends of a connection.
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz {
+    pub(crate) use super::control::fuzz::control;
+    pub(crate) use super::fifo::fuzz::fifo;
+}

@@ -1,0 +1,4 @@
+//! The JSON that ranks exchange.
+#![no_main]
+
+ferroccl_fuzz::target!(ferroccl::fuzz::setup);

@@ -1,0 +1,4 @@
+//! All settings.
+#![no_main]
+
+ferroccl_fuzz::target!(ferroccl::fuzz::settings);

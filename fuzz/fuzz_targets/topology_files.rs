@@ -1,0 +1,4 @@
+//! Topology files.
+#![no_main]
+
+ferroccl_fuzz::target!(ferroccl_topology::fuzz::topology);
