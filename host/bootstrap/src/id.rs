@@ -359,7 +359,9 @@ impl FromStr for CommId {
             };
         }
         let (host, port) = text.rsplit_once(':').ok_or("there is no port")?;
-        let port = port.parse().map_err(|_| "the port is not a number up to 65535")?;
+        let port = Some(port).filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
+        let port = port.and_then(|port| port.parse().ok());
+        let port = port.ok_or("the port is not a number up to 65535")?;
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if host.is_empty() || !host.chars().all(plain) {
             return Err("the host is neither an address nor a name");
@@ -367,7 +369,11 @@ impl FromStr for CommId {
         if port == 0 {
             return Err("port 0 is no place to meet");
         }
-        Ok(CommId(Place::Name(host.to_owned(), port)))
+        // An address whose port has zeros in front is no `SocketAddr`.
+        Ok(CommId(match host.parse::<IpAddr>() {
+            Ok(ip) => Place::Address(SocketAddr::new(ip, port)),
+            Err(_) => Place::Name(host.to_owned(), port),
+        }))
     }
 }
 
@@ -444,6 +450,12 @@ mod tests {
         {
             assert!(text.parse::<CommId>().is_err(), "{text}");
         }
+        assert!("10.0.0.1:+80".parse::<CommId>().is_err());
+        assert_eq!(
+            "10.0.0.1:0000080".parse(),
+            "10.0.0.1:80".parse::<CommId>(),
+            "one place, one id"
+        );
         let id = |text: &str| UniqueId::from_comm_id(&text.parse().unwrap(), None).unwrap();
         assert_eq!(id("127.0.0.1:80"), id("127.0.0.1:80"), "all ranks agree");
         assert_ne!(id("127.0.0.1:80").secret, id("127.0.0.1:81").secret);
