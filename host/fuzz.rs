@@ -25,8 +25,11 @@ pub fn settings(data: &[u8]) {
         Ok(config) => config,
         Err(error) => {
             let text = error.to_string();
-            if let Some(secret) = given.get("FERROCCL_SECRET").filter(|s| s.trim().len() >= 16) {
-                assert!(!text.contains(secret.trim()), "an error shows a secret");
+            let secret = given.get("FERROCCL_SECRET").map(|secret| secret.trim());
+            if let Some(secret) = secret.filter(|secret| secret.len() >= 16)
+                && given.values().filter(|value| value.contains(secret)).count() == 1
+            {
+                assert!(!text.contains(secret), "an error shows a secret");
             }
             return;
         }
