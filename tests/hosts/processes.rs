@@ -201,7 +201,7 @@ fn a_killed_process_is_an_error_elsewhere_and_leaves_nothing() {
 struct Survivors(Vec<(Child, Box<dyn Iterator<Item = String>>)>);
 
 impl Survivors {
-    fn start(n: u32, variables: impl Fn(u32) -> Vec<(&'static str, String)>) -> Self {
+    fn start(n: u32, variables: impl Fn(u32) -> Variables) -> Self {
         let id = UniqueId::new(&Config::default().bootstrap()).unwrap();
         let start = |rank| {
             let mut child = command(&id, rank, n, "goes_on")
@@ -254,8 +254,10 @@ impl Survivors {
     }
 }
 
+type Variables = Vec<(&'static str, String)>;
+
 /// One host over shared memory, and as many hosts as ranks, over sockets.
-fn layouts() -> [fn(u32) -> Vec<(&'static str, String)>; 2] {
+fn layouts() -> [fn(u32) -> Variables; 2] {
     [
         |_| Vec::new(),
         |rank| vec![("NCCL_HOSTID", format!("host {rank}")), ("NCCL_NET", "Socket".into())],

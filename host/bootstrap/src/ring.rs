@@ -6,6 +6,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use ferroccl_handshake::Key;
 use nix::poll::{PollFd, PollFlags};
@@ -64,16 +65,29 @@ impl Ring {
             peer: to,
             reason: format!("connecting to {address}: {e}"),
         };
-        let mut next = Link::connect_to_peer(address, key, deadline).map_err(|e| lost(&e))?;
         let hello = Message::Peer { purpose: Purpose::Ring, from: rank, to };
-        next.send(&hello, deadline).map_err(|e| lost(&e))?;
+        let connected = Link::connect_to_peer(address, key, deadline);
+        let connected = connected.map_err(|e| lost(&e)).and_then(|mut next| {
+            next.send(&hello, deadline).map_err(|e| lost(&e))?;
+            Ok(next)
+        });
+        let next = match connected {
+            Ok(next) => next,
+            Err(error) => {
+                tell_prev(peers, &error);
+                return Err(error);
+            }
+        };
         let mut closing = Closing { rank, nranks, peers, next, met: false, prev: None };
         loop {
             let prev = match (closing.met, closing.prev.take()) {
                 (true, Some(prev)) => prev,
                 (_, prev) => {
                     closing.prev = prev;
-                    closing.step(deadline)?;
+                    if let Err(error) = closing.step(deadline) {
+                        closing.give_up(&error);
+                        return Err(error);
+                    }
                     continue;
                 }
             };
@@ -89,9 +103,30 @@ impl Ring {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
-        let result = self.pass_around(mine, limit);
+        let result = self.pass_around(mine, limit).map_err(|error| self.give_up(error));
         self.broken = result.as_ref().err().cloned();
         result
+    }
+
+    /// Something has gone wrong: the cause of it, which a neighbour may know, and which both neighbours are told. Who only
+    /// closed its connections would be blamed by them.
+    fn give_up(&mut self, error: BootstrapError) -> BootstrapError {
+        let heard = |link: &mut Link| match link.read_some().ok()??.message() {
+            Ok(Message::Gone { peer, reason: Some(reason) }) => Some((peer, reason)),
+            _ => None,
+        };
+        let mut error = error;
+        if matches!(error, BootstrapError::PeerLost { .. })
+            && let Some((peer, reason)) = heard(&mut self.prev).or_else(|| heard(&mut self.next))
+        {
+            error = self.lost(peer, &reason);
+        }
+        if let BootstrapError::PeerLost { peer, reason, .. } = &error {
+            let gone = Message::Gone { peer: *peer, reason: Some(reason.clone()) };
+            self.next.send_last(&gone);
+            self.prev.send_last(&gone);
+        }
+        error
     }
 
     fn pass_around(&mut self, mine: &[u8], limit: &Limit) -> Result<Vec<Vec<u8>>> {
@@ -194,7 +229,42 @@ impl Ring {
     }
 }
 
+/// How long a rank that gives up waits for the rank before it, to tell it why.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Tells the rank before this one, when it comes, why there will be no ring.
+fn tell_prev(peers: &PeerAcceptor, error: &BootstrapError) {
+    let BootstrapError::PeerLost { peer, reason, .. } = error else { return };
+    let soon = Deadline::within(FAREWELL);
+    loop {
+        let Ok(arrived) = peers.take(Purpose::Ring) else { return };
+        if let Some((_, mut prev)) = arrived.into_iter().next() {
+            // Before it is met it listens to nothing else.
+            if prev.send(&Message::Met, &soon).is_ok() {
+                prev.send_last(&Message::Gone { peer: *peer, reason: Some(reason.clone()) });
+            }
+            return;
+        }
+        let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut fds: Vec<_> = peers.wake().map(readable).into_iter().collect();
+        if soon.is_over() || wait(&mut fds, Some(&soon)).is_err() {
+            return;
+        }
+    }
+}
+
 impl Closing<'_> {
+    /// Tells both neighbours why there will be no ring.
+    fn give_up(mut self, error: &BootstrapError) {
+        let BootstrapError::PeerLost { peer, reason, .. } = error else { return };
+        let gone = Message::Gone { peer: *peer, reason: Some(reason.clone()) };
+        self.next.send_last(&gone);
+        match &mut self.prev {
+            Some(prev) => prev.send_last(&gone),
+            None => tell_prev(self.peers, error),
+        }
+    }
+
     /// Does what can be done, or waits until something can.
     fn step(&mut self, deadline: &Deadline) -> Result<()> {
         let (rank, to, from) =
@@ -210,26 +280,28 @@ impl Closing<'_> {
             prev.open();
             self.prev = Some(prev);
         }
-        if !self.met {
-            match self.next.read_some() {
-                Ok(None) => {}
-                Ok(Some(frame)) => match frame.message() {
-                    Ok(Message::Met) => {
-                        self.next.open();
-                        self.met = true;
-                    }
-                    Ok(Message::Refused(refusal)) => return Err(lost(to, &refusal)),
-                    _ => return Err(lost(to, &"it sent what has no place here")),
-                },
-                Err(e) => return Err(lost(to, &e)),
-            }
+        match self.next.read_some() {
+            Ok(None) => {}
+            Ok(Some(frame)) => match frame.message() {
+                Ok(Message::Met) if !self.met => {
+                    self.next.open();
+                    self.met = true;
+                    return Ok(()); // more may have come with it
+                }
+                Ok(Message::Gone { peer, reason: Some(reason) }) if self.met => {
+                    return Err(BootstrapError::PeerLost { rank, peer, reason });
+                }
+                Ok(Message::Refused(refusal)) => return Err(lost(to, &refusal)),
+                _ => return Err(lost(to, &"it sent what has no place here")),
+            },
+            Err(e) => return Err(lost(to, &e)),
         }
         if self.met && self.prev.is_some() {
             return Ok(());
         }
-        let next = (!self.met).then(|| self.next.as_fd());
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let mut fds: Vec<_> = next.into_iter().chain(self.peers.wake()).map(readable).collect();
+        let fds = std::iter::once(self.next.as_fd()).chain(self.peers.wake());
+        let mut fds: Vec<_> = fds.map(readable).collect();
         wait(&mut fds, Some(deadline))
             .map_err(|e| BootstrapError::system("sockets of the ring", e))?;
         if deadline.is_over() {
