@@ -24,8 +24,8 @@ use crate::settings::{LOG_TARGET, Settings};
 
 /// How long the handshake with a root may take: it does nothing else.
 const HANDSHAKE: Duration = Duration::from_secs(2);
-/// How long a published id's root may be unreachable. It listened before the id existed, so it will not
-/// come later; but its queue may be full for a moment.
+/// How long a published id's root may refuse connections. It listened before the id existed, so that where nobody listens
+/// nobody will. A network that does not lead there yet may do so later, and has all the time there is.
 const PUBLISHED: Duration = Duration::from_secs(2);
 /// How much longer than the root a rank waits, so that it hears who is missing.
 const GRACE: Duration = Duration::from_secs(2);
@@ -44,6 +44,8 @@ pub(super) struct Joined {
 enum Failure {
     /// Another attempt, or another port, may do.
     Passing(String),
+    /// The same; and nobody listens there.
+    Nobody(String),
     /// The same; and somebody is there who has not proven to know the secret. The error, if it stays so.
     Unproven(BootstrapError),
     Final(BootstrapError),
@@ -133,20 +135,24 @@ impl Joining<'_> {
     /// Tries every place until one welcomes us.
     fn find_root(&mut self, places: &[SocketAddr]) -> Result<(Nonce, SocketAddr)> {
         let start = Instant::now();
-        let until = match self.id.kind() {
-            Kind::Published => self.deadline.or_at(start + PUBLISHED),
-            Kind::Rendezvous { .. } => self.deadline.clone(),
-        };
+        let published = self.id.kind() == Kind::Published;
         let mut pause = Duration::from_millis(2);
         let mut warned = false;
         loop {
             let mut trouble = String::new();
             let mut unproven = None;
+            let mut until = self.deadline.clone();
             for &place in places {
                 match self.attempt(place) {
                     Ok(welcome) => return Ok(welcome),
                     Err(Failure::Final(error)) => return Err(error),
                     Err(Failure::Passing(reason)) => trouble = format!("{place}: {reason}"),
+                    Err(Failure::Nobody(reason)) => {
+                        trouble = format!("{place}: {reason}");
+                        if published {
+                            until = self.deadline.or_at(start + PUBLISHED);
+                        }
+                    }
                     Err(Failure::Unproven(error)) => unproven = Some(error),
                 }
             }
@@ -193,6 +199,9 @@ impl Joining<'_> {
                     }
                     _ => passing(&reason),
                 });
+            }
+            Err(AuthError::Io(e)) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
+                return Err(Failure::Nobody(e.to_string()));
             }
             Err(e) => return Err(passing(&e)),
         };

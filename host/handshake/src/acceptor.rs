@@ -174,7 +174,7 @@ impl Acceptor {
         self.out_of_files = false;
         let mut accepted = false;
         loop {
-            if self.pending.len() >= MAX_PENDING && !self.make_room(SILENCE) {
+            if self.pending.len() >= MAX_PENDING && !self.make_room(SILENCE, || AuthError::Busy) {
                 return Ok(accepted);
             }
             match self.listener.accept() {
@@ -188,7 +188,11 @@ impl Acceptor {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(accepted),
                 Err(e) if is_of_the_connection(&e) => {}
                 Err(e) if is_out_of_files(&e) => {
-                    if !self.make_room(Duration::ZERO) {
+                    // A large group has more ranks than the 1024 files that a process may have as a rule.
+                    if e.raw_os_error() == Some(libc::EMFILE) && raise_limit() {
+                        continue;
+                    }
+                    if !self.make_room(Duration::ZERO, || AuthError::OutOfFiles) {
                         self.out_of_files = true;
                         return Ok(accepted);
                     }
@@ -198,15 +202,15 @@ impl Acceptor {
         }
     }
 
-    /// Turns the oldest peer away that has been silent for so long; whether there was one.
-    fn make_room(&mut self, silence: Duration) -> bool {
+    /// Turns the oldest peer away, for this reason, that has been silent for so long; whether there was one.
+    fn make_room(&mut self, silence: Duration, why: impl Fn() -> AuthError) -> bool {
         let is_silent = |peer: &PendingPeer| !peer.is_sealed() && peer.since.elapsed() >= silence;
         let Some(place) = self.pending.iter().position(is_silent) else { return false };
         if let Some(mut peer) = self.pending.remove(place)
             && !peer.is_leaving()
         {
-            peer.reject(Rejection::Busy);
-            let event = Event::Refused { peer: peer.address, error: AuthError::Busy };
+            peer.reject(why().rejection().unwrap_or(Rejection::Busy));
+            let event = Event::Refused { peer: peer.address, error: why() };
             self.events.push_back(event);
         }
         true
@@ -326,6 +330,20 @@ fn is_of_the_connection(error: &io::Error) -> bool {
         libc::EOPNOTSUPP,
     ];
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
+}
+
+/// Lets this process have as many files as it may give itself (setrlimit(2)); whether these are more than before.
+fn raise_limit() -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: it writes a structure that is there.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0
+        || limit.rlim_cur >= limit.rlim_max
+    {
+        return false;
+    }
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: it reads a structure that is there.
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) == 0 }
 }
 
 /// Whether an error of `accept` says that the process or the system has no room for another file.

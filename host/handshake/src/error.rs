@@ -24,6 +24,8 @@ pub enum Rejection {
     TooSlow,
     /// Too many peers are pending. Trying again may help.
     Busy,
+    /// Its process, or its host, has no descriptor left for another connection. Trying again may help.
+    OutOfFiles,
 }
 
 impl Rejection {
@@ -34,6 +36,7 @@ impl Rejection {
             Rejection::WrongSecret => 3,
             Rejection::TooSlow => 4,
             Rejection::Busy => 5,
+            Rejection::OutOfFiles => 6,
         }
     }
 
@@ -44,6 +47,7 @@ impl Rejection {
             3 => Rejection::WrongSecret,
             4 => Rejection::TooSlow,
             5 => Rejection::Busy,
+            6 => Rejection::OutOfFiles,
             _ => return None,
         })
     }
@@ -51,7 +55,7 @@ impl Rejection {
     /// Whether another attempt may succeed.
     #[must_use]
     pub fn is_temporary(self) -> bool {
-        matches!(self, Rejection::TooSlow | Rejection::Busy)
+        matches!(self, Rejection::TooSlow | Rejection::Busy | Rejection::OutOfFiles)
     }
 }
 
@@ -65,6 +69,9 @@ impl fmt::Display for Rejection {
             Rejection::WrongSecret => f.write_str("its secret is not ours"),
             Rejection::TooSlow => f.write_str("we did not prove ourselves in time"),
             Rejection::Busy => f.write_str("it has too many pending connections"),
+            Rejection::OutOfFiles => f.write_str(
+                "it has no descriptor left for another connection (EMFILE; ulimit -n there)",
+            ),
         }
     }
 }
@@ -83,6 +90,8 @@ pub enum AuthError {
     TooSlow(Duration),
     /// It made room for others: it has sent nothing that only a peer could have sent.
     Busy,
+    /// It made room, because this process or host has no descriptor left.
+    OutOfFiles,
     /// It turned us away.
     Rejected(Rejection),
 }
@@ -99,6 +108,7 @@ impl AuthError {
             AuthError::WrongSecret => Some(Rejection::WrongSecret),
             AuthError::TooSlow(_) => Some(Rejection::TooSlow),
             AuthError::Busy => Some(Rejection::Busy),
+            AuthError::OutOfFiles => Some(Rejection::OutOfFiles),
         }
     }
 }
@@ -123,6 +133,9 @@ impl fmt::Display for AuthError {
             AuthError::WrongSecret => f.write_str("it does not know the secret"),
             AuthError::TooSlow(time) => write!(f, "it did not prove itself in {time:?}"),
             AuthError::Busy => f.write_str("it was silent while too many others were pending"),
+            AuthError::OutOfFiles => {
+                f.write_str("no descriptor is left for another connection (EMFILE; ulimit -n)")
+            }
             AuthError::Rejected(rejection) => write!(f, "it turned us away: {rejection}"),
         }
     }

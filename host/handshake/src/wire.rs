@@ -220,6 +220,7 @@ mod tests {
             Rejection::WrongSecret,
             Rejection::TooSlow,
             Rejection::Busy,
+            Rejection::OutOfFiles,
         ];
         for reason in all {
             let bytes = reject(reason);

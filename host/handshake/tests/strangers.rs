@@ -231,3 +231,75 @@ fn a_flood_keeps_nobody_out() {
     assert_eq!(sealed.peek(&mut bytes).unwrap(), CHALLENGE, "it is not turned away");
     drop((flood, more));
 }
+
+/// More peers than the process may have files: it takes more, as far as it may, and says what is wrong where it may not.
+#[test]
+fn a_process_without_files_takes_more_or_says_so() {
+    const PEERS: usize = 40;
+    let variable = "FERROCCL_TEST_PEERS";
+    if let Ok(address) = std::env::var(variable) {
+        return knock(address.parse().unwrap(), PEERS);
+    }
+    let name = "a_process_without_files_takes_more_or_says_so";
+    let limited = std::env::var("FERROCCL_TEST_FILES");
+    let Ok(hard) = limited else {
+        // Limits are a process's: each trial has one of its own.
+        for hard in ["more", "no more"] {
+            let out = again(name).env("FERROCCL_TEST_FILES", hard).output().unwrap();
+            let text = String::from_utf8_lossy(&out.stdout);
+            assert!(out.status.success(), "{hard}: {text}{}", String::from_utf8_lossy(&out.stderr));
+        }
+        return;
+    };
+    let (mut acceptor, address) = acceptor(Duration::from_secs(30));
+    let mut child = again(name).env(variable, address.to_string()).spawn().unwrap();
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both read or write a structure that is there.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        limit.rlim_cur = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64 + 5;
+        if hard == "no more" {
+            limit.rlim_max = limit.rlim_cur;
+        }
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+    }
+    let (mut members, mut refused) = (Vec::new(), 0);
+    until(|| {
+        match acceptor.poll().unwrap() {
+            Some(Event::Authenticated(one)) => members.push(one),
+            Some(Event::Refused { error: AuthError::OutOfFiles, .. }) => refused += 1,
+            Some(other) => panic!("{other:?}"),
+            None => {}
+        }
+        let full = hard == "no more" && refused > 0;
+        (members.len() == PEERS || full).then_some(())
+    });
+    assert_eq!(members.len() == PEERS, hard == "more", "{} members", members.len());
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn again(test: &str) -> std::process::Command {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture"]);
+    command
+}
+
+/// Comes so many times, and stays until the acceptor goes.
+fn knock(address: SocketAddr, peers: usize) {
+    let mut connectors: Vec<_> =
+        (0..peers).map(|_| Connector::new(address, None, SUBJECT, &key(1)).unwrap()).collect();
+    let mut connected = Vec::new();
+    let since = Instant::now();
+    while !connectors.is_empty() && since.elapsed() < Duration::from_secs(20) {
+        connectors.retain_mut(|connector| match connector.step() {
+            Ok(Some(one)) => {
+                connected.push(one);
+                false
+            }
+            Ok(None) => true,
+            Err(_) => false,
+        });
+        thread::sleep(Duration::from_millis(1));
+    }
+}
