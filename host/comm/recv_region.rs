@@ -1,5 +1,6 @@
 //! The memory of a rank's edges: its own, in which it receives, and the parts of its peers' in which it sends.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -229,14 +230,17 @@ impl CommBuilder<'_> {
                 Error::malformed(format!("rank {rank} offers no memory through {}", to.name()))
             })?;
             let (to_direct, from_direct) = (to.direct(me, peer), from.direct(peer, me));
-            let region = to.accept(handle, len, offset(self.rank), bytes)?;
+            let region = to
+                .accept(handle, len, offset(self.rank), bytes)
+                .map_err(|error| self.cannot_map(rank, error))?;
             let there = match (&handles[rank as usize].device, self.device_offset(me, peer, peers))
             {
                 (Some(handle), Some(offset)) if !to.is_remote() => {
                     let bytes = self.device_bytes(peer, peers, allowed(self.config, self.env));
                     let same = peer.process == me.process;
                     let memory =
-                        device::accept(handle, same, bytes, &region, &**self.device.runtime())?;
+                        device::accept(handle, same, bytes, &region, &**self.device.runtime())
+                            .map_err(|error| self.cannot_map(rank, error))?;
                     Some((memory, offset))
                 }
                 _ => None,
@@ -279,6 +283,20 @@ impl CommBuilder<'_> {
             Ok(Some(Edges { send, recv }))
         });
         edges.collect()
+    }
+
+    /// The error of memory of `peer` that cannot be mapped: the process that has it may have ended meanwhile.
+    fn cannot_map(&self, peer: u32, error: Error) -> Error {
+        match error {
+            Error::System { what, source } if source.kind() == ErrorKind::NotFound => {
+                let reason = format!("its memory is gone: {what}: {source}");
+                Error::PeerLost { rank: self.rank, peer, reason }
+            }
+            Error::System { what, source } => {
+                Error::System { what: format!("memory of rank {peer}: {what}"), source }
+            }
+            error => error,
+        }
     }
 
     /// Logs the transports of the ring's edges, in NCCL's words.

@@ -61,7 +61,7 @@ pub fn write(out: impl Write, processes: &[ProcessRecord]) -> io::Result<()> {
     Ok(())
 }
 
-/// The records of a file that [`write`] has written.
+/// The records of a file that [`write()`] has written.
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidData`] for anything else.

@@ -115,7 +115,7 @@ fn failures_and_signals_write_files() {
     let numbered =
         |n: u32| PathBuf::from(if n == 1 { path.clone() } else { format!("{path}.{n}") });
     let mut config = CommConfig::default();
-    config.timeout = Some(Duration::from_millis(300));
+    config.timeout = Some(Duration::from_secs(2));
     let mut next = 1;
     for alone in [false, true] {
         let ranks = group(2, &config, alone);

@@ -180,7 +180,7 @@ fn say(what: &str) {
 fn wait_for(mut condition: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !condition() {
-        if start.elapsed() > Duration::from_secs(8) {
+        if start.elapsed() > Duration::from_secs(20) {
             return false;
         }
         std::thread::sleep(Duration::from_millis(2));
@@ -358,7 +358,7 @@ fn make(
 // A job.
 
 /// The longest that a run may take: what the settings allow, and time for a busy machine.
-const BOUND: Duration = Duration::from_secs(60);
+const BOUND: Duration = Duration::from_secs(120);
 
 /// A rank's process, and what it has said.
 struct Process {
@@ -368,13 +368,16 @@ struct Process {
 
 fn start(plan: &Plan, id: &UniqueId, rank: u32) -> Process {
     let mut command: Command = again(module_path!(), "member");
+    // What is only late on a busy machine is no fault.
+    let [timeout, heartbeat, bootstrap] =
+        if plan.harmless() { ["60", "30", "60"] } else { ["8", "5", "12"] };
     command
         .env("FERROCCL_TEST_CHAOS", plan.seed.to_string())
         .env("FERROCCL_TEST_RANK", rank.to_string())
         .env("FERROCCL_UNIQUE_ID", id.to_secret_hex())
-        .env("FERROCCL_TIMEOUT", "3")
-        .env("FERROCCL_HEARTBEAT_TIMEOUT", "2")
-        .env("FERROCCL_BOOTSTRAP_TIMEOUT", "6")
+        .env("FERROCCL_TIMEOUT", timeout)
+        .env("FERROCCL_HEARTBEAT_TIMEOUT", heartbeat)
+        .env("FERROCCL_BOOTSTRAP_TIMEOUT", bootstrap)
         .env("FERROCCL_WORKERS", "2");
     if plan.hosts {
         command.env("NCCL_HOSTID", format!("chaos {rank}")).env("NCCL_NET", "Socket");

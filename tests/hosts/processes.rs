@@ -206,7 +206,7 @@ impl Survivors {
         let start = |rank| {
             let mut child = command(&id, rank, n, "goes_on")
                 .stdin(Stdio::piped())
-                .env("FERROCCL_HEARTBEAT_TIMEOUT", "5")
+                .env("FERROCCL_HEARTBEAT_TIMEOUT", "15")
                 .envs(variables(rank))
                 .spawn()
                 .unwrap();
@@ -296,7 +296,7 @@ fn a_shrink_that_fails_names_who_is_missing_and_can_be_repeated() {
     for variables in layouts() {
         let all = |rank| {
             let mut variables = variables(rank);
-            variables.push(("FERROCCL_BOOTSTRAP_TIMEOUT", "4".to_owned()));
+            variables.push(("FERROCCL_BOOTSTRAP_TIMEOUT", "6".to_owned()));
             variables
         };
         let mut job = Survivors::start(5, all);

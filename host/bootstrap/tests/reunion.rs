@@ -70,7 +70,7 @@ fn who_does_not_come_is_named() {
 #[test]
 fn other_lists_are_other_groups() {
     let places = places(4);
-    let short = settings(1.5);
+    let short = settings(5.0);
     let (one, other) = thread::scope(|scope| {
         let other = scope.spawn(|| meet(&places, &[2], &[0, 1, 2], &short));
         // The other list is there first, and waits for the root.
