@@ -42,6 +42,7 @@ const READ_ELSEWHERE: &[&str] = &[
     "FERROCCL_BIN",
     // Tests, benches and fuzzers.
     "FERROCCL_SEED",
+    "FERROCCL_CHAOS_RUNS",
     "FERROCCL_SKIPPED",
     "FERROCCL_ASSEMBLE",
     "FERROCCL_IN_VM",
