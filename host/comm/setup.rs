@@ -397,7 +397,7 @@ impl CommBuilder<'_> {
             failed: Arc::new(AtomicBool::new(false)),
             peers_told: AtomicBool::new(false),
             dump: self.env.dump_file.clone().map(|pattern| DumpFile { pattern }),
-            recorder: FlightRecorder::new(),
+            recorder: Arc::new(FlightRecorder::new()),
             reports: Reports::new(self.nranks),
             abort,
             out_of_band: OnceLock::new(),

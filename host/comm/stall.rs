@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::out_of_band::OutOfBand;
-use super::recorder::{PendingCall, RankProgress, is_messages};
+use super::recorder::{FlightRecorder, PendingCall, RankProgress, is_messages};
 use super::state::CommState;
 use crate::enqueue::describe_call;
 use crate::error::{Error, Result};
@@ -169,7 +169,7 @@ impl CommState {
     pub(super) fn progress(&self) -> RankProgress {
         let comms = in_process();
         let others = comms.iter().filter(|comm| !std::ptr::eq(Arc::as_ptr(comm), self));
-        self.recorder.progress(others.map(|comm| &comm.recorder))
+        self.recorder.progress(others.map(|comm| &*comm.recorder))
     }
 
     /// How far each rank is, `None` where it does not say so within `patience`.
@@ -240,6 +240,8 @@ struct Watched {
 
 struct WatchedRank {
     comm: Weak<CommState>,
+    /// What the thread looks at each time: it owns no communicator meanwhile, whose drop might then be the thread's.
+    recorder: Arc<FlightRecorder>,
     /// From when on a waiting call is warned of, if at all.
     after: Option<Duration>,
     /// The call that was warned of last, and when it is warned of again.
@@ -258,7 +260,8 @@ pub(super) fn watch(comm: &Arc<CommState>, after: Duration) -> Result<()> {
     let after = Some(after).filter(|after| !after.is_zero() && comm.nranks > 1);
     let mut watched = watched();
     watched.ranks.retain(|rank| rank.comm.strong_count() > 0);
-    watched.ranks.push(WatchedRank { comm: Arc::downgrade(comm), after, warned: None });
+    let recorder = Arc::clone(&comm.recorder);
+    watched.ranks.push(WatchedRank { comm: Arc::downgrade(comm), recorder, after, warned: None });
     if watched.running || after.is_none() {
         CHANGED.notify_all();
         return Ok(());
@@ -298,10 +301,14 @@ fn run() {
         if due.is_empty() {
             continue;
         }
-        // Asking takes a while, and the last owner of a communicator may be here.
+        // Asking takes a while. Besides, the last owner of a communicator may be here, and its drop looks at `WATCHED`.
         drop(watched);
         for (comm, pending) in due {
-            comm.warn_of(&pending);
+            if let Some(comm) = comm.upgrade()
+                && comm.failure().is_none()
+            {
+                comm.warn_of(&pending);
+            }
         }
         watched = self::watched();
     }
@@ -309,19 +316,18 @@ fn run() {
 
 impl WatchedRank {
     /// The call to be warned of, if there is one now.
-    fn due(&mut self) -> Option<(Arc<CommState>, PendingCall)> {
+    fn due(&mut self) -> Option<(Weak<CommState>, PendingCall)> {
         let after = self.after?;
-        let comm = self.comm.upgrade()?;
-        let pending = comm.recorder.pending().next()?;
+        let pending = self.recorder.pending().next()?;
         let again = match self.warned {
             Some((record, again)) if record == pending.record => again,
             _ => after,
         };
-        if pending.waited < again || comm.failure().is_some() {
+        if pending.waited < again {
             return None;
         }
         self.warned = Some((pending.record, pending.waited * 2));
-        Some((comm, pending))
+        Some((Weak::clone(&self.comm), pending))
     }
 }
 

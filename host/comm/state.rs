@@ -75,7 +75,7 @@ pub(super) struct CommState {
     /// Where the last calls are written when the communicator fails.
     pub dump: Option<DumpFile>,
     /// The last calls.
-    pub recorder: FlightRecorder,
+    pub recorder: Arc<FlightRecorder>,
     /// How far other ranks are, as they have said.
     pub reports: Reports,
     /// The handle that can abort this communicator.

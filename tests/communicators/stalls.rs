@@ -1,12 +1,13 @@
 //! Ranks that do not make a call that the others wait in: who that is, is said to all.
 
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ferroccl::{CommConfig, Communicator, Device, Error, ReduceOp, log};
 
 use crate::again::{elsewhere, here};
-use crate::init_ranks;
+use crate::{init_ranks, sums};
 
 /// The ranks of a group that is made within one thread, or by ranks that find each other.
 fn group(n: u32, config: &CommConfig, alone: bool) -> Vec<Communicator> {
@@ -164,4 +165,30 @@ fn calls_that_wait_are_warned_of() {
         streams.iter().for_each(|stream| stream.synchronize().unwrap());
     }
     std::fs::remove_file(&file).unwrap();
+}
+
+/// The thread that looks at calls must own no communicator while it holds what a communicator's drop needs.
+#[test]
+fn communicators_come_and_go_while_calls_are_watched() {
+    let mut config = CommConfig::default();
+    // The thread looks as often as it ever does, and each communicator that goes wakes it.
+    config.warn_after = Some(Duration::from_millis(20));
+    let (done, all_done) = mpsc::channel();
+    for thread in 0..3 {
+        let (config, done) = (config.clone(), done.clone());
+        thread::spawn(move || {
+            let device = Device::cpu();
+            for _ in 0..1500 {
+                let ranks = Communicator::init_all_with(&device, 2, &config).unwrap();
+                let sums = sums(&device, &[(&ranks[0], 1), (&ranks[1], 2)]);
+                assert!(sums.iter().all(|sum| matches!(sum, Ok(3))), "{sums:?}");
+            }
+            done.send(thread).unwrap();
+        });
+    }
+    drop(done);
+    for left in (1..=3).rev() {
+        let end = all_done.recv_timeout(Duration::from_secs(60));
+        assert!(end.is_ok(), "{left} of 3 threads hang, or have failed: {end:?}");
+    }
 }
