@@ -275,7 +275,7 @@ fn who_is_left_goes_on() {
             job.kill(&[victim]);
             let left: Vec<_> = (0..4).filter(|&rank| rank != victim).collect();
             for end in job.hear(&left, "ends: ") {
-                assert!(end.contains(&format!("lost rank {victim}: ")), "{end}");
+                assert!(end.contains(&format!("lost rank {victim}")), "{end}");
             }
             job.tell(&left, "blamed");
             job.work(&left);
