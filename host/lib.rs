@@ -30,6 +30,7 @@ mod fork;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod launcher;
+mod local_socket;
 pub mod log;
 mod operator;
 pub mod ptx;

@@ -6,19 +6,18 @@
 //! in another one is asked from there (`nsenter --net --target PID`).
 
 use std::io::{self, Read, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use nix::sys::socket::{Shutdown, UnixCredentials, getsockopt, shutdown, sockopt::PeerCredentials};
+use nix::sys::socket::{Shutdown, shutdown};
 use nix::unistd::geteuid;
 use std::os::fd::AsRawFd;
 use tracing::{debug, warn};
 
 use super::ProcessRecord;
 use crate::error::{Error, Result};
-use crate::log;
+use crate::{local_socket, log};
 
 /// What the names of all such sockets begin with; the process's number follows.
 const PREFIX: &str = "ferroccl-status-";
@@ -47,11 +46,11 @@ pub(crate) fn serve() -> Result<()> {
         return Ok(());
     }
     let failed = |e| Error::system("socket for `ferroccl status`", e);
-    let listener = match bind(&format!("{PREFIX}{pid}")) {
+    let listener = match local_socket::bind(&format!("{PREFIX}{pid}")) {
         // Somebody else has the name: a process of another PID namespace, or one that plays us.
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
             let number = getrandom::u32().unwrap_or_default();
-            bind(&format!("{PREFIX}{pid}-{number:08x}"))
+            local_socket::bind(&format!("{PREFIX}{pid}-{number:08x}"))
         }
         result => result,
     };
@@ -61,10 +60,6 @@ pub(crate) fn serve() -> Result<()> {
     thread.spawn(move || answer_all(&ours)).map_err(failed)?;
     *open = Some((pid, listener));
     Ok(())
-}
-
-fn bind(name: &str) -> io::Result<UnixListener> {
-    UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)
 }
 
 /// Closes the socket unless a communicator is left, as `in_use` says.
@@ -99,7 +94,7 @@ fn answer_all(listener: &UnixListener) {
 }
 
 fn answer(mut stream: UnixStream) -> io::Result<()> {
-    let peer = credentials(&stream)?;
+    let peer = local_socket::peer(&stream)?;
     let user = geteuid().as_raw();
     if peer.uid() != user && peer.uid() != 0 {
         warn!(target: log::INIT, "user {} asked for this process's status, which is user {user}'s", peer.uid());
@@ -108,10 +103,6 @@ fn answer(mut stream: UnixStream) -> io::Result<()> {
     stream.set_write_timeout(Some(TIME))?;
     let record = ProcessRecord::ask(PATIENCE);
     stream.write_all(&serde_json::to_vec(&record)?)
-}
-
-fn credentials(stream: &UnixStream) -> io::Result<UnixCredentials> {
-    Ok(getsockopt(stream, PeerCredentials)?)
 }
 
 /// Why a process gives no record.
@@ -157,22 +148,13 @@ pub fn processes() -> io::Result<Vec<u32>> {
 
 /// The names of all sockets, with the process that each names.
 fn names() -> io::Result<Vec<(u32, String)>> {
-    let list = std::fs::read_to_string("/proc/net/unix")?;
-    Ok(list.lines().filter_map(name_of).collect())
+    let names = local_socket::names(PREFIX)?;
+    Ok(names.into_iter().filter_map(|name| Some((pid_of(&name)?, name))).collect())
 }
 
-/// The socket of a line of `/proc/net/unix` (proc(5)): its last field is the path, where `@` stands for the zero byte that
-/// an abstract name begins with. Connections that were accepted have the same name, and another state than 01, listening.
-fn name_of(line: &str) -> Option<(u32, String)> {
-    let mut fields = line.split_whitespace();
-    let (flags, name) = (fields.nth(3)?, fields.next_back()?.strip_prefix('@')?);
-    let pid = name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()?;
-    let accepts = u32::from_str_radix(flags, 16).ok()? & LISTENING != 0;
-    accepts.then(|| (pid, name.to_owned()))
+fn pid_of(name: &str) -> Option<u32> {
+    name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
 }
-
-/// `__SO_ACCEPTCON` of Linux's include/uapi/linux/net.h.
-const LISTENING: u32 = 1 << 16;
 
 /// The record of process `pid` of this host.
 ///
@@ -183,10 +165,9 @@ pub fn query(pid: u32) -> Result<ProcessRecord, QueryError> {
     let names = names().map_err(|e| failed(format!("reading /proc/net/unix: {e}")))?;
     let mut error = QueryError::Absent { pid };
     for (_, name) in names.into_iter().filter(|(of, _)| *of == pid) {
-        let stream = SocketAddr::from_abstract_name(&name)
-            .and_then(|address| UnixStream::connect_addr(&address))
-            .map_err(|e| failed(format!("connecting: {e}")))?;
-        let peer = credentials(&stream).map_err(|e| failed(e.to_string()))?;
+        let stream =
+            local_socket::connect(&name).map_err(|e| failed(format!("connecting: {e}")))?;
+        let peer = local_socket::peer(&stream).map_err(|e| failed(e.to_string()))?;
         // As this namespace numbers it.
         if peer.pid() as u32 != pid {
             continue;
@@ -223,19 +204,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listening_sockets_of_ours_are_found_by_their_names() {
-        let line = |flags: &str, name: &str| {
-            format!("0000000000000000: 00000002 00000000 {flags} 0001 01 12345 {name}")
-        };
-        let found = |flags, name| name_of(&line(flags, name));
-        let ours = "ferroccl-status-77".to_owned();
-        assert_eq!(found("00010000", "@ferroccl-status-77"), Some((77, ours)));
-        let other = "ferroccl-status-77-0a1b2c3d".to_owned();
-        assert_eq!(found("00010000", "@ferroccl-status-77-0a1b2c3d"), Some((77, other)));
-        assert_eq!(found("00000000", "@ferroccl-status-77"), None, "an accepted connection");
-        assert_eq!(found("00010000", "/tmp/ferroccl-status-77"), None, "a file");
-        assert_eq!(found("00010000", "@ferroccl-status-x"), None);
-        assert_eq!(name_of("Num RefCount Protocol Flags Type St Inode Path"), None);
-        assert_eq!(name_of("0000: 00000002 00000000 00010000 0001 01 12345"), None, "no name");
+    fn sockets_are_named_after_their_processes() {
+        assert_eq!(pid_of("ferroccl-status-77"), Some(77));
+        assert_eq!(pid_of("ferroccl-status-77-0a1b2c3d"), Some(77), "somebody else had the name");
+        assert_eq!(pid_of("ferroccl-status-x"), None);
+        assert_eq!(pid_of("ferroccl-77"), None);
     }
 }

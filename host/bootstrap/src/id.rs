@@ -337,6 +337,16 @@ enum Place {
 impl CommId {
     /// What may be written.
     pub const FORM: &'static str = "ipv4:port, [ipv6]:port or host:port";
+
+    /// Whether it is at a loopback address, or at `localhost` (RFC 6761, section 6.3): then all ranks are in one network
+    /// namespace.
+    #[must_use]
+    pub fn is_loopback(&self) -> bool {
+        match &self.0 {
+            Place::Address(address) => address.ip().is_loopback(),
+            Place::Name(host, _) => host == "localhost",
+        }
+    }
 }
 
 impl Display for CommId {

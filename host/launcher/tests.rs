@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::variables::{derived_port, first_host};
 use super::*;
 
 /// `NAME=value` words as an environment.
@@ -169,7 +170,7 @@ fn an_id_that_is_given_comes_first() {
     assert_eq!(env.unique_id(&Config::default()).unwrap(), id);
     assert_eq!(env.unique_id(&with_secret("a secret of the user's")).unwrap(), id);
     let env = ranks(&format!("{TORCH} NCCL_COMM_ID=127.0.0.1:9"));
-    assert_eq!(env.unique_id(&Config::default()).unwrap().address().port(), 9);
+    assert_eq!(env.look_up(&Config::default()).unwrap().address().port(), 9);
 }
 
 fn with_secret(text: &str) -> Config {
@@ -184,7 +185,7 @@ fn the_users_secret_is_part_of_what_is_derived() {
     let comm_id = format!("{RUN} NCCL_COMM_ID=127.0.0.1:9");
     for text in [TORCH, OMPI_LOCAL, &slurm, POD, &comm_id] {
         let id = |config: &Config| ranks(text).unique_id(config).unwrap();
-        let public = id(&Config::default());
+        let public = ranks(text).look_up(&Config::default()).unwrap();
         assert_eq!(id(&ours), id(&ours), "{text}: all ranks agree");
         assert_ne!(id(&ours), public, "{text}");
         assert_ne!(id(&ours), id(&theirs), "{text}");
@@ -197,6 +198,35 @@ fn the_users_secret_is_part_of_what_is_derived() {
     };
     assert_eq!(bootstrap(&ours), ranks(&comm_id).unique_id(&ours).unwrap(), "without a launcher");
     assert_ne!(bootstrap(&ours), bootstrap(&theirs));
+}
+
+/// A job of one host, told to meet at a loopback address, has a secret of its own.
+#[test]
+fn ranks_at_a_loopback_address_share_what_nobody_can_guess() {
+    let config = Config::default();
+    let at = |place: &str| format!("FERROCCL_WORLD_SIZE=2 NCCL_COMM_ID={place}");
+    for (place, secret) in [
+        ("127.0.0.1:9", true),
+        ("127.9.8.7:9", true),
+        ("[::1]:9", true),
+        ("localhost:9", true),
+        ("10.0.0.1:9", false),
+        ("[fe80::1]:9", false),
+    ] {
+        let ids = [0, 1].map(|rank| {
+            let env = ranks(&format!("FERROCCL_RANK={rank} {}", at(place)));
+            assert_eq!(env.meets_at_loopback(), secret, "{place}");
+            env.unique_id(&config).unwrap()
+        });
+        assert_eq!(ids[0], ids[1], "{place}");
+        let public = ranks(&format!("FERROCCL_RANK=0 {}", at(place))).look_up(&config).unwrap();
+        assert_eq!(ids[0] != public, secret, "{place}");
+    }
+    assert!(ranks(OMPI_LOCAL).meets_at_loopback());
+    assert!(!ranks(SLURM).meets_at_loopback());
+    // A rank alone needs none, and asks nobody.
+    let alone = "FERROCCL_RANK=0 FERROCCL_WORLD_SIZE=1 NCCL_COMM_ID=127.0.0.1:9";
+    assert_eq!(ranks(alone).unique_id(&config).unwrap(), ranks(alone).look_up(&config).unwrap());
 }
 
 #[test]
@@ -221,7 +251,7 @@ fn only_pods_wait_for_a_name() {
         assert!(error.contains("looking up pod-0.invalid"), "{error}");
         assert!(!waits || started.elapsed() >= config.bootstrap_timeout);
     }
-    assert_eq!(ranks(POD).unique_id(&config).unwrap().address().port(), 4000);
+    assert_eq!(ranks(POD).look_up(&config).unwrap().address().port(), 4000);
 }
 
 #[test]
