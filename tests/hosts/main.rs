@@ -8,6 +8,7 @@ mod processes;
 mod sockets;
 #[cfg(feature = "verbs")]
 mod verbs;
+mod wire;
 
 #[path = "../support/again.rs"]
 mod again;
