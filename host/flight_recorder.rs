@@ -135,11 +135,11 @@ impl ProcessRecord {
     ///
     /// ```
     /// use ferroccl::flight_recorder::ProcessRecord;
-    /// use ferroccl::{Communicator, Device};
+    /// use ferroccl::{Communicator, Device, group};
     ///
     /// let ranks = Communicator::init_all(&Device::cpu(), 2)?;
     /// let stream = ranks[0].device().stream()?;
-    /// ranks.iter().try_for_each(|rank| rank.barrier(&stream))?;
+    /// group(|| ranks.iter().try_for_each(|rank| rank.barrier(&stream)))?;
     /// stream.synchronize()?;
     /// let record = ProcessRecord::here();
     /// assert_eq!(record.communicators[1].calls[0].collective, "barrier");

@@ -48,6 +48,12 @@ fn a_running_job_is_shown_rank_by_rank() {
     let mark = Mark::new();
     let (mut child, pids) = measuring(&mark, &[]);
     let [first, second] = pids.map(|pid| pid.to_string());
+    // The heading is written before the first call.
+    let called = |pid: &str| {
+        let out = finish(&mut status(&[pid]));
+        !text(&out.stdout).contains("has made no call")
+    };
+    assert!(within(LONG, || called(&first) && called(&second)));
     let out = finish(&mut status(&[&first, &second, "--calls", "3", "--steps"]));
     let shown = text(&out.stdout);
     assert!(out.status.success(), "{shown}{}", text(&out.stderr));
