@@ -8,7 +8,8 @@
 //!   through a network port.
 //! - Where two GPUs may not write each other's memory ([`Policy`]), data is handed over in a CPU's memory, and
 //!   where a card may not reach a GPU's memory, likewise: the path goes by that CPU.
-//! - A GPU may send through a port that is near another GPU, if `NVLink` leads there (**PXN**).
+//! - A GPU may send through the GPU that is nearest to a port, if `NVLink` leads there (**PXN**). What arrives at a port
+//!   never takes such a way.
 //!
 //! Pure: a system and a policy in, paths out.
 
@@ -19,7 +20,9 @@ use super::policy::Policy;
 use super::system::{CpuSet, Link, LinkId, LinkKind, Node, NodeId, System};
 
 /// The worst step of a path, best first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
 pub enum PathKind {
     /// Nowhere: the node itself, or one memory.
     Loc,
@@ -171,7 +174,7 @@ impl Paths {
         let mut paths = Paths { nodes, gpus: gpus.len(), nets: nets.len(), matrix };
         paths.through_memory(system, policy);
         if policy.pxn {
-            paths.through_peers();
+            paths.through_peers(system);
         }
         paths
     }
@@ -286,31 +289,74 @@ impl Paths {
         }
     }
 
-    /// Leads a GPU's way to a far port through the GPU that is near it.
-    fn through_peers(&mut self) {
+    /// The ports that are nearest to a GPU: of those with the most bandwidth the ones of the best kind (NCCL's
+    /// `ncclTopoGetLocal`).
+    #[must_use]
+    pub fn local_nets(&self, gpu: usize) -> Vec<usize> {
+        nearest((0..self.nets).map(|net| self.gpu_net(gpu, net)))
+    }
+
+    /// The GPUs that are nearest to a port.
+    #[must_use]
+    pub fn local_gpus(&self, net: usize) -> Vec<usize> {
+        nearest((0..self.gpus).map(|gpu| self.net_gpu(net, gpu)))
+    }
+
+    /// The port that a GPU's messages on this channel take, where no graph says which (NCCL's `ncclTopoGetLocalNet`): GPUs
+    /// with the same near ports begin at different ones, and where there are more ports than GPUs channels take turns.
+    #[must_use]
+    pub fn local_net(&self, system: &System, gpu: usize, channel: usize) -> Option<usize> {
+        let nets = self.local_nets(gpu);
+        let sharing = self.local_gpus(*nets.first()?).len().max(1);
+        let dev = system.gpus().get(gpu).map_or(0, |(_, gpu)| gpu.dev as usize);
+        let n = nets.len();
+        // With a power of two, GPUs that are next to each other begin at ports that are far apart.
+        let first = if n.is_power_of_two() { mirrored(dev % n, n) } else { dev % n };
+        nets.get((first + channel % n.div_ceil(sharing)) % n).copied()
+    }
+
+    /// The GPU that sends through a port for others (NCCL's `ncclTopoGetLocalGpu`): of the nearest the one that itself
+    /// takes that port first.
+    #[must_use]
+    pub fn local_gpu(&self, system: &System, net: usize) -> Option<usize> {
+        let near = self.local_gpus(net);
+        let takes = |gpu: usize, channel: usize| self.local_net(system, gpu, channel) == Some(net);
+        (0..self.nets).find_map(|channel| near.iter().copied().find(|gpu| takes(*gpu, channel)))
+    }
+
+    /// Leads a GPU's way to a far port through the GPU that is nearest to that. Only the way out: NCCL receives locally and
+    /// sends remotely, too.
+    fn through_peers(&mut self, system: &System) {
         let before = self.clone();
-        for a in 0..self.gpus {
-            for net in 0..self.nets {
-                let direct = before.gpu_net(a, net);
-                if direct.kind <= PathKind::Pxb {
-                    continue;
+        for net in 0..self.nets {
+            let Some(peer) = before.local_gpu(system, net) else { continue };
+            let leave = before.gpu_net(peer, net);
+            if leave.kind > PathKind::Pxb {
+                continue;
+            }
+            for gpu in (0..self.gpus).filter(|gpu| *gpu != peer) {
+                let (direct, over) = (before.gpu_net(gpu, net), before.gpu_gpu(gpu, peer));
+                let better = leave.bw > direct.bw || direct.kind > PathKind::Pxn;
+                if over.kind <= PathKind::Nvl && better {
+                    self.set(gpu, self.gpus + net, over.then(leave, PathKind::Pxn));
                 }
-                // The nearest peer, of those the one with the most bandwidth, of those the first.
-                let peer = (0..self.gpus)
-                    .filter(|b| *b != a && before.gpu_gpu(a, *b).kind == PathKind::Nvl)
-                    .filter(|b| before.gpu_net(*b, net).kind <= PathKind::Pxb)
-                    .min_by(|b, c| {
-                        let (b, c) = (before.gpu_net(*b, net), before.gpu_net(*c, net));
-                        (b.kind.cmp(&c.kind)).then(c.bw.total_cmp(&b.bw))
-                    });
-                let Some(peer) = peer else { continue };
-                let path = before.gpu_gpu(a, peer).then(before.gpu_net(peer, net), PathKind::Pxn);
-                self.set(a, self.gpus + net, path);
-                let path = before.net_gpu(net, peer).then(before.gpu_gpu(peer, a), PathKind::Pxn);
-                self.set(self.gpus + net, a, path);
             }
         }
     }
+}
+
+/// Which of these paths have the most bandwidth and, of those, the best kind.
+fn nearest<'a>(paths: impl Iterator<Item = &'a Path>) -> Vec<usize> {
+    let there: Vec<_> = paths.enumerate().filter(|(_, path)| path.exists()).collect();
+    let better = |a: &Path, b: &Path| a.bw.total_cmp(&b.bw).then(b.kind.cmp(&a.kind));
+    let best = there.iter().map(|(_, path)| *path).max_by(|a, b| better(a, b));
+    let as_good = |path: &Path| best.is_some_and(|best| better(path, best).is_eq());
+    there.into_iter().filter(|(_, path)| as_good(path)).map(|(i, _)| i).collect()
+}
+
+/// `value`, below `n`, with its bits in reverse; `n` is a power of two.
+fn mirrored(value: usize, n: usize) -> usize {
+    if n == 1 { 0 } else { value.reverse_bits() >> (usize::BITS - n.trailing_zeros()) }
 }
 
 /// How one node reaches another by itself, whatever a policy has of the memory there; `nvb`: also through a GPU by `NVLink`.

@@ -124,7 +124,7 @@ pub struct Pci {
 }
 
 /// Instruction set of a CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Arch {
     /// `x86_64`.
     X86,
@@ -137,7 +137,7 @@ pub enum Arch {
 }
 
 /// Maker of a CPU, as far as it decides how well devices reach each other through it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Vendor {
     /// Intel.
     Intel,

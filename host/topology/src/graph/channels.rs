@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::PathKind;
 
 /// How a channel passes through the GPUs of a host. The numbers are those of NCCL's graph files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Pattern {
     /// A chain; the network's traffic is shared by the first two GPUs: the way to the parent and one child at
     /// the first, the other child at the second.
@@ -42,7 +44,7 @@ impl fmt::Display for Pattern {
 }
 
 /// What a graph is for. The numbers are those of NCCL's graph files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum GraphId {
     /// Rings.
     Ring = 0,
@@ -57,7 +59,7 @@ pub enum GraphId {
 /// A channel of bandwidth `b` puts on each link of its way: in a ring `b` in the ring's direction; in a tree
 /// `b / 2` each way between neighbours of the chain (half goes up, half comes down), and `b` each way at the
 /// network.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChannelGraph {
     /// What it is for.
     pub id: GraphId,
@@ -82,7 +84,7 @@ pub struct ChannelGraph {
 }
 
 /// One channel's way through a host.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GraphChannel {
     /// The port it comes in by and the one it leaves by, as places in
     /// [`System::nets`](crate::System::nets); `None` on a host without a network.

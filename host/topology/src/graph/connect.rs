@@ -1,26 +1,35 @@
 //! From the channels of each host to the rings and trees over all ranks.
 //!
-//! Host `h` has the ranks from [`Host::first_rank`] on, one for each local rank of its graph. A **ring** enters a
-//! host at the first GPU of its channel, passes all and goes on from the last to the next host. A **tree** joins
-//! the hosts as a double binary tree does ([`tree`]) and within a host runs down the channel's chain;
-//! which GPU talks to the parent and which to the children is the [`Pattern`]'s matter.
+//! Each local rank of a host's graph is a rank of the communicator ([`Host::ranks`]). A **ring** enters a host at the first GPU
+//! of its channel, passes all and goes on from the last to the next host. A **tree** joins the hosts as a double binary
+//! tree does ([`tree`]) and within a host runs down the channel's chain; which GPU talks to the parent and which to the
+//! children is the [`Pattern`]'s matter ([`attach`]).
 
 use super::tree::{self, Place};
 use super::{ChannelGraph, Pattern};
 
 /// A host's part in a communicator.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Host<'a> {
     /// Its channels.
     pub graph: &'a ChannelGraph,
-    /// The rank of its local rank 0; the others follow.
-    pub first_rank: u32,
+    /// The rank of each of its local ranks.
+    pub ranks: Vec<u32>,
+}
+
+impl Host<'_> {
+    /// The ranks in the order of a channel.
+    fn order(&self, channel: usize) -> impl Iterator<Item = u32> + '_ {
+        self.graph.channels[channel].gpus.iter().map(|gpu| self.ranks[*gpu])
+    }
 }
 
 /// Hosts that are all alike, `local` GPUs each: what one host's topology file stands for.
 #[must_use]
 pub fn alike(graph: &ChannelGraph, hosts: u32, local: u32) -> Vec<Host<'_>> {
-    (0..hosts).map(|host| Host { graph, first_rank: host.saturating_mul(local) }).collect()
+    let ranks =
+        |host: u32| (0..local).map(move |gpu| host.saturating_mul(local).saturating_add(gpu));
+    (0..hosts).map(|host| Host { graph, ranks: ranks(host).collect() }).collect()
 }
 
 /// `0, 1, 2`.
@@ -41,15 +50,15 @@ pub enum ConnectError {
         /// What the channel has.
         gpus: Vec<usize>,
     },
-    /// The ranks of the hosts are not 0 to n - 1, host by host.
-    #[error("host {host} begins with rank {first_rank}, not {expected}")]
+    /// A rank is beyond the last, or on two hosts or twice on one.
+    #[error("host {host}: rank {rank} is there already, or there are no more than {ranks} ranks")]
     Ranks {
         /// The host.
         host: usize,
-        /// Where it begins.
-        first_rank: u32,
-        /// Where it should.
-        expected: u32,
+        /// The rank.
+        rank: u32,
+        /// Ranks of all hosts.
+        ranks: usize,
     },
     /// A ring does not hold every rank once: a fault of this module, found before anything runs on it.
     #[error("the ring of channel {channel} does not hold every rank once")]
@@ -154,21 +163,26 @@ pub fn rings(hosts: &[Host<'_>]) -> Result<Vec<Ring>, ConnectError> {
             ring.next[from as usize] = to;
             ring.prev[to as usize] = from;
         };
-        let gpus =
-            |host: usize| (&hosts[host].graph.channels[channel].gpus, hosts[host].first_rank);
-        for host in 0..hosts.len() {
-            let (order, base) = gpus(host);
-            for pair in order.windows(2) {
-                link(base + pair[0] as u32, base + pair[1] as u32);
-            }
-            let (after, next_base) = gpus((host + 1) % hosts.len());
-            if let (Some(last), Some(first)) = (order.last(), after.first()) {
-                link(base + *last as u32, next_base + *first as u32);
+        for (at, host) in hosts.iter().enumerate() {
+            let after = &hosts[(at + 1) % hosts.len()];
+            let mut order = host.order(channel).chain(after.order(channel).take(1));
+            let Some(mut from) = order.next() else { continue };
+            for to in order {
+                link(from, to);
+                from = to;
             }
         }
         if ring.is_whole() { Ok(ring) } else { Err(ConnectError::BrokenRing { channel }) }
     });
     rings.collect()
+}
+
+/// Whether hosts' trees fit together, as [`trees`] finds it out.
+///
+/// # Errors
+/// As there.
+pub fn check_trees(hosts: &[Host<'_>]) -> Result<(), ConnectError> {
+    check(hosts, |pattern| pattern != Pattern::Ring).map(drop)
 }
 
 /// The trees over all hosts. With several hosts there are two for each channel that every host has: the first
@@ -204,25 +218,30 @@ fn one_tree(
         }
     };
     for host in hosts {
-        let chain = &host.graph.channels[channel].gpus;
+        let chain: Vec<u32> = host.order(channel).collect();
         for pair in chain.windows(2) {
-            adopt(&mut tree, host.first_rank + pair[0] as u32, host.first_rank + pair[1] as u32);
+            adopt(&mut tree, pair[0], pair[1]);
         }
     }
     for (at, host) in hosts.iter().enumerate() {
         let Some((parent, child)) = place(at).parent else { continue };
         let above = &hosts[parent as usize];
-        let chain = &above.graph.channels[channel].gpus;
-        let attach = match (above.graph.pattern, child) {
-            (Pattern::SplitTree, _) | (Pattern::BalancedTree, 1) => chain.get(1).or(chain.first()),
-            _ => chain.first(),
-        };
-        let first = host.graph.channels[channel].gpus.first();
-        if let (Some(attach), Some(first)) = (attach, first) {
-            adopt(&mut tree, above.first_rank + *attach as u32, host.first_rank + *first as u32);
+        let attached = attach(above.graph.pattern, child, above.ranks.len());
+        let (parent, first) = (above.order(channel).nth(attached), host.order(channel).next());
+        if let (Some(parent), Some(first)) = (parent, first) {
+            adopt(&mut tree, parent, first);
         }
     }
     tree
+}
+
+/// The place in a host's chain of `ranks` ranks at which child number `child` of the host, 0 or 1, hangs.
+#[must_use]
+pub fn attach(pattern: Pattern, child: usize, ranks: usize) -> usize {
+    match (pattern, child) {
+        (Pattern::SplitTree, _) | (Pattern::BalancedTree, 1) => usize::from(ranks > 1),
+        _ => 0,
+    }
 }
 
 /// Channels that every host has.
@@ -232,16 +251,19 @@ fn channels(hosts: &[Host<'_>]) -> usize {
 
 /// Whether the hosts fit together; the number of ranks.
 fn check(hosts: &[Host<'_>], fits: impl Fn(Pattern) -> bool) -> Result<usize, ConnectError> {
-    let mut expected = 0u32;
-    let mut checked: Option<&ChannelGraph> = None;
+    let ranks = hosts.iter().map(|host| host.ranks.len()).sum();
+    let mut there = vec![false; ranks];
+    let mut checked: Option<(&ChannelGraph, usize)> = None;
     for (at, host) in hosts.iter().enumerate() {
-        if host.first_rank != expected {
-            return Err(ConnectError::Ranks { host: at, first_rank: host.first_rank, expected });
+        for rank in &host.ranks {
+            match there.get_mut(*rank as usize) {
+                Some(there) if !*there => *there = true,
+                _ => return Err(ConnectError::Ranks { host: at, rank: *rank, ranks }),
+            }
         }
-        let local = host.graph.channels.first().map_or(0, |channel| channel.gpus.len());
-        expected = expected.saturating_add(local as u32);
+        let local = host.ranks.len();
         // Thousands of hosts share a graph.
-        if checked.is_some_and(|graph| std::ptr::eq(graph, host.graph)) {
+        if checked.is_some_and(|(graph, n)| std::ptr::eq(graph, host.graph) && n == local) {
             continue;
         }
         if !fits(host.graph.pattern) {
@@ -258,9 +280,9 @@ fn check(hosts: &[Host<'_>], fits: impl Fn(Pattern) -> bool) -> Result<usize, Co
                 });
             }
         }
-        checked = Some(host.graph);
+        checked = Some((host.graph, local));
     }
-    Ok(expected as usize)
+    Ok(ranks)
 }
 
 #[cfg(test)]
@@ -318,16 +340,27 @@ mod tests {
         assert_eq!(order(1), [0, 5, 4, 3, 2, 1]);
     }
 
+    /// As a launcher places them that gives each host a rank in turn.
+    #[test]
+    fn ranks_of_a_host_are_any() {
+        let graph = graph(Pattern::Ring, &[&[1, 0, 2]]);
+        let host = |ranks: &[u32]| Host { graph: &graph, ranks: ranks.to_vec() };
+        let rings = rings(&[host(&[0, 2, 4]), host(&[1, 3, 5])]).unwrap();
+        assert_eq!(rings[0].order(2).collect::<Vec<_>>(), [2, 0, 4, 3, 1, 5]);
+    }
+
     #[test]
     fn hosts_that_do_not_fit_together_are_refused() {
         let ring = graph(Pattern::Ring, &[&[0, 1]]);
         let twice = graph(Pattern::Ring, &[&[0, 0]]);
         let short = graph(Pattern::Ring, &[&[0, 1], &[0]]);
-        let host = |graph, first_rank| Host { graph, first_rank };
-        assert!(matches!(
-            rings(&[host(&ring, 0), host(&ring, 3)]),
-            Err(ConnectError::Ranks { host: 1, first_rank: 3, expected: 2 })
-        ));
+        let host = |graph, first: u32| Host { graph, ranks: vec![first, first + 1] };
+        for (second, rank) in [(3, 4), (1, 1)] {
+            assert_eq!(
+                rings(&[host(&ring, 0), host(&ring, second)]),
+                Err(ConnectError::Ranks { host: 1, rank, ranks: 4 })
+            );
+        }
         for bad in [&twice, &short] {
             let error = rings(&[host(&ring, 0), host(bad, 2)]).unwrap_err();
             assert!(matches!(error, ConnectError::NotEveryRank { host: 1, .. }), "{error}");

@@ -100,12 +100,7 @@ pub fn search(system: &System, paths: &Paths, wanted: &Wanted) -> Option<Channel
         GraphId::CollNet => &[Pattern::Tree],
     };
     let search = Search { paths, ways: &ways, wanted };
-    let mut steps = wanted.steps;
-    let mut best: Option<Found> = None;
-    for &pattern in patterns {
-        search.pattern(pattern, &mut steps, &mut best);
-    }
-    Some(search.finish(system, best?))
+    Some(search.finish(system, search.best(patterns)?))
 }
 
 /// The best so far.
@@ -124,37 +119,44 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn pattern(&self, pattern: Pattern, steps: &mut u64, best: &mut Option<Found>) {
+    /// The best under all conditions. What comes first is kept when others are no faster: nearer paths before a better
+    /// pattern.
+    fn best(&self, patterns: &[Pattern]) -> Option<Found> {
         let network = self.wanted.network;
-        let cross: &[bool] = match self.wanted.cross_nic {
-            _ if !network || pattern != Pattern::Ring => &[false],
-            CrossNic::Never => &[false],
-            CrossNic::Always => &[true],
-            CrossNic::IfBetter => &[false, true],
-        };
-        for &cross_nic in cross {
+        let mut steps = self.wanted.steps;
+        let mut best: Option<Found> = None;
+        let crossings = [false, true].into_iter().filter(|cross| match self.wanted.cross_nic {
+            _ if !network || patterns != [Pattern::Ring] => !cross,
+            CrossNic::Never => !cross,
+            CrossNic::Always => *cross,
+            CrossNic::IfBetter => true,
+        });
+        for cross_nic in crossings {
             for kind_inter in self.kinds_inter() {
                 for kind_intra in self.kinds_intra() {
-                    let ceiling = self.ceiling(pattern, kind_intra, kind_inter);
-                    for same_channels in [true, false] {
-                        if best.as_ref().is_some_and(|best| ceiling < best.total * GAIN) {
-                            continue;
+                    for &pattern in patterns {
+                        let ceiling = self.ceiling(pattern, kind_intra, kind_inter);
+                        for same_channels in [true, false] {
+                            if best.as_ref().is_some_and(|best| ceiling < best.total * GAIN) {
+                                continue;
+                            }
+                            let conditions = Conditions {
+                                pattern,
+                                kind_intra,
+                                kind_inter,
+                                cross_nic,
+                                same_channels,
+                                speed: 0.0,
+                                enough: 0,
+                                network,
+                            };
+                            self.speeds(conditions, ceiling, &mut steps, &mut best);
                         }
-                        let conditions = Conditions {
-                            pattern,
-                            kind_intra,
-                            kind_inter,
-                            cross_nic,
-                            same_channels,
-                            speed: 0.0,
-                            enough: 0,
-                            network,
-                        };
-                        self.speeds(conditions, ceiling, steps, best);
                     }
                 }
             }
         }
+        best
     }
 
     /// All speeds under one set of conditions.
@@ -233,7 +235,9 @@ impl Search<'_> {
             return vec![PathKind::Loc];
         }
         let pairs = (0..self.ways.gpus).flat_map(|g| (0..self.ways.nets).map(move |net| (g, net)));
-        sorted(pairs.map(|(gpu, net)| self.paths.gpu_net(gpu, net).kind))
+        let kinds =
+            |(gpu, net)| [self.paths.gpu_net(gpu, net).kind, self.paths.net_gpu(net, gpu).kind];
+        sorted(pairs.flat_map(kinds))
     }
 
     /// What no set of channels can exceed: the joint bandwidth of what leaves a GPU within the host, by whatever
@@ -252,6 +256,10 @@ impl Search<'_> {
         };
         let intra = match pattern {
             _ if n == 1 => f64::INFINITY,
+            // The last GPU of a ring's part in a host sends to the network: n - 1 flows out of GPUs, together.
+            Pattern::Ring if self.wanted.network => {
+                (0..n).map(leaves).sum::<f64>() / (n - 1) as f64
+            }
             Pattern::Ring => (0..n).map(leaves).fold(f64::INFINITY, f64::min),
             // A chain of n GPUs has 2 (n - 1) half flows out of its GPUs, together.
             Pattern::Tree | Pattern::SplitTree | Pattern::BalancedTree => {

@@ -168,8 +168,11 @@ impl<'a> Walk<'a> {
     /// Starts channels at the ports, the least used and nearest first.
     fn start_at_network(&mut self) -> bool {
         let (paths, ways, c) = (self.paths, self.ways, self.conditions);
-        let near =
-            |gpu: usize, net: usize| paths.gpu_net(gpu, net).kind.max(paths.net_gpu(net, gpu).kind);
+        // The first GPU of a ring only receives.
+        let near = |gpu: usize, net: usize| match c.pattern {
+            Pattern::Ring => paths.net_gpu(net, gpu).kind,
+            _ => paths.gpu_net(gpu, net).kind.max(paths.net_gpu(net, gpu).kind),
+        };
         let mut starts: Vec<(usize, usize)> = (0..ways.nets)
             .flat_map(|net| (0..ways.gpus).map(move |gpu| (net, gpu)))
             .filter(|(net, gpu)| near(*gpu, *net) <= c.kind_inter)

@@ -196,3 +196,17 @@ fn an_even_number_of_hosts_has_no_inner_node_in_both_trees() {
         }
     }
 }
+
+/// As in NCCL, data leaves by a neighbour's card through that GPU's `NVLink`, and never comes in so: a card writes to its own
+/// GPU, or through the host.
+#[test]
+fn pxn_is_a_way_out_only() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/topology_files/hgx-h100.xml");
+    let assume = ferroccl_topology::Assume::default();
+    let system = ferroccl_topology::load_file(file.as_ref(), &assume).unwrap();
+    let paths = Paths::new(&system, &ferroccl_topology::Policy::default());
+    let pairs = || (0..paths.gpus()).flat_map(|gpu| (0..paths.nets()).map(move |net| (gpu, net)));
+    let out = pairs().filter(|(gpu, net)| paths.gpu_net(*gpu, *net).kind == PathKind::Pxn);
+    assert_eq!(out.count(), 8 * 7, "each GPU has a card of its own, and seven of others");
+    assert!(pairs().all(|(gpu, net)| paths.net_gpu(net, gpu).kind != PathKind::Pxn));
+}
