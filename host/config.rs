@@ -13,6 +13,7 @@
 mod parts;
 mod secret;
 mod setting;
+mod topo_ranks;
 mod unknown;
 
 use std::time::Duration;
@@ -20,6 +21,7 @@ use std::time::Duration;
 use ferroccl_proxy::net::{Faults, HcaFilter};
 pub use secret::SecretFile;
 pub use setting::{Level, Limit, Setting, Size};
+pub use topo_ranks::TopoRanks;
 pub use unknown::{UnknownVariable, unknown_in_env, unknown_variables};
 
 use crate::error::{Error, Result};
@@ -218,6 +220,8 @@ knobs! {
         "the machine's topology, instead of what is found";
     "NCCL_TOPO_DUMP_FILE" topo_dump_file: Option<String> = None, "a path",
         "where the topology is written";
+    "FERROCCL_TOPO_RANKS" topo_ranks: Option<TopoRanks> = None, TopoRanks::FORM,
+        "which GPUs of NCCL_TOPO_FILE the ranks of a host stand for, that run on the CPU: they connect as those would";
     "NCCL_GRAPH_FILE" graph_file: Option<String> = None, "a path",
         "the channels, instead of what a search finds";
     "NCCL_GRAPH_DUMP_FILE" graph_dump_file: Option<String> = None, "a path",

@@ -243,11 +243,11 @@ pub(crate) fn run() -> Outcome<()> {
     let noted = Arc::new(Noted { epoch: Instant::now(), at: AtomicU64::new(0) });
     let net = Noting(Arc::clone(&noted));
     let listener = net.listen(0)?;
-    let handles = vec![Vec::new(), b"?".to_vec()];
+    let route = Box::new(|key: ConnectionId| (key == KEY).then(|| (0, b"?".to_vec())));
     let find = Box::new(move |key, sending| (sending && key == KEY).then_some(ends));
     // SAFETY: the memory is laid out as `conn` says, never freed, and used by this thread as by a kernel.
     let connections =
-        unsafe { Connections::new((Arc::new(net), 0), (1, 0), 0, listener, handles, find) };
+        unsafe { Connections::new(Arc::new(net), (1, 0), 0, vec![listener], route, find) };
     let connections = Arc::new(Mutex::new(connections));
     let mut kernel = Kernel { words, noted, connections, proxy: Proxy::new(NAME), step: 0 };
     latency(&mut kernel)?;

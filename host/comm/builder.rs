@@ -1,15 +1,21 @@
 //! What a rank knows while its communicator is made, and how ranks exchange what they know.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferroccl_proxy::net::Net;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::CommConfig;
+use super::control::RankOrder;
+use super::graphs::CommGraphs;
 use super::init_params::{GroupToken, TuningParams};
 use crate::buffer::Device;
 use crate::channel::ConnLayout;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::transport::{AllowedTransports, PeerInfo};
+use crate::transport::{self, AllowedTransports, PeerInfo, select_net};
 use ferroccl_bootstrap::Bootstrap;
 
 /// What a rank knows before its communicator is made.
@@ -25,6 +31,12 @@ pub(super) struct CommBuilder<'a> {
     pub channels: u32,
     pub all_channels: bool,
     pub blocks: BlockLimits,
+    /// The searched graphs of all hosts, where they are known.
+    pub graphs: Option<&'a Arc<CommGraphs>>,
+    /// The rings, which the channels take in turn.
+    pub rings: &'a [RankOrder],
+    /// The network, if there are ranks that are reached by none of the other transports.
+    pub net: Option<&'a Arc<dyn Net>>,
 }
 
 /// The most blocks of a rank's launches. A collective and messages may run at the same time, and all blocks of both must be
@@ -81,6 +93,30 @@ pub(super) fn ranks_on_device(peers: &[PeerInfo], rank: u32) -> u32 {
         _ => peer.rank == rank,
     };
     peers.iter().filter(same).count() as u32
+}
+
+/// The network, if a rank of another host is a peer of `rank`.
+///
+/// # Errors
+/// [`Error::Unavailable`] when no transport reaches a peer; the errors of the network.
+pub(super) fn open_net(
+    rank: u32,
+    peers: &[PeerInfo],
+    (config, env): (&CommConfig, &Config),
+    secret: [u8; 32],
+) -> Result<Option<Arc<dyn Net>>> {
+    let (me, allowed) = (&peers[rank as usize], allowed(config, env));
+    let mut remote = false;
+    for peer in peers.iter().filter(|peer| peer.rank != rank) {
+        remote |= transport::select(peer, me, allowed)?.is_remote();
+        remote |= transport::select(me, peer, allowed)?.is_remote();
+    }
+    let limit = config.timeout.filter(|t| !t.is_zero()).unwrap_or(Duration::MAX);
+    match (&config.net, remote) {
+        (_, false) => Ok(None),
+        (Some(net), true) => Ok(Some(Arc::clone(net))),
+        (None, true) => select_net::open(env, secret, limit).map(Some),
+    }
 }
 
 /// The transports that the settings allow.

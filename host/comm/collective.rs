@@ -40,9 +40,12 @@ pub(super) struct CollTask {
 /// The ranks that a kernel runs over; the value is the index of their tables in the control block.
 #[derive(Clone, Copy)]
 pub(super) enum Subgroup {
+    /// All ranks, in the orders of the channels' rings.
     World = 0,
-    Node = 1,
-    Leaders = 2,
+    /// All ranks, in their own order.
+    InRankOrder = 1,
+    Node = 2,
+    Leaders = 3,
 }
 
 impl CollTask {
@@ -116,7 +119,10 @@ impl CollTask {
         if let Some((kernel, _)) = custom_kernel {
             plan.kernel = kernel;
         }
-        let (group, last) = (Subgroup::World, true);
+        // A chain combines the ranks' values in their order. One-shot does so by itself, and compares calls with the same
+        // neighbours: which of the two runs depends on the size, in which calls may differ by mistake.
+        let ordered = matches!(choice.algorithm, Algorithm::Chain | Algorithm::OneShot);
+        let (group, last) = (if ordered { Subgroup::InRankOrder } else { Subgroup::World }, true);
         let operands = KernelOperands { group, input, output, scalar, record, last };
         launch_kernel(comm, &plan, &call, operands, keep, stream)
     }

@@ -7,7 +7,8 @@
 //! | peers, by set, channel and rank | for each group of ranks: ring's order | channels | Comm |
 //! ```
 //!
-//! Groups are all ranks, the ranks of the node, and the nodes' leaders.
+//! Groups are all ranks, in the orders of the channels' rings and in their own order, the ranks of the node, and the nodes'
+//! leaders.
 
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -58,6 +59,23 @@ pub(super) struct RankOrder {
     pub index: u32,
 }
 
+impl RankOrder {
+    /// The rank so many positions behind this one.
+    fn ahead(&self, by: usize) -> u32 {
+        self.ranks[(self.index as usize + by) % self.ranks.len()]
+    }
+
+    /// The rank behind this one.
+    pub(super) fn next(&self) -> u32 {
+        self.ahead(1)
+    }
+
+    /// The rank before this one.
+    pub(super) fn prev(&self) -> u32 {
+        self.ahead(self.ranks.len() - 1)
+    }
+}
+
 /// What the tables of all groups have in common.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DeviceCommParams {
@@ -77,15 +95,15 @@ impl ControlBlock {
         (ns > 0).then(|| Duration::from_nanos(ns))
     }
 
-    /// The control block of a rank: its connections by set, channel and rank, and the rings it is in, of which the
-    /// first is that of all ranks.
+    /// The control block of a rank: its connections by set, channel and rank, and the rings of each group of ranks that it is
+    /// in. The first group is of all ranks; channels take a group's rings in turn.
     ///
     /// # Errors
     /// When there is no memory for it.
     pub(super) fn new(
         params: DeviceCommParams,
         peers: &[Peer],
-        rings: &[RankOrder],
+        groups: &[Vec<RankOrder>],
         runtime: &dyn Runtime,
     ) -> Result<Self> {
         let flags = HostRegion::anonymous(size_of::<HostFlags>().next_multiple_of(4096))?;
@@ -94,9 +112,9 @@ impl ControlBlock {
             peers.iter().find(|peer| peer.send.slots > 0).map_or_else(Conn::default, |p| p.send);
         let channels = params.channels as usize;
         let mut sizes = vec![size_of_val(peers)];
-        for ring in rings {
-            let order = ring.ranks.len() * size_of::<u32>();
-            sizes.extend([order, channels * size_of::<Channel>(), size_of::<Comm>()]);
+        for rings in groups {
+            sizes.extend(rings.iter().map(|ring| ring.ranks.len() * size_of::<u32>()));
+            sizes.extend([channels * size_of::<Channel>(), size_of::<Comm>()]);
         }
         let bytes = sizes.iter().map(|size| size.next_multiple_of(CACHE_LINE)).sum();
         let tables = runtime.allocate(bytes)?;
@@ -107,25 +125,26 @@ impl ControlBlock {
             let index = (set * u64::from(params.channels) + channel) * u64::from(params.nranks);
             peers_at + index * size_of::<Peer>() as u64
         };
-        let groups = rings.iter().map(|ring| {
-            let k = ring.ranks.len() as u32;
+        let groups = groups.iter().map(|rings| {
+            let k = rings.first().map_or(0, |ring| ring.ranks.len() as u32);
             // In a group of some of the ranks, data blocks are numbered from 0.
-            let order_at = if k == params.nranks {
-                image.push(&ring.ranks)
-            } else {
-                image.push(&(0..k).collect::<Vec<u32>>())
+            let order = |ring: &RankOrder| match k == params.nranks {
+                true => image.push(&ring.ranks),
+                false => image.push(&(0..k).collect::<Vec<u32>>()),
             };
-            let neighbour = |by: u32| ring.ranks[((ring.index + by) % k) as usize];
+            let orders: Vec<u64> = rings.iter().map(order).collect();
+            let in_turn = orders.iter().zip(rings).cycle();
             let channels: Box<[Channel]> = (0..u64::from(params.channels))
-                .map(|channel| Channel {
+                .zip(in_turn)
+                .map(|(channel, (order, ring))| Channel {
                     peers: of_set(0, channel),
                     p2p: of_set(1, channel),
-                    order: order_at,
+                    order: *order,
                     scratch: params.scratch.0 + channel * params.scratch.1,
                     scratch_bytes: params.scratch.1,
                     index: ring.index,
-                    prev: neighbour(k - 1),
-                    next: neighbour(1),
+                    prev: ring.prev(),
+                    next: ring.next(),
                     pad: 0,
                     progress: 0,
                 })

@@ -228,10 +228,11 @@ impl CommState {
         if let Some(fault) = self.control.fault() {
             // Relaxed: the flag publishes nothing. A wait that it ends asks for the failure.
             let first = !self.failed.swap(true, Ordering::Relaxed);
+            // Before the kernels of neighbours see it: those of this process then know the cause when they stop.
+            self.tell_peers(&fault);
             for end in self.edge_ends() {
                 end.poison(&fault, Poison::SET);
             }
-            self.tell_peers(&fault);
             if let (true, Some(file)) = (first, &self.dump) {
                 flight_recorder::on_failure(file, self.rank);
             }
@@ -244,13 +245,20 @@ impl CommState {
         if self.peers_told.swap(true, Ordering::Relaxed) {
             return;
         }
+        let mut fault = *fault;
         let (ranks, text) = match self.failure() {
             Some(Error::Timeout { ranks, reason }) => (ranks, reason),
-            Some(error) => (Vec::new(), error.to_string()),
+            Some(error) => {
+                // A kernel that a neighbour has stopped knows only that; the cause knows who it was.
+                if let Error::Kernel(cause) = &error {
+                    fault = cause.0;
+                }
+                (Vec::new(), error.to_string())
+            }
             None => (Vec::new(), String::new()),
         };
         if let Some(out_of_band) = self.out_of_band.get() {
-            out_of_band.tell(&FaultNews { fault: *fault, ranks, text }.encode());
+            out_of_band.tell(&FaultNews { fault, ranks, text }.encode());
         }
     }
 }

@@ -8,11 +8,13 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::CommConfig;
 use super::builder::{check_peers, ranks_on_device};
 use super::faults::FaultNews;
+use super::graphs::{CommGraphs, HostChannels};
 use super::init_params::{InitParams, TuningParams, agree, heartbeat};
 use super::nodes::Nodes;
 use super::recv_region::PeerHandles;
 use super::split::ColorKey;
 use super::stall::{Absent, Report};
+use super::trees::Trees;
 use crate::config::{Config, LEAST_HEARTBEAT};
 use crate::enqueue::{describe, describe_call};
 use crate::error::KernelFault;
@@ -21,11 +23,12 @@ use crate::transport::{AllowedTransports, PeerInfo, device, select};
 /// What ranks exchange when a communicator is made or split: lines of JSON, one of each rank. The first byte says of what.
 pub fn setup(data: &[u8]) {
     let Some((kind, data)) = data.split_first() else { return };
-    match kind % 5 {
+    match kind % 6 {
         0 => params(&read(data)),
         1 => peers(&read(data)),
         2 => drop(read::<PeerHandles>(data)),
         3 => drop(read::<ColorKey>(data)),
+        4 => graphs(&read(data)),
         _ => drop(read::<Result<String, String>>(data)),
     }
 }
@@ -91,6 +94,45 @@ fn peers(peers: &[PeerInfo]) {
             let nodes = Nodes::new(rank, peers, per_node);
             assert_eq!(nodes.members().iter().flatten().count(), peers.len());
             assert!(nodes.local_rank() < nodes.local_ranks() && !nodes.heads().is_empty());
+        }
+    }
+}
+
+/// Whatever hosts say of their channels: it is refused, or every rank has a place in each.
+fn graphs(found: &[Option<HostChannels>]) {
+    let ranks = found.len() as u32;
+    for per_host in [1, 2] {
+        let peer = |rank: u32| PeerInfo {
+            rank,
+            pid: 1,
+            process: 1,
+            space: 1,
+            device: None,
+            host: (rank / per_host).to_string(),
+            pid_namespace: String::new(),
+        };
+        let peers: Vec<_> = (0..ranks.min(32)).map(peer).collect();
+        if peers.is_empty() {
+            return;
+        }
+        let nodes = |rank| Nodes::new(rank, &peers, None);
+        let Ok(Some(graphs)) = CommGraphs::agree(&nodes(0), found.to_vec(), 4) else { continue };
+        for me in 0..peers.len() as u32 {
+            let nodes = nodes(me);
+            assert!(
+                nodes.rings(Some(&graphs), 4).iter().all(|ring| ring.ranks.len() == peers.len())
+            );
+            let trees = Trees::new(me, graphs.channels, &nodes, Some(&graphs));
+            assert_eq!(trees.own().len(), graphs.channels as usize);
+            let cards = graphs.cards(me);
+            for (peer, channel) in (0..peers.len() as u32).flat_map(|peer| [(peer, 0), (peer, 3)]) {
+                let card = graphs.card(me, peer, channel, graphs.channels);
+                let crosses = nodes
+                    .members()
+                    .iter()
+                    .all(|ranks| !(ranks.contains(&me) && ranks.contains(&peer)));
+                assert!(!crosses || card.is_none_or(|card| cards.contains(&card)));
+            }
         }
     }
 }

@@ -19,13 +19,14 @@ use ferroccl_proxy::net::{Net, Properties};
 use tracing::{info, warn};
 
 use super::builder::CommBuilder;
+use super::graphs;
 use crate::channel::{DeviceSlots, SlotMemory};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::runtime::{DeviceInfo, RdmaInfo};
 use ferroccl_topology::path::direct;
-use ferroccl_topology::{self as topology, BusId, LinkKind, Node, NodeId, PathKind, System};
+use ferroccl_topology::{self as topology, BusId, LinkKind, NodeId, PathKind, System};
 
 /// The protocols whose slots to receive are in the GPU's memory. LL's are the host's, as in NCCL (`net.cc`).
 const RECEIVED: &[ProtocolId] = &[ProtocolId::Ll128, ProtocolId::Simple];
@@ -82,7 +83,7 @@ impl GpuLocality {
     /// When a file is asked for (`NCCL_TOPO_FILE`) that makes no sense.
     fn of(gpu: &DeviceInfo, env: &Config) -> Result<Self> {
         let mut env = env.clone();
-        env.topo_dump_file = None; // `log_topology::look` writes it
+        env.topo_dump_file = None; // rank 0 writes it (`graphs`)
         let system = match topology::load(&env.topology_files()) {
             Err(error) if env.topo_file.is_none() => {
                 warn!(target: log::NET, "which card is near {} is not known: {error}", gpu.name);
@@ -98,22 +99,15 @@ impl GpuLocality {
 
     /// The distance of a card, which is found by its name and port, or by its PCI device.
     fn distance(&self, card: &Properties) -> Option<Distance> {
-        let id = card.pci_path.as_deref().and_then(|path| path.rsplit('/').next()?.parse().ok());
+        let id = graphs::pci_device(card);
         let nets = self.system.nets();
         let named = nets.iter().find(|(_, net)| net.name == card.name && net.port == card.port);
-        let placed = || nets.iter().find(|(node, _)| id.is_some() && self.nic_of(*node) == id);
+        let placed = || {
+            nets.iter().find(|(node, _)| id.is_some() && graphs::nic_of(&self.system, *node) == id)
+        };
         let (net, _) = named.or_else(placed)?;
         let path = direct(&self.system, self.gpu?, *net, self.nvb);
         path.exists().then_some(Distance { kind: path.kind, bw: path.bw })
-    }
-
-    /// The PCI device that a port is of.
-    fn nic_of(&self, net: NodeId) -> Option<BusId> {
-        let mut links = self.system.links_from(net);
-        links.find_map(|(_, link)| match self.system.node(link.to) {
-            Node::Nic(nic) => nic.bus_id,
-            _ => None,
-        })
     }
 
     /// Whether the GPU is connected to a CPU by a chip-to-chip link.

@@ -51,6 +51,7 @@ mod faults;
 pub(crate) mod fuzz;
 mod gdr;
 mod gpu_graphs;
+mod graphs;
 mod group;
 mod grow;
 mod in_progress;

@@ -10,6 +10,7 @@
 //! A communicator has one [`Connections`] for all its peers on other hosts. Every launch adds its steps. An operation moves
 //! them on for as long as there are some.
 
+mod cards;
 mod progress;
 mod proxy_work;
 mod step_count;
@@ -19,9 +20,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ferroccl_proxy::connection::{ConnectionFailure, ConnectionId, Connections};
-use ferroccl_proxy::net::{Listener, Net};
 use tracing::warn;
 
+pub(super) use self::cards::{Cards, NetHandles, NetListeners};
 use self::progress::NetProgressOp;
 pub(super) use self::proxy_work::ProxyWork;
 use self::proxy_work::StepCounter;
@@ -32,18 +33,14 @@ use crate::error::{Error, Result};
 /// How long dropping a communicator waits for data that is still to be sent.
 pub(super) const DROP_LIMIT: Duration = Duration::from_secs(10);
 
-/// A rank's listener on a network device, before its peers connect.
-pub(super) struct NetListener {
-    pub net: Arc<dyn Net>,
-    pub device: usize,
-    pub listener: Box<dyn Listener>,
-}
-
 /// A communicator's connections with ranks on other hosts.
 #[derive(Debug)]
 pub(super) struct NetConnections {
     /// The network in logs and errors, as `NET/Socket`.
     name: String,
+    cards: Cards,
+    /// The names of the network's devices.
+    devices: Vec<String>,
     channels: u32,
     /// Counts the steps of launches.
     pub(super) counter: StepCounter,
@@ -73,22 +70,27 @@ impl NetState {
 }
 
 impl NetConnections {
-    /// For a rank's `edges`, by peer, some of which are remote; `handles` are the listeners' of all ranks.
+    /// For a rank's `edges`, by peer, some of which are remote.
     pub(super) fn new(
-        NetListener { net, device, listener }: NetListener,
-        (group, rank): (u64, u32),
+        NetListeners { net, listeners }: NetListeners,
+        group: u64,
         edges: &[Option<Edges>],
-        (layout, channels): (ConnLayout, usize),
+        layout: ConnLayout,
         first_step: u64,
-        mut handles: Vec<Vec<u8>>,
+        mut cards: Cards,
     ) -> Self {
+        let (rank, channels) = (cards.rank, cards.channels as usize);
         let remote = |edges: &Option<Edges>| edges.as_ref().is_some_and(|e| e.send.remote);
         let is_remote: Vec<bool> = edges.iter().map(remote).collect();
-        for (handle, remote) in handles.iter_mut().zip(&is_remote) {
+        for (listeners, remote) in cards.listeners.iter_mut().zip(&is_remote) {
             if !remote {
-                handle.clear();
+                listeners.clear();
             }
         }
+        let device_name =
+            |device| net.properties(device).map_or_else(|_| format!("[{device}]"), |p| p.name);
+        let devices = (0..net.devices()).map(device_name).collect();
+        let routes = cards.clone();
         let name = format!("NET/{}", net.name());
         let ends: Vec<Option<Edges>> = edges.to_vec();
         let find = move |key: ConnectionId, sending: bool| {
@@ -99,11 +101,11 @@ impl NetConnections {
         // SAFETY: the edges' memory is laid out so, and the closure keeps it as long as it lives.
         let connections = unsafe {
             Connections::new(
-                (net, device),
+                net,
                 (group, rank),
                 first_step,
-                listener,
-                handles,
+                listeners.into_iter().map(|(_, listener)| listener).collect(),
+                Box::new(move |key| routes.route(key)),
                 Box::new(find),
             )
         };
@@ -111,6 +113,8 @@ impl NetConnections {
         let channels = channels as u32;
         NetConnections {
             name,
+            cards,
+            devices,
             channels,
             counter: StepCounter::new(channels, layout.slot_bytes, is_remote),
             state: Mutex::new(state),
@@ -186,7 +190,9 @@ impl NetConnections {
     fn error(&self, rank: u32, failure: &ConnectionFailure) -> Error {
         let ConnectionFailure { key, sending, seq, error } = failure;
         let to = if *sending { "to" } else { "from" };
-        let mut reason = format!("{}: {} {to} it: {error}", self.name, self.describe(key.index));
+        let device = self.devices.get(self.cards.device(*key)).map_or("", String::as_str);
+        let what = self.describe(key.index);
+        let mut reason = format!("{}: {what} {to} it, on {device}: {error}", self.name);
         if *seq > 0 {
             reason += &format!(" (call {seq})");
         }

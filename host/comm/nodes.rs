@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::control::RankOrder;
+use super::graphs::CommGraphs;
 use crate::transport::PeerInfo;
 
 /// The nodes of a communicator, each with its ranks in order. A node's first rank is its leader.
@@ -62,6 +63,11 @@ impl Nodes {
         self.members[self.mine].len() as u32
     }
 
+    /// The ranks of this rank's node, in order.
+    pub(super) fn local_members(&self) -> &[u32] {
+        &self.members[self.mine]
+    }
+
     /// This rank's position in its node.
     pub(super) fn local_rank(&self) -> u32 {
         let ranks = &self.members[self.mine];
@@ -79,14 +85,37 @@ impl Nodes {
         self.members[self.mine].first() == Some(&self.rank)
     }
 
-    /// The rings of this rank: of all ranks, of its node, and for a leader of all leaders.
-    pub(super) fn rings(&self, nranks: u32) -> Vec<RankOrder> {
-        let place = |ranks: &[u32]| ranks.iter().position(|r| *r == self.rank).unwrap_or(0) as u32;
-        let ring = |ranks: Vec<u32>| RankOrder { index: place(&ranks), ranks };
-        let mut rings = vec![ring((0..nranks).collect()), ring(self.members[self.mine].clone())];
-        if self.is_leader() {
-            rings.push(ring(self.members.iter().map(|ranks| ranks[0]).collect()));
+    /// The ring of some ranks, this one among them.
+    fn ring(&self, ranks: Vec<u32>) -> RankOrder {
+        let index = ranks.iter().position(|rank| *rank == self.rank).unwrap_or(0) as u32;
+        RankOrder { ranks, index }
+    }
+
+    /// The rings of all ranks, which channels take in turn: the graphs', or one that passes the ranks of one node after those
+    /// of another.
+    pub(super) fn rings(&self, graphs: Option<&CommGraphs>, channels: u32) -> Vec<RankOrder> {
+        match graphs {
+            Some(graphs) => {
+                graphs.orders(channels).map(|ranks| self.ring(ranks.to_vec())).collect()
+            }
+            None => vec![self.ring(self.members.iter().flatten().copied().collect())],
         }
-        rings
+    }
+
+    /// The ring of all ranks in their order.
+    pub(super) fn ring_in_rank_order(&self) -> RankOrder {
+        let nranks = self.members.iter().map(Vec::len).sum::<usize>() as u32;
+        self.ring((0..nranks).collect())
+    }
+
+    /// The ring of this rank's node.
+    pub(super) fn ring_in_node(&self) -> RankOrder {
+        self.ring(self.members[self.mine].clone())
+    }
+
+    /// For a leader the ring of all leaders.
+    pub(super) fn ring_of_leaders(&self) -> Option<RankOrder> {
+        let leaders = || self.members.iter().map(|ranks| ranks[0]).collect();
+        self.is_leader().then(|| self.ring(leaders()))
     }
 }

@@ -2,22 +2,20 @@
 
 use std::io::ErrorKind;
 use std::sync::Arc;
-use std::time::Duration;
 
+use ferroccl_proxy::net::Net;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use super::builder::{CommBuilder, allowed, exchange};
 use super::gdr::{self, Gdr, SlotPlacement};
-use super::net::{NetConnections, NetListener};
+use super::net::{Cards, NetConnections, NetHandles, NetListeners};
 use crate::channel::{EdgeEnd, Edges};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::runtime::Memory;
 use crate::transport::exported::{Exported, Importer};
-use crate::transport::{
-    self, AllowedTransports, PeerInfo, RecvRegion, Transport, device, select_net,
-};
+use crate::transport::{self, AllowedTransports, PeerInfo, RecvRegion, Transport, device};
 use ferroccl_bootstrap::{Bootstrap, BootstrapError};
 
 impl CommBuilder<'_> {
@@ -29,28 +27,34 @@ impl CommBuilder<'_> {
     ) -> Result<(Vec<Option<Edges>>, Option<NetConnections>)> {
         let region = self.open_recv_region(peers)?;
         let handles: Vec<PeerHandles> = exchange(bootstrap, &region.handles)?;
-        let edges = self.edges(&region, peers, &handles)?;
+        let edges = match self.edges(&region, peers, &handles) {
+            // A rank whose memory is gone may have given up because of another: the bootstrap tells of the first.
+            Err(lost @ Error::PeerLost { .. }) => {
+                return Err(bootstrap.barrier().err().map_or(lost, Error::from));
+            }
+            edges => edges?,
+        };
         // The memory stays open until all peers have mapped it.
         bootstrap.barrier()?;
-        let remote = self.net_connections(region.listener, &edges, &handles)?;
+        let remote = self.net_connections(region.listeners, &edges, &handles)?;
         Ok((edges, remote))
     }
 
     /// The connections with ranks on other hosts, if there are such ranks.
     pub(super) fn net_connections(
         &self,
-        listener: Option<NetListener>,
+        listeners: Option<NetListeners>,
         edges: &[Option<Edges>],
         handles: &[PeerHandles],
     ) -> Result<Option<NetConnections>> {
-        let Some(listener) = listener else { return Ok(None) };
-        let name = listener.net.name();
+        let Some(mine) = listeners else { return Ok(None) };
+        let name = mine.net.name();
         let mut listeners = Vec::with_capacity(handles.len());
         for (rank, handles) in handles.iter().enumerate() {
             listeners.push(match &handles.network {
                 None => Vec::new(),
-                Some((theirs, handle)) if theirs == name => handle.clone(),
-                Some((theirs, _)) => {
+                Some(theirs) if theirs.network == name => theirs.listeners.clone(),
+                Some(NetHandles { network: theirs, .. }) => {
                     let text = format!(
                         "the network (NCCL_NET) of rank {} is {name}, of rank {rank} {theirs}: all ranks need the same",
                         self.rank
@@ -59,35 +63,38 @@ impl CommBuilder<'_> {
                 }
             });
         }
-        let shape = (self.layout, self.channels as usize);
-        let who = (self.token.group, self.rank);
-        Ok(Some(NetConnections::new(
-            listener,
-            who,
-            edges,
-            shape,
-            self.config.first_step,
+        let cards = Cards {
+            rank: self.rank,
+            channels: self.channels,
+            graphs: self.graphs.cloned(),
+            own: mine.listeners.first().map_or(0, |(device, _)| *device),
+            devices: mine.net.devices(),
             listeners,
-        )))
+        };
+        let (group, first_step) = (self.token.group, self.config.first_step);
+        let net = NetConnections::new(mine, group, edges, self.layout, first_step, cards);
+        Ok(Some(net))
     }
 
-    /// Listens for ranks on other hosts, on the network device that is chosen for this rank.
-    fn listen(&self, peers: &[PeerInfo]) -> Result<(NetListener, Option<Gdr>)> {
-        let limit = self.config.timeout.filter(|t| !t.is_zero()).unwrap_or(Duration::MAX);
-        let net = match &self.config.net {
-            Some(net) => Arc::clone(net),
-            None => select_net::open(self.env, self.token.secret, limit)?,
-        };
+    /// Listens for ranks on other hosts, on the network device that is chosen for this rank and on those of its channels.
+    fn listen(
+        &self,
+        net: &Arc<dyn Net>,
+        peers: &[PeerInfo],
+    ) -> Result<(NetListeners, Option<Gdr>)> {
         // Ranks of a host take its devices in turn, or the devices that are nearest to their GPUs.
         let me = &peers[self.rank as usize];
         let before = peers[..self.rank as usize].iter().filter(|peer| peer.host == me.host);
         let rdma = self.device.runtime().rdma()?;
         let gpu = (me.device.as_ref(), rdma.as_ref());
-        let gdr::NetCard { device, gdr } = gdr::choose(&*net, gpu, before.count(), self.env)?;
-        let listener = net.listen(device)?;
-        let properties = net.properties(device)?;
-        info!(target: log::NET, "NET/{} : Using [{device}]{}", net.name(), properties.name);
-        Ok((NetListener { net, device, listener }, gdr))
+        let gdr::NetCard { device, gdr } = gdr::choose(&**net, gpu, before.count(), self.env)?;
+        let graphs = self.graphs.map(|graphs| &**graphs);
+        let listeners = NetListeners::open(Arc::clone(net), device, self.rank, graphs)?;
+        for (device, _) in &listeners.listeners {
+            let properties = net.properties(*device)?;
+            info!(target: log::NET, "NET/{} : Using [{device}]{}", net.name(), properties.name);
+        }
+        Ok((listeners, gdr))
     }
 
     /// Bytes of an edge.
@@ -129,19 +136,17 @@ impl CommBuilder<'_> {
             .iter()
             .map(|transport| Ok((transport.name().to_owned(), transport.offer(&recv_region)?)));
         let recv_regions = handles.collect::<Result<_>>()?;
-        let remote = used.iter().any(|transport| transport.is_remote());
-        let listener = remote.then(|| self.listen(peers)).transpose()?;
-        let (listener, gdr) = listener.unzip();
+        let listeners = self.net.map(|net| self.listen(net, peers)).transpose()?;
+        let (listeners, gdr) = listeners.unzip();
         let slots = match gdr.flatten() {
             Some(gdr) => self.place_slots(gdr, &self.remote_edges(peers)?),
             None => None,
         };
-        let network =
-            listener.as_ref().map(|l| (l.net.name().to_owned(), l.listener.handle().to_vec()));
+        let network = listeners.as_ref().map(NetListeners::handles);
         let device = on_device.as_ref().map(|(_, handle)| handle.clone());
         let on_device = on_device.map(|(memory, _)| memory);
         let handles = PeerHandles { recv_regions, device, network };
-        Ok(OpenRecvRegion { handles, recv_region, on_device, listener, slots })
+        Ok(OpenRecvRegion { handles, recv_region, on_device, listeners, slots })
     }
 
     /// For each rank whether the edge from it is over the network, and whether the edge to it is.
@@ -277,7 +282,7 @@ impl CommBuilder<'_> {
                     transport,
                     end,
                     peer.process == me.process,
-                    mine.listener.as_ref(),
+                    mine.listeners.as_ref(),
                 );
             }
             Ok(Some(Edges { send, recv }))
@@ -299,33 +304,34 @@ impl CommBuilder<'_> {
         }
     }
 
-    /// Logs the transports of the ring's edges, in NCCL's words.
+    /// Logs the transports of the rings' edges, in NCCL's words.
     fn log_transport(
         &self,
         transport: &dyn Transport,
         end: &EdgeEnd,
         same_process: bool,
-        listener: Option<&NetListener>,
+        listeners: Option<&NetListeners>,
     ) {
-        let (next, previous) =
-            ((self.rank + 1) % self.nranks, (self.rank + self.nranks - 1) % self.nranks);
-        let path = match listener {
-            Some(listener) if transport.is_remote() => {
+        let (rank, peer, remote) = (self.rank, end.peer, transport.is_remote());
+        let path = |channel: u32| match listeners {
+            Some(NetListeners { net, listeners }) if remote => {
                 let gdr = if end.slots.is_some() { "/GDRDMA" } else { "" };
-                format!("NET/{}/{}{gdr}", listener.net.name(), listener.device)
+                let named = self.graphs.and_then(|g| g.card(rank, peer, channel, self.channels));
+                let own = listeners.first().map_or(0, |(device, _)| *device);
+                let device = named.map(|device| device as usize).filter(|d| *d < net.devices());
+                format!("NET/{}/{}{gdr}", net.name(), device.unwrap_or(own))
             }
             _ if end.on_device.is_some() && !same_process => "P2P/IPC".to_owned(),
             _ if end.on_device.is_some() && !end.direct => "P2P/peer access".to_owned(),
             _ => transport.name().to_owned() + if end.direct { "/direct pointer" } else { "" },
         };
-        let (rank, peer) = (self.rank, end.peer);
-        for channel in 0..self.channels {
-            if end.receiving && peer == previous && transport.is_remote() {
-                info!(target: log::INIT, "Channel {channel:02} : {peer} -> {rank} [receive] via {path}");
+        for (channel, ring) in (0..self.channels).zip(self.rings.iter().cycle()) {
+            if end.receiving && peer == ring.prev() && remote {
+                info!(target: log::INIT, "Channel {channel:02} : {peer} -> {rank} [receive] via {}", path(channel));
             }
-            if !end.receiving && peer == next {
-                let send = if transport.is_remote() { " [send]" } else { "" };
-                info!(target: log::INIT, "Channel {channel:02} : {rank} -> {peer}{send} via {path}");
+            if !end.receiving && peer == ring.next() {
+                let send = if remote { " [send]" } else { "" };
+                info!(target: log::INIT, "Channel {channel:02} : {rank} -> {peer}{send} via {}", path(channel));
             }
         }
     }
@@ -338,8 +344,8 @@ pub(super) struct PeerHandles {
     recv_regions: Vec<(String, Vec<u8>)>,
     /// Its connections in device memory.
     device: Option<device::DeviceMemoryHandle>,
-    /// Its listener, for ranks on other hosts: the network's name, and the handle.
-    network: Option<(String, Vec<u8>)>,
+    /// Its listeners, for ranks on other hosts.
+    network: Option<NetHandles>,
 }
 
 /// A rank's receive region, before its peers have mapped it.
@@ -347,6 +353,6 @@ pub(super) struct OpenRecvRegion {
     recv_region: RecvRegion,
     on_device: Option<Arc<dyn Memory>>,
     pub handles: PeerHandles,
-    pub listener: Option<NetListener>,
+    pub listeners: Option<NetListeners>,
     slots: Option<SlotPlacement>,
 }

@@ -14,11 +14,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use ferroccl_device::abi::Peer;
 use ferroccl_proxy::collnet::CollNet;
+use ferroccl_proxy::net::Net;
 use tracing::{info, warn};
 
-use super::builder::{BlockLimits, CommBuilder, allowed, check_peers, exchange, ranks_on_device};
+use super::builder::{
+    BlockLimits, CommBuilder, allowed, check_peers, exchange, open_net, ranks_on_device,
+};
 use super::collnet_heads::{self, CollnetHeads};
 use super::control::{ControlBlock, DeviceCommParams};
+use super::graphs::{CommGraphs, GraphQuery, HostChannels};
 use super::init_params::{GroupToken, InitParams, TuningParams, agree, heartbeat, random_number};
 use super::net::NetConnections;
 use super::nodes::Nodes;
@@ -109,8 +113,23 @@ impl Communicator {
         let natural = natural.min(gpu_graphs::most_channels(&peers, allowed(config, &env)));
         let (channels, all_channels) = config.channels(natural)?;
         let tuning = TuningParams::new(config, &env);
-        log_topology::log_topology(&env)?;
+        let all = (0..nranks).map(|rank| Nodes::new(rank, &peers, config.ranks_per_node));
+        let all: Vec<Nodes> = all.collect();
         let token = GroupToken::new()?;
+        let nets = (0..nranks).map(|rank| open_net(rank, &peers, (config, &env), token.secret));
+        let nets: Vec<Option<Arc<dyn Net>>> = nets.collect::<Result<_>>()?;
+        let found = (0..nranks).zip(&all).zip(&nets).map(|((rank, nodes), net)| {
+            let net = net.as_deref();
+            GraphQuery { peers: &peers, nodes, env: &env, config, net }.search(rank)
+        });
+        let graphs = CommGraphs::agree(&all[0], found.collect::<Result<_>>()?, blocks.collectives)?;
+        let graphs = graphs.map(Arc::new);
+        let channels = match &graphs {
+            Some(graphs) if !all_channels => graphs.channels,
+            _ => channels,
+        };
+        let rings: Vec<_> =
+            all.iter().map(|nodes| nodes.rings(graphs.as_deref(), channels)).collect();
         let builder = |rank: u32| CommBuilder {
             device: &devices[rank as usize],
             config,
@@ -123,6 +142,9 @@ impl Communicator {
             channels,
             all_channels,
             blocks,
+            graphs: graphs.as_ref(),
+            rings: &rings[rank as usize],
+            net: nets[rank as usize].as_ref(),
         };
         if nranks == 1 {
             return Ok(vec![builder(0).build(vec![None], &peers, None, None)?]);
@@ -132,7 +154,6 @@ impl Communicator {
             .collect::<Result<_>>()?;
         let handles: Vec<PeerHandles> =
             regions.iter().map(|region| region.handles.clone()).collect();
-        let all = (0..nranks).map(|rank| Nodes::new(rank, &peers, config.ranks_per_node)).collect();
         let network = collnet_network(config, &env, &peers, true)?;
         let heads = collnet_heads::join_all(network.as_ref(), all)?;
         // The regions stay open until all ranks have mapped them.
@@ -143,7 +164,7 @@ impl Communicator {
         let made = (0..nranks).zip(regions).zip(edges).zip(heads);
         let ranks = made.map(|(((rank, region), edges), heads)| {
             let builder = builder(rank);
-            let net = builder.net_connections(region.listener, &edges, &handles)?;
+            let net = builder.net_connections(region.listeners, &edges, &handles)?;
             builder.build(edges, &peers, net, heads)
         });
         let ranks = ranks.collect::<Result<Vec<_>>>()?;
@@ -229,9 +250,6 @@ impl Communicator {
         let env = Config::from_env()?;
         let config = &config.or(&CommConfig::from_env(&env));
         let (rank, nranks) = (bootstrap.rank(), bootstrap.nranks());
-        if rank == 0 {
-            log_topology::log_topology(&env)?;
-        }
         let peers: Vec<PeerInfo> = exchange(&bootstrap, &peer_info(rank, device, &env)?)?;
         check_peers(&peers)?;
 
@@ -256,9 +274,23 @@ impl Communicator {
             timeout_ns: config.timeout_ns(),
             heartbeat_ns: config.heartbeat_ns()?,
         };
-        let params: Vec<InitParams> = exchange(&bootstrap, &mine)?;
+        let nodes = Nodes::new(rank, &peers, config.ranks_per_node);
+        let secret = GroupToken::of(&bootstrap, 0).secret;
+        let net = open_net(rank, &peers, (config, &env), secret)?;
+        let query =
+            GraphQuery { peers: &peers, nodes: &nodes, env: &env, config, net: net.as_deref() };
+        let found = query.search(rank)?;
+        let all: Vec<(InitParams, Option<HostChannels>)> = exchange(&bootstrap, &(mine, found))?;
+        let (params, found): (Vec<_>, Vec<_>) = all.into_iter().unzip();
         let (channels, blocks) = agree(rank, &mine, &params)?;
+        let graphs = CommGraphs::agree(&nodes, found, BlockLimits::of(blocks).collectives)?;
+        let graphs = graphs.map(Arc::new);
+        let channels = match &graphs {
+            Some(graphs) if !all_channels => graphs.channels,
+            _ => channels,
+        };
 
+        let rings = nodes.rings(graphs.as_deref(), channels);
         let builder = CommBuilder {
             device,
             config,
@@ -271,6 +303,9 @@ impl Communicator {
             channels,
             all_channels,
             blocks: BlockLimits::of(blocks),
+            graphs: graphs.as_ref(),
+            rings: &rings,
+            net: net.as_ref(),
         };
         if nranks == 1 {
             return builder.build(vec![None], &peers, None, None);
@@ -278,7 +313,6 @@ impl Communicator {
         let (edges, net) = builder.connect(&bootstrap, &peers)?;
         let one_process = peers.iter().all(|peer| peer.process == peers[0].process);
         let network = collnet_network(config, &env, &peers, one_process)?;
-        let nodes = Nodes::new(rank, &peers, config.ranks_per_node);
         let heads =
             collnet_heads::join(network.as_ref(), &nodes, |handle| exchange(&bootstrap, handle))?;
         let communicator = builder.build(edges, &peers, net, heads)?;
@@ -313,9 +347,12 @@ impl CommBuilder<'_> {
     /// The tuner, from parameters that are equal on all ranks, so that they choose the same.
     fn tuner(&self, nodes: u32, collnet: bool, peers: &[PeerInfo]) -> Tuner {
         let allowed = allowed(self.config, self.env);
-        let graphs = gpu_graphs::GpuGraphs::new(peers, self.channels, allowed);
-        let devices =
-            graphs.as_ref().map_or(Devices::Cpu { ring: None }, gpu_graphs::GpuGraphs::devices);
+        let assumed = gpu_graphs::GpuGraphs::new(peers, self.channels, allowed);
+        let devices = match (self.graphs, &assumed) {
+            (Some(graphs), assumed) => graphs.devices(assumed.is_some()),
+            (None, Some(assumed)) => assumed.devices(),
+            (None, None) => Devices::Cpu { ring: None },
+        };
         let situation = Situation::new(nodes, self.nranks, devices);
         let TuningParams { protocols, algorithms, deterministic, .. } = self.tuning;
         let settings = Settings { protocols, algorithms, deterministic, ..Settings::default() };
@@ -354,8 +391,13 @@ impl CommBuilder<'_> {
         };
         let tuner = self.tuner(nodes.count() as u32, heads.is_some(), peers);
         let runtime = &**self.device.runtime();
-        let control =
-            ControlBlock::new(device_comm, &peer_table, &nodes.rings(self.nranks), runtime)?;
+        let mut groups =
+            vec![self.rings.to_vec(), vec![nodes.ring_in_rank_order()], vec![nodes.ring_in_node()]];
+        groups.extend(nodes.ring_of_leaders().map(|ring| vec![ring]));
+        let control = ControlBlock::new(device_comm, &peer_table, &groups, runtime)?;
+        let trees =
+            Trees::new(self.rank, self.channels, &nodes, self.graphs.map(|graphs| &**graphs));
+        log_topology::log_channels(self.rank, &groups[0], self.channels, &trees);
         for Edges { send, recv } in edges.iter().flatten() {
             send.set_first_step(&self.layout, channels, first, runtime)?;
             recv.set_first_step(&self.layout, channels, first, runtime)?;
@@ -383,7 +425,7 @@ impl CommBuilder<'_> {
             },
             net: net.map(Arc::new),
             collnet: heads,
-            trees: Trees::new(self.rank, self.channels, &nodes),
+            trees,
             nodes,
             barrier_buffer: scratch.address() + (channels * SCRATCH_BYTES) as u64,
             _scratch: scratch,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ferroccl_proxy::net::{Faults, HcaFilter};
 
+use super::TopoRanks;
 use crate::flight_recorder::DumpSignal;
 use crate::log::{LogLevel, Subsystems};
 use ferroccl_bootstrap::{AddressFamily, CommId, InterfaceFilter};
@@ -77,7 +78,8 @@ by_from_str!(
     Level,
     Faults,
     HcaFilter,
-    DumpSignal
+    DumpSignal,
+    TopoRanks
 );
 
 impl<T: Selectable> Setting for Selection<T> {

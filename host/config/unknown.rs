@@ -130,11 +130,16 @@ fn unknown_variable(name: String) -> Option<UnknownVariable> {
     {
         return None;
     }
-    let distance = |known: &&'static str| strsim::damerau_levenshtein(&name, known);
-    let nearest = known().min_by_key(distance);
     // A third of what follows the prefix: more would be another word.
     let most = if ours { (name.len().saturating_sub(9) / 3).max(SLIPS) } else { SLIPS };
-    let nearest = nearest.filter(|known| distance(known) <= most);
+    // The distance is at least the difference of the lengths, and takes the time of their product.
+    let length = name.chars().count();
+    let nearest = known()
+        .filter(|known| known.len().abs_diff(length) <= most)
+        .map(|known| (strsim::damerau_levenshtein(&name, known), known))
+        .filter(|(distance, _)| *distance <= most)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, known)| known);
     (ours || nearest.is_some()).then_some(UnknownVariable { name, nearest })
 }
 

@@ -1,6 +1,7 @@
 //! Ranks in processes of their own, on one host and on several: started by hand and by launchers, joined by shared memory,
 //! sockets and RDMA. What a process does is a test of this program, which starts itself.
 
+mod channels;
 mod chaos;
 mod launchers;
 mod namespaces;
@@ -12,6 +13,8 @@ mod wire;
 
 #[path = "../support/again.rs"]
 mod again;
+#[path = "../support/fake_driver.rs"]
+mod fake_driver;
 #[path = "../support/free_port.rs"]
 mod free_port;
 #[path = "../support/hosts/mod.rs"]

@@ -165,6 +165,19 @@ fn cut_and_restored() {
 }
 
 #[test]
+fn parted() {
+    let Some(hosts) = hosts(3) else { return };
+    let echoes: Vec<_> = (0..2).map(|h| echo_in(&hosts, h)).collect();
+    let between = connect(&hosts, 1, hosts.ipv4(0), echoes[0].1);
+    assert!(answers(&between, b"ping", LONG));
+    hosts.part(0, 1).unwrap();
+    assert!(!answers(&between, b"pong", A_WHILE), "what is sent is lost");
+    for (h, (_, port)) in echoes.iter().enumerate() {
+        assert!(answers(&connect(&hosts, 2, hosts.ipv4(h), *port), b"ping", LONG));
+    }
+}
+
+#[test]
 fn far_away() {
     let Some(hosts) = hosts(3) else { return };
     let (_child, port) = echo_in(&hosts, 1);

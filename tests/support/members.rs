@@ -78,6 +78,8 @@ pub(crate) fn member() {
     let communicator = Communicator::init_rank_with(&device, n, &id, rank, &config).unwrap();
     match get("FERROCCL_TEST_JOB").as_str() {
         "sums" => sums(&communicator),
+        "every_collective" => every_collective(&communicator),
+        "large" => large(&communicator),
         "for_ever" => for_ever(&communicator),
         other => panic!("no job {other}"),
     }
@@ -102,6 +104,67 @@ fn sums(communicator: &Communicator) {
         let want = values(n * (n + 1) / 2);
         assert!(recv.to_vec(&stream).unwrap() == want, "rank {rank} call {call} count {count}");
     }
+    println!("\nended well");
+}
+
+/// Each collective, with odd sizes and every root.
+fn every_collective(communicator: &Communicator) {
+    let device = communicator.device();
+    let stream = device.stream().unwrap();
+    let (rank, n) = (communicator.rank(), communicator.world_size());
+    let value = |rank: u32, i: usize| (i as i64 % 1000 + 1) * i64::from(rank + 1);
+    let of = |rank: u32, len: usize| (0..len).map(|i| value(rank, i)).collect::<Vec<i64>>();
+    let sums = |len: usize| -> Vec<i64> {
+        (0..len).map(|i| (0..n).map(|rank| value(rank, i)).sum()).collect()
+    };
+    let blocks = n as usize;
+    for count in [1usize, 257, 20_011] {
+        let up = |len: usize| device.upload(&of(rank, len)).unwrap();
+        let down = |buffer: &ferroccl::DeviceBuffer<i64>, want: &[i64], what: &str| {
+            let found = buffer.to_vec(&stream).unwrap();
+            let wrong = found.iter().zip(want).position(|(found, want)| found != want);
+            assert_eq!((found.len(), wrong), (want.len(), None), "rank {rank}: {what} of {count}");
+        };
+        let out = |len: usize| device.alloc::<i64>(len).unwrap();
+        let to = out(count);
+        communicator.all_reduce(&up(count), &to, ReduceOp::Sum, &stream).unwrap();
+        down(&to, &sums(count), "all-reduce");
+        let to = out(count * blocks);
+        communicator.all_gather(&up(count), &to, &stream).unwrap();
+        let all: Vec<i64> = (0..n).flat_map(|rank| of(rank, count)).collect();
+        down(&to, &all, "all-gather");
+        let to = out(count);
+        communicator.reduce_scatter(&up(count * blocks), &to, ReduceOp::Sum, &stream).unwrap();
+        let at = rank as usize * count;
+        down(&to, &sums(count * blocks)[at..at + count], "reduce-scatter");
+        let to = out(count * blocks);
+        communicator.all_to_all(&up(count * blocks), &to, &stream).unwrap();
+        let mine = |from: u32| of(from, count * blocks)[at..at + count].to_vec();
+        down(&to, &(0..n).flat_map(mine).collect::<Vec<_>>(), "all-to-all");
+        for root in 0..n {
+            let to = up(count);
+            communicator.broadcast(&to, &to, root, &stream).unwrap();
+            down(&to, &of(root, count), "broadcast");
+            let to = up(count);
+            communicator.reduce(&to, &to, ReduceOp::Sum, root, &stream).unwrap();
+            if rank == root {
+                down(&to, &sums(count), "reduce");
+            }
+        }
+    }
+    stream.synchronize().unwrap();
+    println!("\nended well");
+}
+
+/// One all-reduce of so many MiB as [`CALLS`] says.
+fn large(communicator: &Communicator) {
+    let device = communicator.device();
+    let stream = device.stream().unwrap();
+    let count = std::env::var(CALLS).unwrap().parse::<usize>().unwrap() << 17;
+    let buffer = device.upload(&vec![i64::from(communicator.rank()); count]).unwrap();
+    communicator.all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
+    let n = i64::from(communicator.world_size());
+    assert!(buffer.to_vec(&stream).unwrap() == vec![n * (n - 1) / 2; count]);
     println!("\nended well");
 }
 

@@ -76,12 +76,15 @@ pub(crate) fn nightly() -> Vec<Step> {
             ),
             &NO_PTX,
         ),
-        Step::new("chaos", "a thousand random jobs, each with a fault in its middle").run_with(
-            &format!(
-                "cargo test --workspace --features {TESTED} --test hosts -- chaos --nocapture"
+        Step::new("chaos", "a thousand random jobs, each with a fault in its middle")
+            .run(&format!("cargo build --workspace --features {TESTED} --example fake_cuda"))
+            .run_with(
+                &format!(
+                    "cargo test --workspace --features {TESTED} --test hosts -- chaos --nocapture \
+                     --test-threads=1"
+                ),
+                &[("FERROCCL_CHAOS_RUNS", "1000")],
             ),
-            &[("FERROCCL_PTX", "none"), ("FERROCCL_CHAOS_RUNS", "1000")],
-        ),
         Step::new("assemble", "every kernel assembled for sm_90; `test` takes samples")
             .run_with("cargo test -p ferroccl --test ptx", &[("FERROCCL_ASSEMBLE", "all")]),
         Step::new("asan", "unit tests, communicators and collectives under AddressSanitizer")

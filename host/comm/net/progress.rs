@@ -5,7 +5,7 @@
 //! has one only once the user has dropped or finalized the communicator: then no kernel may be left to give up.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use ferroccl_proxy::{Operation, Progress};
@@ -21,10 +21,19 @@ const FAILURE_GRACE: Duration = Duration::from_millis(500);
 /// How long the operation stays after the last step, for the next call. A new operation has to wake the proxy's thread.
 const PROGRESS_LINGER: Duration = Duration::from_millis(1);
 
+/// The runtime has not said yet whether it takes the operation.
+const STARTING: u8 = 0;
+/// It has taken it.
+const STARTED: u8 = 1;
+/// It has dropped it before it said so.
+const DROPPED: u8 = 2;
+
 /// Moves a communicator's connections on.
 pub(super) struct NetProgressOp {
     comm: Arc<CommState>,
     ended: bool,
+    /// [`STARTING`], [`STARTED`] or [`DROPPED`].
+    start: Arc<AtomicU8>,
     /// Since when there is nothing to send or to receive.
     idle_since: Option<Instant>,
     /// Declared behind `comm`, to be dropped after it.
@@ -51,8 +60,16 @@ impl NetProgressOp {
         let guard = ProgressGuard(Arc::clone(net));
         let comm = Arc::clone(comm);
         let runtime = Arc::clone(comm.device.runtime());
-        let op = NetProgressOp { comm, ended: false, idle_since: None, _guard: guard };
-        runtime.operate(Box::new(op))
+        let start = Arc::new(AtomicU8::new(STARTING));
+        let mine = Arc::clone(&start);
+        let op = NetProgressOp { comm, ended: false, start, idle_since: None, _guard: guard };
+        // The runtime's own error says more than that the operation was dropped.
+        runtime.operate(Box::new(op))?;
+        // Pairs with the swap in `drop`: one of the two sees the other's.
+        match mine.swap(STARTED, Ordering::AcqRel) {
+            DROPPED => Err(net.proxy_ended()),
+            _ => Ok(()),
+        }
     }
 
     fn step(&mut self, net: &NetConnections) -> Progress {
@@ -110,6 +127,14 @@ impl NetProgressOp {
     }
 }
 
+impl NetConnections {
+    /// Nobody moves the connections on any more.
+    fn proxy_ended(&self) -> Error {
+        let reason = "the proxy has ended before all steps were sent and received".to_owned();
+        Error::Unavailable { what: self.name.clone(), reason }
+    }
+}
+
 impl Operation for NetProgressOp {
     fn progress(&mut self) -> Progress {
         let comm = Arc::clone(&self.comm);
@@ -125,9 +150,10 @@ impl Drop for NetProgressOp {
     fn drop(&mut self) {
         if let Some(net) = self.comm.net.as_ref().filter(|_| !self.ended) {
             net.lock().progressing = false;
-            let reason = "the proxy has ended before all steps were sent and received".to_owned();
-            let error = Error::Unavailable { what: net.name.clone(), reason };
-            self.comm.on_launch_failed(&error);
+            // Pairs with the swap in `start`, which has the error where the operation was not yet started.
+            if self.start.swap(DROPPED, Ordering::AcqRel) == STARTED {
+                self.comm.on_launch_failed(&net.proxy_ended());
+            }
         }
     }
 }

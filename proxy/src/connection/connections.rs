@@ -37,15 +37,18 @@ pub struct ConnectionFailure {
 /// Finds the memory of a connection, by its id and whether we send; `None` when there is no such connection.
 pub type FindConnMemory = Box<dyn Fn(ConnectionId, bool) -> Option<ConnMemory> + Send>;
 
+/// Finds the way to the other end of a connection: the device by which we send, and the handle of the listener there; `None` for
+/// a rank that is reached otherwise.
+pub type FindRoute = Box<dyn Fn(ConnectionId) -> Option<(usize, Vec<u8>)> + Send>;
+
 /// The connections of a rank over a network, each made when it is first needed.
 pub struct Connections {
     net: Arc<dyn Net>,
-    device: usize,
     hello: Hello,
     first: u64,
-    listener: Box<dyn Listener>,
-    /// The listeners' handles by rank; empty for ranks that are reached otherwise.
-    handles: Vec<Vec<u8>>,
+    /// Of each device that peers connect with.
+    listeners: Vec<Box<dyn Listener>>,
+    route: FindRoute,
     sending: BTreeMap<ConnectionId, SendState>,
     receiving: BTreeMap<ConnectionId, RecvState>,
     /// The connections with something to do, each with whether we send.
@@ -65,7 +68,7 @@ impl fmt::Debug for Connections {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connections")
             .field("net", &self.net)
-            .field("device", &self.device)
+            .field("listeners", &self.listeners.len())
             .field("sending", &self.sending.len())
             .field("receiving", &self.receiving.len())
             .field("active", &self.active.len())
@@ -106,28 +109,27 @@ struct HelloRecv {
 }
 
 impl Connections {
-    /// The connections of `rank` in the communicator `group`, over a device of a network. `first` is the step at which all
-    /// connections begin. `handles` are those of the ranks' listeners, empty for ranks that are reached otherwise. `memory`
-    /// finds the memory of a connection.
+    /// The connections of `rank` in the communicator `group`, over the devices of a network. `first` is the step at which all
+    /// connections begin. Peers connect with the `listeners`, whichever they choose; `route` finds the way to a peer, `memory`
+    /// the memory of a connection.
     ///
     /// # Safety
     /// The memory that `memory` names is as [`Sending::new`] and [`Receiving::new`] need it, for as long as the value lives.
     #[must_use]
     pub unsafe fn new(
-        (net, device): (Arc<dyn Net>, usize),
+        net: Arc<dyn Net>,
         (group, rank): (u64, u32),
         first: u64,
-        listener: Box<dyn Listener>,
-        handles: Vec<Vec<u8>>,
+        listeners: Vec<Box<dyn Listener>>,
+        route: FindRoute,
         memory: FindConnMemory,
     ) -> Self {
         Connections {
             net,
-            device,
             hello: Hello { group, from: rank, to: 0, index: 0 },
             first,
-            listener,
-            handles,
+            listeners,
+            route,
             sending: BTreeMap::new(),
             receiving: BTreeMap::new(),
             active: Vec::new(),
@@ -137,12 +139,6 @@ impl Connections {
         }
     }
 
-    /// Whether a rank is reached by the network.
-    #[must_use]
-    pub fn reaches(&self, rank: u32) -> bool {
-        self.handles.get(rank as usize).is_some_and(|handle| !handle.is_empty())
-    }
-
     /// The next call has these steps to send.
     ///
     /// # Errors
@@ -150,10 +146,10 @@ impl Connections {
     pub fn send(&mut self, key: ConnectionId, steps: Steps) -> Result<(), ConnectionFailure> {
         let failed = |error| ConnectionFailure { key, sending: true, seq: steps.seq, error };
         if !self.sending.contains_key(&key) {
-            let handle = self.handles.get(key.peer as usize).filter(|handle| !handle.is_empty());
             let none = || NetError::new(self.net.name(), "connect", "the rank does not listen");
-            let handle = handle.ok_or_else(|| failed(none().with_peer(key.peer)))?;
-            let connecting = self.net.connect(self.device, handle);
+            let (device, handle) =
+                (self.route)(key).ok_or_else(|| failed(none().with_peer(key.peer)))?;
+            let connecting = self.net.connect(device, &handle);
             let connecting = connecting.map_err(|e| failed(e.with_peer(key.peer)))?;
             self.sending.insert(key, SendState::Connecting(connecting, Vec::new()));
         }
@@ -307,16 +303,18 @@ impl Connections {
             self.receiving.iter().find(|(_, incoming)| matches!(incoming, RecvState::Awaited(_)));
         let Some((&key, _)) = awaited else { return Ok(false) };
         let mut moved = false;
-        while self.unidentified.len() < MAX_UNIDENTIFIED {
-            let comm = self.listener.accept();
-            match comm.map_err(|error| ConnectionFailure { key, sending: false, seq: 0, error })? {
-                None => break,
-                Some(comm) => match HelloRecv::new(comm) {
-                    Ok(unidentified) => self.unidentified.push(unidentified),
-                    Err(error) => warn!("{error}"),
-                },
+        for listener in &mut self.listeners {
+            while self.unidentified.len() < MAX_UNIDENTIFIED {
+                let failed = |error| ConnectionFailure { key, sending: false, seq: 0, error };
+                match listener.accept().map_err(failed)? {
+                    None => break,
+                    Some(comm) => match HelloRecv::new(comm) {
+                        Ok(unidentified) => self.unidentified.push(unidentified),
+                        Err(error) => warn!("{error}"),
+                    },
+                }
+                moved = true;
             }
-            moved = true;
         }
         let mut still = Vec::new();
         for mut unidentified in std::mem::take(&mut self.unidentified) {
@@ -342,7 +340,7 @@ impl Connections {
             return refused(format!("it is for rank {} of another group", hello.to));
         }
         let key = ConnectionId { peer: hello.from, index: hello.index };
-        if !self.reaches(key.peer) {
+        if (self.route)(key).is_none() {
             return refused(format!("rank {} is not reached by the network", key.peer));
         }
         let Some(memory) = (self.memory)(key, false) else {

@@ -43,7 +43,7 @@ use std::sync::atomic::AtomicU64;
 
 use ferroccl_device::abi::{Conn, ProtocolId, Signature, SignatureRing};
 
-pub use connections::{ConnectionFailure, ConnectionId, Connections, FindConnMemory};
+pub use connections::{ConnectionFailure, ConnectionId, Connections, FindConnMemory, FindRoute};
 pub use hello::{HELLO_BYTES, Hello};
 pub use recv::Receiving;
 pub use send::Sending;

@@ -12,7 +12,8 @@
 //! and as `NCCL_HOSTID`, so that FerroCCL takes two of them for two machines. Files and process ids are the
 //! machine's.
 //!
-//! Hosts can be cut off, be far away, lose what is sent, and die. Distance and loss are the work of a [`Cable`] and
+//! Hosts may have several cards, `eth0`, `eth1`, ..., each on a switch of its own ([`Hosts::with_cards`]). They
+//! can be cut off, be far away, lose what is sent, and die. Distance and loss are the work of a [`Cable`] and
 //! not of the kernel's netem, which is a module that many machines have not.
 //!
 //! **Nothing is left.** Namespaces have no names: they, and the interfaces in them, go with the last process
@@ -48,6 +49,8 @@ const MOST: usize = 255;
 pub(crate) struct Hosts {
     hosts: Vec<Host>,
     switch: Namespace,
+    /// Cards of each host.
+    cards: usize,
 }
 
 #[derive(Debug)]
@@ -58,11 +61,19 @@ struct Host {
 }
 
 impl Hosts {
-    /// Makes `n` hosts.
+    /// Makes `n` hosts of one card.
+    ///
+    /// # Errors
+    /// As [`Hosts::with_cards`].
+    pub(crate) fn new(n: usize) -> Result<Self, String> {
+        Self::with_cards(n, 1)
+    }
+
+    /// Makes `n` hosts of so many cards. Card `c` of a host is its interface `ethC`, with the address `10.(213 + C).host.1`.
     ///
     /// # Errors
     /// Why this machine has none: no right to make namespaces, no `ip`, or what `ip` complains of.
-    pub(crate) fn new(n: usize) -> Result<Self, String> {
+    pub(crate) fn with_cards(n: usize, cards: usize) -> Result<Self, String> {
         if n > MOST {
             return Err(format!("{n} hosts are more than {MOST}"));
         }
@@ -71,7 +82,10 @@ impl Hosts {
         switch.ip(
             "link set lo up\nlink add bridge type bridge mcast_snooping 0\nlink set bridge up\n",
         )?;
-        let mut hosts = Hosts { hosts: Vec::new(), switch };
+        for card in 1..cards {
+            switch.ip(&format!("link add bridge{card} type bridge\nlink set bridge{card} up\n"))?;
+        }
+        let mut hosts = Hosts { hosts: Vec::new(), switch, cards };
         for h in 0..n {
             let namespace = Namespace::new()?;
             let path = namespace.path();
@@ -88,6 +102,17 @@ impl Hosts {
                  address add {v6}/64 dev {INTERFACE} nodad\n\
                  link set {INTERFACE} up\n"
             ))?;
+            for card in 1..cards {
+                hosts.switch.ip(&format!(
+                    "link add port{h}c{card} type veth peer name eth{card} netns {path}\n\
+                     link set port{h}c{card} addrgenmode none master bridge{card} up\n"
+                ))?;
+                namespace.ip(&format!(
+                    "address add 10.{}.{}.1/16 dev eth{card}\nlink set eth{card} up\n",
+                    213 + card,
+                    byte(h)
+                ))?;
+            }
             hosts.hosts.push(Host { namespace, cable: Mutex::new(None) });
         }
         Ok(hosts)
@@ -117,7 +142,9 @@ impl Hosts {
     /// there, too.
     pub(crate) fn command(&self, h: usize, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
-        command.env("NCCL_HOSTID", self.name(h)).env("NCCL_SOCKET_IFNAME", format!("={INTERFACE}"));
+        // All that begin so, in their order, where there are several.
+        let interfaces = if self.cards > 1 { "eth".to_owned() } else { format!("={INTERFACE}") };
+        command.env("NCCL_HOSTID", self.name(h)).env("NCCL_SOCKET_IFNAME", interfaces);
         self.hosts[h].namespace.take_in(&mut command, &self.name(h));
         command
     }
@@ -155,6 +182,37 @@ impl Hosts {
     /// Plugs it in again. TCP goes on when it tries next: after up to as long as the host was cut off.
     pub(crate) fn restore(&self, h: usize) -> Result<(), String> {
         self.switch.ip(&format!("link set port{h} up\n"))
+    }
+
+    /// Whatever these two hosts send each other is lost, and nobody is told: each sends it to an Ethernet address that no
+    /// card has. Others reach both.
+    pub(crate) fn part(&self, one: usize, other: usize) -> Result<(), String> {
+        for (from, to) in [(one, other), (other, one)] {
+            let at = format!("lladdr 02:00:00:00:00:01 dev {INTERFACE} nud permanent");
+            let (v4, v6) = (self.ipv4(to), self.ipv6(to));
+            let lines = format!("neigh replace {v4} {at}\nneigh replace {v6} {at}\n");
+            self.hosts[from].namespace.ip(&lines)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes that each card of host `h` has sent.
+    pub(crate) fn sent(&self, h: usize) -> Vec<u64> {
+        let table = self.within(h, || std::fs::read_to_string("/proc/thread-self/net/dev"));
+        let table = table.expect("a host's interfaces");
+        // Behind the name: 8 columns of what was received, then the bytes that were sent (proc(5), /proc/net/dev).
+        let sent = |card: usize| {
+            let name = format!("eth{card}:");
+            let line = table.lines().find_map(|line| line.trim().strip_prefix(&name))?;
+            line.split_whitespace().nth(8)?.parse().ok()
+        };
+        (0..self.cards).map(|card| sent(card).expect("each card has a line")).collect()
+    }
+
+    /// Pulls the cable of one card of a host that has several.
+    pub(crate) fn cut_card(&self, h: usize, card: usize) -> Result<(), String> {
+        let port = if card == 0 { format!("port{h}") } else { format!("port{h}c{card}") };
+        self.switch.ip(&format!("link set {port} down\n"))
     }
 
     /// Every frame to or from host `h` takes so much longer: a round trip twice as much.

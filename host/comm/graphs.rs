@@ -1,0 +1,466 @@
+//! The channels of a communicator: from what the search finds on each host to the rings and trees over all ranks.
+//!
+//! ```text
+//! each host's first rank   topology ─► its ranks' GPUs only ─► paths ─► search, or a file ─► HostGraphs
+//! all ranks                exchange ─► agree: the weakest host counts ─► connect ─► CommGraphs
+//! CommGraphs               rings ─► ControlBlock (kernels)   chains ─► Trees   cards ─► Cards (net)   graphs ─► Tuner
+//! ```
+//!
+//! This is what NCCL does between its first and its third exchange (`initTransportsRank` in its init.cc). Ranks on the CPU may
+//! stand for the GPUs of a topology file (`FERROCCL_TOPO_RANKS`). Where a host's GPUs are not known, or a GPU has several ranks,
+//! there are no graphs: then the ranks connect in their own order, host by host.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ferroccl_device::abi::MAX_CHANNELS;
+use ferroccl_proxy::net::{Net, Properties};
+use ferroccl_topology::graph::connect::{self, Host};
+use ferroccl_topology::graph::tuning::{Devices, Gpus};
+use ferroccl_topology::graph::{
+    ChannelGraph, GraphChannel, HostGraphs, Pattern, SearchSettings, file, tree,
+};
+use ferroccl_topology::{
+    self as topology, Arch, Assume, BusId, Node, NodeId, Paths, System, TopologyError, Vendor,
+};
+use serde::{Deserialize, Serialize};
+use tracing::{info, warn};
+
+use super::nodes::Nodes;
+use super::{CommConfig, log_topology};
+use crate::config::{Config, TopoRanks};
+use crate::error::{Error, Result};
+use crate::log;
+use crate::transport::PeerInfo;
+
+/// The channels that a host offers, as its first rank tells them to all. The local ranks in them are numbered in the order of
+/// the ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct HostChannels {
+    ring: ChannelGraph,
+    tree: Option<ChannelGraph>,
+    /// The network's device for each port that the channels name, where there is one.
+    cards: Vec<Option<u32>>,
+    /// Channels that the host's settings make of them.
+    channels: u32,
+    min_sm: u32,
+    max_sm: u32,
+    cpu: (Arch, Vendor),
+    nvswitch: bool,
+}
+
+/// What the search has to know of the communicator.
+#[derive(Clone, Copy)]
+pub(super) struct GraphQuery<'a> {
+    pub peers: &'a [PeerInfo],
+    pub nodes: &'a Nodes,
+    pub env: &'a Config,
+    pub config: &'a CommConfig,
+    /// The network that this host reaches others by.
+    pub net: Option<&'a dyn Net>,
+}
+
+impl GraphQuery<'_> {
+    /// The channels of the host of `rank`, if that is the host's first rank and there is something to be known.
+    ///
+    /// # Errors
+    /// A file (`NCCL_TOPO_FILE`, `NCCL_GRAPH_FILE`) or a setting that makes no sense.
+    pub(super) fn search(&self, rank: u32) -> Result<Option<HostChannels>> {
+        let found = self.find(rank)?;
+        // Rank 0 looks at the machine's files, too, where the channels do not depend on them.
+        if rank == 0 && found.is_none() {
+            log_topology::log_topology(self.env)?;
+        }
+        Ok(found)
+    }
+
+    fn find(&self, rank: u32) -> Result<Option<HostChannels>> {
+        let local = self.nodes.local_members();
+        if local.first() != Some(&rank) || self.config.ranks_per_node.is_some() {
+            return Ok(None);
+        }
+        let mut env = self.env.clone();
+        if rank != 0 {
+            // As in NCCL, rank 0 writes them (NCCL_TOPO_DUMP_FILE_RANK, NCCL_GRAPH_DUMP_FILE_RANK).
+            (env.topo_dump_file, env.graph_dump_file) = (None, None);
+        }
+        let Some((system, gpus)) = self.system(local, &env)? else { return Ok(None) };
+        let paths = Paths::new(&system, &env.policy());
+        info!(target: log::GRAPH, gpus = paths.gpus(), nets = paths.nets(), cpus = paths.cpus(), "System");
+        let hosts = self.nodes.count() as u32;
+        let settings = self.settings();
+        let graphs = match file::load(&system, &paths, &settings, &env.graph_files(), hosts) {
+            Err(error) if env.graph_file.is_none() => {
+                warn!(target: log::GRAPH, "the ranks connect in their own order: {error}");
+                return Ok(None);
+            }
+            graphs => graphs?,
+        };
+        log_topology::log_graphs(&graphs);
+        Ok(Some(self.channels(&system, graphs, &gpus)?))
+    }
+
+    /// The settings of the search: the communicator's own limits come before those of the environment.
+    fn settings(&self) -> SearchSettings {
+        let settings = self.env.search();
+        SearchSettings {
+            min_channels: self.config.min_channels.or(settings.min_channels),
+            max_channels: self.config.max_channels.or(settings.max_channels),
+            ..settings
+        }
+    }
+
+    /// The topology of this host with the GPUs of its ranks alone, and the GPU of each rank; `None` where they are not known.
+    fn system(&self, local: &[u32], env: &Config) -> Result<Option<(System, Vec<BusId>)>> {
+        let devices: Vec<_> =
+            local.iter().map(|rank| self.peers[*rank as usize].device.as_ref()).collect();
+        let unknown = |why: String| {
+            info!(target: log::GRAPH, "the ranks connect in their own order: {why}");
+            Ok(None)
+        };
+        let (system, gpus) = if devices.iter().all(Option::is_none) {
+            let Some(ranks) = &env.topo_ranks else { return Ok(None) };
+            played(ranks, local.len(), env)?
+        } else {
+            let Some(devices) = devices.into_iter().collect::<Option<Vec<_>>>() else {
+                return unknown("some ranks of the host have a GPU, and some have none".to_owned());
+            };
+            let system = match topology::load(&env.topology_files()) {
+                Err(error) if env.topo_file.is_none() => return unknown(error.to_string()),
+                system => system?,
+            };
+            let mut gpus = Vec::with_capacity(devices.len());
+            for device in devices {
+                let known = |id: &BusId| system.gpus().iter().any(|(_, gpu)| gpu.bus_id == *id);
+                match device.bus_id.parse().ok().filter(known) {
+                    None => return unknown(format!("{} is not in the topology", device.name)),
+                    Some(id) if gpus.contains(&id) => {
+                        return unknown(format!("{} has several ranks", device.name));
+                    }
+                    Some(id) => gpus.push(id),
+                }
+            }
+            (system, gpus)
+        };
+        let used = system.filtered(|_, node| match node {
+            Node::Gpu(gpu) => gpus.contains(&gpu.bus_id),
+            _ => true,
+        });
+        Ok(Some((topology::trim(&used), gpus)))
+    }
+
+    /// What this host tells the others. The search numbers the GPUs as the topology does.
+    fn channels(
+        &self,
+        system: &System,
+        graphs: HostGraphs,
+        gpus: &[BusId],
+    ) -> Result<HostChannels> {
+        let place = |id: BusId| gpus.iter().position(|gpu| *gpu == id).unwrap_or(0);
+        let local: Vec<usize> = system.gpus().iter().map(|(_, gpu)| place(gpu.bus_id)).collect();
+        let renumbered = |mut graph: ChannelGraph| {
+            for gpu in graph.channels.iter_mut().flat_map(|channel| &mut channel.gpus) {
+                *gpu = local[*gpu];
+            }
+            graph
+        };
+        let tuned = graphs.situation(system, self.nodes.count() as u32, self.peers.len() as u32);
+        let on_gpus = self.peers.iter().all(|peer| peer.device.is_some());
+        let natural = match tuned.devices() {
+            Devices::Gpus(_) if on_gpus => tuned.channels(),
+            _ => graphs.ring.channels.len().min(MAX_CHANNELS) as u32,
+        };
+        let cpu = system.cpus().first().map(|(_, cpu)| (cpu.arch, cpu.vendor));
+        Ok(HostChannels {
+            channels: self.config.channels(natural)?.0,
+            min_sm: system.min_sm(),
+            max_sm: system.gpus().iter().map(|(_, gpu)| gpu.sm).max().unwrap_or(0),
+            cpu: cpu.unwrap_or((Arch::Other, Vendor::Other)),
+            nvswitch: system.has_nvswitch(),
+            cards: self.cards(system)?,
+            ring: renumbered(graphs.ring),
+            tree: graphs.tree.map(renumbered),
+        })
+    }
+}
+
+impl GraphQuery<'_> {
+    /// The network's device for each port of the topology: of its name, or of its PCI device. For ranks that stand for GPUs of a
+    /// file, the device of its number.
+    fn cards(&self, system: &System) -> Result<Vec<Option<u32>>> {
+        let Some(net) = self.net else { return Ok(vec![None; system.nets().len()]) };
+        let devices = (0..net.devices()).map(|device| net.properties(device));
+        let devices = devices.collect::<std::result::Result<Vec<_>, _>>()?;
+        let played = self.peers.iter().all(|peer| peer.device.is_none());
+        let card = |(id, port): (NodeId, &topology::Net)| {
+            let bus_id = nic_of(system, id);
+            let named = |card: &Properties| card.name == port.name && card.port == port.port;
+            let placed = |card: &Properties| bus_id.is_some() && pci_device(card) == bus_id;
+            let found = devices.iter().position(named).or_else(|| devices.iter().position(placed));
+            let numbered = || Some(port.dev as usize).filter(|dev| played && *dev < devices.len());
+            found.or_else(numbered).and_then(|device| u32::try_from(device).ok())
+        };
+        Ok(system.nets().into_iter().map(card).collect())
+    }
+}
+
+/// The PCI device that a port is of.
+pub(super) fn nic_of(system: &System, port: NodeId) -> Option<BusId> {
+    system.links_from(port).find_map(|(_, link)| match system.node(link.to) {
+        Node::Nic(nic) => nic.bus_id,
+        _ => None,
+    })
+}
+
+/// The PCI device of a network's device.
+pub(super) fn pci_device(card: &Properties) -> Option<BusId> {
+    card.pci_path.as_deref()?.rsplit('/').next()?.parse().ok()
+}
+
+/// The system of the file whose GPUs `ranks` ranks on the CPU stand for, and their GPUs.
+fn played(ranks: &TopoRanks, count: usize, env: &Config) -> Result<(System, Vec<BusId>)> {
+    let wrong = |reason: String| Error::InvalidSetting {
+        name: "FERROCCL_TOPO_RANKS".to_owned(),
+        value: ranks.to_string(),
+        reason,
+    };
+    let Some(file) = &env.topo_file else {
+        return Err(wrong("the GPUs are those of NCCL_TOPO_FILE, which is not set".to_owned()));
+    };
+    // Files may leave the compute capability to the machine. It does not matter to the CPU.
+    let assume = Assume { sm: Some(80), ..Assume::default() };
+    let system = topology::load_file(file.as_ref(), &assume)?;
+    if let Some(path) = &env.topo_dump_file {
+        let text = topology::dump::to_xml(&system)?.to_xml();
+        std::fs::write(path, text)
+            .map_err(|e| TopologyError::Io { path: path.into(), source: Arc::new(e) })?;
+    }
+    let all = system.gpus();
+    let chosen: Vec<u32> = match ranks {
+        TopoRanks::All => all.iter().map(|(_, gpu)| gpu.dev).collect(),
+        TopoRanks::Gpus(numbers) => numbers.clone(),
+    };
+    if chosen.len() < count {
+        let there = chosen.len();
+        return Err(wrong(format!("the host has {count} ranks, and these are {there} GPUs")));
+    }
+    let gpu = |number: &u32| {
+        let found = all.iter().find(|(_, gpu)| gpu.dev == *number).map(|(_, gpu)| gpu.bus_id);
+        found.ok_or_else(|| wrong(format!("{file} has no GPU {number}")))
+    };
+    let gpus = chosen[..count].iter().map(gpu).collect::<Result<_>>()?;
+    Ok((system, gpus))
+}
+
+/// The channels over all ranks, equal on all of them.
+#[derive(Clone, Debug)]
+pub(super) struct CommGraphs {
+    /// How many channels there are; they take the graphs' in turn.
+    pub channels: u32,
+    /// Of each host, by node.
+    hosts: Vec<HostChannels>,
+    /// The ranks of each node.
+    members: Vec<Vec<u32>>,
+    /// The ranks around each ring, from rank 0 on.
+    orders: Vec<Vec<u32>>,
+    /// What the tuner reckons with: the weakest of all hosts.
+    ring: ChannelGraph,
+    tree: Option<ChannelGraph>,
+}
+
+impl CommGraphs {
+    /// What all ranks have found, by rank, put together; `blocks` is the most that a launch of each may have. `None` where a
+    /// host has no graphs.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] when a host's channels make no sense.
+    pub(super) fn agree(
+        nodes: &Nodes,
+        all: Vec<Option<HostChannels>>,
+        blocks: u32,
+    ) -> Result<Option<Self>> {
+        let members = nodes.members().to_vec();
+        let mut all = all;
+        let first = members.iter().map(|ranks| all.get_mut(ranks[0] as usize)?.take());
+        let Some(hosts) = first.collect::<Option<Vec<HostChannels>>>() else { return Ok(None) };
+        for (ranks, host) in members.iter().zip(&hosts) {
+            let speeds = |graph: &ChannelGraph| {
+                graph.bw_intra.is_finite() && graph.bw_inter.is_finite() && graph.bw_intra > 0.0
+            };
+            let sound = |graph: &ChannelGraph| {
+                !graph.channels.is_empty() && graph.channels.len() <= MAX_CHANNELS && speeds(graph)
+            };
+            let ports = |graph: &ChannelGraph| {
+                let mut named = graph.channels.iter().flat_map(|channel| channel.nets).flatten();
+                named.all(|port| port < host.cards.len())
+            };
+            let sound = |graph: &ChannelGraph| sound(graph) && ports(graph);
+            if host.channels == 0 || !sound(&host.ring) || !host.tree.iter().all(sound) {
+                let text = format!("rank {} has channels that make no sense", ranks[0]);
+                return Err(Error::malformed(text));
+            }
+        }
+        let malformed = |e: connect::ConnectError| Error::malformed(e.to_string());
+        let of = |graph: fn(&HostChannels) -> Option<&ChannelGraph>| -> Option<Vec<Host<'_>>> {
+            let host = |(host, ranks): (_, &Vec<u32>)| {
+                Some(Host { graph: graph(host)?, ranks: ranks.clone() })
+            };
+            hosts.iter().zip(&members).map(host).collect()
+        };
+        let rings = of(|host| Some(&host.ring)).unwrap_or_default();
+        let orders: Vec<Vec<u32>> = connect::rings(&rings)
+            .map_err(malformed)?
+            .iter()
+            .map(|ring| ring.order(0).collect())
+            .collect();
+        let ring = weakest(&rings);
+        let trees = of(|host| host.tree.as_ref());
+        let tree = match &trees {
+            Some(trees) => {
+                connect::check_trees(trees).map_err(malformed)?;
+                Some(weakest(trees))
+            }
+            None => None,
+        };
+        let channels = hosts.iter().map(|host| host.channels).min().unwrap_or(1);
+        let channels = channels.min(blocks).clamp(1, MAX_CHANNELS as u32);
+        Ok(Some(CommGraphs { channels, orders, ring, tree, members, hosts }))
+    }
+
+    /// The ranks around the rings, from rank 0 on; `channels` channels take them in turn.
+    pub(super) fn orders(&self, channels: u32) -> impl Iterator<Item = &[u32]> {
+        self.orders.iter().take(channels as usize).map(Vec::as_slice)
+    }
+
+    /// Where a rank is: its node, and its number there.
+    fn place(&self, rank: u32) -> Option<(usize, usize)> {
+        let numbers = self.members.iter().map(|ranks| ranks.binary_search(&rank).ok());
+        numbers.enumerate().find_map(|(node, number)| Some((node, number?)))
+    }
+
+    /// The network's device by which a rank's traffic on a channel of a host leaves and comes in: the first of its GPUs has the
+    /// channel's first port, all others have the second (NCCL's `ncclTopoGetNetDev`).
+    fn port(
+        &self,
+        node: usize,
+        number: usize,
+        graph: &ChannelGraph,
+        channel: usize,
+    ) -> Option<u32> {
+        let GraphChannel { nets, gpus } = &graph.channels[channel];
+        let second = gpus.first() != Some(&number);
+        self.hosts[node].cards[(*nets)?[usize::from(second)]]
+    }
+
+    /// The network's device of `rank` for its connection with `peer` on a channel; `None` where they are neighbours neither in
+    /// the channel's ring nor in its tree.
+    pub(super) fn card(&self, rank: u32, peer: u32, channel: u32, channels: u32) -> Option<u32> {
+        let (node, number) = self.place(rank)?;
+        let host = &self.hosts[node];
+        let of_ring = channel as usize % self.orders.len();
+        let order = &self.orders[of_ring];
+        let at = order.iter().position(|r| *r == rank)?;
+        let around = [order[(at + 1) % order.len()], order[(at + order.len() - 1) % order.len()]];
+        if around.contains(&peer) {
+            return self.port(node, number, &host.ring, of_ring);
+        }
+        let (tree, count) = (host.tree.as_ref()?, self.tree.as_ref()?.channels.len());
+        let of_tree = channel as usize % count;
+        let second = self.second_tree(channel, channels);
+        let joined =
+            self.joined(rank, peer, of_tree, second) || self.joined(peer, rank, of_tree, second);
+        joined.then(|| self.port(node, number, tree, of_tree)).flatten()
+    }
+
+    /// Whether `child` is below `parent` in a tree, on another host.
+    fn joined(&self, parent: u32, child: u32, channel: usize, second: bool) -> bool {
+        let n = self.members.len() as u32;
+        let first = |(node, number): (usize, usize)| {
+            let tree = self.hosts[node].tree.as_ref()?;
+            (tree.channels[channel].gpus.first() == Some(&number)).then_some(node as u32)
+        };
+        let Some(node) = self.place(child).and_then(first) else { return false };
+        let place = if second { tree::second(n, node) } else { tree::first(n, node) };
+        let (Some((above, which)), Some((node, number))) = (place.parent, self.place(parent))
+        else {
+            return false;
+        };
+        let Some(tree) = self.hosts[node].tree.as_ref() else { return false };
+        let gpus = &tree.channels[channel].gpus;
+        above as usize == node && gpus[connect::attach(tree.pattern, which, gpus.len())] == number
+    }
+
+    /// The network's devices that the channels name for a rank: where they enter and leave its host.
+    pub(super) fn cards(&self, rank: u32) -> BTreeSet<u32> {
+        let Some((node, number)) = self.place(rank) else { return BTreeSet::new() };
+        let host = &self.hosts[node];
+        let mut cards = BTreeSet::new();
+        let rings = (0..self.orders.len()).map(|channel| (&host.ring, channel));
+        let trees = self.tree.iter().flat_map(|tree| 0..tree.channels.len());
+        let trees = trees.filter_map(|channel| Some((host.tree.as_ref()?, channel)));
+        for (graph, channel) in rings.chain(trees) {
+            let gpus = &graph.channels[channel].gpus;
+            let ends =
+                [gpus.first(), gpus.last(), gpus.get(1).filter(|_| graph.pattern != Pattern::Ring)];
+            if ends.contains(&Some(&number)) {
+                cards.extend(self.port(node, number, graph, channel));
+            }
+        }
+        cards
+    }
+
+    /// Each host's chain of a channel's tree, and at which places of it its two children hang; `None` without trees.
+    pub(super) fn chains(&self, channel: u32) -> Option<Vec<(Vec<u32>, [usize; 2])>> {
+        let count = self.tree.as_ref()?.channels.len();
+        let chain = |(host, ranks): (&HostChannels, &Vec<u32>)| {
+            let tree = host.tree.as_ref()?;
+            let gpus = &tree.channels[channel as usize % count].gpus;
+            let attach = |child| connect::attach(tree.pattern, child, gpus.len());
+            Some((gpus.iter().map(|gpu| ranks[*gpu]).collect(), [attach(0), attach(1)]))
+        };
+        self.hosts.iter().zip(&self.members).map(chain).collect()
+    }
+
+    /// Whether a channel takes the second of the two trees over the hosts: where each graph channel is there twice, that is the
+    /// second half of them (NCCL's `connectTrees`).
+    pub(super) fn second_tree(&self, channel: u32, channels: u32) -> bool {
+        let count = self.orders.len() as u32;
+        if channels >= 2 * count { channel / count % 2 == 1 } else { channel % 2 == 1 }
+    }
+
+    /// The devices of the tuning model: GPUs, or ranks on the CPU that stand for some.
+    pub(super) fn devices(&self, on_gpus: bool) -> Devices<'_> {
+        if !on_gpus {
+            return Devices::Cpu { ring: Some(&self.ring) };
+        }
+        Devices::Gpus(Gpus {
+            ring: &self.ring,
+            tree: self.tree.as_ref(),
+            collnet: None,
+            min_sm: self.hosts.iter().map(|host| host.min_sm).min().unwrap_or(0),
+            max_sm: self.hosts.iter().map(|host| host.max_sm).max().unwrap_or(0),
+            cpu: self.hosts[0].cpu,
+            nvswitch: self.hosts.iter().all(|host| host.nvswitch),
+        })
+    }
+}
+
+/// The weakest of the hosts' graphs in everything (the reduction behind NCCL's third exchange); the ways are the first host's.
+fn weakest(hosts: &[Host<'_>]) -> ChannelGraph {
+    let mut least = hosts[0].graph.clone();
+    for Host { graph, .. } in hosts {
+        least.channels.truncate(graph.channels.len());
+        least.bw_intra = least.bw_intra.min(graph.bw_intra);
+        least.bw_inter = least.bw_inter.min(graph.bw_inter);
+        least.latency_inter = least.latency_inter.max(graph.latency_inter);
+        least.kind_intra = least.kind_intra.max(graph.kind_intra);
+        least.kind_inter = least.kind_inter.max(graph.kind_inter);
+        least.cross_nic |= graph.cross_nic;
+        least.same_channels &= graph.same_channels;
+    }
+    least
+}
+
+#[cfg(test)]
+#[path = "graphs_tests.rs"]
+mod tests;

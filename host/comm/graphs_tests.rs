@@ -1,0 +1,134 @@
+use std::collections::BTreeSet;
+
+use super::*;
+
+fn peer(rank: u32, host: u32) -> PeerInfo {
+    PeerInfo {
+        rank,
+        pid: 1,
+        process: 1,
+        space: 1,
+        device: None,
+        host: host.to_string(),
+        pid_namespace: String::new(),
+    }
+}
+
+fn env(file: &str, ranks: &str) -> Config {
+    let file = format!("{}/tests/topology_files/{file}.xml", env!("CARGO_MANIFEST_DIR"));
+    let lookup = |name: &str| match name {
+        "NCCL_TOPO_FILE" => Some(file.clone()).filter(|_| !file.ends_with("/.xml")),
+        "FERROCCL_TOPO_RANKS" => Some(ranks.to_owned()),
+        _ => None,
+    };
+    Config::from_lookup(lookup).unwrap()
+}
+
+/// What the first ranks of these hosts find; card `N` of a file is device `N`.
+fn found(peers: &[PeerInfo], env: &Config) -> Result<Vec<Option<HostChannels>>> {
+    let config = CommConfig::default();
+    let search = |rank| {
+        let nodes = Nodes::new(rank, peers, None);
+        let query = GraphQuery { peers, nodes: &nodes, env, config: &config, net: None };
+        let mut found = query.search(rank)?;
+        if let Some(host) = &mut found {
+            host.cards = (0..host.cards.len() as u32).map(Some).collect();
+        }
+        Ok(found)
+    };
+    (0..peers.len() as u32).map(search).collect()
+}
+
+fn graphs(peers: &[PeerInfo], file: &str) -> CommGraphs {
+    let found = found(peers, &env(file, "all")).unwrap();
+    let searched = found.iter().flatten().count();
+    let nodes = Nodes::new(0, peers, None);
+    assert_eq!(searched, nodes.count(), "the first rank of each host searches");
+    CommGraphs::agree(&nodes, found, 64).unwrap().unwrap()
+}
+
+#[test]
+fn every_card_has_its_channels_and_both_ends_agree() {
+    for in_turn in [false, true] {
+        let host = |rank: u32| if in_turn { rank % 2 } else { rank / 8 };
+        let peers: Vec<_> = (0..16).map(|rank| peer(rank, host(rank))).collect();
+        let graphs = graphs(&peers, "hgx-h100");
+        let mut used = [BTreeSet::new(), BTreeSet::new()];
+        for channel in 0..graphs.channels {
+            let order = graphs.orders[channel as usize % graphs.orders.len()].clone();
+            for (i, from) in order.iter().enumerate() {
+                let to = order[(i + 1) % order.len()];
+                if host(*from) == host(to) {
+                    continue;
+                }
+                let card = |a, b| graphs.card(a, b, channel, graphs.channels).unwrap();
+                assert_eq!(card(*from, to), card(to, *from), "{from} -> {to}, channel {channel}");
+                assert!(graphs.cards(to).contains(&card(to, *from)));
+                used[host(*from) as usize].insert(card(*from, to));
+            }
+        }
+        assert_eq!(used.map(|cards| cards.len()), [8, 8]);
+    }
+}
+
+/// A tree's edges between hosts have cards, too.
+#[test]
+fn trees_cross_by_the_cards_of_their_graph() {
+    let peers: Vec<_> = (0..32).map(|rank| peer(rank, rank / 8)).collect();
+    let graphs = graphs(&peers, "dgx-a100");
+    let mut crossings = 0;
+    for rank in 0..32 {
+        let nodes = Nodes::new(rank, &peers, None);
+        let trees = crate::comm::trees::Trees::new(rank, graphs.channels, &nodes, Some(&graphs));
+        for (channel, links) in (0..).zip(trees.own()) {
+            if links.up != ferroccl_device::abi::NO_RANK && links.up / 8 != rank / 8 {
+                crossings += 1;
+                for (a, b) in [(rank, links.up), (links.up, rank)] {
+                    let card = graphs.card(a, b, channel, graphs.channels);
+                    let card = card.unwrap_or_else(|| panic!("{a} - {b} on channel {channel}"));
+                    assert!(graphs.cards(a).contains(&card), "{a} - {b} on channel {channel}");
+                }
+            }
+        }
+    }
+    assert_eq!(crossings, 3 * graphs.channels, "4 hosts have 3 edges in each tree");
+}
+
+#[test]
+fn the_weakest_host_counts() {
+    let peers: Vec<_> = (0..4).map(|rank| peer(rank, rank / 2)).collect();
+    let mut all = found(&peers, &env("dgx-a100", "all")).unwrap();
+    let nodes = Nodes::new(0, &peers, None);
+    let whole = CommGraphs::agree(&nodes, all.clone(), 64).unwrap().unwrap();
+    let weak = all[2].as_mut().unwrap();
+    weak.ring.channels.truncate(1);
+    weak.ring.bw_inter /= 2.0;
+    weak.channels = 1;
+    let weakest = CommGraphs::agree(&nodes, all.clone(), 64).unwrap().unwrap();
+    assert!(whole.channels > 1 && whole.orders.len() > 1);
+    assert_eq!((weakest.channels, weakest.orders.len()), (1, 1));
+    assert_eq!(weakest.ring.bw_inter, whole.ring.bw_inter / 2.0);
+    // A rank that offers nothing, and one whose channels are not its ranks'.
+    all[2].as_mut().unwrap().ring.channels[0].gpus = vec![0, 0];
+    let error = CommGraphs::agree(&nodes, all.clone(), 64).unwrap_err().to_string();
+    assert!(error.contains("not every local rank once"), "{error}");
+    all[2] = None;
+    assert!(CommGraphs::agree(&nodes, all, 64).unwrap().is_none());
+}
+
+#[test]
+fn what_ranks_stand_for_has_to_be_there() {
+    let peers: Vec<_> = (0..3).map(|rank| peer(rank, 0)).collect();
+    for (file, ranks, wrong) in [
+        ("", "all", "NCCL_TOPO_FILE, which is not set"),
+        ("dgx-a100", "0,1", "the host has 3 ranks, and these are 2 GPUs"),
+        ("dgx-a100", "0,1,99", "has no GPU 99"),
+    ] {
+        let error = found(&peers, &env(file, ranks)).unwrap_err().to_string();
+        assert!(error.contains("FERROCCL_TOPO_RANKS") && error.contains(wrong), "{error}");
+    }
+    // In the order of the ranks, whatever that of the file is.
+    let chosen = found(&peers, &env("dgx-a100", "6,1,4")).unwrap();
+    let gpus = &chosen[0].as_ref().unwrap().ring.channels[0].gpus;
+    assert_eq!(gpus.iter().collect::<BTreeSet<_>>().len(), 3);
+}
