@@ -5,6 +5,7 @@
 //! which devices, so both compute the same offset of each sender's part.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -79,7 +80,11 @@ pub(crate) fn accept(
     let offers = offers().lock().unwrap_or_else(PoisonError::into_inner);
     let memory = offers.get(&handle.key).and_then(Weak::upgrade);
     drop(offers);
-    let memory = memory.ok_or_else(|| broken("names nothing in this process"))?;
+    // Its rank has dropped it meanwhile.
+    let memory = memory.ok_or_else(|| {
+        let gone = std::io::Error::new(ErrorKind::NotFound, "nothing of this process");
+        Error::system("handle of device memory", gone)
+    })?;
     if memory.len() != bytes {
         return Err(broken("another size than ours"));
     }

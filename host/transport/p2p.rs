@@ -1,6 +1,7 @@
 //! P2P: ranks of one process, which share its address space.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, Weak};
 
@@ -66,11 +67,30 @@ impl Transport for P2pTransport {
         let offers = offers().lock().unwrap_or_else(PoisonError::into_inner);
         let offer = offers.get(&key).and_then(Weak::upgrade);
         drop(offers);
-        let mapping = offer.ok_or_else(|| broken("names nothing in this process"))?;
+        // Its rank has dropped it meanwhile.
+        let mapping = offer.ok_or_else(|| {
+            let gone = std::io::Error::new(ErrorKind::NotFound, "nothing of this process");
+            Error::system("P2P handle", gone)
+        })?;
         let region = HostRegion::of_mapping(mapping);
         if region.len() != len {
             return Err(broken("another size than ours"));
         }
         Ok(region.part(offset, bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rank that has given up takes its memory along: whoever comes later blames it, not its words.
+    #[test]
+    fn memory_that_is_gone_is_not_found() {
+        let gone = P2pTransport.accept(&u64::MAX.to_le_bytes(), 64, 0, 64).unwrap_err();
+        match gone {
+            Error::System { source, .. } => assert_eq!(source.kind(), ErrorKind::NotFound),
+            other => panic!("{other}"),
+        }
     }
 }

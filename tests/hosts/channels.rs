@@ -96,3 +96,48 @@ fn a_card_that_is_cut_is_an_error_within_the_time_limit() {
     assert!(errors.iter().all(|error| error.contains("timeout: ")), "{errors:#?}");
     job.end();
 }
+
+/// What the cards are worth: the same all-reduce by the channels that the search finds, and by one ring in the ranks'
+/// order through each host's first card, with cards of 200 Mbit/s. A measurement, for `benches/records/`.
+#[test]
+#[ignore = "a measurement, whose figures are recorded by hand"]
+fn cards_side_by_side() {
+    let Some(hosts) = hosts(2, 8) else { return };
+    for h in 0..2 {
+        if let Err(why) = hosts.limit(h, 200) {
+            return crate::skip::skip(&why);
+        }
+    }
+    let one = format!("={}", crate::hosts::INTERFACE);
+    let mut rounds: [Vec<f64>; 2] = Default::default();
+    for round in 0..3 {
+        for (which, extra) in [
+            &[][..],
+            &[("FERROCCL_TOPO_RANKS", ""), ("NCCL_TOPO_FILE", ""), ("NCCL_SOCKET_IFNAME", &*one)],
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let calls = [(CALLS, "16"), ("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "Simple")];
+            let env = [&calls, extra].concat();
+            let mut job = start(&hosts, 8, false, "hgx-h100", "timed", &env);
+            for _ in 0..5 {
+                let took = job.all_told("took ");
+                let slowest = took.iter().map(|ms| ms.parse::<f64>().unwrap()).fold(0.0, f64::max);
+                rounds[which].push(slowest);
+            }
+            job.all_told("ended well");
+            job.end();
+        }
+        println!("round {round}: {rounds:.0?} ms");
+    }
+    let median = |times: &mut Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    };
+    let [by_cards, by_one] = rounds.each_mut().map(median);
+    println!(
+        "16 MiB, medians: {by_cards:.0} ms by 8 cards, {by_one:.0} ms by one: {:.2} times",
+        by_one / by_cards
+    );
+}

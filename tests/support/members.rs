@@ -80,6 +80,7 @@ pub(crate) fn member() {
         "sums" => sums(&communicator),
         "every_collective" => every_collective(&communicator),
         "large" => large(&communicator),
+        "timed" => timed(&communicator),
         "for_ever" => for_ever(&communicator),
         other => panic!("no job {other}"),
     }
@@ -165,6 +166,25 @@ fn large(communicator: &Communicator) {
     communicator.all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
     let n = i64::from(communicator.world_size());
     assert!(buffer.to_vec(&stream).unwrap() == vec![n * (n - 1) / 2; count]);
+    println!("\nended well");
+}
+
+/// The milliseconds of each of five all-reduces of so many MiB as [`CALLS`] says, behind one that is not measured.
+fn timed(communicator: &Communicator) {
+    let device = communicator.device();
+    let stream = device.stream().unwrap();
+    let count = std::env::var(CALLS).unwrap().parse::<usize>().unwrap() << 18;
+    let buffer = device.upload(&vec![1f32; count]).unwrap();
+    for round in 0..6 {
+        communicator.barrier(&stream).unwrap();
+        stream.synchronize().unwrap();
+        let begin = std::time::Instant::now();
+        communicator.all_reduce(&buffer, &buffer, ReduceOp::Max, &stream).unwrap();
+        stream.synchronize().unwrap();
+        if round > 0 {
+            println!("\ntook {}", begin.elapsed().as_secs_f64() * 1e3);
+        }
+    }
     println!("\nended well");
 }
 

@@ -111,22 +111,52 @@ impl Ring {
     /// Something has gone wrong: the cause of it, which a neighbour may know, and which both neighbours are told. Who only
     /// closed its connections would be blamed by them.
     fn give_up(&mut self, error: BootstrapError) -> BootstrapError {
-        let heard = |link: &mut Link| match link.read_some().ok()??.message() {
-            Ok(Message::Gone { peer, reason: Some(reason) }) => Some((peer, reason)),
+        let heard = match &error {
+            BootstrapError::PeerLost { .. } => self.cause_heard(Duration::ZERO),
+            // Ranks whose time ran out a moment earlier may tell why.
+            BootstrapError::Timeout { .. } => self.cause_heard(GIVING_UP),
             _ => None,
         };
-        let mut error = error;
-        if matches!(error, BootstrapError::PeerLost { .. })
-            && let Some((peer, reason)) = heard(&mut self.prev).or_else(|| heard(&mut self.next))
-        {
-            error = self.lost(peer, &reason);
-        }
+        let error = match heard {
+            Some((peer, reason)) => self.lost(peer, &reason),
+            None => error,
+        };
         if let BootstrapError::PeerLost { peer, reason, .. } = &error {
             let gone = Message::Gone { peer: *peer, reason: Some(reason.clone()) };
             self.next.send_last(&gone);
             self.prev.send_last(&gone);
         }
         error
+    }
+
+    /// The lost rank that a neighbour names, and why, within `time`.
+    fn cause_heard(&mut self, time: Duration) -> Option<(u32, String)> {
+        let soon = Deadline::within(time);
+        let (mut prev_open, mut next_open) = (true, true);
+        loop {
+            for (link, open) in [(&mut self.prev, &mut prev_open), (&mut self.next, &mut next_open)]
+            {
+                while *open {
+                    match link.read_some().map(|frame| frame.map(|f| f.message())) {
+                        Ok(Some(Ok(Message::Gone { peer, reason: Some(reason) }))) => {
+                            return Some((peer, reason));
+                        }
+                        Ok(Some(Ok(_))) => {} // data of a call that has failed here
+                        Ok(None) => break,
+                        Ok(Some(Err(_))) | Err(_) => *open = false,
+                    }
+                }
+            }
+            let mut fds = Vec::with_capacity(2);
+            for (link, open) in [(&self.prev, prev_open), (&self.next, next_open)] {
+                if open {
+                    fds.push(PollFd::new(link.as_fd(), PollFlags::POLLIN));
+                }
+            }
+            if fds.is_empty() || !wait(&mut fds, Some(&soon)).unwrap_or(false) {
+                return None;
+            }
+        }
     }
 
     fn pass_around(&mut self, mine: &[u8], limit: &Limit) -> Result<Vec<Vec<u8>>> {
@@ -228,6 +258,9 @@ impl Ring {
         self.prev.send_last(&Message::Goodbye);
     }
 }
+
+/// How long a rank whose time is up listens whether a neighbour knows the cause: their times end at other moments.
+const GIVING_UP: Duration = Duration::from_secs(1);
 
 /// How long a rank that gives up waits for the rank before it, to tell it why.
 const FAREWELL: Duration = Duration::from_secs(1);

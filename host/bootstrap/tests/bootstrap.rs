@@ -264,7 +264,7 @@ fn strangers_are_turned_away_and_disturb_nobody() {
 
         // Who does not know it is told that, whatever it bends.
         let other = UniqueId::rendezvous(id.address(), 1, b"another job");
-        match Bootstrap::connect(&other, 7, 8, &support::settings(0.3)) {
+        match Bootstrap::connect(&other, 7, 8, &support::settings(5.0)) {
             Err(BootstrapError::Refused { refusal, .. }) => {
                 assert_eq!(refusal, Refusal::WrongSecret);
             }
@@ -421,7 +421,7 @@ fn what_is_not_a_root_is_said_to_be_none() {
         }
     });
     let id = UniqueId::rendezvous(address, 1, b"x");
-    match Bootstrap::connect(&id, 1, 2, &settings(0.3)) {
+    match Bootstrap::connect(&id, 1, 2, &settings(5.0)) {
         Err(BootstrapError::NotARoot { address: at, .. }) => {
             assert_eq!(at, address);
         }

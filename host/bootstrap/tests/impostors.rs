@@ -70,7 +70,7 @@ fn who_stays_at_the_roots_place_is_the_error() {
                 let _ = rank.write_all(answer);
             }
         });
-        let error = Bootstrap::connect(&id, 1, 2, &settings(0.3)).unwrap_err().to_string();
+        let error = Bootstrap::connect(&id, 1, 2, &settings(5.0)).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
 }

@@ -215,6 +215,25 @@ impl Hosts {
         self.switch.ip(&format!("link set {port} down\n"))
     }
 
+    /// What leaves host `h` by any of its cards passes at so many Mbit/s, each for itself (tc-tbf(8)).
+    ///
+    /// # Errors
+    /// No `tc`, or a kernel without this queue.
+    pub(crate) fn limit(&self, h: usize, megabits: u32) -> Result<(), String> {
+        for card in 0..self.cards {
+            let rate = format!("{megabits}mbit");
+            let dev = format!("eth{card}");
+            let args = ["qdisc", "add", "dev", &dev, "root", "tbf", "rate", &rate];
+            let queue = ["burst", "256kb", "latency", "50ms"];
+            let tc = self.command(h, "tc").args(args).args(queue).output();
+            let tc = tc.map_err(|e| format!("tc: {e}"))?;
+            if !tc.status.success() {
+                return Err(format!("tc: {}", String::from_utf8_lossy(&tc.stderr).trim()));
+            }
+        }
+        Ok(())
+    }
+
     /// Every frame to or from host `h` takes so much longer: a round trip twice as much.
     pub(crate) fn delay(&self, h: usize, milliseconds: u64) -> Result<(), String> {
         self.on_cable(h, |cable| cable.set_delay(Duration::from_millis(milliseconds)))
