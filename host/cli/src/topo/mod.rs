@@ -5,6 +5,8 @@ mod dot;
 mod json;
 mod svg;
 mod text;
+mod trees;
+mod verdicts;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -14,6 +16,7 @@ use clap::Args;
 use ferroccl::config::Config;
 use ferroccl::graph::connect::{self, Ring, Tree};
 use ferroccl::graph::{HostGraphs, file};
+use ferroccl::topology::policy::Policy;
 use ferroccl::topology::{Paths, System, TopologyError};
 
 use crate::source::{ASSUME_HELP, Source};
@@ -43,7 +46,10 @@ pub(crate) struct TopoArgs {
 
 /// All there is to show.
 struct View {
+    /// What to call the machine.
+    name: String,
     system: System,
+    policy: Policy,
     paths: Paths,
     graphs: HostGraphs,
     hosts: u32,
@@ -82,7 +88,9 @@ enum Failure {
 fn run(args: &TopoArgs) -> Result<(), Failure> {
     let config = Config::from_env()?;
     ferroccl::log::init(&config)?;
-    let view = view(args.source.system(&config)?, &config, args.nodes)?;
+    let name = args.source.name(&config);
+    let name = name.rsplit('/').next().unwrap_or(&name).to_owned();
+    let view = view(name, args.source.system(&config)?, &config, args.nodes)?;
     if let Some(path) = &args.svg {
         write(path, &svg::draw(&view))?;
     }
@@ -97,8 +105,9 @@ fn run(args: &TopoArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn view(system: System, config: &Config, hosts: u32) -> Result<View, Failure> {
-    let paths = Paths::new(&system, &config.policy());
+fn view(name: String, system: System, config: &Config, hosts: u32) -> Result<View, Failure> {
+    let policy = config.policy();
+    let paths = Paths::new(&system, &policy);
     let graphs = file::load(&system, &paths, &config.search(), &config.graph_files(), hosts)?;
     let local = paths.gpus() as u32;
     let rings = connect::rings(&connect::alike(&graphs.ring, hosts, local))?;
@@ -106,7 +115,7 @@ fn view(system: System, config: &Config, hosts: u32) -> Result<View, Failure> {
         Some(tree) => connect::trees(&connect::alike(tree, hosts, local))?,
         None => Vec::new(),
     };
-    Ok(View { system, paths, graphs, hosts, rings, trees })
+    Ok(View { name, system, policy, paths, graphs, hosts, rings, trees })
 }
 
 fn write(path: &std::path::Path, text: &str) -> Result<(), Failure> {

@@ -2,16 +2,16 @@
 
 use std::fmt::Write;
 
-use ferroccl::graph::connect::{NONE, Ring, Tree};
-use ferroccl::graph::{ChannelGraph, GraphChannel, Pattern};
+use ferroccl::graph::connect::Ring;
+use ferroccl::graph::{self, ChannelGraph, GraphChannel, Pattern};
 use ferroccl::topology::{CpuSet, LinkKind, Node, NodeId, Paths, System, affinity};
 
 use super::View;
+use super::trees::trees;
+use super::verdicts::verdicts;
 
 /// Ranks of a ring that fit a line.
 const RANKS_OF_A_RING: usize = 32;
-/// Ranks whose trees are listed.
-const RANKS_OF_TREES: usize = 16;
 
 pub(super) fn all(view: &View) -> String {
     let mut out = String::new();
@@ -19,8 +19,9 @@ pub(super) fn all(view: &View) -> String {
     let _ = head(&mut out, view);
     let _ = tree_of_devices(&mut out, &view.system);
     let _ = matrix(&mut out, &view.system, &view.paths);
+    let _ = verdicts(&mut out, &view.system, &view.policy);
     for graph in view.graphs.iter() {
-        let _ = channels(&mut out, &view.system, graph);
+        let _ = channels(&mut out, view, graph);
     }
     let _ = rings(&mut out, view);
     let _ = trees(&mut out, view);
@@ -29,21 +30,25 @@ pub(super) fn all(view: &View) -> String {
 
 fn head(out: &mut String, view: &View) -> std::fmt::Result {
     let system = &view.system;
-    let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let mut parts = vec![
-        count(system.cpus().len(), "CPU"),
+        counted(system.cpus().len(), "CPU"),
         match system.min_sm() {
-            0 => count(system.gpus().len(), "CPU device"),
-            sm => format!("{} (sm_{sm})", count(system.gpus().len(), "GPU")),
+            0 => counted(system.gpus().len(), "CPU device"),
+            sm => format!("{} (sm_{sm})", counted(system.gpus().len(), "GPU")),
         },
-        count(system.nets().len(), "network port"),
+        counted(system.nets().len(), "network port"),
     ];
     if system.has_nvswitch() {
         parts.push("NVSwitch".to_owned());
     }
-    writeln!(out, "{}; {} of it: {}\n", parts.join(", "), count(view.hosts as usize, "host"), {
-        count(view.hosts as usize * view.paths.gpus(), "rank")
+    writeln!(out, "{}; {} of it: {}\n", parts.join(", "), counted(view.hosts as usize, "host"), {
+        counted(view.hosts as usize * view.paths.gpus(), "rank")
     })
+}
+
+/// `1 channel`, `2 channels`.
+pub(super) fn counted(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 /// The devices under their CPUs, each with the bandwidth of its link up, and its other links.
@@ -175,7 +180,8 @@ pub(super) fn alike<T: PartialEq>(items: &[T]) -> Vec<(String, &T)> {
     groups.into_iter().map(|(places, item)| (ranges(places), item)).collect()
 }
 
-fn channels(out: &mut String, system: &System, graph: &ChannelGraph) -> std::fmt::Result {
+fn channels(out: &mut String, view: &View, graph: &ChannelGraph) -> std::fmt::Result {
+    let system = &view.system;
     let what =
         if graph.pattern == Pattern::Ring { "ring".to_owned() } else { graph.pattern.to_string() };
     let id = graph.id as u32;
@@ -191,11 +197,31 @@ fn channels(out: &mut String, system: &System, graph: &ChannelGraph) -> std::fmt
         write!(out, ", {} GB/s to the network by {}", number(graph.bw_inter), graph.kind_inter)?;
         write!(out, "{}", if graph.cross_nic { ", crossing ports" } else { "" })?;
     }
+    let total = number(graph.total_bw(view.hosts as usize));
+    write!(out, "\n  {total} GB/s in all")?;
+    if let Some(limit) = limit(view, graph) {
+        write!(out, "; {limit}")?;
+    }
     writeln!(out)?;
     for (numbers, channel) in alike(&graph.channels) {
         writeln!(out, "{numbers:>5} : {}", one_channel(system, channel))?;
     }
     writeln!(out)
+}
+
+/// Which link limits a graph.
+pub(super) fn limit(view: &View, graph: &ChannelGraph) -> Option<String> {
+    let system = &view.system;
+    let limit = graph::limit(system, &view.paths, graph)?;
+    let link = system.link(*limit.links.first()?);
+    let (from, to) = (system.name(link.from), system.name(link.to));
+    let (load, bw) = (number(limit.load), number(limit.bw));
+    let more = match limit.links.len() - 1 {
+        0 => String::new(),
+        1 => ", and 1 link like it".to_owned(),
+        more => format!(", and {more} links like it"),
+    };
+    Some(format!("the limit is {} from {from} to {to}, with {load} of {bw}{more}", link.kind))
 }
 
 /// `NET/0 GPU/0 GPU/1 NET/0`, as NCCL logs it.
@@ -226,31 +252,6 @@ fn one_ring(ring: &Ring) -> String {
         shown.push(format!("... ({ranks} ranks)"));
     }
     shown.join(" ")
-}
-
-fn trees(out: &mut String, view: &View) -> std::fmt::Result {
-    let depth = view.trees.iter().filter_map(Tree::depth).max().unwrap_or(0);
-    writeln!(out, "Trees (children->rank->parent, -1: none), the deepest of {depth} hops")?;
-    let ranks = view.hosts as usize * view.paths.gpus();
-    let shapes = alike(&view.trees);
-    for rank in 0..ranks.min(RANKS_OF_TREES) {
-        write!(out, "rank {rank:2}:")?;
-        for (numbers, tree) in &shapes {
-            write!(out, " [{numbers}] {}", relations(tree, rank))?;
-        }
-        writeln!(out)?;
-    }
-    if ranks > RANKS_OF_TREES {
-        writeln!(out, "... ({ranks} ranks)")?;
-    }
-    Ok(())
-}
-
-/// `1/-1/-1->0->-1`, as NCCL logs it.
-fn relations(tree: &Tree, rank: usize) -> String {
-    let name = |rank: &u32| if *rank == NONE { "-1".to_owned() } else { rank.to_string() };
-    let down: Vec<String> = tree.down[rank].iter().map(name).collect();
-    format!("{}->{rank}->{}", down.join("/"), name(&tree.up[rank]))
 }
 
 /// At most one decimal, none where it is 0.

@@ -59,6 +59,91 @@ fn a_drawing_and_a_graph_for_graphviz() {
     }
 }
 
+/// The value of an attribute of an SVG element.
+fn attribute<'a>(element: &'a str, name: &str) -> &'a str {
+    let (_, rest) = element.split_once(&format!(" {name}=\"")).unwrap();
+    rest.split_once('"').unwrap().0
+}
+
+/// Left, upper, right and lower edge.
+type Area = [f64; 4];
+
+fn overlap(a: &Area, b: &Area) -> bool {
+    a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3]
+}
+
+/// In drawings no link passes behind a device, no label lies on another, and all is within the picture.
+#[test]
+fn drawings_are_clear() {
+    let directory = tempfile::tempdir().unwrap();
+    let svg = directory.path().join("system.svg");
+    for (name, assume, hosts) in [
+        ("dgx1-v100", "sm=70", [1, 2, 4, 7]),
+        ("dgx-a100", "sm=80", [1, 2, 4, 32]),
+        ("hgx-h100", "sm=90", [1, 2, 4, 33]),
+        ("azure-ndv4-topo", "sm=80,nvswitch=12", [1, 2, 4, 8]),
+        ("azure-ncv4-topo", "sm=80", [1, 2, 4, 3]),
+        ("aws-p4d-24xl-topo", "sm=80,nvswitch=12", [1, 2, 4, 16]),
+        ("pcie-4gpu-no-nic", "sm=80", [1; 4]),
+    ] {
+        for n in hosts {
+            let n = n.to_string();
+            let mut command = ferroccl(["topo", "--nodes", &n, "--assume", assume]);
+            let out =
+                command.arg("--file").arg(file(name)).arg("--svg").arg(&svg).output().unwrap();
+            assert!(out.status.success(), "{}", text(&out.stderr));
+            clear(&fs::read_to_string(&svg).unwrap(), &format!("{name}, {n} hosts"));
+        }
+    }
+}
+
+fn clear(svg: &str, what: &str) {
+    let number = |element: &str, name: &str| attribute(element, name).parse::<f64>().unwrap();
+    let picture = svg.lines().next().unwrap();
+    let picture = [0.0, 0.0, number(picture, "width"), number(picture, "height")];
+    let boxes: Vec<Area> = svg
+        .lines()
+        .filter(|line| line.starts_with("<rect x") && attribute(line, "stroke") == "#555")
+        .map(|line| {
+            let (x, y) = (number(line, "x"), number(line, "y"));
+            [x, y, x + number(line, "width"), y + number(line, "height")]
+        })
+        .collect();
+    let labels: Vec<(&str, Area)> = svg
+        .lines()
+        .filter(|line| line.starts_with("<text"))
+        .map(|line| {
+            let words = line.split_once('>').unwrap().1.split_once('<').unwrap().0;
+            let (x, y, size) = (number(line, "x"), number(line, "y"), number(line, "font-size"));
+            let width = 0.5 * size * words.chars().count() as f64;
+            let left = if attribute(line, "text-anchor") == "middle" { x - width / 2.0 } else { x };
+            (words, [left, y - 0.7 * size, left + width, y])
+        })
+        .collect();
+    assert!(boxes.len() > 4 && labels.len() > boxes.len() / 2, "{what}");
+    for (i, (one, area)) in labels.iter().enumerate() {
+        assert!(area[0] >= 0.0 && area[2] <= picture[2] && area[3] <= picture[3], "{what}: {one}");
+        for (other, area_of_other) in &labels[i + 1..] {
+            assert!(!overlap(area, area_of_other), "{what}: {one:?} and {other:?}");
+        }
+    }
+    for line in svg.lines().filter(|line| line.starts_with("<polyline") && line.contains(" GB/s")) {
+        let points: Vec<f64> = attribute(line, "points")
+            .split([' ', ','])
+            .map(|number| number.parse().unwrap())
+            .collect();
+        for part in points.windows(4).step_by(2) {
+            let (left, right) = (part[0].min(part[2]), part[0].max(part[2]));
+            let (top, bottom) = (part[1].min(part[3]), part[1].max(part[3]));
+            // It may begin and end at an edge.
+            let way = [left - 0.1, top + 0.2, right + 0.1, bottom - 0.2];
+            let way = [way[0], way[1].min(way[3]), way[2], way[3].max(way[1])];
+            let behind = boxes.iter().find(|device| overlap(&way, device));
+            assert_eq!(behind, None, "{what}: {line}");
+        }
+    }
+}
+
 #[test]
 fn what_is_wrong_is_named() {
     for (arguments, error) in [

@@ -74,6 +74,11 @@ pub fn load(
         for note in &file.notes {
             tracing::info!(target: crate::LOG_TARGET, "{note}");
         }
+        for graph in &file.graphs {
+            if let Some(note) = overload(system, paths, graph) {
+                tracing::warn!(target: crate::LOG_TARGET, "{name}: {note}");
+            }
+        }
         graphs.replace(file.graphs);
     }
     if let Some(name) = &files.dump {
@@ -81,6 +86,21 @@ pub fn load(
             .map_err(|e| GraphError::Dump { path: name.into(), source: Arc::new(e) })?;
     }
     Ok(graphs)
+}
+
+/// What is said of a graph whose channels need more of a link than it has.
+fn overload(system: &System, paths: &Paths, graph: &ChannelGraph) -> Option<String> {
+    let limit = super::limit(system, paths, graph).filter(super::Limit::is_exceeded)?;
+    let link = system.link(*limit.links.first()?);
+    Some(format!(
+        "the channels of graph {} ({}) put {:.1} GB/s on the link from {} to {}, which has {:.1}",
+        graph.id as u32,
+        graph.pattern,
+        limit.load,
+        system.name(link.from),
+        system.name(link.to),
+        limit.bw
+    ))
 }
 
 /// Reads the graphs of a file for a system; `file` names it in errors.

@@ -81,7 +81,8 @@ impl HostGraphs {
         };
         let none = NoChannels::NotConnected { gpus: paths.gpus(), network };
         let mut ring = find(GraphId::Ring, least, most).ok_or(none)?;
-        let mut tree = find(GraphId::Tree, least, most);
+        // As in NCCL, there are no more of them than rings.
+        let mut tree = find(GraphId::Tree, 1, ring.channels.len());
         // A channel has one of each. The fewer are repeated, as often as they fit.
         if let Some(found) = &mut tree {
             let (a, b) = (ring.channels.len(), found.channels.len());

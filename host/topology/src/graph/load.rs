@@ -27,12 +27,14 @@ impl Ways {
         Ways {
             gpus,
             nets,
-            gpu_gpu: all(gpus, gpus).map(|(a, b)| way(system, paths.gpu_gpu(a, b), true)).collect(),
+            gpu_gpu: all(gpus, gpus)
+                .map(|(a, b)| way(system, paths.gpu_gpu(a, b), true, false))
+                .collect(),
             gpu_net: all(gpus, nets)
-                .map(|(a, b)| way(system, paths.gpu_net(a, b), false))
+                .map(|(a, b)| way(system, paths.gpu_net(a, b), false, false))
                 .collect(),
             net_gpu: all(nets, gpus)
-                .map(|(a, b)| way(system, paths.net_gpu(a, b), false))
+                .map(|(a, b)| way(system, paths.net_gpu(a, b), false, true))
                 .collect(),
             capacity: system.links().iter().map(|link| link.bw).collect(),
         }
@@ -144,7 +146,7 @@ impl Ways {
 }
 
 /// What a path costs its links.
-fn way(system: &System, path: &Path, between_gpus: bool) -> Way {
+fn way(system: &System, path: &Path, between_gpus: bool, from_port: bool) -> Way {
     let intel = |id: &LinkId| {
         let link = system.link(*id);
         [link.from, link.to].into_iter().any(|node| {
@@ -159,7 +161,26 @@ fn way(system: &System, path: &Path, between_gpus: bool) -> Way {
         let pci = system.link(*id).kind == LinkKind::Pci;
         if overhead && pci { INTEL_P2P_OVERHEAD } else { 1.0 }
     };
-    path.links.iter().map(|id| (id.0 as usize, cost(id))).collect()
+    let mut way: Way = path.links.iter().map(|id| (id.0 as usize, cost(id))).collect();
+    if from_port {
+        let back = path.links.iter().filter_map(|id| reverse(system, *id));
+        way.extend(back);
+    }
+    way
+}
+
+/// What a link costs the one in the other direction, where it takes data from a network to a GPU: requests and
+/// acknowledgements of GPUs before Ampere take an eighth (NCCL's `followPath` in its search.cc).
+fn reverse(system: &System, id: LinkId) -> Option<(usize, f64)> {
+    let link = system.link(id);
+    let Node::Gpu(gpu) = system.node(link.to) else { return None };
+    if gpu.sm >= 80 {
+        return None;
+    }
+    let back = system
+        .links_from(link.to)
+        .find(|(_, back)| back.to == link.from && back.kind == link.kind)?;
+    Some((back.0.0 as usize, 0.125))
 }
 
 /// What a graph's channels put on each link of a system, 10^9 bytes a second, in the links' order.
@@ -173,6 +194,39 @@ pub fn link_loads(system: &System, paths: &Paths, graph: &ChannelGraph) -> Vec<f
     let (intra, inter) = ways.loads(graph.pattern, &known);
     let sum = |(intra, inter): (&f64, &f64)| intra * graph.bw_intra + inter * graph.bw_inter;
     intra.iter().zip(&inter).map(sum).collect()
+}
+
+/// The links that a graph's channels load most.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limit {
+    /// They, in the order of the system's links: all that are as full as the first.
+    pub links: Vec<LinkId>,
+    /// What the channels put on the first, 10^9 bytes a second.
+    pub load: f64,
+    /// Its bandwidth.
+    pub bw: f64,
+}
+
+impl Limit {
+    /// Whether the channels need more than there is.
+    #[must_use]
+    pub fn is_exceeded(&self) -> bool {
+        self.load > self.bw * (1.0 + 1e-3)
+    }
+}
+
+/// What limits a graph's channels: the links that carry the largest part of what they can; `None` where channels load no
+/// link. Graphs of a search never exceed it. Those of a file may.
+#[must_use]
+pub fn limit(system: &System, paths: &Paths, graph: &ChannelGraph) -> Option<Limit> {
+    let loads = link_loads(system, paths, graph);
+    let full = |i: usize| loads[i] / system.links()[i].bw;
+    let used = (0..loads.len()).filter(|i| loads[*i] > 0.0);
+    let most = used.clone().max_by(|a, b| full(*a).total_cmp(&full(*b)))?;
+    let links: Vec<usize> = used.filter(|i| full(*i) > full(most) * (1.0 - 1e-6)).collect();
+    let first = *links.first()?;
+    let links = links.iter().filter_map(|i| u32::try_from(*i).ok()).map(LinkId).collect();
+    Some(Limit { links, load: loads[first], bw: system.links()[first].bw })
 }
 
 /// The most bandwidth that the channels of `graph`, wherever they come from, can have on a system: one channel's

@@ -20,4 +20,4 @@ mod walk;
 
 pub use channels::{ChannelGraph, GraphChannel, GraphId, Pattern};
 pub use host::{HostGraphs, NoChannels, SearchSettings};
-pub use load::{feasible_bw, link_loads};
+pub use load::{Limit, feasible_bw, limit, link_loads};

@@ -52,11 +52,22 @@ const STEPS: u64 = 1 << 17;
 /// Steps of one attempt at most: with 8 GPUs, an attempt that fails late has tried several thousand orders.
 const STEPS_OF_ATTEMPT: u64 = 1 << 12;
 
-/// What a channel moves at most, by compute capability (times ten): more is split into two. NCCL splits above 25
-/// (`ncclTopoDupChannels` in its search.cc) and knows that a block of Hopper moves half as much again
-/// (`perChMaxTreeBws` in its tuning.cc).
-fn split_above(sm: u32) -> f64 {
-    if sm >= 90 { 40.0 } else { 25.0 }
+/// The fastest channel that is searched for, by compute capability (times ten), within a host and over a network: where the
+/// lists of speeds of NCCL begin (`speedArrayIntra`, `speedArrayInter`, and those of `sm90` and `sm100`, in its search.cc).
+fn fastest(sm: u32, network: bool) -> f64 {
+    match (sm, network) {
+        (100.., true) => 96.0,
+        (100.., false) => 90.0,
+        (_, true) => 48.0,
+        (90.., false) => 60.0,
+        (_, false) => 40.0,
+    }
+}
+
+/// Whether each of `channels` channels of so much bandwidth becomes two of half of it (`ncclTopoDupChannels` in NCCL's
+/// search.cc): below that, two blocks move no more than one.
+fn splits(sm: u32, bw: f64, channels: usize) -> bool {
+    bw >= 25.0 && !(sm > 80 && bw < 50.0 && channels > 4)
 }
 
 /// Speeds to try besides those of the system's own links: NCCL's (`speedArrayIntra`, `speedArrayInter`, for all
@@ -94,12 +105,15 @@ pub fn search(system: &System, paths: &Paths, wanted: &Wanted) -> Option<Channel
     }
     let patterns: &[Pattern] = match wanted.id {
         GraphId::Ring => &[Pattern::Ring],
+        // One GPU has all of the network's traffic.
+        GraphId::Tree if ways.gpus == 1 => &[Pattern::Tree],
         // Without a network they are the same chain.
         GraphId::Tree if !wanted.network => &[Pattern::BalancedTree],
         GraphId::Tree => &[Pattern::BalancedTree, Pattern::SplitTree, Pattern::Tree],
         GraphId::CollNet => &[Pattern::Tree],
     };
-    let search = Search { paths, ways: &ways, wanted };
+    let fastest = fastest(system.min_sm(), wanted.network);
+    let search = Search { paths, ways: &ways, wanted, fastest };
     Some(search.finish(system, search.best(patterns)?))
 }
 
@@ -116,6 +130,8 @@ struct Search<'a> {
     paths: &'a Paths,
     ways: &'a Ways,
     wanted: &'a Wanted,
+    /// Bandwidth of a channel at most.
+    fastest: f64,
 }
 
 impl Search<'_> {
@@ -123,15 +139,16 @@ impl Search<'_> {
     /// pattern.
     fn best(&self, patterns: &[Pattern]) -> Option<Found> {
         let network = self.wanted.network;
-        let mut steps = self.wanted.steps;
         let mut best: Option<Found> = None;
-        let crossings = [false, true].into_iter().filter(|cross| match self.wanted.cross_nic {
-            _ if !network || patterns != [Pattern::Ring] => !cross,
-            CrossNic::Never => !cross,
-            CrossNic::Always => *cross,
-            CrossNic::IfBetter => true,
-        });
-        for cross_nic in crossings {
+        let crossings: &[bool] = match self.wanted.cross_nic {
+            _ if !network || patterns != [Pattern::Ring] => &[false],
+            CrossNic::Never => &[false],
+            CrossNic::Always => &[true],
+            CrossNic::IfBetter => &[false, true],
+        };
+        for &cross_nic in crossings {
+            // What the first takes, the second is not to lack.
+            let mut steps = self.wanted.steps;
             for kind_inter in self.kinds_inter() {
                 for kind_intra in self.kinds_intra() {
                     for &pattern in patterns {
@@ -178,7 +195,9 @@ impl Search<'_> {
             }
             conditions.speed = speed;
             conditions.enough = enough;
-            let mut attempt = STEPS_OF_ATTEMPT.min(*steps);
+            // Channels that are all alike fit soon or never: there is one order to choose.
+            let most = STEPS_OF_ATTEMPT / if conditions.same_channels { 4 } else { 1 };
+            let mut attempt = most.min(*steps);
             let given = attempt;
             let channels = Walk::run(self.paths, self.ways, conditions, &mut attempt);
             *steps -= given - attempt;
@@ -199,7 +218,7 @@ impl Search<'_> {
         let mut speeds: Vec<f64> = links
             .chain(SPEEDS)
             .chain([ceiling])
-            .filter(|speed| *speed > 0.0 && *speed <= ceiling + 1e-9)
+            .filter(|speed| *speed > 0.0 && *speed <= ceiling.min(self.fastest) + 1e-9)
             .collect();
         speeds.sort_by(|a, b| b.total_cmp(a));
         speeds.dedup_by(|a, b| (*a - *b).abs() < 1e-6);
@@ -285,10 +304,11 @@ impl Search<'_> {
     fn finish(&self, system: &System, found: Found) -> ChannelGraph {
         let Found { conditions, mut channels, .. } = found;
         let pattern = conditions.pattern;
-        // Wide channels are split as long as the count allows.
-        while channels.len() * 2 <= self.wanted.max_channels
-            && self.ways.bandwidth(pattern, &channels).1 > split_above(system.min_sm())
-            && self.ways.gpus > 1
+        // Both are the same where there is no network. What a ring's ports leave unused does not count.
+        let (bw_inter, bw_intra) = self.ways.bandwidth(pattern, &channels);
+        let bw = if pattern == Pattern::Ring { bw_inter } else { bw_intra };
+        if channels.len() * 2 <= self.wanted.max_channels
+            && splits(system.min_sm(), bw, channels.len())
         {
             channels.extend(channels.clone());
         }

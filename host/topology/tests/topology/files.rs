@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use ferroccl_topology::graph::search::{Wanted, search};
 use ferroccl_topology::graph::{
-    GraphId, HostGraphs, SearchSettings, feasible_bw, file, link_loads,
+    GraphId, HostGraphs, Pattern, SearchSettings, feasible_bw, file, limit, link_loads,
 };
-use ferroccl_topology::{Assume, PathKind, Paths, Policy, System, affinity, xml};
+use ferroccl_topology::{Assume, LinkKind, Node, PathKind, Paths, Policy, System, affinity, xml};
 
 fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/topology_files/{name}.xml"))
@@ -101,6 +101,82 @@ fn a_graph_of_another_system_has_no_bandwidth_here() {
         assert_eq!(feasible_bw(&small, &paths(&small), graph), (0.0, 0.0));
         assert!(link_loads(&small, &paths(&small), graph).iter().all(|load| *load == 0.0));
     }
+}
+
+/// What NCCL has on these machines: channels of a graph behind `ncclTopoDupChannels`, those of a communicator (twice as many,
+/// `ncclTopoPostset`), their bandwidth together, the path to the network, and whether they cross ports. NCCL's logs of
+/// DGX-1 have 12 channels, those of DGX A100 24 on one host and 16 over several, as those of H100. Where NCCL's list of
+/// speeds ends below what the links give (360 for H100 instead of 370.8), ours is what they give.
+#[test]
+fn channels_are_as_many_as_nccl_has() {
+    for (name, hosts, channels, of_communicator, total, inter, crossing) in [
+        ("dgx1-v100", 1, 6, 12, 120.0, PathKind::Loc, false),
+        ("dgx1-v100", 2, 4, 8, 48.0, PathKind::Pix, false),
+        ("dgx-a100", 1, 12, 24, 240.0, PathKind::Loc, false),
+        ("dgx-a100", 2, 8, 16, 192.0, PathKind::Pix, false),
+        ("dgx-a100", 16, 8, 16, 192.0, PathKind::Pix, false),
+        ("hgx-h100", 1, 12, 24, 370.8, PathKind::Loc, false),
+        ("hgx-h100", 2, 8, 16, 384.0, PathKind::Pix, true),
+        ("hgx-h100", 16, 8, 16, 384.0, PathKind::Pix, true),
+        ("azure-ndv4-topo", 2, 8, 16, 192.0, PathKind::Pix, false),
+        ("aws-p4d-24xl-topo", 2, 4, 8, 48.0, PathKind::Pix, false),
+    ] {
+        let system = load(name);
+        let settings = SearchSettings::default();
+        let graphs = HostGraphs::search(&system, &paths(&system), &settings, hosts).unwrap();
+        let ring = &graphs.ring;
+        let what = format!("{name}, {hosts} hosts");
+        assert_eq!(ring.channels.len(), channels, "{what}");
+        assert_eq!(graphs.tree.as_ref().unwrap().channels.len(), channels, "{what}");
+        let ranks = hosts * system.gpus().len() as u32;
+        let situation = graphs.situation(&system, hosts, ranks);
+        assert_eq!(situation.channels(), of_communicator, "{what}");
+        assert!((ring.total_bw(hosts as usize) - total).abs() < 0.05, "{what}: {ring:?}");
+        assert_eq!((ring.kind_intra, ring.kind_inter), (PathKind::Nvl, inter), "{what}");
+        assert_eq!(ring.cross_nic, crossing, "{what}");
+    }
+}
+
+/// One GPU has all of a network's traffic, so its trees are of that pattern, which the model charges for.
+#[test]
+fn a_host_of_one_gpu_has_plain_trees() {
+    let system = load("dgx-a100");
+    let first = system.gpus()[0].1.bus_id;
+    let alone = ferroccl_topology::trim(&system.filtered(|_, node| match node {
+        Node::Gpu(gpu) => gpu.bus_id == first,
+        _ => true,
+    }));
+    let settings = SearchSettings::default();
+    let graphs = HostGraphs::search(&alone, &paths(&alone), &settings, 16).unwrap();
+    assert_eq!(graphs.tree.unwrap().pattern, Pattern::Tree);
+}
+
+/// Of what comes from the network, GPUs before Ampere send an eighth back on the same link.
+#[test]
+fn what_arrives_at_older_gpus_costs_their_way_back() {
+    let system = load("dgx1-v100");
+    let all = paths(&system);
+    let settings = SearchSettings::default();
+    let mut ring = HostGraphs::search(&system, &all, &settings, 2).unwrap().ring;
+    ring.channels.truncate(1);
+    ring.bw_inter = 8.0;
+    let loads = link_loads(&system, &all, &ring);
+    let (first, _) = system.gpus()[ring.channels[0].gpus[0]];
+    let up = system.links_from(first).find(|(_, link)| link.kind == LinkKind::Pci).unwrap().0;
+    assert_eq!(loads[up.0 as usize], 1.0);
+}
+
+#[test]
+fn a_graph_that_needs_more_than_a_link_has_is_found_out() {
+    let system = load("pcie-4gpu-no-nic");
+    let all = paths(&system);
+    let settings = SearchSettings::default();
+    let mut ring = HostGraphs::search(&system, &all, &settings, 1).unwrap().ring;
+    let found = limit(&system, &all, &ring).unwrap();
+    assert!(!found.is_exceeded() && found.load == found.bw, "{found:?}");
+    ring.channels.extend(ring.channels.clone());
+    let found = limit(&system, &all, &ring).unwrap();
+    assert!(found.is_exceeded() && found.load == 2.0 * found.bw, "{found:?}");
 }
 
 #[test]

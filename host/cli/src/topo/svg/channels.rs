@@ -1,0 +1,102 @@
+//! The channels: each in a colour, as the ports and GPUs that it passes, one after the other.
+
+use ferroccl::graph::{ChannelGraph, Pattern};
+use ferroccl::topology::NodeId;
+
+use super::super::View;
+use super::super::text::{alike, counted, number};
+use super::MARGIN;
+use super::canvas::Canvas;
+
+/// Lines for a graph's channels at most.
+const LINES: usize = 16;
+const CHIP: (f64, f64) = (46.0, 18.0);
+const STEP: f64 = 58.0;
+const FIRST: f64 = 164.0;
+
+/// Colours that stay apart for most eyes (Paul Tol, "Colour schemes", 2021: muted, then bright).
+const COLOURS: [&str; 16] = [
+    "#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255",
+    "#aa4499", "#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#777777",
+];
+
+fn colour(channel: usize) -> &'static str {
+    COLOURS[channel % COLOURS.len()]
+}
+
+/// Draws the channels of every graph from `y` on; where they end.
+pub(super) fn draw(canvas: &mut Canvas, view: &View, y: f64) -> f64 {
+    view.graphs.iter().fold(y, |y, graph| one_graph(canvas, view, graph, y) + 26.0) - 26.0
+}
+
+fn one_graph(canvas: &mut Canvas, view: &View, graph: &ChannelGraph, y: f64) -> f64 {
+    let intra = format!("{} GB/s by {} in a host", number(graph.bw_intra), graph.kind_intra);
+    let inter = if view.hosts > 1 {
+        format!(", {} by {} to the network", number(graph.bw_inter), graph.kind_inter)
+    } else {
+        String::new()
+    };
+    let heading = format!(
+        "Graph {}, {}: {} of {intra}{inter}",
+        graph.id as u32,
+        graph.pattern,
+        counted(graph.channels.len(), "channel")
+    );
+    canvas.text(MARGIN, y, 13.0, &heading);
+    let (gpus, nets) = (view.system.gpus(), view.system.nets());
+    let groups = alike(&graph.channels);
+    let mut y = y + 12.0;
+    for (line, (numbers, channel)) in groups.iter().take(LINES).enumerate() {
+        let port = |end: usize| {
+            let (_, net) = nets.get(channel.nets?[end])?;
+            Some((format!("NET {}", net.dev), "#f6e0c8"))
+        };
+        let inside = channel.gpus.iter().filter_map(|gpu| gpus.get(*gpu));
+        let inside = inside.map(|(_, gpu)| (format!("GPU {}", gpu.dev), "#dcecc8"));
+        // Without a network a ring is closed.
+        let closing = inside
+            .clone()
+            .next()
+            .filter(|_| graph.pattern == Pattern::Ring && channel.nets.is_none());
+        let chips: Vec<_> =
+            port(0).into_iter().chain(inside).chain(port(1)).chain(closing).collect();
+        let middle = y + CHIP.1 / 2.0;
+        let several = numbers.contains([',', '-']);
+        let title = format!("channel{} {numbers}", if several { "s" } else { "" });
+        canvas.rectangle(MARGIN, y + 3.0, (12.0, 12.0), colour(line), "none");
+        canvas.text(MARGIN + 20.0, middle + 4.0, 11.0, &title);
+        let end = FIRST + STEP * (chips.len() as f64 - 1.0);
+
+        canvas.line(&[(FIRST, middle), (end, middle)], colour(line), 3.0, &title);
+        for (i, (name, fill)) in chips.iter().enumerate() {
+            let x = FIRST + STEP * i as f64;
+            canvas.device(x + CHIP.0 / 2.0 - 12.0, y, CHIP, fill, &[]);
+            canvas.middle(x + CHIP.0 / 2.0 - 12.0, middle + 4.0, 10.0, name);
+        }
+        y += CHIP.1 + 6.0;
+    }
+    if groups.len() > LINES {
+        canvas.text(MARGIN, y + 10.0, 11.0, &format!("... and {} more", groups.len() - LINES));
+        y += 18.0;
+    }
+    y
+}
+
+/// Marks a port with the colours of the rings' channels that use it.
+pub(super) fn marks(canvas: &mut Canvas, view: &View, port: NodeId, at: (f64, f64), width: f64) {
+    let nets = view.system.nets();
+    let number = nets.iter().position(|(id, _)| *id == port);
+    let groups = alike(&view.graphs.ring.channels);
+    let uses = |nets: Option<[usize; 2]>| nets.into_iter().flatten().any(|net| Some(net) == number);
+    let users: Vec<usize> = groups
+        .iter()
+        .take(LINES)
+        .enumerate()
+        .filter(|(_, (_, c))| uses(c.nets))
+        .map(|(i, _)| i)
+        .collect();
+    let size = (width / users.len().max(1) as f64).min(12.0);
+    for (i, line) in users.into_iter().enumerate() {
+        canvas.rectangle(at.0 + size * i as f64, at.1, (size - 2.0, 8.0), colour(line), "none");
+    }
+}
