@@ -1,6 +1,7 @@
 //! Where a command's machine comes from: a topology file, or this machine.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use ferroccl::config::Config;
@@ -23,10 +24,20 @@ pub(crate) const ASSUME_HELP: &str = "\
 (N between each two GPUs), net=MBIT/S, gdr=0|1 and pci=GENERATION, for what the file does not say.";
 
 impl Source {
-    /// Reads or finds it.
+    /// Reads or finds it. `NCCL_TOPO_DUMP_FILE` gets it whole, with what is assumed.
     pub(crate) fn system(&self, config: &Config) -> Result<System, TopologyError> {
         match &self.file {
-            Some(path) => topology::load_file(path, &self.assume.unwrap_or_default()),
+            Some(path) => {
+                let system = topology::load_file(path, &self.assume.unwrap_or_default())?;
+                if let Some(dump) = &config.topo_dump_file {
+                    let text = topology::dump::to_xml(&system)?.to_xml();
+                    std::fs::write(dump, text).map_err(|source| TopologyError::Io {
+                        path: dump.into(),
+                        source: Arc::new(source),
+                    })?;
+                }
+                Ok(system)
+            }
             None => topology::load(&config.topology_files()),
         }
     }
