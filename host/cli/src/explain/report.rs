@@ -47,6 +47,8 @@ struct Graph {
 struct Size {
     bytes: u64,
     algorithm: &'static str,
+    /// Whether its figures come from measurements.
+    measured: bool,
     protocol: &'static str,
     channels: u32,
     threads: u32,
@@ -69,6 +71,7 @@ struct Times {
 #[derive(Debug, Serialize)]
 struct Other {
     algorithm: &'static str,
+    measured: bool,
     protocol: &'static str,
     /// Whether there is such an algorithm for the collective at all; the text shows only those.
     exists: bool,
@@ -109,7 +112,7 @@ impl Report {
         };
         let chosen = |bytes: &u64| {
             let choice = choose(s, collective, *bytes, &machine.settings)?;
-            Ok(Size::new(*bytes, &choice, collective, s.ranks()))
+            Ok(Size::new(*bytes, &choice, collective, s))
         };
         let ways = switches(s, collective, &machine.settings, 0, LARGEST);
         Ok(Report {
@@ -161,13 +164,14 @@ impl Times {
 }
 
 impl Size {
-    fn new(bytes: u64, choice: &Choice, collective: Collective, ranks: u32) -> Size {
-        let times = |cost: &Cost| Times::new(cost, bytes, collective, ranks);
+    fn new(bytes: u64, choice: &Choice, collective: Collective, s: &Situation<'_>) -> Size {
+        let times = |cost: &Cost| Times::new(cost, bytes, collective, s.ranks());
         let mut alternatives: Vec<Other> = choice
             .alternatives
             .iter()
             .map(|a| Other {
                 algorithm: a.prediction.algorithm.name(),
+                measured: s.is_measured(collective, a.prediction.algorithm),
                 protocol: a.prediction.protocol.name(),
                 exists: algorithms(collective).contains(&a.prediction.algorithm),
                 allowed: a.prediction.why_not.is_none(),
@@ -184,6 +188,7 @@ impl Size {
         Size {
             bytes,
             algorithm: choice.algorithm.name(),
+            measured: s.is_measured(collective, choice.algorithm),
             protocol: choice.protocol.name(),
             channels: choice.channels,
             threads: choice.threads,
@@ -259,12 +264,25 @@ impl Size {
         let names = columns("time", "latency", "algbw", "busbw", ["algorithm", "protocol"]);
         writeln!(f, "{names}")?;
         writeln!(f, "{}", columns("(us)", "(us)", "(GB/s)", "(GB/s)", ["", ""]))?;
-        line(f, algorithm, protocol, Some(&self.times), "chosen")?;
-        self.alternatives
-            .iter()
-            .filter(|o| o.exists)
-            .try_for_each(|o| line(f, o.algorithm, o.protocol, o.times.as_ref(), &o.lost))
+        let name = marked(algorithm, self.measured);
+        line(f, &name, protocol, Some(&self.times), "chosen")?;
+        for o in self.alternatives.iter().filter(|o| o.exists) {
+            line(f, &marked(o.algorithm, o.measured), o.protocol, o.times.as_ref(), &o.lost)?;
+        }
+        let others = self.alternatives.iter().filter(|o| o.exists);
+        if !self.measured || others.into_iter().any(|o| !o.measured) {
+            writeln!(f, "{FOOTNOTE}")?;
+        }
+        Ok(())
     }
+}
+
+/// What an algorithm's star means.
+const FOOTNOTE: &str = "# *: reckoned from its steps and bytes, not from measurements of it";
+
+/// The name of an algorithm, with a star where nobody has measured it.
+fn marked(name: &str, measured: bool) -> String {
+    format!("{name}{}", if measured { "" } else { "*" })
 }
 
 fn line(
@@ -300,13 +318,21 @@ impl Report {
         writeln!(f, "{}", columns(["", "", "", "", "", "(us)", "(GB/s)", "(GB/s)"]))?;
         for s in sizes {
             let Times { time_us, algbw_gbps, busbw_gbps, .. } = s.times;
-            write!(f, "{:>10}  {:>13}  {:>8}", size(s.bytes), s.algorithm, s.protocol)?;
+            let name = marked(s.algorithm, s.measured);
+            write!(f, "{:>10}  {name:>13}  {:>8}", size(s.bytes), s.protocol)?;
             write!(f, "  {:>8}  {:>7}  {:>7}", s.channels, s.threads, time(time_us))?;
             write!(f, "  {algbw_gbps:>6.2}  {busbw_gbps:>6.2}")?;
             match s.alternatives.first().filter(|next| next.allowed) {
-                Some(next) => writeln!(f, "  {} {}: {}", next.algorithm, next.protocol, next.lost)?,
+                Some(next) => {
+                    let name = marked(next.algorithm, next.measured);
+                    writeln!(f, "  {name} {}: {}", next.protocol, next.lost)?;
+                }
                 None => writeln!(f, "  none")?,
             }
+        }
+        let stars = |s: &Size| !s.measured || s.alternatives.first().is_some_and(|o| !o.measured);
+        if sizes.iter().any(stars) {
+            writeln!(f, "{FOOTNOTE}")?;
         }
         writeln!(f, "#")?;
         for Switch { bytes, algorithm, protocol } in &self.switch_points {

@@ -107,6 +107,20 @@ impl<'a> Situation<'a> {
         self.channels
     }
 
+    /// Whether the model's figures of this algorithm come from measurements: NCCL's for its own algorithms on GPUs, and those
+    /// of `benches/records/` for the ring's all-reduce of CPU devices. All others are reckoned from their steps and the
+    /// bytes that they move.
+    #[must_use]
+    pub fn is_measured(&self, collective: Collective, algorithm: Algorithm) -> bool {
+        use Algorithm::{CollnetChain, CollnetDirect, Ring, Tree};
+        match self.devices {
+            Devices::Cpu { .. } => (collective, algorithm) == (Collective::AllReduce, Ring),
+            Devices::Gpus(_) => {
+                matches!(algorithm, Ring | Tree | CollnetDirect | CollnetChain)
+            }
+        }
+    }
+
     /// What the ranks run on.
     #[must_use]
     pub fn devices(&self) -> &Devices<'a> {
