@@ -15,7 +15,7 @@ use crate::buffer::Device;
 use crate::channel::ConnLayout;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::transport::{self, AllowedTransports, PeerInfo, select_net};
+use crate::transport::{self, AllowedTransports, PeerInfo, TooFar, select_net};
 use ferroccl_bootstrap::Bootstrap;
 
 /// What a rank knows before its communicator is made.
@@ -33,6 +33,8 @@ pub(super) struct CommBuilder<'a> {
     pub blocks: BlockLimits,
     /// The searched graphs of all hosts, where they are known.
     pub graphs: Option<&'a Arc<CommGraphs>>,
+    /// The ranks whose GPUs are too far apart for P2P.
+    pub too_far: &'a TooFar,
     /// The rings, which the channels take in turn.
     pub rings: &'a [RankOrder],
     /// The network, if there are ranks that are reached by none of the other transports.
@@ -95,7 +97,7 @@ pub(super) fn ranks_on_device(peers: &[PeerInfo], rank: u32) -> u32 {
     peers.iter().filter(same).count() as u32
 }
 
-/// The network, if a rank of another host is a peer of `rank`.
+/// The network, if one of the peers of `rank` is reached by nothing else.
 ///
 /// # Errors
 /// [`Error::Unavailable`] when no transport reaches a peer; the errors of the network.
@@ -103,9 +105,10 @@ pub(super) fn open_net(
     rank: u32,
     peers: &[PeerInfo],
     (config, env): (&CommConfig, &Config),
+    too_far: Option<&TooFar>,
     secret: [u8; 32],
 ) -> Result<Option<Arc<dyn Net>>> {
-    let (me, allowed) = (&peers[rank as usize], allowed(config, env));
+    let (me, allowed) = (&peers[rank as usize], allowed(config, env, too_far));
     let mut remote = false;
     for peer in peers.iter().filter(|peer| peer.rank != rank) {
         remote |= transport::select(peer, me, allowed)?.is_remote();
@@ -119,10 +122,22 @@ pub(super) fn open_net(
     }
 }
 
-/// The transports that the settings allow.
-pub(super) fn allowed(config: &CommConfig, env: &Config) -> AllowedTransports {
+/// The transports that the settings allow, and the topology, where that is known.
+pub(super) fn allowed<'a>(
+    config: &CommConfig,
+    env: &Config,
+    too_far: Option<&'a TooFar>,
+) -> AllowedTransports<'a> {
     let net = env.net.as_deref().is_none_or(|net| !net.eq_ignore_ascii_case("none"));
-    AllowedTransports { p2p: config.p2p.unwrap_or(true), shm: config.shm.unwrap_or(true), net }
+    let (p2p, shm) = (config.p2p.unwrap_or(true), config.shm.unwrap_or(true));
+    AllowedTransports { p2p, shm, net, too_far }
+}
+
+impl CommBuilder<'_> {
+    /// The transports that may be used.
+    pub(super) fn allowed(&self) -> AllowedTransports<'_> {
+        allowed(self.config, self.env, Some(self.too_far))
+    }
 }
 
 #[cfg(test)]

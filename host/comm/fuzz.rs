@@ -8,7 +8,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::CommConfig;
 use super::builder::{check_peers, ranks_on_device};
 use super::faults::FaultNews;
-use super::graphs::{CommGraphs, HostChannels};
+use super::graphs::{self, CommGraphs, HostFindings};
 use super::init_params::{InitParams, TuningParams, agree, heartbeat};
 use super::nodes::Nodes;
 use super::recv_region::PeerHandles;
@@ -28,7 +28,7 @@ pub fn setup(data: &[u8]) {
         1 => peers(&read(data)),
         2 => drop(read::<PeerHandles>(data)),
         3 => drop(read::<ColorKey>(data)),
-        4 => graphs(&read(data)),
+        4 => findings(&read(data)),
         _ => drop(read::<Result<String, String>>(data)),
     }
 }
@@ -74,7 +74,7 @@ fn peers(peers: &[PeerInfo]) {
         return;
     }
     for allowed in [true, false] {
-        let allowed = AllowedTransports { p2p: allowed, shm: true, net: true };
+        let allowed = AllowedTransports { p2p: allowed, shm: true, net: true, too_far: None };
         for (rank, me) in (0..).zip(peers) {
             assert!(ranks_on_device(peers, rank) >= 1);
             let senders = device::sender_index(None, me, peers, allowed);
@@ -99,7 +99,7 @@ fn peers(peers: &[PeerInfo]) {
 }
 
 /// Whatever hosts say of their channels: it is refused, or every rank has a place in each.
-fn graphs(found: &[Option<HostChannels>]) {
+fn findings(found: &[HostFindings]) {
     let ranks = found.len() as u32;
     for per_host in [1, 2] {
         let peer = |rank: u32| PeerInfo {
@@ -116,7 +116,10 @@ fn graphs(found: &[Option<HostChannels>]) {
             return;
         }
         let nodes = |rank| Nodes::new(rank, &peers, None);
-        let Ok(Some(graphs)) = CommGraphs::agree(&nodes(0), found.to_vec(), 4) else { continue };
+        if let Ok(pairs) = graphs::too_far(&nodes(0), found) {
+            assert!(pairs.keys().all(|(a, b)| a < b && *b < ranks));
+        }
+        let Ok(Some(graphs)) = CommGraphs::agree(&nodes(0), found, 4) else { continue };
         for me in 0..peers.len() as u32 {
             let nodes = nodes(me);
             assert!(

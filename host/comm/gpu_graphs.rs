@@ -18,7 +18,7 @@ const HOST_BW: f64 = 12.0;
 const HOST_CHANNELS: u32 = 16;
 
 /// The most channels that are of use.
-pub(super) fn most_channels(peers: &[PeerInfo], allowed: AllowedTransports) -> u32 {
+pub(super) fn most_channels(peers: &[PeerInfo], allowed: AllowedTransports<'_>) -> u32 {
     let gpus = peers.iter().any(|peer| peer.device.is_some());
     let reach = peers.iter().all(|from| {
         peers.iter().all(|to| from.rank == to.rank || device::reaches(from, to, allowed))
@@ -38,7 +38,7 @@ impl GpuGraphs {
     pub(super) fn new(
         peers: &[PeerInfo],
         channels: u32,
-        allowed: AllowedTransports,
+        allowed: AllowedTransports<'_>,
     ) -> Option<Self> {
         let capabilities: Vec<u32> = peers
             .iter()
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn channels_are_few_where_memory_is_not_reached() {
-        let allowed = AllowedTransports { p2p: true, shm: true, net: true };
+        let allowed = AllowedTransports { p2p: true, shm: true, net: true, too_far: None };
         let most = |peers: &[PeerInfo]| most_channels(peers, allowed);
         let both: &[u8] = &[1, 2];
         assert_eq!(most(&[peer(0, "a", Some((1, both))), peer(1, "a", Some((2, both)))]), u32::MAX);

@@ -20,8 +20,10 @@ use ferroccl_topology::graph::tuning::{Devices, Gpus};
 use ferroccl_topology::graph::{
     ChannelGraph, GraphChannel, HostGraphs, Pattern, SearchSettings, file, tree,
 };
+use ferroccl_topology::path::direct;
 use ferroccl_topology::{
-    self as topology, Arch, Assume, BusId, Node, NodeId, Paths, System, TopologyError, Vendor,
+    self as topology, Arch, Assume, BusId, Node, NodeId, Paths, Policy, System, TopologyError,
+    Vendor,
 };
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
@@ -31,7 +33,7 @@ use super::{CommConfig, log_topology};
 use crate::config::{Config, TopoRanks};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::transport::PeerInfo;
+use crate::transport::{PeerInfo, TooFar};
 
 /// The channels that a host offers, as its first rank tells them to all. The local ranks in them are numbered in the order of
 /// the ranks.
@@ -47,6 +49,15 @@ pub(super) struct HostChannels {
     max_sm: u32,
     cpu: (Arch, Vendor),
     nvswitch: bool,
+}
+
+/// What a host's first rank tells all; that of other ranks is empty.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct HostFindings {
+    /// Its channels, where the GPUs are known and paths join them.
+    pub(super) channels: Option<HostChannels>,
+    /// Pairs of its local ranks that may not write each other's memory, and why.
+    too_far: Vec<(u32, u32, String)>,
 }
 
 /// What the search has to know of the communicator.
@@ -65,26 +76,29 @@ impl GraphQuery<'_> {
     ///
     /// # Errors
     /// A file (`NCCL_TOPO_FILE`, `NCCL_GRAPH_FILE`) or a setting that makes no sense.
-    pub(super) fn search(&self, rank: u32) -> Result<Option<HostChannels>> {
+    pub(super) fn search(&self, rank: u32) -> Result<HostFindings> {
         let found = self.find(rank)?;
         // Rank 0 looks at the machine's files, too, where the channels do not depend on them.
-        if rank == 0 && found.is_none() {
+        if rank == 0 && found.channels.is_none() {
             log_topology::log_topology(self.env)?;
         }
         Ok(found)
     }
 
-    fn find(&self, rank: u32) -> Result<Option<HostChannels>> {
+    fn find(&self, rank: u32) -> Result<HostFindings> {
         let local = self.nodes.local_members();
+        let nothing = HostFindings::default();
         if local.first() != Some(&rank) || self.config.ranks_per_node.is_some() {
-            return Ok(None);
+            return Ok(nothing);
         }
         let mut env = self.env.clone();
         if rank != 0 {
             // As in NCCL, rank 0 writes them (NCCL_TOPO_DUMP_FILE_RANK, NCCL_GRAPH_DUMP_FILE_RANK).
             (env.topo_dump_file, env.graph_dump_file) = (None, None);
         }
-        let Some((system, gpus)) = self.system(local, &env)? else { return Ok(None) };
+        let Some((system, gpus)) = self.system(local, &env)? else { return Ok(nothing) };
+        let numbers = numbers(&system, &gpus);
+        let too_far = pairs_too_far(&system, &env.policy(), &numbers);
         let paths = Paths::new(&system, &env.policy());
         info!(target: log::GRAPH, gpus = paths.gpus(), nets = paths.nets(), cpus = paths.cpus(), "System");
         let hosts = self.nodes.count() as u32;
@@ -92,12 +106,13 @@ impl GraphQuery<'_> {
         let graphs = match file::load(&system, &paths, &settings, &env.graph_files(), hosts) {
             Err(error) if env.graph_file.is_none() => {
                 warn!(target: log::GRAPH, "the ranks connect in their own order: {error}");
-                return Ok(None);
+                return Ok(HostFindings { channels: None, too_far });
             }
             graphs => graphs?,
         };
         log_topology::log_graphs(&graphs);
-        Ok(Some(self.channels(&system, graphs, &gpus)?))
+        let channels = Some(self.channels(&system, graphs, &numbers)?);
+        Ok(HostFindings { channels, too_far })
     }
 
     /// The settings of the search: the communicator's own limits come before those of the environment.
@@ -154,10 +169,8 @@ impl GraphQuery<'_> {
         &self,
         system: &System,
         graphs: HostGraphs,
-        gpus: &[BusId],
+        local: &[usize],
     ) -> Result<HostChannels> {
-        let place = |id: BusId| gpus.iter().position(|gpu| *gpu == id).unwrap_or(0);
-        let local: Vec<usize> = system.gpus().iter().map(|(_, gpu)| place(gpu.bus_id)).collect();
         let renumbered = |mut graph: ChannelGraph| {
             for gpu in graph.channels.iter_mut().flat_map(|channel| &mut channel.gpus) {
                 *gpu = local[*gpu];
@@ -202,6 +215,25 @@ impl GraphQuery<'_> {
         };
         Ok(system.nets().into_iter().map(card).collect())
     }
+}
+
+/// The local rank of each GPU of the system; `gpus` has the GPU of each.
+fn numbers(system: &System, gpus: &[BusId]) -> Vec<usize> {
+    let place = |id: BusId| gpus.iter().position(|gpu| *gpu == id).unwrap_or(0);
+    system.gpus().iter().map(|(_, gpu)| place(gpu.bus_id)).collect()
+}
+
+/// Pairs of GPUs that may not write each other's memory, and why; `local` has each GPU's local rank.
+fn pairs_too_far(system: &System, policy: &Policy, local: &[usize]) -> Vec<(u32, u32, String)> {
+    let gpus = system.gpus();
+    let pairs = (0..gpus.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
+    let refused = pairs.filter_map(|(a, b)| {
+        let kind = direct(system, gpus[a].0, gpus[b].0, policy.nvb).kind;
+        let decision = policy.p2p(system, kind);
+        let (one, other) = (local[a].min(local[b]) as u32, local[a].max(local[b]) as u32);
+        (!decision.allowed).then_some((one, other, decision.why))
+    });
+    refused.collect()
 }
 
 /// The PCI device that a port is of.
@@ -274,15 +306,10 @@ impl CommGraphs {
     ///
     /// # Errors
     /// [`Error::Malformed`] when a host's channels make no sense.
-    pub(super) fn agree(
-        nodes: &Nodes,
-        all: Vec<Option<HostChannels>>,
-        blocks: u32,
-    ) -> Result<Option<Self>> {
+    pub(super) fn agree(nodes: &Nodes, all: &[HostFindings], blocks: u32) -> Result<Option<Self>> {
         let members = nodes.members().to_vec();
-        let mut all = all;
-        let first = members.iter().map(|ranks| all.get_mut(ranks[0] as usize)?.take());
-        let Some(hosts) = first.collect::<Option<Vec<HostChannels>>>() else { return Ok(None) };
+        let first = members.iter().map(|ranks| all.get(ranks[0] as usize)?.channels.clone());
+        let Some(mut hosts) = first.collect::<Option<Vec<HostChannels>>>() else { return Ok(None) };
         for (ranks, host) in members.iter().zip(&hosts) {
             let speeds = |graph: &ChannelGraph| {
                 graph.bw_intra.is_finite() && graph.bw_inter.is_finite() && graph.bw_intra > 0.0
@@ -299,6 +326,9 @@ impl CommGraphs {
                 let text = format!("rank {} has channels that make no sense", ranks[0]);
                 return Err(Error::malformed(text));
             }
+        }
+        for (number, host) in (0..).zip(&mut hosts) {
+            host.ring = connect::along_rails(&host.ring, number);
         }
         let malformed = |e: connect::ConnectError| Error::malformed(e.to_string());
         let of = |graph: fn(&HostChannels) -> Option<&ChannelGraph>| -> Option<Vec<Host<'_>>> {
@@ -443,6 +473,26 @@ impl CommGraphs {
             nvswitch: self.hosts.iter().all(|host| host.nvswitch),
         })
     }
+}
+
+/// The pairs of ranks of all hosts that may not write each other's memory.
+///
+/// # Errors
+/// [`Error::Malformed`] when a host names ranks that it does not have.
+pub(super) fn too_far(nodes: &Nodes, all: &[HostFindings]) -> Result<TooFar> {
+    let mut pairs = TooFar::new();
+    for ranks in nodes.members() {
+        let Some(found) = all.get(ranks[0] as usize) else { continue };
+        for (a, b, why) in &found.too_far {
+            let rank = |number: u32| ranks.get(number as usize).copied();
+            let (Some(one), Some(other), true) = (rank(*a), rank(*b), a < b) else {
+                let text = format!("rank {} names ranks that its host does not have", ranks[0]);
+                return Err(Error::malformed(text));
+            };
+            pairs.insert((one, other), why.clone());
+        }
+    }
+    Ok(pairs)
 }
 
 /// The weakest of the hosts' graphs in everything (the reduction behind NCCL's third exchange); the ways are the first host's.

@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::transport::{AllowedTransports, select};
 
 fn peer(rank: u32, host: u32) -> PeerInfo {
     PeerInfo {
@@ -25,13 +26,13 @@ fn env(file: &str, ranks: &str) -> Config {
 }
 
 /// What the first ranks of these hosts find; card `N` of a file is device `N`.
-fn found(peers: &[PeerInfo], env: &Config) -> Result<Vec<Option<HostChannels>>> {
+fn found(peers: &[PeerInfo], env: &Config) -> Result<Vec<HostFindings>> {
     let config = CommConfig::default();
     let search = |rank| {
         let nodes = Nodes::new(rank, peers, None);
         let query = GraphQuery { peers, nodes: &nodes, env, config: &config, net: None };
         let mut found = query.search(rank)?;
-        if let Some(host) = &mut found {
+        if let Some(host) = &mut found.channels {
             host.cards = (0..host.cards.len() as u32).map(Some).collect();
         }
         Ok(found)
@@ -41,10 +42,10 @@ fn found(peers: &[PeerInfo], env: &Config) -> Result<Vec<Option<HostChannels>>> 
 
 fn graphs(peers: &[PeerInfo], file: &str) -> CommGraphs {
     let found = found(peers, &env(file, "all")).unwrap();
-    let searched = found.iter().flatten().count();
+    let searched = found.iter().filter(|found| found.channels.is_some()).count();
     let nodes = Nodes::new(0, peers, None);
     assert_eq!(searched, nodes.count(), "the first rank of each host searches");
-    CommGraphs::agree(&nodes, found, 64).unwrap().unwrap()
+    CommGraphs::agree(&nodes, &found, 64).unwrap().unwrap()
 }
 
 #[test]
@@ -99,21 +100,21 @@ fn the_weakest_host_counts() {
     let peers: Vec<_> = (0..4).map(|rank| peer(rank, rank / 2)).collect();
     let mut all = found(&peers, &env("dgx-a100", "all")).unwrap();
     let nodes = Nodes::new(0, &peers, None);
-    let whole = CommGraphs::agree(&nodes, all.clone(), 64).unwrap().unwrap();
-    let weak = all[2].as_mut().unwrap();
+    let whole = CommGraphs::agree(&nodes, &all, 64).unwrap().unwrap();
+    let weak = all[2].channels.as_mut().unwrap();
     weak.ring.channels.truncate(1);
     weak.ring.bw_inter /= 2.0;
     weak.channels = 1;
-    let weakest = CommGraphs::agree(&nodes, all.clone(), 64).unwrap().unwrap();
+    let weakest = CommGraphs::agree(&nodes, &all, 64).unwrap().unwrap();
     assert!(whole.channels > 1 && whole.orders.len() > 1);
     assert_eq!((weakest.channels, weakest.orders.len()), (1, 1));
     assert_eq!(weakest.ring.bw_inter, whole.ring.bw_inter / 2.0);
     // A rank that offers nothing, and one whose channels are not its ranks'.
-    all[2].as_mut().unwrap().ring.channels[0].gpus = vec![0, 0];
-    let error = CommGraphs::agree(&nodes, all.clone(), 64).unwrap_err().to_string();
+    all[2].channels.as_mut().unwrap().ring.channels[0].gpus = vec![0, 0];
+    let error = CommGraphs::agree(&nodes, &all, 64).unwrap_err().to_string();
     assert!(error.contains("not every local rank once"), "{error}");
-    all[2] = None;
-    assert!(CommGraphs::agree(&nodes, all, 64).unwrap().is_none());
+    all[2].channels = None;
+    assert!(CommGraphs::agree(&nodes, &all, 64).unwrap().is_none());
 }
 
 #[test]
@@ -129,6 +130,45 @@ fn what_ranks_stand_for_has_to_be_there() {
     }
     // In the order of the ranks, whatever that of the file is.
     let chosen = found(&peers, &env("dgx-a100", "6,1,4")).unwrap();
-    let gpus = &chosen[0].as_ref().unwrap().ring.channels[0].gpus;
+    let gpus = &chosen[0].channels.as_ref().unwrap().ring.channels[0].gpus;
     assert_eq!(gpus.iter().collect::<BTreeSet<_>>().len(), 3);
+}
+
+/// Two GPUs under a switch each of two Intel CPUs: what is too far for P2P is what `NCCL_P2P_LEVEL` says, or the CPU, and then
+/// the ranks share the host's memory, or talk over the network.
+#[test]
+fn ranks_that_are_too_far_apart_do_without_p2p() {
+    let peers: Vec<_> = (0..8).map(|rank| peer(rank, rank % 2)).collect();
+    let nodes = Nodes::new(0, &peers, None);
+    for (level, shm, refused, way) in [
+        (None, true, 4, "SHM"),
+        (Some("SYS"), true, 0, "P2P"),
+        (Some("LOC"), true, 6, "SHM"),
+        (None, false, 4, "NET"),
+        (Some("LOC"), false, 6, "NET"),
+    ] {
+        let file =
+            format!("{}/tests/topology_files/pcie-4gpu-no-nic.xml", env!("CARGO_MANIFEST_DIR"));
+        let lookup = |name: &str| match name {
+            "NCCL_TOPO_FILE" => Some(file.clone()),
+            "FERROCCL_TOPO_RANKS" => Some("all".to_owned()),
+            "NCCL_P2P_LEVEL" => level.map(str::to_owned),
+            "NCCL_SHM_DISABLE" => (!shm).then(|| "1".to_owned()),
+            _ => None,
+        };
+        let found = found(&peers, &Config::from_lookup(lookup).unwrap()).unwrap();
+        let pairs = too_far(&nodes, &found).unwrap();
+        assert_eq!(pairs.len(), 2 * refused, "{level:?} {shm}: {pairs:?}");
+        let allowed = AllowedTransports { p2p: true, shm, net: true, too_far: Some(&pairs) };
+        // Ranks 0 and 4 are of one host, and their GPUs of two CPUs.
+        let transport = |a: usize, b: usize| select(&peers[a], &peers[b], allowed).unwrap().name();
+        assert_eq!((transport(0, 4), transport(4, 0)), (way, way), "{level:?} {shm}");
+        let without = AllowedTransports { net: false, shm: false, ..allowed };
+        if refused > 0 {
+            let error = select(&peers[0], &peers[4], without).unwrap_err().to_string();
+            assert!(error.contains("P2P: SYS is farther than "), "{error}");
+        }
+    }
+    let bad = HostFindings { channels: None, too_far: vec![(0, 4, String::new())] };
+    assert!(too_far(&nodes, &[bad]).unwrap_err().to_string().contains("does not have"));
 }

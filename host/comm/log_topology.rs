@@ -9,6 +9,7 @@ use super::trees::Trees;
 use crate::config::Config;
 use crate::error::Result;
 use crate::log;
+use ferroccl_topology::graph::file::GraphError;
 use ferroccl_topology::graph::{HostGraphs, file};
 use ferroccl_topology::{self as topology, Paths};
 
@@ -27,7 +28,12 @@ pub(super) fn log_topology(env: &Config) -> Result<()> {
     let system = topology::load(&env.topology_files())?;
     let paths = Paths::new(&system, &env.policy());
     info!(target: log::GRAPH, gpus = paths.gpus(), nets = paths.nets(), cpus = paths.cpus(), "System");
-    log_graphs(&file::load(&system, &paths, &env.search(), &env.graph_files(), 1)?);
+    match file::load(&system, &paths, &env.search(), &env.graph_files(), 1) {
+        Err(GraphError::NoChannels(why)) if env.graph_file.is_none() => {
+            info!(target: log::GRAPH, "no channels: {why}");
+        }
+        graphs => log_graphs(&graphs?),
+    }
     Ok(())
 }
 

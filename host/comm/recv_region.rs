@@ -7,7 +7,7 @@ use ferroccl_proxy::net::Net;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use super::builder::{CommBuilder, allowed, exchange};
+use super::builder::{CommBuilder, exchange};
 use super::gdr::{self, Gdr, SlotPlacement};
 use super::net::{Cards, NetConnections, NetHandles, NetListeners};
 use crate::channel::{EdgeEnd, Edges};
@@ -123,7 +123,7 @@ impl CommBuilder<'_> {
         let mut used: Vec<&'static dyn Transport> = Vec::new();
         for (rank, peer) in (0..).zip(peers) {
             if rank != self.rank {
-                let transport = transport::select(peer, me, allowed(self.config, self.env))?;
+                let transport = transport::select(peer, me, self.allowed())?;
                 if used.iter().all(|other| other.name() != transport.name()) {
                     used.push(transport);
                 }
@@ -151,7 +151,7 @@ impl CommBuilder<'_> {
 
     /// For each rank whether the edge from it is over the network, and whether the edge to it is.
     fn remote_edges(&self, peers: &[PeerInfo]) -> Result<Vec<(bool, bool)>> {
-        let (me, allowed) = (&peers[self.rank as usize], allowed(self.config, self.env));
+        let (me, allowed) = (&peers[self.rank as usize], self.allowed());
         let remote = |from: &PeerInfo, to: &PeerInfo| -> Result<bool> {
             Ok(from.rank != to.rank && transport::select(from, to, allowed)?.is_remote())
         };
@@ -164,7 +164,7 @@ impl CommBuilder<'_> {
         peers: &[PeerInfo],
         recv_region: &RecvRegion,
     ) -> Result<Option<(Arc<dyn Memory>, device::DeviceMemoryHandle)>> {
-        let (me, allowed) = (&peers[self.rank as usize], allowed(self.config, self.env));
+        let (me, allowed) = (&peers[self.rank as usize], self.allowed());
         let bytes = self.device_bytes(me, peers, allowed);
         if bytes == 0 {
             return Ok(None);
@@ -193,7 +193,7 @@ impl CommBuilder<'_> {
         &self,
         receiver: &PeerInfo,
         peers: &[PeerInfo],
-        allowed: AllowedTransports,
+        allowed: AllowedTransports<'_>,
     ) -> usize {
         let senders = device::sender_index(None, receiver, peers, allowed);
         senders * self.layout.conns_bytes(self.channels as usize)
@@ -206,7 +206,7 @@ impl CommBuilder<'_> {
         receiver: &PeerInfo,
         peers: &[PeerInfo],
     ) -> Option<usize> {
-        let allowed = allowed(self.config, self.env);
+        let allowed = self.allowed();
         device::reaches(sender, receiver, allowed).then(|| {
             let place = device::sender_index(Some(sender.rank), receiver, peers, allowed);
             place * self.layout.conns_bytes(self.channels as usize)
@@ -227,8 +227,8 @@ impl CommBuilder<'_> {
             if rank == self.rank {
                 return Ok(None);
             }
-            let to = transport::select(me, peer, allowed(self.config, self.env))?;
-            let from = transport::select(peer, me, allowed(self.config, self.env))?;
+            let to = transport::select(me, peer, self.allowed())?;
+            let from = transport::select(peer, me, self.allowed())?;
             let handle =
                 handles[rank as usize].recv_regions.iter().find(|(name, _)| name == to.name());
             let (_, handle) = handle.ok_or_else(|| {
@@ -241,7 +241,7 @@ impl CommBuilder<'_> {
             let there = match (&handles[rank as usize].device, self.device_offset(me, peer, peers))
             {
                 (Some(handle), Some(offset)) if !to.is_remote() => {
-                    let bytes = self.device_bytes(peer, peers, allowed(self.config, self.env));
+                    let bytes = self.device_bytes(peer, peers, self.allowed());
                     let same = peer.process == me.process;
                     let memory =
                         device::accept(handle, same, bytes, &region, &**self.device.runtime())

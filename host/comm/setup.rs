@@ -22,7 +22,7 @@ use super::builder::{
 };
 use super::collnet_heads::{self, CollnetHeads};
 use super::control::{ControlBlock, DeviceCommParams};
-use super::graphs::{CommGraphs, GraphQuery, HostChannels};
+use super::graphs::{self, CommGraphs, GraphQuery, HostFindings};
 use super::init_params::{GroupToken, InitParams, TuningParams, agree, heartbeat, random_number};
 use super::net::NetConnections;
 use super::nodes::Nodes;
@@ -110,20 +110,28 @@ impl Communicator {
         let blocks = BlockLimits::of(blocks.unwrap_or(1));
         let natural = ranks().map(|(_, device)| device.runtime().parallelism()).min();
         let natural = natural.unwrap_or(1).min(blocks.collectives);
-        let natural = natural.min(gpu_graphs::most_channels(&peers, allowed(config, &env)));
+        let natural = natural.min(gpu_graphs::most_channels(&peers, allowed(config, &env, None)));
         let (channels, all_channels) = config.channels(natural)?;
         let tuning = TuningParams::new(config, &env);
         let all = (0..nranks).map(|rank| Nodes::new(rank, &peers, config.ranks_per_node));
         let all: Vec<Nodes> = all.collect();
         let token = GroupToken::new()?;
-        let nets = (0..nranks).map(|rank| open_net(rank, &peers, (config, &env), token.secret));
-        let nets: Vec<Option<Arc<dyn Net>>> = nets.collect::<Result<_>>()?;
+        let open = |rank, too_far| open_net(rank, &peers, (config, &env), too_far, token.secret);
+        let nets: Vec<Option<Arc<dyn Net>>> =
+            (0..nranks).map(|rank| open(rank, None)).collect::<Result<_>>()?;
         let found = (0..nranks).zip(&all).zip(&nets).map(|((rank, nodes), net)| {
             let net = net.as_deref();
             GraphQuery { peers: &peers, nodes, env: &env, config, net }.search(rank)
         });
-        let graphs = CommGraphs::agree(&all[0], found.collect::<Result<_>>()?, blocks.collectives)?;
-        let graphs = graphs.map(Arc::new);
+        let found: Vec<HostFindings> = found.collect::<Result<_>>()?;
+        let graphs = CommGraphs::agree(&all[0], &found, blocks.collectives)?.map(Arc::new);
+        let too_far = graphs::too_far(&all[0], &found)?;
+        // GPUs that are too far apart for P2P may need it, too.
+        let again = (0..).zip(nets).map(|(rank, net)| match net {
+            None => open(rank, Some(&too_far)),
+            net => Ok(net),
+        });
+        let nets: Vec<Option<Arc<dyn Net>>> = again.collect::<Result<_>>()?;
         let channels = match &graphs {
             Some(graphs) if !all_channels => graphs.channels,
             _ => channels,
@@ -143,6 +151,7 @@ impl Communicator {
             all_channels,
             blocks,
             graphs: graphs.as_ref(),
+            too_far: &too_far,
             rings: &rings[rank as usize],
             net: nets[rank as usize].as_ref(),
         };
@@ -260,7 +269,7 @@ impl Communicator {
         let runtime = device.runtime();
         let resident = runtime.resident_blocks(ranks_on_device(&peers, rank));
         let most = BlockLimits::of(resident).collectives;
-        let most = most.min(gpu_graphs::most_channels(&peers, allowed(config, &env)));
+        let most = most.min(gpu_graphs::most_channels(&peers, allowed(config, &env, None)));
         let (natural, all_channels) = config.channels(runtime.parallelism().min(most))?;
         let several_hosts = peers.iter().any(|peer| peer.host != *host);
         let mine = InitParams {
@@ -276,15 +285,19 @@ impl Communicator {
         };
         let nodes = Nodes::new(rank, &peers, config.ranks_per_node);
         let secret = GroupToken::of(&bootstrap, 0).secret;
-        let net = open_net(rank, &peers, (config, &env), secret)?;
+        let open = |too_far| open_net(rank, &peers, (config, &env), too_far, secret);
+        let net = open(None)?;
         let query =
             GraphQuery { peers: &peers, nodes: &nodes, env: &env, config, net: net.as_deref() };
         let found = query.search(rank)?;
-        let all: Vec<(InitParams, Option<HostChannels>)> = exchange(&bootstrap, &(mine, found))?;
+        let all: Vec<(InitParams, HostFindings)> = exchange(&bootstrap, &(mine, found))?;
         let (params, found): (Vec<_>, Vec<_>) = all.into_iter().unzip();
         let (channels, blocks) = agree(rank, &mine, &params)?;
-        let graphs = CommGraphs::agree(&nodes, found, BlockLimits::of(blocks).collectives)?;
-        let graphs = graphs.map(Arc::new);
+        let most = BlockLimits::of(blocks).collectives;
+        let graphs = CommGraphs::agree(&nodes, &found, most)?.map(Arc::new);
+        let too_far = graphs::too_far(&nodes, &found)?;
+        // GPUs that are too far apart for P2P may need it, too.
+        let net = if net.is_none() { open(Some(&too_far))? } else { net };
         let channels = match &graphs {
             Some(graphs) if !all_channels => graphs.channels,
             _ => channels,
@@ -304,6 +317,7 @@ impl Communicator {
             all_channels,
             blocks: BlockLimits::of(blocks),
             graphs: graphs.as_ref(),
+            too_far: &too_far,
             rings: &rings,
             net: net.as_ref(),
         };
@@ -346,7 +360,7 @@ impl Communicator {
 impl CommBuilder<'_> {
     /// The tuner, from parameters that are equal on all ranks, so that they choose the same.
     fn tuner(&self, nodes: u32, collnet: bool, peers: &[PeerInfo]) -> Tuner {
-        let allowed = allowed(self.config, self.env);
+        let allowed = self.allowed();
         let assumed = gpu_graphs::GpuGraphs::new(peers, self.channels, allowed);
         let devices = match (self.graphs, &assumed) {
             (Some(graphs), assumed) => graphs.devices(assumed.is_some()),

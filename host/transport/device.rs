@@ -34,11 +34,15 @@ fn offers() -> &'static Offers {
 }
 
 /// Whether the sender's kernels reach memory of the receiver's device.
-pub(crate) fn reaches(sender: &PeerInfo, receiver: &PeerInfo, allowed: AllowedTransports) -> bool {
+pub(crate) fn reaches(
+    sender: &PeerInfo,
+    receiver: &PeerInfo,
+    allowed: AllowedTransports<'_>,
+) -> bool {
     let (Some(from), Some(to)) = (&sender.device, &receiver.device) else { return false };
-    allowed.p2p
-        && sender.rank != receiver.rank
+    sender.rank != receiver.rank
         && sender.host == receiver.host
+        && allowed.p2p(sender, receiver).is_ok()
         && from.reach.contains(&to.id)
 }
 
@@ -47,7 +51,7 @@ pub(crate) fn sender_index(
     sender: Option<u32>,
     receiver: &PeerInfo,
     peers: &[PeerInfo],
-    allowed: AllowedTransports,
+    allowed: AllowedTransports<'_>,
 ) -> usize {
     let before = peers.iter().filter(|peer| sender.is_none_or(|sender| peer.rank < sender));
     before.filter(|peer| reaches(peer, receiver, allowed)).count()

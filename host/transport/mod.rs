@@ -20,6 +20,7 @@ mod region;
 pub(crate) mod select_net;
 mod shm;
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -98,12 +99,32 @@ pub(crate) trait Transport: Debug + Sync {
     fn accept(&self, handle: &[u8], len: usize, offset: usize, bytes: usize) -> Result<HostRegion>;
 }
 
-/// Which transports may be used (`NCCL_P2P_DISABLE`, `NCCL_SHM_DISABLE`, `NCCL_NET`).
+/// Pairs of ranks, the lower one first, whose devices are too far apart to write each other's memory (`NCCL_P2P_LEVEL`), with
+/// the reason.
+pub(crate) type TooFar = BTreeMap<(u32, u32), String>;
+
+/// Which transports may be used (`NCCL_P2P_DISABLE`, `NCCL_SHM_DISABLE`, `NCCL_NET`), and between whom.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AllowedTransports {
+pub(crate) struct AllowedTransports<'a> {
     pub p2p: bool,
     pub shm: bool,
     pub net: bool,
+    /// `None` as long as the topology has not been looked at.
+    pub too_far: Option<&'a TooFar>,
+}
+
+impl AllowedTransports<'_> {
+    /// Whether two ranks may write each other's memory. The error is the reason why not.
+    pub(crate) fn p2p(&self, one: &PeerInfo, other: &PeerInfo) -> Result<(), String> {
+        if !self.p2p {
+            return Err("off by NCCL_P2P_DISABLE".to_owned());
+        }
+        let pair = (one.rank.min(other.rank), one.rank.max(other.rank));
+        match self.too_far.and_then(|pairs| pairs.get(&pair)) {
+            Some(why) => Err(why.clone()),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The first transport that connects `sender` with `receiver`. Both ends choose the same.
@@ -113,18 +134,17 @@ pub(crate) struct AllowedTransports {
 pub(crate) fn select(
     sender: &PeerInfo,
     receiver: &PeerInfo,
-    allowed: AllowedTransports,
+    allowed: AllowedTransports<'_>,
 ) -> Result<&'static dyn Transport> {
-    let candidates: [(&'static dyn Transport, bool, &str); 3] = [
-        (&p2p::P2pTransport, allowed.p2p, "NCCL_P2P_DISABLE"),
-        (&shm::ShmTransport, allowed.shm, "NCCL_SHM_DISABLE"),
-        (&net::NetTransport, allowed.net, "NCCL_NET=none"),
+    let on = |on: bool, knob: &str| if on { Ok(()) } else { Err(format!("off by {knob}")) };
+    let candidates: [(&'static dyn Transport, Result<(), String>); 3] = [
+        (&p2p::P2pTransport, allowed.p2p(sender, receiver)),
+        (&shm::ShmTransport, on(allowed.shm, "NCCL_SHM_DISABLE")),
+        (&net::NetTransport, on(allowed.net, "NCCL_NET=none")),
     ];
     let mut reasons = Vec::new();
-    for (transport, on, knob) in candidates {
-        let verdict =
-            if on { transport.reaches(sender, receiver) } else { Err(format!("off by {knob}")) };
-        match verdict {
+    for (transport, allowed) in candidates {
+        match allowed.and_then(|()| transport.reaches(sender, receiver)) {
             Ok(()) => return Ok(transport),
             Err(reason) => reasons.push(format!("{}: {reason}", transport.name())),
         }

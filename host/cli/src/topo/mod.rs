@@ -110,9 +110,10 @@ fn view(name: String, system: System, config: &Config, hosts: u32) -> Result<Vie
     let paths = Paths::new(&system, &policy);
     let graphs = file::load(&system, &paths, &config.search(), &config.graph_files(), hosts)?;
     let local = paths.gpus() as u32;
-    let rings = connect::rings(&connect::alike(&graphs.ring, hosts, local))?;
+    let odd = connect::along_rails(&graphs.ring, 1);
+    let rings = connect::rings(&connect::alike([&graphs.ring, &odd], hosts, local))?;
     let trees = match &graphs.tree {
-        Some(tree) => connect::trees(&connect::alike(tree, hosts, local))?,
+        Some(tree) => connect::trees(&connect::alike([tree; 2], hosts, local))?,
         None => Vec::new(),
     };
     Ok(View { name, system, policy, paths, graphs, hosts, rings, trees })

@@ -193,3 +193,29 @@ fn a_job_dumps_and_reads_topology_and_graphs() {
     let error = text(&broken.stderr);
     assert!(error.contains("topo.xml:1: <system>: not a graph file"), "{error}");
 }
+
+/// A job uses the transport that the path between two GPUs allows.
+#[test]
+fn transports_follow_paths() {
+    let file = file("pcie-4gpu-no-nic");
+    for (variables, ways) in [
+        // Two pairs of GPUs, each under a switch of an Intel CPU of its own.
+        (&[][..], ["P2P/direct pointer", "SHM", "P2P/direct pointer", "SHM"]),
+        (&[("NCCL_P2P_LEVEL", "SYS")], ["P2P/direct pointer"; 4]),
+        (&[("NCCL_P2P_LEVEL", "LOC")], ["SHM"; 4]),
+        (&[("NCCL_P2P_LEVEL", "LOC"), ("NCCL_SHM_DISABLE", "1")], ["[send] via NET/Socket/0"; 4]),
+    ] {
+        let mut command =
+            ferroccl(["perf", "all_reduce", "-g", "4", "-b", "8", "-e", "64K", "-f", "64"]);
+        command.env("NCCL_TOPO_FILE", &file).env("FERROCCL_TOPO_RANKS", "all");
+        command.env("NCCL_DEBUG", "INFO").env("NCCL_SOCKET_IFNAME", "lo");
+        let out = command.envs(variables.iter().copied()).output().unwrap();
+        assert!(out.status.success(), "{variables:?}: {}", text(&out.stderr));
+        let log = text(&out.stdout) + &text(&out.stderr);
+        for (rank, way) in ways.iter().enumerate() {
+            let edge = format!("{rank} -> {}", (rank + 1) % 4);
+            let line = |line: &&str| line.contains(&edge) && line.ends_with(way);
+            assert!(log.lines().any(|l| line(&l)), "{variables:?}: {edge} by {way}: {log}");
+        }
+    }
+}

@@ -24,12 +24,61 @@ impl Host<'_> {
     }
 }
 
-/// Hosts that are all alike, `local` GPUs each: what one host's topology file stands for.
+/// Hosts that are all alike, `local` GPUs each: what one host's topology file stands for. The second graph is that of the
+/// hosts of odd numbers ([`along_rails`]).
 #[must_use]
-pub fn alike(graph: &ChannelGraph, hosts: u32, local: u32) -> Vec<Host<'_>> {
+pub fn alike<'a>(graphs: [&'a ChannelGraph; 2], hosts: u32, local: u32) -> Vec<Host<'a>> {
     let ranks =
         |host: u32| (0..local).map(move |gpu| host.saturating_mul(local).saturating_add(gpu));
-    (0..hosts).map(|host| Host { graph, ranks: ranks(host).collect() }).collect()
+    let host = |host: u32| Host { graph: graphs[host as usize % 2], ranks: ranks(host).collect() };
+    (0..hosts).map(host).collect()
+}
+
+/// The channels of a host as host number `host` of a communicator has them, so that rings that leave a host by one port enter
+/// the next host by the same: ports of one number are often on one switch, a rail.
+///
+/// A ring that leaves by another port than it came in by would change the rail at each host. So hosts of odd numbers exchange
+/// channels that pass two ports one way with those that pass them the other way (NCCL's `ncclTopoPostset`, for a `crossNic` of
+/// 2). Channels without such a mate stay as they are.
+///
+/// ```
+/// use ferroccl_topology::graph::{ChannelGraph, GraphChannel, GraphId, Pattern, connect::along_rails};
+/// use ferroccl_topology::PathKind;
+///
+/// let channels = vec![
+///     GraphChannel { nets: Some([0, 1]), gpus: vec![0, 1] },
+///     GraphChannel { nets: Some([1, 0]), gpus: vec![1, 0] },
+/// ];
+/// let graph = ChannelGraph {
+///     id: GraphId::Ring, pattern: Pattern::Ring, cross_nic: true, same_channels: false, bw_intra: 1.0, bw_inter: 1.0,
+///     latency_inter: 0.0, kind_intra: PathKind::Nvl, kind_inter: PathKind::Pix, channels,
+/// };
+/// let odd = along_rails(&graph, 1);
+/// assert_eq!(odd.channels[0], graph.channels[1]);
+/// assert_eq!(along_rails(&graph, 2), graph);
+/// ```
+#[must_use]
+pub fn along_rails(graph: &ChannelGraph, host: u32) -> ChannelGraph {
+    let mut turned = graph.clone();
+    if host.is_multiple_of(2) {
+        return turned;
+    }
+    let channels = &mut turned.channels;
+    let mut done = vec![false; channels.len()];
+    for one in 0..channels.len() {
+        let Some([come, leave]) = channels[one].nets.filter(|[come, leave]| come != leave) else {
+            continue;
+        };
+        let mates = |other: &usize| !done[*other] && channels[*other].nets == Some([leave, come]);
+        if done[one] {
+            continue;
+        }
+        if let Some(other) = (one + 1..channels.len()).find(mates) {
+            channels.swap(one, other);
+            done[other] = true;
+        }
+    }
+    turned
 }
 
 /// `0, 1, 2`.
@@ -317,7 +366,7 @@ mod tests {
         {
             // Chains of 4 GPUs: local rank 1, then 0, 3, 2.
             let graph = graph(pattern, &[&[1, 0, 3, 2]]);
-            let trees = trees(&alike(&graph, 4, 4)).unwrap();
+            let trees = trees(&alike([&graph; 2], 4, 4)).unwrap();
             assert_eq!(trees.len(), 2);
             let tree = &trees[0];
             let host = |h: u32, local: u32| h * 4 + local;
@@ -334,7 +383,7 @@ mod tests {
     #[test]
     fn rings_go_from_the_last_gpu_to_the_next_hosts_first() {
         let graph = graph(Pattern::Ring, &[&[1, 0, 2], &[2, 1, 0]]);
-        let rings = rings(&alike(&graph, 2, 3)).unwrap();
+        let rings = rings(&alike([&graph; 2], 2, 3)).unwrap();
         let order = |i: usize| rings[i].order(0).collect::<Vec<_>>();
         assert_eq!(order(0), [0, 2, 4, 3, 5, 1]);
         assert_eq!(order(1), [0, 5, 4, 3, 2, 1]);

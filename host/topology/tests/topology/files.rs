@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use ferroccl_topology::graph::connect::along_rails;
 use ferroccl_topology::graph::search::{Wanted, search};
 use ferroccl_topology::graph::{
     GraphId, HostGraphs, Pattern, SearchSettings, feasible_bw, file, limit, link_loads,
@@ -134,6 +135,14 @@ fn channels_are_as_many_as_nccl_has() {
         assert!((ring.total_bw(hosts as usize) - total).abs() < 0.05, "{what}: {ring:?}");
         assert_eq!((ring.kind_intra, ring.kind_inter), (PathKind::Nvl, inter), "{what}");
         assert_eq!(ring.cross_nic, crossing, "{what}");
+        if hosts > 1 {
+            // A ring leaves each host by the port by which it enters the next.
+            let odd = along_rails(ring, 1);
+            for (even, odd) in ring.channels.iter().zip(&odd.channels) {
+                let ([come, leave], [enter, go]) = (even.nets.unwrap(), odd.nets.unwrap());
+                assert_eq!((leave, go), (enter, come), "{what}");
+            }
+        }
     }
 }
 

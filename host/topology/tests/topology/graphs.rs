@@ -166,7 +166,8 @@ fn rings_and_trees_over_hosts_hold_every_rank_once() {
         let network = hosts > 1 && paths.nets() > 0;
         let wanted = |id| Wanted { network, steps: 2000, ..Wanted::new(id) };
         if let Some(graph) = search(&system, &paths, &wanted(GraphId::Ring)) {
-            let rings = connect::rings(&connect::alike(&graph, hosts, local)).unwrap();
+            let odd = connect::along_rails(&graph, 1);
+            let rings = connect::rings(&connect::alike([&graph, &odd], hosts, local)).unwrap();
             assert_eq!(rings.len(), graph.channels.len());
             for ring in rings {
                 assert_eq!(ring.next.len() as u32, hosts * local);
@@ -174,7 +175,7 @@ fn rings_and_trees_over_hosts_hold_every_rank_once() {
             }
         }
         if let Some(graph) = search(&system, &paths, &wanted(GraphId::Tree)) {
-            let trees = connect::trees(&connect::alike(&graph, hosts, local)).unwrap();
+            let trees = connect::trees(&connect::alike([&graph; 2], hosts, local)).unwrap();
             assert_eq!(trees.len(), graph.channels.len() * if hosts > 1 { 2 } else { 1 });
             for tree in trees {
                 let depth = tree.depth().expect("a tree over all ranks");
