@@ -122,7 +122,8 @@ impl CommState {
     pub(super) fn on_net_broken(&self, peer: u32, error: &Error) {
         warn!(target: log::NET, "{error}");
         self.set_cause(error);
-        self.fail(&Fault { peer, ..self.own_fault(FaultKind::PeerLost) });
+        let seq = self.last_seq();
+        self.fail(&Fault { peer, seq, ..self.own_fault(FaultKind::PeerLost) });
     }
 
     /// Rank `teller` has told of its failure, as [`CommState::tell_peers`] does.
@@ -144,8 +145,10 @@ impl CommState {
         // A cause that is there already stays: it is the first.
         match FaultKind::from_raw(fault.kind) {
             FaultKind::PeerLost => {
-                // The teller may have lost this rank.
-                let peer = if fault.peer == self.rank { teller } else { fault.peer };
+                // It may be this rank that another has lost: the teller, or one that the teller has heard of it from.
+                let other = |rank: &u32| *rank < self.nranks && *rank != self.rank;
+                let lost_us = Some(fault.rank).filter(other).unwrap_or(teller);
+                let peer = if fault.peer == self.rank { lost_us } else { fault.peer };
                 let reason = format!("rank {teller} says: {text}");
                 let _ = self.cause.set(Error::PeerLost { rank: self.rank, peer, reason });
                 self.fail(&Fault { peer, seq: fault.seq, ..self.own_fault(FaultKind::PeerLost) });

@@ -144,7 +144,30 @@ fn each_card_carries_what_its_channels_do() {
     }
 }
 
-/// The other cards, and the bootstrap, do not hear of it.
+/// The other cards, and the bootstrap, do not hear of it. The calls' own limit is longer than it takes TCP to find out that
+/// nobody is there (half a minute, `KEEPALIVE` in host/handshake).
+#[test]
+fn a_card_that_is_cut_is_named() {
+    let Some(hosts) = hosts(2, 4) else { return };
+    let env = [("FERROCCL_TIMEOUT", "100"), ("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "Simple")];
+    let mut job = start(&hosts, 4, false, "dgx-a100", "for_ever", &env);
+    job.all_told("runs");
+    hosts.cut_card(1, 2).unwrap();
+    let errors = job.all_told("ended ");
+    println!("{errors:#?}");
+    // All hear who has lost whom, and those who have lost each other say by which card.
+    let lost = |error: &&String| error.contains("through eth2") || error.contains("10.215.");
+    assert!(errors.iter().any(|error| lost(&error)), "{errors:#?}");
+    // Channel 2 joins rank 2 with 7, and 3 with 6.
+    let of_a_pair = |error: &String| {
+        let (_, peer) = error.split_once("lost rank ").unwrap();
+        ["2", "3", "6", "7"].iter().any(|rank| peer.starts_with(rank))
+    };
+    assert!(errors.iter().all(of_a_pair), "{errors:#?}");
+    job.end();
+}
+
+/// Whoever will not wait so long has an error in time.
 #[test]
 fn a_card_that_is_cut_is_an_error_within_the_time_limit() {
     let Some(hosts) = hosts(2, 4) else { return };
