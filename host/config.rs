@@ -184,6 +184,10 @@ knobs! {
         "the fewest channels (blocks) a call uses";
     "NCCL_MAX_NCHANNELS" max_nchannels: Option<u32> = None, 1..=64,
         "the most channels (blocks) a call uses";
+    "NCCL_MIN_CTAS" min_ctas: Option<u32> = None, 1..=64,
+        "as NCCL_MIN_NCHANNELS, of which the larger counts";
+    "NCCL_MAX_CTAS" max_ctas: Option<u32> = None, 1..=64,
+        "as NCCL_MAX_NCHANNELS, of which the smaller counts";
     "NCCL_BUFFSIZE" buffsize: Option<Size> = None, Size(4 << 10)..=Size(1 << 30),
         "bytes of the Simple protocol's buffer per channel and peer, all slots together; not set: the runtime's choice";
     "NCCL_LL_BUFFSIZE" ll_buffsize: Option<Size> = None, Size(4 << 10)..=Size(1 << 30),
@@ -322,12 +326,19 @@ impl Config {
                 reason: format!("less than {} seconds, and not 0", LEAST_HEARTBEAT.as_secs_f64()),
             });
         }
-        match (self.min_nchannels, self.max_nchannels) {
-            (Some(min), Some(max)) if min > max => Err(Error::InvalidSetting {
-                name: "NCCL_MIN_NCHANNELS".to_owned(),
-                value: min.to_string(),
-                reason: format!("more than NCCL_MAX_NCHANNELS={max}"),
-            }),
+        match (self.min_channels(), self.max_channels()) {
+            (Some(min), Some(max)) if min > max => {
+                let of = |value: u32, ctas: Option<u32>, [name, other]: [&'static str; 2]| {
+                    if ctas == Some(value) { other } else { name }
+                };
+                let least = of(min, self.min_ctas, ["NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS"]);
+                let most = of(max, self.max_ctas, ["NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"]);
+                Err(Error::InvalidSetting {
+                    name: least.to_owned(),
+                    value: min.to_string(),
+                    reason: format!("more than {most}={max}"),
+                })
+            }
             _ => Ok(()),
         }
     }
@@ -422,6 +433,18 @@ mod tests {
         assert!(channels("4", "4").is_ok());
         let e = channels("5", "4").unwrap_err().to_string();
         assert_eq!(e, "invalid setting NCCL_MIN_NCHANNELS=5: more than NCCL_MAX_NCHANNELS=4");
+        // The other names of the same, where the larger and the smaller count.
+        let of = |pairs: &[(&str, &str)]| {
+            let value = |name: &str| pairs.iter().find(|(known, _)| *known == name);
+            Config::from_lookup(|name| value(name).map(|(_, value)| (*value).to_owned()))
+        };
+        let both = [("NCCL_MIN_NCHANNELS", "2"), ("NCCL_MIN_CTAS", "3"), ("NCCL_MAX_CTAS", "8")];
+        let config = of(&both).unwrap();
+        assert_eq!((config.min_channels(), config.max_channels()), (Some(3), Some(8)));
+        let config = of(&[("NCCL_MAX_NCHANNELS", "6"), ("NCCL_MAX_CTAS", "8")]).unwrap();
+        assert_eq!((config.min_channels(), config.max_channels()), (None, Some(6)));
+        let e = of(&[("NCCL_MIN_CTAS", "9"), ("NCCL_MAX_NCHANNELS", "8")]).unwrap_err().to_string();
+        assert_eq!(e, "invalid setting NCCL_MIN_CTAS=9: more than NCCL_MAX_NCHANNELS=8");
     }
 
     #[test]

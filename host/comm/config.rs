@@ -78,8 +78,8 @@ impl CommConfig {
         let channels = |n: Option<u32>| n.map(|n| n.min(MAX_CHANNELS as u32));
         CommConfig {
             ranks_per_node: env.ranks_per_node,
-            max_channels: channels(env.max_nchannels),
-            min_channels: channels(env.min_nchannels),
+            max_channels: channels(env.max_channels()),
+            min_channels: channels(env.min_channels()),
             slots: env.slots,
             buffer_bytes: [env.ll_buffsize, env.ll128_buffsize, env.buffsize]
                 .map(|size| size.map(|s| s.0)),

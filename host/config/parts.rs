@@ -75,12 +75,24 @@ impl Config {
         }
     }
 
+    /// The fewest channels there are (`NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`).
+    #[must_use]
+    pub fn min_channels(&self) -> Option<u32> {
+        self.min_nchannels.max(self.min_ctas)
+    }
+
+    /// The most channels there are (`NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`).
+    #[must_use]
+    pub fn max_channels(&self) -> Option<u32> {
+        self.max_nchannels.into_iter().chain(self.max_ctas).min()
+    }
+
     /// The bounds of the search for channels.
     #[must_use]
     pub fn search(&self) -> SearchSettings {
         SearchSettings {
-            min_channels: self.min_nchannels,
-            max_channels: self.max_nchannels,
+            min_channels: self.min_channels(),
+            max_channels: self.max_channels(),
             cross_nic: self.policy().cross_nic,
         }
     }
@@ -96,8 +108,8 @@ impl Config {
             threads: self.nthreads,
             ll128_threads: self.ll128_nthreads,
             buffers: bytes.map(|size| size.map(|size| size.0 as u64)),
-            min_channels: self.min_nchannels,
-            max_channels: self.max_nchannels,
+            min_channels: self.min_channels(),
+            max_channels: self.max_channels(),
         }
     }
 }

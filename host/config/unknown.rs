@@ -66,8 +66,6 @@ const NCCLS: &[&str] = &[
     "NCCL_IB_ROCE_VERSION_NUM",
     "NCCL_MAX_NRINGS",
     "NCCL_MIN_NRINGS",
-    "NCCL_MAX_CTAS",
-    "NCCL_MIN_CTAS",
     "NCCL_NET_GDR_C2C",
     "NCCL_NET_SHARED_BUFFERS",
     "NCCL_NET_SHARED_COMMS",
@@ -185,7 +183,7 @@ mod tests {
             assert!(found.is_some(), "{name}");
         }
         for name in
-            ["NCCL_NVLS_ENABLE", "NCCL_FOO", "PATH", "nccl_algo", "FERROCCL", "NCCL_MAX_CTAS"]
+            ["NCCL_NVLS_ENABLE", "NCCL_FOO", "PATH", "nccl_algo", "FERROCCL", "NCCL_MAX_NRINGS"]
         {
             assert_eq!(nearest(name), None, "{name}");
         }

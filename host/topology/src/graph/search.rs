@@ -146,34 +146,44 @@ impl Search<'_> {
             CrossNic::Always => &[true],
             CrossNic::IfBetter => &[false, true],
         };
-        for &cross_nic in crossings {
-            // What the first takes, the second is not to lack.
-            let mut steps = self.wanted.steps;
-            for kind_inter in self.kinds_inter() {
-                for kind_intra in self.kinds_intra() {
-                    for &pattern in patterns {
-                        let ceiling = self.ceiling(pattern, kind_intra, kind_inter);
-                        for same_channels in [true, false] {
-                            if best.as_ref().is_some_and(|best| ceiling < best.total * GAIN) {
-                                continue;
-                            }
+        // A card that reaches GPUs directly comes before a ring that keeps its port.
+        let (near, far): (Vec<_>, Vec<_>) =
+            self.kinds_inter().into_iter().partition(|kind| *kind <= PathKind::Pxn);
+        for kinds in [near, far] {
+            for &cross_nic in crossings {
+                // What the first takes, the second is not to lack.
+                let mut steps = self.wanted.steps;
+                for &kind_inter in &kinds {
+                    for kind_intra in self.kinds_intra() {
+                        for &pattern in patterns {
                             let conditions = Conditions {
                                 pattern,
                                 kind_intra,
                                 kind_inter,
                                 cross_nic,
-                                same_channels,
+                                same_channels: true,
                                 speed: 0.0,
                                 enough: 0,
                                 network,
                             };
-                            self.speeds(conditions, ceiling, &mut steps, &mut best);
+                            self.alike_or_not(conditions, &mut steps, &mut best);
                         }
                     }
                 }
             }
         }
         best
+    }
+
+    /// Channels that are all alike, then such that are not.
+    fn alike_or_not(&self, conditions: Conditions, steps: &mut u64, best: &mut Option<Found>) {
+        let Conditions { pattern, kind_intra, kind_inter, .. } = conditions;
+        let ceiling = self.ceiling(pattern, kind_intra, kind_inter);
+        for same_channels in [true, false] {
+            if best.as_ref().is_none_or(|best| ceiling >= best.total * GAIN) {
+                self.speeds(Conditions { same_channels, ..conditions }, ceiling, steps, best);
+            }
+        }
     }
 
     /// All speeds under one set of conditions.
@@ -426,6 +436,23 @@ mod tests {
         assert_eq!(total(&system, GraphId::Ring), 120.0);
         assert!(total(&system, GraphId::Tree) >= 120.0);
     }
+    /// A rack of 72 GPUs on NVLink switches.
+    #[test]
+    fn a_host_of_72_gpus_is_filled() {
+        let mut system = System::default();
+        let gpus = gpus(&mut system, 72, 100);
+        let nvs = system.add(Node::Nvs);
+        for gpu in gpus {
+            system.connect(gpu, nvs, LinkKind::Nvl, 721.8);
+        }
+        for id in [GraphId::Ring, GraphId::Tree] {
+            let begin = std::time::Instant::now();
+            let found = total(&system, id);
+            println!("{id:?} {found} {:?}", begin.elapsed());
+            assert!(found > 721.0, "{id:?}: {found}");
+        }
+    }
+
     /// GPUs on switches, and for each two of them a port near both: a tree can use them all, as rings do.
     #[test]
     fn trees_use_every_port() {
