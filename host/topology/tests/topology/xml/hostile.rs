@@ -232,7 +232,8 @@ fn a_hundred_megabytes_are_refused_soon_on_a_small_stack() {
         assert!(large.ends_with("longer than 64 MiB"), "{name}: {large}");
         let grown = peak().saturating_sub(before);
         assert!(grown < 300 << 20, "{name}: {} MiB more", grown >> 20);
-        assert!(start.elapsed() < Duration::from_secs(20), "{name}: {:?}", start.elapsed());
+        // A guard against what grows with the square of the length, not a measurement: that would take days.
+        assert!(start.elapsed() < Duration::from_secs(300), "{name}: {:?}", start.elapsed());
     }
 }
 
