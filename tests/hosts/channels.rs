@@ -4,10 +4,11 @@
 use ferroccl::UniqueId;
 use ferroccl::config::Config;
 use ferroccl::graph::{HostGraphs, SearchSettings};
+use ferroccl::ptx;
 use ferroccl::topology::{self, Assume, Node, Paths, Policy};
 
 use crate::hosts::Hosts;
-use crate::members::{CALLS, Job};
+use crate::members::{CALLS, Job, RUNTIME};
 
 fn hosts(n: usize, cards: usize) -> Option<Hosts> {
     Hosts::with_cards(n, cards).map_err(|why| crate::skip::skip(&why)).ok()
@@ -66,6 +67,26 @@ fn every_collective_over_searched_channels() {
             job.all_told("ended well");
             job.end();
         }
+    }
+}
+
+/// The same by the kernels' PTX, in the emulator.
+#[test]
+fn kernels_in_the_emulator_over_searched_channels() {
+    if let Some(why) = ptx::unavailable() {
+        return crate::skip::skip(why);
+    }
+    let Some(hosts) = hosts(2, 4) else { return };
+    for (algorithm, protocol) in [("", "Simple"), ("", "LL"), ("allreduce:tree", "LL128")] {
+        let env = [
+            ("NCCL_ALGO", algorithm),
+            ("NCCL_PROTO", protocol),
+            ("NCCL_MAX_NCHANNELS", "4"),
+            (RUNTIME, "ptx"),
+        ];
+        let mut job = start(&hosts, 2, false, "dgx-a100", "every_collective", &env);
+        job.all_told("ended well");
+        job.end();
     }
 }
 

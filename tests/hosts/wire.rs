@@ -13,6 +13,15 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::hosts::Hosts;
 
+/// Says that a job is over, also when it fails: its listener would wait for ever.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release); // partner: the load in `sniffed`
+    }
+}
+
 /// All that interfaces of this thread's network send and receive while `job` runs, frame behind frame.
 fn sniffed<T>(job: impl FnOnce() -> T) -> (T, Vec<u8>) {
     let all = i32::from((libc::ETH_P_ALL as u16).to_be());
@@ -32,9 +41,12 @@ fn sniffed<T>(job: impl FnOnce() -> T) -> (T, Vec<u8>) {
             loop {
                 match socket.read(&mut frame) {
                     Ok(n) => bytes.extend_from_slice(&frame[..n]),
-                    // Partner: the store below. What was sent before it is in the socket's queue.
+                    // Partner: the store in `Ends`. What was sent before it is in the socket's queue.
                     Err(_) if over.load(Ordering::Acquire) => break,
-                    Err(e) => assert_eq!(e.kind(), ErrorKind::WouldBlock, "{e}"),
+                    Err(e) => {
+                        let kinds = [ErrorKind::WouldBlock, ErrorKind::Interrupted];
+                        assert!(kinds.contains(&e.kind()), "{e}");
+                    }
                 }
             }
             // linux/if_packet.h: `tp_packets` and `tp_drops` of struct tpacket_stats.
@@ -55,8 +67,9 @@ fn sniffed<T>(job: impl FnOnce() -> T) -> (T, Vec<u8>) {
             bytes
         };
         let listening = scope.spawn(listen);
+        let ends = Ends(&over);
         let done = job();
-        over.store(true, Ordering::Release); // partner: the load above
+        drop(ends);
         (done, listening.join().unwrap())
     })
 }

@@ -17,6 +17,20 @@ use crate::wire::{self, CHALLENGE, HELLO, Hello, Malformed, PREFIX, REJECT, Subj
 /// How long until a refused connection is tried again. Not measured: a small part of what starting a process takes.
 const RETRY: Duration = Duration::from_millis(5);
 
+/// Ports that are tried at most. An address that is not this host's is refused each time.
+const PORTS: usize = 16;
+
+/// Makes another attempt when the system says that an address is not available.
+fn another_if_taken<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    for _ in 1..PORTS {
+        match attempt() {
+            Err(e) if e.kind() == ErrorKind::AddrNotAvailable => {}
+            result => return result,
+        }
+    }
+    attempt()
+}
+
 /// A connection to an acceptor that has proven itself.
 #[derive(Debug)]
 pub struct Connected {
@@ -149,15 +163,19 @@ impl Connector {
         }
     }
 
+    /// Begins to connect. A port is chosen before it is known where to; if an earlier connection had the same two ports and is
+    /// not forgotten yet (`TIME_WAIT`), another port may do (connect(2), `EADDRNOTAVAIL`).
     fn connect(&self) -> io::Result<Socket> {
-        let socket = stream::new(&self.to)?;
-        if let Some(from) = self.from {
-            socket.bind(&from.into())?;
-        }
-        match socket.connect(&self.to.into()) {
-            Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) => Err(e),
-            _ => Ok(socket),
-        }
+        another_if_taken(|| {
+            let socket = stream::new(&self.to)?;
+            if let Some(from) = self.from {
+                socket.bind(&from.into())?;
+            }
+            match socket.connect(&self.to.into()) {
+                Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) => Err(e),
+                _ => Ok(socket),
+            }
+        })
     }
 
     /// Sends the hello and reads the answer; the session, if the acceptor has proven itself and our proof is queued.
@@ -247,5 +265,27 @@ pub(crate) mod fuzz {
         pub(crate) fn answer(&mut self) -> Result<bool, AuthError> {
             self.0.answer(&mut self.1).map(|session| session.is_some())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_is_taken_is_not_the_end() {
+        let attempts = |taken: usize| {
+            let mut tried = 0;
+            let result = another_if_taken(|| {
+                tried += 1;
+                if tried <= taken { Err(ErrorKind::AddrNotAvailable.into()) } else { Ok(()) }
+            });
+            (tried, result.is_ok())
+        };
+        assert_eq!(attempts(0), (1, true));
+        assert_eq!(attempts(3), (4, true));
+        assert_eq!(attempts(100), (PORTS, false));
+        let refused = another_if_taken(|| -> io::Result<()> { Err(ErrorKind::NotFound.into()) });
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::NotFound);
     }
 }
