@@ -10,16 +10,14 @@
 //! stand for the GPUs of a topology file (`FERROCCL_TOPO_RANKS`). Where a host's GPUs are not known, or a GPU has several ranks,
 //! there are no graphs: then the ranks connect in their own order, host by host.
 
-use std::collections::BTreeSet;
+mod agreed;
+
 use std::sync::Arc;
 
 use ferroccl_device::abi::MAX_CHANNELS;
 use ferroccl_proxy::net::{Net, Properties};
-use ferroccl_topology::graph::connect::{self, Host};
-use ferroccl_topology::graph::tuning::{Devices, Gpus};
-use ferroccl_topology::graph::{
-    ChannelGraph, GraphChannel, HostGraphs, Pattern, SearchSettings, file, tree,
-};
+use ferroccl_topology::graph::tuning::Devices;
+use ferroccl_topology::graph::{ChannelGraph, HostGraphs, SearchSettings, file};
 use ferroccl_topology::path::direct;
 use ferroccl_topology::{
     self as topology, Arch, Assume, BusId, Node, NodeId, Paths, Policy, System, TopologyError,
@@ -28,12 +26,13 @@ use ferroccl_topology::{
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
+pub(super) use self::agreed::{CommGraphs, too_far};
 use super::nodes::Nodes;
 use super::{CommConfig, log_topology};
 use crate::config::{Config, TopoRanks};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::transport::{PeerInfo, TooFar};
+use crate::transport::PeerInfo;
 
 /// The channels that a host offers, as its first rank tells them to all. The local ranks in them are numbered in the order of
 /// the ranks.
@@ -282,233 +281,6 @@ fn played(ranks: &TopoRanks, count: usize, env: &Config) -> Result<(System, Vec<
     };
     let gpus = chosen[..count].iter().map(gpu).collect::<Result<_>>()?;
     Ok((system, gpus))
-}
-
-/// The channels over all ranks, equal on all of them.
-#[derive(Clone, Debug)]
-pub(super) struct CommGraphs {
-    /// How many channels there are; they take the graphs' in turn.
-    pub channels: u32,
-    /// Of each host, by node.
-    hosts: Vec<HostChannels>,
-    /// The ranks of each node.
-    members: Vec<Vec<u32>>,
-    /// The ranks around each ring, from rank 0 on.
-    orders: Vec<Vec<u32>>,
-    /// What the tuner reckons with: the weakest of all hosts.
-    ring: ChannelGraph,
-    tree: Option<ChannelGraph>,
-}
-
-impl CommGraphs {
-    /// What all ranks have found, by rank, put together; `blocks` is the most that a launch of each may have. `None` where a
-    /// host has no graphs.
-    ///
-    /// # Errors
-    /// [`Error::Malformed`] when a host's channels make no sense.
-    pub(super) fn agree(nodes: &Nodes, all: &[HostFindings], blocks: u32) -> Result<Option<Self>> {
-        let members = nodes.members().to_vec();
-        let first = members.iter().map(|ranks| all.get(ranks[0] as usize)?.channels.clone());
-        let Some(mut hosts) = first.collect::<Option<Vec<HostChannels>>>() else { return Ok(None) };
-        for (ranks, host) in members.iter().zip(&hosts) {
-            let speeds = |graph: &ChannelGraph| {
-                graph.bw_intra.is_finite() && graph.bw_inter.is_finite() && graph.bw_intra > 0.0
-            };
-            let sound = |graph: &ChannelGraph| {
-                !graph.channels.is_empty() && graph.channels.len() <= MAX_CHANNELS && speeds(graph)
-            };
-            let ports = |graph: &ChannelGraph| {
-                let mut named = graph.channels.iter().flat_map(|channel| channel.nets).flatten();
-                named.all(|port| port < host.cards.len())
-            };
-            let sound = |graph: &ChannelGraph| sound(graph) && ports(graph);
-            if host.channels == 0 || !sound(&host.ring) || !host.tree.iter().all(sound) {
-                let text = format!("rank {} has channels that make no sense", ranks[0]);
-                return Err(Error::malformed(text));
-            }
-        }
-        for (number, host) in (0..).zip(&mut hosts) {
-            host.ring = connect::along_rails(&host.ring, number);
-        }
-        let malformed = |e: connect::ConnectError| Error::malformed(e.to_string());
-        let of = |graph: fn(&HostChannels) -> Option<&ChannelGraph>| -> Option<Vec<Host<'_>>> {
-            let host = |(host, ranks): (_, &Vec<u32>)| {
-                Some(Host { graph: graph(host)?, ranks: ranks.clone() })
-            };
-            hosts.iter().zip(&members).map(host).collect()
-        };
-        let rings = of(|host| Some(&host.ring)).unwrap_or_default();
-        let orders: Vec<Vec<u32>> = connect::rings(&rings)
-            .map_err(malformed)?
-            .iter()
-            .map(|ring| ring.order(0).collect())
-            .collect();
-        let ring = weakest(&rings);
-        let trees = of(|host| host.tree.as_ref());
-        let tree = match &trees {
-            Some(trees) => {
-                connect::check_trees(trees).map_err(malformed)?;
-                Some(weakest(trees))
-            }
-            None => None,
-        };
-        let channels = hosts.iter().map(|host| host.channels).min().unwrap_or(1);
-        let channels = channels.min(blocks).clamp(1, MAX_CHANNELS as u32);
-        Ok(Some(CommGraphs { channels, orders, ring, tree, members, hosts }))
-    }
-
-    /// The ranks around the rings, from rank 0 on; `channels` channels take them in turn.
-    pub(super) fn orders(&self, channels: u32) -> impl Iterator<Item = &[u32]> {
-        self.orders.iter().take(channels as usize).map(Vec::as_slice)
-    }
-
-    /// Where a rank is: its node, and its number there.
-    fn place(&self, rank: u32) -> Option<(usize, usize)> {
-        let numbers = self.members.iter().map(|ranks| ranks.binary_search(&rank).ok());
-        numbers.enumerate().find_map(|(node, number)| Some((node, number?)))
-    }
-
-    /// The network's device by which a rank's traffic on a channel of a host leaves and comes in: the first of its GPUs has the
-    /// channel's first port, all others have the second (NCCL's `ncclTopoGetNetDev`).
-    fn port(
-        &self,
-        node: usize,
-        number: usize,
-        graph: &ChannelGraph,
-        channel: usize,
-    ) -> Option<u32> {
-        let GraphChannel { nets, gpus } = &graph.channels[channel];
-        let second = gpus.first() != Some(&number);
-        self.hosts[node].cards[(*nets)?[usize::from(second)]]
-    }
-
-    /// The network's device of `rank` for its connection with `peer` on a channel; `None` where they are neighbours neither in
-    /// the channel's ring nor in its tree.
-    pub(super) fn card(&self, rank: u32, peer: u32, channel: u32, channels: u32) -> Option<u32> {
-        let (node, number) = self.place(rank)?;
-        let host = &self.hosts[node];
-        let of_ring = channel as usize % self.orders.len();
-        let order = &self.orders[of_ring];
-        let at = order.iter().position(|r| *r == rank)?;
-        let around = [order[(at + 1) % order.len()], order[(at + order.len() - 1) % order.len()]];
-        if around.contains(&peer) {
-            return self.port(node, number, &host.ring, of_ring);
-        }
-        let (tree, count) = (host.tree.as_ref()?, self.tree.as_ref()?.channels.len());
-        let of_tree = channel as usize % count;
-        let second = self.second_tree(channel, channels);
-        let joined =
-            self.joined(rank, peer, of_tree, second) || self.joined(peer, rank, of_tree, second);
-        joined.then(|| self.port(node, number, tree, of_tree)).flatten()
-    }
-
-    /// Whether `child` is below `parent` in a tree, on another host.
-    fn joined(&self, parent: u32, child: u32, channel: usize, second: bool) -> bool {
-        let n = self.members.len() as u32;
-        let first = |(node, number): (usize, usize)| {
-            let tree = self.hosts[node].tree.as_ref()?;
-            (tree.channels[channel].gpus.first() == Some(&number)).then_some(node as u32)
-        };
-        let Some(node) = self.place(child).and_then(first) else { return false };
-        let place = if second { tree::second(n, node) } else { tree::first(n, node) };
-        let (Some((above, which)), Some((node, number))) = (place.parent, self.place(parent))
-        else {
-            return false;
-        };
-        let Some(tree) = self.hosts[node].tree.as_ref() else { return false };
-        let gpus = &tree.channels[channel].gpus;
-        above as usize == node && gpus[connect::attach(tree.pattern, which, gpus.len())] == number
-    }
-
-    /// The network's devices that the channels name for a rank: where they enter and leave its host.
-    pub(super) fn cards(&self, rank: u32) -> BTreeSet<u32> {
-        let Some((node, number)) = self.place(rank) else { return BTreeSet::new() };
-        let host = &self.hosts[node];
-        let mut cards = BTreeSet::new();
-        let rings = (0..self.orders.len()).map(|channel| (&host.ring, channel));
-        let trees = self.tree.iter().flat_map(|tree| 0..tree.channels.len());
-        let trees = trees.filter_map(|channel| Some((host.tree.as_ref()?, channel)));
-        for (graph, channel) in rings.chain(trees) {
-            let gpus = &graph.channels[channel].gpus;
-            let ends =
-                [gpus.first(), gpus.last(), gpus.get(1).filter(|_| graph.pattern != Pattern::Ring)];
-            if ends.contains(&Some(&number)) {
-                cards.extend(self.port(node, number, graph, channel));
-            }
-        }
-        cards
-    }
-
-    /// Each host's chain of a channel's tree, and at which places of it its two children hang; `None` without trees.
-    pub(super) fn chains(&self, channel: u32) -> Option<Vec<(Vec<u32>, [usize; 2])>> {
-        let count = self.tree.as_ref()?.channels.len();
-        let chain = |(host, ranks): (&HostChannels, &Vec<u32>)| {
-            let tree = host.tree.as_ref()?;
-            let gpus = &tree.channels[channel as usize % count].gpus;
-            let attach = |child| connect::attach(tree.pattern, child, gpus.len());
-            Some((gpus.iter().map(|gpu| ranks[*gpu]).collect(), [attach(0), attach(1)]))
-        };
-        self.hosts.iter().zip(&self.members).map(chain).collect()
-    }
-
-    /// Whether a channel takes the second of the two trees over the hosts: where each graph channel is there twice, that is the
-    /// second half of them (NCCL's `connectTrees`).
-    pub(super) fn second_tree(&self, channel: u32, channels: u32) -> bool {
-        let count = self.orders.len() as u32;
-        if channels >= 2 * count { channel / count % 2 == 1 } else { channel % 2 == 1 }
-    }
-
-    /// The devices of the tuning model: GPUs, or ranks on the CPU that stand for some.
-    pub(super) fn devices(&self, on_gpus: bool) -> Devices<'_> {
-        if !on_gpus {
-            return Devices::Cpu { ring: Some(&self.ring) };
-        }
-        Devices::Gpus(Gpus {
-            ring: &self.ring,
-            tree: self.tree.as_ref(),
-            collnet: None,
-            min_sm: self.hosts.iter().map(|host| host.min_sm).min().unwrap_or(0),
-            max_sm: self.hosts.iter().map(|host| host.max_sm).max().unwrap_or(0),
-            cpu: self.hosts[0].cpu,
-            nvswitch: self.hosts.iter().all(|host| host.nvswitch),
-        })
-    }
-}
-
-/// The pairs of ranks of all hosts that may not write each other's memory.
-///
-/// # Errors
-/// [`Error::Malformed`] when a host names ranks that it does not have.
-pub(super) fn too_far(nodes: &Nodes, all: &[HostFindings]) -> Result<TooFar> {
-    let mut pairs = TooFar::new();
-    for ranks in nodes.members() {
-        let Some(found) = all.get(ranks[0] as usize) else { continue };
-        for (a, b, why) in &found.too_far {
-            let rank = |number: u32| ranks.get(number as usize).copied();
-            let (Some(one), Some(other), true) = (rank(*a), rank(*b), a < b) else {
-                let text = format!("rank {} names ranks that its host does not have", ranks[0]);
-                return Err(Error::malformed(text));
-            };
-            pairs.insert((one, other), why.clone());
-        }
-    }
-    Ok(pairs)
-}
-
-/// The weakest of the hosts' graphs in everything (the reduction behind NCCL's third exchange); the ways are the first host's.
-fn weakest(hosts: &[Host<'_>]) -> ChannelGraph {
-    let mut least = hosts[0].graph.clone();
-    for Host { graph, .. } in hosts {
-        least.channels.truncate(graph.channels.len());
-        least.bw_intra = least.bw_intra.min(graph.bw_intra);
-        least.bw_inter = least.bw_inter.min(graph.bw_inter);
-        least.latency_inter = least.latency_inter.max(graph.latency_inter);
-        least.kind_intra = least.kind_intra.max(graph.kind_intra);
-        least.kind_inter = least.kind_inter.max(graph.kind_inter);
-        least.cross_nic |= graph.cross_nic;
-        least.same_channels &= graph.same_channels;
-    }
-    least
 }
 
 #[cfg(test)]

@@ -1,0 +1,171 @@
+//! Makes a communicator from its edges: connections for kernels, groups and trees, the tuner, registered memory.
+
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use ferroccl_device::abi::Peer;
+use tracing::{info, warn};
+
+use super::builder::{CommBuilder, ranks_on_device};
+use super::collnet_heads::CollnetHeads;
+use super::control::{ControlBlock, DeviceCommParams};
+use super::init_params::TuningParams;
+use super::net::NetConnections;
+use super::nodes::Nodes;
+use super::recorder::FlightRecorder;
+use super::stall::{self, Reports};
+use super::state::CommState;
+use super::trees::Trees;
+use super::{Communicator, gpu_graphs, log_topology};
+use crate::channel::{ConnSet, EdgeEnd, Edges};
+use crate::enqueue::{NetworkOps, PlanContext};
+use crate::error::Result;
+use crate::flight_recorder::DumpFile;
+use crate::fork::Maker;
+use crate::runtime::Keep;
+use crate::transport::PeerInfo;
+use crate::{flight_recorder, log};
+use ferroccl_topology::graph::tuning::{Devices, Settings, Situation, Tuner};
+
+impl CommBuilder<'_> {
+    /// The tuner, from parameters that are equal on all ranks, so that they choose the same.
+    fn tuner(&self, nodes: u32, collnet: bool, peers: &[PeerInfo]) -> Tuner {
+        let allowed = self.allowed();
+        let assumed = gpu_graphs::GpuGraphs::new(peers, self.channels, allowed);
+        let devices = match (self.graphs, &assumed) {
+            (Some(graphs), assumed) => graphs.devices(assumed.is_some()),
+            (None, Some(assumed)) => assumed.devices(),
+            (None, None) => Devices::Cpu { ring: None },
+        };
+        let situation = Situation::new(nodes, self.nranks, devices);
+        let TuningParams { protocols, algorithms, deterministic, .. } = self.tuning;
+        let settings = Settings { protocols, algorithms, deterministic, ..Settings::default() };
+        let situation = situation.with_channels(self.channels).with_collnet(collnet);
+        Tuner::new(&situation, &settings)
+    }
+
+    /// Makes the communicator from its edges with all peers.
+    pub(super) fn build(
+        self,
+        edges: Vec<Option<Edges>>,
+        peers: &[PeerInfo],
+        net: Option<NetConnections>,
+        heads: Option<CollnetHeads>,
+    ) -> Result<Communicator> {
+        let first = self.config.first_step;
+        let channels = self.channels as usize;
+        let mut peer_table = Vec::with_capacity(2 * channels * edges.len());
+        for set in [ConnSet::Collective, ConnSet::P2p] {
+            for channel in 0..channels {
+                peer_table.extend(edges.iter().map(|edges| {
+                    edges.as_ref().map_or_else(Peer::default, |edges| {
+                        edges.peer(&self.layout, channels, set, channel, first)
+                    })
+                }));
+            }
+        }
+        let nodes = Nodes::new(self.rank, peers, self.config.ranks_per_node);
+        let scratch = self.device.runtime().allocate(channels * SCRATCH_BYTES + BARRIER_BYTES)?;
+        let device_comm = DeviceCommParams {
+            rank: self.rank,
+            nranks: self.nranks,
+            channels: self.channels,
+            timeout_ns: self.config.timeout_ns(),
+            scratch: (scratch.address(), SCRATCH_BYTES as u64),
+        };
+        let tuner = self.tuner(nodes.count() as u32, heads.is_some(), peers);
+        let runtime = &**self.device.runtime();
+        let mut groups =
+            vec![self.rings.to_vec(), vec![nodes.ring_in_rank_order()], vec![nodes.ring_in_node()]];
+        groups.extend(nodes.ring_of_leaders().map(|ring| vec![ring]));
+        let control = ControlBlock::new(device_comm, &peer_table, &groups, runtime)?;
+        let trees =
+            Trees::new(self.rank, self.channels, &nodes, self.graphs.map(|graphs| &**graphs));
+        log_topology::log_channels(self.rank, &groups[0], self.channels, &trees);
+        for Edges { send, recv } in edges.iter().flatten() {
+            send.set_first_step(&self.layout, channels, first, runtime)?;
+            recv.set_first_step(&self.layout, channels, first, runtime)?;
+        }
+        let registered = self.register(&edges, &control)?;
+        info!(target: log::INIT, rank = self.rank, nranks = self.nranks, channels = self.channels,
+              nodes = nodes.count(), runtime = self.device.runtime().name(), "Init COMPLETE");
+        let abort = self.config.abort.clone().unwrap_or_default();
+        let communicator = Communicator(Arc::new(CommState {
+            maker: Maker::this()?,
+            group: self.token.group,
+            rank: self.rank,
+            nranks: self.nranks,
+            device: self.device.clone(),
+            config: self.config.clone(),
+            plan_context: PlanContext {
+                ranks: self.nranks,
+                nodes: nodes.count() as u32,
+                channels: self.channels,
+                blocks: self.blocks.collectives,
+                tuner,
+                all_channels: self.all_channels,
+                algorithm: self.config.algorithm,
+                network: heads.as_ref().map_or_else(NetworkOps::default, CollnetHeads::ops),
+            },
+            net: net.map(Arc::new),
+            collnet: heads,
+            trees,
+            nodes,
+            barrier_buffer: scratch.address() + (channels * SCRATCH_BYTES) as u64,
+            _scratch: scratch,
+            _registered: registered,
+            layout: self.layout,
+            edges: edges.into_iter().flatten().collect(),
+            control,
+            order: Mutex::default(),
+            seq: AtomicU64::new(0),
+            cause: OnceLock::new(),
+            failed: Arc::new(AtomicBool::new(false)),
+            peers_told: AtomicBool::new(false),
+            dump: self.env.dump_file.clone().map(|pattern| DumpFile { pattern }),
+            recorder: Arc::new(FlightRecorder::new()),
+            reports: Reports::new(self.nranks),
+            abort,
+            out_of_band: OnceLock::new(),
+            meeting_place: OnceLock::new(),
+            growth: Mutex::default(),
+            split_lock: Mutex::new(()),
+            ranks_on_device: ranks_on_device(peers, self.rank),
+            p2p_blocks: self.blocks.p2p,
+        }));
+        communicator.0.abort.guard(communicator.0.clone());
+        stall::watch(&communicator.0, self.config.warn_after.unwrap_or(self.env.warn_after))?;
+        if let (Some(signal), Some(file)) = (self.env.dump_signal, &communicator.0.dump) {
+            flight_recorder::watch_signal(signal, file)?;
+        }
+        if self.env.status
+            && let Err(error) = flight_recorder::serve()
+        {
+            warn!(target: log::INIT, "this process cannot be asked for its status: {error}");
+        }
+        Ok(communicator)
+    }
+
+    /// Registers with the runtime the memory that this rank's kernels share with the host and with other ranks.
+    fn register(&self, edges: &[Option<Edges>], control: &ControlBlock) -> Result<Vec<Keep>> {
+        let mut memory = vec![(control.shared(), "a communicator's control block")];
+        let host_memory = |end: &EdgeEnd| end.host_memory(&self.layout, self.channels as usize);
+        for Edges { send, recv } in edges.iter().flatten() {
+            memory.push((host_memory(send), "an edge to another rank"));
+            memory.push((host_memory(recv), "an edge from another rank"));
+        }
+        let runtime = self.device.runtime();
+        memory
+            .into_iter()
+            // SAFETY: the communicator keeps the memory for longer than what is returned here, and each launch
+            // keeps the communicator; both sides access it through atomics or under the protocols' orders.
+            .map(|((address, bytes), what)| unsafe { runtime.register(address, bytes, what) })
+            .collect()
+    }
+}
+
+/// Bytes of a channel's scratch memory: algorithms that combine blocks of several ranks keep one small chunk there.
+const SCRATCH_BYTES: usize = 128 << 10;
+
+/// Bytes that barriers reduce, behind the scratch memory.
+const BARRIER_BYTES: usize = 256;
