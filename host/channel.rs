@@ -180,6 +180,12 @@ impl Edges {
 }
 
 impl EdgeEnd {
+    /// The sender's end of an edge over a network, whose memory is all in the host's `region`.
+    pub(crate) fn remote_send(region: HostRegion, peer: u32) -> Self {
+        let (direct, receiving, remote) = (false, false, true);
+        EdgeEnd { region, on_device: None, peer, direct, receiving, remote, slots: None }
+    }
+
     /// The layout of what is beside the connections' headers, and the layout of the slots that are elsewhere.
     fn parts(&self, layout: &ConnLayout) -> (ConnLayout, ConnLayout) {
         let elsewhere = |i| self.slots.as_ref().is_some_and(|slots| slots.has(i));

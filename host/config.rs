@@ -218,6 +218,8 @@ knobs! {
         "no path goes through a GPU by NVLink";
     "NCCL_PXN_DISABLE" pxn_disable: bool = false, (),
         "no GPU uses a network card that is near another one";
+    "NCCL_P2P_PXN_LEVEL" p2p_pxn_level: u32 = 2, 0..=2,
+        "messages leave by the card of the GPU with the receiver's number: 0: never, 1: where its path is PXN, 2: where NVLink leads there";
     "NCCL_CROSS_NIC" cross_nic: u32 = 2, 0..=2,
         "whether a ring may leave a host by another port than it came in by; 2: when that is faster";
     "NCCL_TOPO_FILE" topo_file: Option<String> = None, "a path",

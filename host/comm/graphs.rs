@@ -11,6 +11,7 @@
 //! there are no graphs: then the ranks connect in their own order, host by host.
 
 mod agreed;
+mod pxn;
 
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 pub(super) use self::agreed::{CommGraphs, too_far};
+use self::pxn::Relays;
 use super::nodes::Nodes;
 use super::{CommConfig, log_topology};
 use crate::config::{Config, TopoRanks};
@@ -42,6 +44,8 @@ pub(super) struct HostChannels {
     tree: Option<ChannelGraph>,
     /// The network's device for each port that the channels name, where there is one.
     cards: Vec<Option<u32>>,
+    /// Who sends for whom (PXN).
+    relays: Relays,
     /// Channels that the host's settings make of them.
     channels: u32,
     min_sm: u32,
@@ -68,6 +72,8 @@ pub(super) struct GraphQuery<'a> {
     pub config: &'a CommConfig,
     /// The network that this host reaches others by.
     pub net: Option<&'a dyn Net>,
+    /// Whether a proxy moves data on beside this rank's own waits, so that it may send for others.
+    pub driven: bool,
 }
 
 impl GraphQuery<'_> {
@@ -110,7 +116,8 @@ impl GraphQuery<'_> {
             graphs => graphs?,
         };
         log_topology::log_graphs(&graphs);
-        let channels = Some(self.channels(&system, graphs, &numbers)?);
+        let relays = self.relays(&system, &paths, &numbers);
+        let channels = Some(self.channels(&system, graphs, &numbers, relays)?);
         Ok(HostFindings { channels, too_far })
     }
 
@@ -163,12 +170,21 @@ impl GraphQuery<'_> {
         Ok(Some((topology::trim(&used), gpus)))
     }
 
+    /// Who sends for whom on this host; nobody, where there is no other host.
+    fn relays(&self, system: &System, paths: &Paths, local: &[usize]) -> Relays {
+        if !self.driven || self.nodes.count() < 2 {
+            return Relays::default();
+        }
+        Relays::new(system, paths, self.env.policy().message_pxn, local)
+    }
+
     /// What this host tells the others. The search numbers the GPUs as the topology does.
     fn channels(
         &self,
         system: &System,
         graphs: HostGraphs,
         local: &[usize],
+        relays: Relays,
     ) -> Result<HostChannels> {
         let renumbered = |mut graph: ChannelGraph| {
             for gpu in graph.channels.iter_mut().flat_map(|channel| &mut channel.gpus) {
@@ -190,6 +206,7 @@ impl GraphQuery<'_> {
             cpu: cpu.unwrap_or((Arch::Other, Vendor::Other)),
             nvswitch: system.has_nvswitch(),
             cards: self.cards(system)?,
+            relays,
             ring: renumbered(graphs.ring),
             tree: graphs.tree.map(renumbered),
         })

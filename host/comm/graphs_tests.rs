@@ -30,7 +30,8 @@ fn found(peers: &[PeerInfo], env: &Config) -> Result<Vec<HostFindings>> {
     let config = CommConfig::default();
     let search = |rank| {
         let nodes = Nodes::new(rank, peers, None);
-        let query = GraphQuery { peers, nodes: &nodes, env, config: &config, net: None };
+        let query =
+            GraphQuery { peers, nodes: &nodes, env, config: &config, net: None, driven: true };
         let mut found = query.search(rank)?;
         if let Some(host) = &mut found.channels {
             host.cards = (0..host.cards.len() as u32).map(Some).collect();
@@ -93,6 +94,88 @@ fn trees_cross_by_the_cards_of_their_graph() {
         }
     }
     assert_eq!(crossings, 3 * graphs.channels, "4 hosts have 3 edges in each tree");
+}
+
+/// Every connection that leaves its host by another rank's card.
+fn relayed(peers: &[PeerInfo], graphs: &CommGraphs) -> Vec<(u32, u32, u32, u32)> {
+    let n = peers.len() as u32;
+    let mut all = Vec::new();
+    for (from, to) in (0..n).flat_map(|from| (0..n).map(move |to| (from, to))) {
+        if peers[from as usize].host == peers[to as usize].host {
+            continue;
+        }
+        for index in 0..2 * graphs.channels {
+            let Some((by, card)) = graphs.relay(from, to, index, graphs.channels) else { continue };
+            assert!(graphs.sends_for(by, from) && by != from);
+            assert_eq!(peers[by as usize].host, peers[from as usize].host);
+            if index < graphs.channels {
+                assert_eq!(graphs.card(from, to, index, graphs.channels), Some(card));
+            }
+            all.push((from, to, index, by));
+        }
+    }
+    all
+}
+
+/// On HGX H100 each GPU has a card of its own, and rings leave by the cards of half of the GPUs where half of them have ranks.
+#[test]
+fn another_rank_sends_where_its_gpu_is_nearer_the_card() {
+    let peers: Vec<_> = (0..12).map(|rank| peer(rank, rank / 4)).collect();
+    let graphs = graphs(&peers, "hgx-h100");
+    let all = relayed(&peers, &graphs);
+    let (collectives, messages): (Vec<_>, Vec<_>) =
+        all.iter().partition(|(.., index, _)| *index < graphs.channels);
+    for (from, to, channel, by) in &collectives {
+        let card = graphs.card(*from, *to, *channel, graphs.channels).unwrap();
+        assert!(card == by % 4 && card != from % 4, "{from} -> {to} by {by}, card {card}");
+    }
+    let senders: BTreeSet<u32> = collectives.iter().map(|(.., by)| *by).collect();
+    assert_eq!(senders.len(), 12);
+    // All messages but those to the rank of the same number.
+    let pairs: BTreeSet<_> = messages.iter().map(|(from, to, _, by)| (from, to, by)).collect();
+    assert_eq!(pairs.len(), 12 * 2 * 3);
+    assert!(pairs.iter().all(|(from, to, by)| **by == **from / 4 * 4 + **to % 4));
+}
+
+#[test]
+fn nobody_sends_for_others_where_that_is_off() {
+    let peers: Vec<_> = (0..8).map(|rank| peer(rank, rank / 4)).collect();
+    let with = |name: &'static str, value: &'static str| {
+        let env = env("hgx-h100", "all");
+        let file = env.topo_file.clone().unwrap();
+        let lookup = |asked: &str| match asked {
+            "NCCL_TOPO_FILE" => Some(file.clone()),
+            "FERROCCL_TOPO_RANKS" => Some("all".to_owned()),
+            asked => (asked == name).then(|| value.to_owned()),
+        };
+        let env = Config::from_lookup(lookup).unwrap();
+        let nodes = Nodes::new(0, &peers, None);
+        let graphs = CommGraphs::agree(&nodes, &found(&peers, &env).unwrap(), 64);
+        let graphs = graphs.unwrap().unwrap();
+        let all = relayed(&peers, &graphs);
+        let of_messages = all.iter().filter(|c| c.2 >= graphs.channels).count();
+        (all.len() - of_messages, of_messages)
+    };
+    assert_eq!(with("NCCL_PXN_DISABLE", "1"), (0, 0));
+    let (collectives, messages) = with("NCCL_P2P_PXN_LEVEL", "0");
+    assert!(collectives > 0 && messages == 0, "{collectives}, {messages}");
+    let (on_path, always) = (with("NCCL_P2P_PXN_LEVEL", "1").1, with("NCCL_P2P_PXN_LEVEL", "2").1);
+    assert_eq!(on_path, always, "each card is near one GPU");
+    // What a host says of ranks and ports that it does not have.
+    let nodes = Nodes::new(0, &peers, None);
+    let mut all = found(&peers, &env("hgx-h100", "all")).unwrap();
+    for (part, wrong) in [
+        ("collectives", serde_json::json!([[4]])),
+        ("messages", serde_json::json!([[[4, 0]]])),
+        ("messages", serde_json::json!([[[0, 8]]])),
+    ] {
+        let mut host = serde_json::to_value(&all[4]).unwrap();
+        host["channels"]["relays"][part] = wrong;
+        all[4] = serde_json::from_value(host).unwrap();
+        let error = CommGraphs::agree(&nodes, &all, 64).unwrap_err().to_string();
+        assert!(error.contains("rank 4 has channels that make no sense"), "{error}");
+        all[4] = found(&peers, &env("hgx-h100", "all")).unwrap().swap_remove(4);
+    }
 }
 
 #[test]

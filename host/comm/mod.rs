@@ -200,6 +200,7 @@ impl Drop for Communicator {
         }
         if let Some(net) = &self.0.net {
             net.drain(&self.0, Some(net::DROP_LIMIT));
+            net.leave(&self.0);
         }
     }
 }

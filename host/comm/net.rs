@@ -13,19 +13,23 @@
 mod cards;
 mod progress;
 mod proxy_work;
+mod relay;
 mod step_count;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ferroccl_proxy::connection::{ConnectionFailure, ConnectionId, Connections};
+use ferroccl_proxy::Progress;
+use ferroccl_proxy::connection::{ConnMemory, ConnectionFailure, ConnectionId, Connections};
 use tracing::warn;
 
 pub(super) use self::cards::{Cards, NetHandles, NetListeners};
 use self::progress::NetProgressOp;
 pub(super) use self::proxy_work::ProxyWork;
 use self::proxy_work::StepCounter;
+use self::relay::{BrokenConnection, RelayClient, RelayServer, RelayThread, both};
+pub(super) use self::relay::{MappedRelays, OpenRelayMemory};
 use super::state::CommState;
 use crate::channel::{ConnLayout, Edges};
 use crate::error::{Error, Result};
@@ -45,17 +49,49 @@ pub(super) struct NetConnections {
     /// Counts the steps of launches.
     pub(super) counter: StepCounter,
     state: Mutex<NetState>,
+    /// The memory of a connection, by its id and whether we send.
+    memory: Arc<EdgeMemory>,
+    first_step: u64,
+    /// Where ranks of this host send for each other.
+    relay: Option<RelayThread>,
     /// Operations that have not let go of the communicator.
     running_ops: AtomicUsize,
+}
+
+/// Finds the memory of the connections with other hosts.
+#[derive(Debug)]
+struct EdgeMemory {
+    ends: Vec<Option<Edges>>,
+    layout: ConnLayout,
+    channels: usize,
+    first_step: u64,
+}
+
+impl EdgeMemory {
+    fn find(&self, key: ConnectionId, sending: bool) -> Option<ConnMemory> {
+        let edges = self.ends.get(key.peer as usize)?.as_ref().filter(|e| e.send.remote)?;
+        let end = if sending { &edges.send } else { &edges.recv };
+        end.conn_memory(&self.layout, self.channels, key.index as usize, self.first_step)
+    }
+
+    /// Whether the slots to a rank are all in the host's memory.
+    fn sends_from_host(&self, peer: u32) -> bool {
+        let edges = self.ends.get(peer as usize).and_then(Option::as_ref);
+        edges.is_some_and(|edges| edges.send.slots.is_none())
+    }
 }
 
 #[derive(Debug)]
 struct NetState {
     connections: Connections,
+    /// What others send for us.
+    client: RelayClient,
+    /// What we send for others.
+    server: RelayServer,
     /// Whether an operation moves them on.
     progressing: bool,
     /// The connection that broke first, and when.
-    failed: Option<(ConnectionFailure, Instant)>,
+    failed: Option<(BrokenConnection, Instant)>,
     /// When the user has dropped or finalized the communicator, or when data moved last since then.
     released_at: Option<Instant>,
 }
@@ -64,8 +100,15 @@ impl NetState {
     /// Notes a broken connection, if it is the first.
     fn fail(&mut self, result: std::result::Result<(), ConnectionFailure>) {
         if let Err(failure) = result {
-            self.failed.get_or_insert((failure, Instant::now()));
+            self.failed.get_or_insert((failure.into(), Instant::now()));
         }
+    }
+
+    /// Makes progress on everything, without waiting.
+    fn progress(&mut self) -> std::result::Result<Progress, BrokenConnection> {
+        let own = self.connections.progress()?;
+        let served = self.server.progress()?;
+        Ok(both(both(own, served), self.client.progress()))
     }
 }
 
@@ -78,6 +121,7 @@ impl NetConnections {
         layout: ConnLayout,
         first_step: u64,
         mut cards: Cards,
+        relays: Option<&MappedRelays>,
     ) -> Self {
         let (rank, channels) = (cards.rank, cards.channels as usize);
         let remote = |edges: &Option<Edges>| edges.as_ref().is_some_and(|e| e.send.remote);
@@ -92,12 +136,15 @@ impl NetConnections {
         let devices = (0..net.devices()).map(device_name).collect();
         let routes = cards.clone();
         let name = format!("NET/{}", net.name());
-        let ends: Vec<Option<Edges>> = edges.to_vec();
-        let find = move |key: ConnectionId, sending: bool| {
-            let edges = ends.get(key.peer as usize)?.as_ref().filter(|e| e.send.remote)?;
-            let end = if sending { &edges.send } else { &edges.recv };
-            end.conn_memory(&layout, channels, key.index as usize, first_step)
-        };
+        let memory = EdgeMemory { ends: edges.to_vec(), layout, channels, first_step };
+        let memory = Arc::new(memory);
+        let client = relays
+            .map_or_else(RelayClient::default, |relays| RelayClient::new(rank, relays, &cards));
+        let server = relays.map_or_else(RelayServer::default, |relays| {
+            RelayServer::new(&net, (group, rank), relays, &cards, (layout, first_step))
+        });
+        let of_connections = Arc::clone(&memory);
+        let find = move |key: ConnectionId, sending: bool| of_connections.find(key, sending);
         // SAFETY: the edges' memory is laid out so, and the closure keeps it as long as it lives.
         let connections = unsafe {
             Connections::new(
@@ -109,7 +156,14 @@ impl NetConnections {
                 Box::new(find),
             )
         };
-        let state = NetState { connections, progressing: false, failed: None, released_at: None };
+        let state = NetState {
+            connections,
+            client,
+            server,
+            progressing: false,
+            failed: None,
+            released_at: None,
+        };
         let channels = channels as u32;
         NetConnections {
             name,
@@ -118,6 +172,9 @@ impl NetConnections {
             channels,
             counter: StepCounter::new(channels, layout.slot_bytes, is_remote),
             state: Mutex::new(state),
+            memory,
+            first_step,
+            relay: relays.map(RelayThread::new),
             running_ops: AtomicUsize::new(0),
         }
     }
@@ -135,7 +192,9 @@ impl NetConnections {
         }
         let mut state = self.lock();
         for (key, sending, steps) in work {
-            if sending {
+            if sending && let Some((by, memory)) = self.relay(&state, key) {
+                state.client.send(by, key, steps, (memory, self.first_step));
+            } else if sending {
                 let sent = state.connections.send(key, steps);
                 state.fail(sent);
             } else {
@@ -143,14 +202,25 @@ impl NetConnections {
             }
         }
         let is_first = !std::mem::replace(&mut state.progressing, true);
+        if let Some(relay) = self.relay.as_ref().filter(|_| is_first) {
+            relay.wake.set_looking(true);
+        }
         drop(state);
         if is_first { NetProgressOp::start(comm, self) } else { Ok(()) }
+    }
+
+    /// The rank that sends on a connection instead of this one, and the memory that it sends from.
+    fn relay(&self, state: &NetState, key: ConnectionId) -> Option<(u32, ConnMemory)> {
+        let (by, _) = self.cards.relay(key)?;
+        let can = state.client.has(by) && self.memory.sends_from_host(key.peer);
+        can.then(|| Some((by, self.memory.find(key, true)?))).flatten()
     }
 
     /// A rank on another host has left in good order.
     pub(super) fn on_peer_left(&self, rank: u32) {
         let mut state = self.lock();
         let left = state.connections.left(rank);
+        let left = left.and_then(|()| state.client.left(rank, &self.name));
         state.fail(left);
     }
 
@@ -187,11 +257,19 @@ impl NetConnections {
     }
 
     /// A broken connection as an error of this rank.
-    fn error(&self, rank: u32, failure: &ConnectionFailure) -> Error {
+    fn error(&self, rank: u32, BrokenConnection { failure, client }: &BrokenConnection) -> Error {
         let ConnectionFailure { key, sending, seq, error } = failure;
         let to = if *sending { "to" } else { "from" };
-        let device = self.devices.get(self.cards.device(*key)).map_or("", String::as_str);
-        let what = self.describe(key.index);
+        let (device, whose) = match client {
+            None => (self.cards.device(*key), String::new()),
+            Some(client) => {
+                let cards = Cards { rank: *client, ..self.cards.clone() };
+                let device = cards.relay(*key).map_or(self.cards.own, |(_, device)| device);
+                (device, format!(" for rank {client} (PXN)"))
+            }
+        };
+        let device = self.devices.get(device).map_or("", String::as_str);
+        let what = self.describe(key.index) + &whose;
         let mut reason = format!("{}: {what} {to} it, on {device}: {error}", self.name);
         if *seq > 0 {
             reason += &format!(" (call {seq})");

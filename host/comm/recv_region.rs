@@ -9,13 +9,13 @@ use tracing::info;
 
 use super::builder::{CommBuilder, exchange};
 use super::gdr::{self, Gdr, SlotPlacement};
-use super::net::{Cards, NetConnections, NetHandles, NetListeners};
+use super::net::{Cards, MappedRelays, NetConnections, NetHandles, NetListeners, OpenRelayMemory};
 use crate::channel::{EdgeEnd, Edges};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::runtime::Memory;
 use crate::transport::exported::{Exported, Importer};
-use crate::transport::{self, AllowedTransports, PeerInfo, RecvRegion, Transport, device};
+use crate::transport::{self, AllowedTransports, OfferedRegion, PeerInfo, Transport, device};
 use ferroccl_bootstrap::{Bootstrap, BootstrapError};
 
 impl CommBuilder<'_> {
@@ -34,9 +34,11 @@ impl CommBuilder<'_> {
             }
             edges => edges?,
         };
+        let of_rank = |rank: u32| &handles[rank as usize].relays[..];
+        let relays = self.map_relays(region.relays.as_ref(), peers, of_rank)?;
         // The memory stays open until all peers have mapped it.
         bootstrap.barrier()?;
-        let remote = self.net_connections(region.listeners, &edges, &handles)?;
+        let remote = self.net_connections(region.listeners, &edges, &handles, relays.as_ref())?;
         Ok((edges, remote))
     }
 
@@ -46,6 +48,7 @@ impl CommBuilder<'_> {
         listeners: Option<NetListeners>,
         edges: &[Option<Edges>],
         handles: &[PeerHandles],
+        relays: Option<&MappedRelays>,
     ) -> Result<Option<NetConnections>> {
         let Some(mine) = listeners else { return Ok(None) };
         let name = mine.net.name();
@@ -72,7 +75,7 @@ impl CommBuilder<'_> {
             listeners,
         };
         let (group, first_step) = (self.token.group, self.config.first_step);
-        let net = NetConnections::new(mine, group, edges, self.layout, first_step, cards);
+        let net = NetConnections::new(mine, group, edges, self.layout, first_step, cards, relays);
         Ok(Some(net))
     }
 
@@ -98,7 +101,7 @@ impl CommBuilder<'_> {
     }
 
     /// Bytes of an edge.
-    fn edge_bytes(&self) -> usize {
+    pub(super) fn edge_bytes(&self) -> usize {
         self.layout.edge_bytes(self.channels as usize)
     }
 
@@ -130,7 +133,7 @@ impl CommBuilder<'_> {
             }
         }
         let shared = used.iter().any(|transport| transport.needs_shared_memory());
-        let recv_region = RecvRegion::new(self.recv_region_bytes()?, shared)?;
+        let recv_region = OfferedRegion::new(self.recv_region_bytes()?, shared)?;
         let on_device = self.open_device_recv_region(peers, &recv_region)?;
         let handles = used
             .iter()
@@ -145,8 +148,10 @@ impl CommBuilder<'_> {
         let network = listeners.as_ref().map(NetListeners::handles);
         let device = on_device.as_ref().map(|(_, handle)| handle.clone());
         let on_device = on_device.map(|(memory, _)| memory);
-        let handles = PeerHandles { recv_regions, device, network };
-        Ok(OpenRecvRegion { handles, recv_region, on_device, listeners, slots })
+        let relays = self.open_relay_memory(peers)?;
+        let of_relays = relays.as_ref().map(|relays| relays.handles.clone()).unwrap_or_default();
+        let handles = PeerHandles { recv_regions, device, network, relays: of_relays };
+        Ok(OpenRecvRegion { handles, recv_region, on_device, listeners, slots, relays })
     }
 
     /// For each rank whether the edge from it is over the network, and whether the edge to it is.
@@ -162,7 +167,7 @@ impl CommBuilder<'_> {
     fn open_device_recv_region(
         &self,
         peers: &[PeerInfo],
-        recv_region: &RecvRegion,
+        recv_region: &OfferedRegion,
     ) -> Result<Option<(Arc<dyn Memory>, device::DeviceMemoryHandle)>> {
         let (me, allowed) = (&peers[self.rank as usize], self.allowed());
         let bytes = self.device_bytes(me, peers, allowed);
@@ -235,9 +240,12 @@ impl CommBuilder<'_> {
                 Error::malformed(format!("rank {rank} offers no memory through {}", to.name()))
             })?;
             let (to_direct, from_direct) = (to.direct(me, peer), from.direct(peer, me));
-            let region = to
-                .accept(handle, len, offset(self.rank), bytes)
-                .map_err(|error| self.cannot_map(rank, error))?;
+            let region = match &mine.relays {
+                Some(relays) if to.is_remote() => relays.edge(rank),
+                _ => to
+                    .accept(handle, len, offset(self.rank), bytes)
+                    .map_err(|error| self.cannot_map(rank, error))?,
+            };
             let there = match (&handles[rank as usize].device, self.device_offset(me, peer, peers))
             {
                 (Some(handle), Some(offset)) if !to.is_remote() => {
@@ -277,21 +285,16 @@ impl CommBuilder<'_> {
                 remote,
                 slots: mine.slots.as_ref().and_then(|slots| slots.from(rank)),
             };
-            for (transport, end) in [(from, &recv), (to, &send)] {
-                self.log_transport(
-                    transport,
-                    end,
-                    peer.process == me.process,
-                    mine.listeners.as_ref(),
-                );
-            }
+            let same_process = peer.process == me.process;
+            self.log_transport(from, &recv, same_process, mine);
+            self.log_transport(to, &send, same_process, mine);
             Ok(Some(Edges { send, recv }))
         });
         edges.collect()
     }
 
     /// The error of memory of `peer` that cannot be mapped: the process that has it may have ended meanwhile.
-    fn cannot_map(&self, peer: u32, error: Error) -> Error {
+    pub(super) fn cannot_map(&self, peer: u32, error: Error) -> Error {
         match error {
             Error::System { what, source } if source.kind() == ErrorKind::NotFound => {
                 let reason = format!("its memory is gone: {what}: {source}");
@@ -304,36 +307,61 @@ impl CommBuilder<'_> {
         }
     }
 
-    /// Logs the transports of the rings' edges, in NCCL's words.
+    /// Logs the transports of the channels' edges, in NCCL's words: of rings all, of trees those to other hosts.
     fn log_transport(
         &self,
         transport: &dyn Transport,
         end: &EdgeEnd,
         same_process: bool,
-        listeners: Option<&NetListeners>,
+        mine: &OpenRecvRegion,
     ) {
         let (rank, peer, remote) = (self.rank, end.peer, transport.is_remote());
-        let path = |channel: u32| match listeners {
-            Some(NetListeners { net, listeners }) if remote => {
-                let gdr = if end.slots.is_some() { "/GDRDMA" } else { "" };
-                let named = self.graphs.and_then(|g| g.card(rank, peer, channel, self.channels));
-                let own = listeners.first().map_or(0, |(device, _)| *device);
-                let device = named.map(|device| device as usize).filter(|d| *d < net.devices());
-                format!("NET/{}/{}{gdr}", net.name(), device.unwrap_or(own))
-            }
-            _ if end.on_device.is_some() && !same_process => "P2P/IPC".to_owned(),
-            _ if end.on_device.is_some() && !end.direct => "P2P/peer access".to_owned(),
-            _ => transport.name().to_owned() + if end.direct { "/direct pointer" } else { "" },
-        };
         for (channel, ring) in (0..self.channels).zip(self.rings.iter().cycle()) {
-            if end.receiving && peer == ring.prev() && remote {
-                info!(target: log::INIT, "Channel {channel:02} : {peer} -> {rank} [receive] via {}", path(channel));
-            }
-            if !end.receiving && peer == ring.next() {
-                let send = if remote { " [send]" } else { "" };
-                info!(target: log::INIT, "Channel {channel:02} : {rank} -> {peer}{send} via {}", path(channel));
+            let path = || match &mine.listeners {
+                Some(listeners) if remote => self.net_path(listeners, end, channel, mine),
+                _ if end.on_device.is_some() && !same_process => "P2P/IPC".to_owned(),
+                _ if end.on_device.is_some() && !end.direct => "P2P/peer access".to_owned(),
+                _ => transport.name().to_owned() + if end.direct { "/direct pointer" } else { "" },
+            };
+            let neighbour = if end.receiving { ring.prev() } else { ring.next() };
+            // The graphs name cards for neighbours alone.
+            let in_tree = ![ring.prev(), ring.next()].contains(&peer)
+                && self.graphs.is_some_and(|graphs| {
+                    remote && graphs.card(rank, peer, channel, self.channels).is_some()
+                });
+            match (peer == neighbour || in_tree, end.receiving) {
+                (true, true) if remote => {
+                    info!(target: log::INIT, "Channel {channel:02} : {peer} -> {rank} [receive] via {}", path());
+                }
+                (true, false) => {
+                    let send = if remote { " [send]" } else { "" };
+                    info!(target: log::INIT, "Channel {channel:02} : {rank} -> {peer}{send} via {}", path());
+                }
+                _ => {}
             }
         }
+    }
+
+    /// The network, the device and, in brackets, the rank that sends by it instead of this one.
+    fn net_path(
+        &self,
+        NetListeners { net, listeners }: &NetListeners,
+        end: &EdgeEnd,
+        channel: u32,
+        mine: &OpenRecvRegion,
+    ) -> String {
+        let gdr = if end.slots.is_some() { "/GDRDMA" } else { "" };
+        let relay = self.graphs.filter(|_| !end.receiving && end.slots.is_none());
+        let relay = relay.and_then(|g| g.relay(self.rank, end.peer, channel, self.channels));
+        if let (Some((by, device)), Some(relays)) = (relay, &mine.relays)
+            && relays.has(by)
+        {
+            return format!("NET/{}/{device}({by}){gdr}", net.name());
+        }
+        let named = self.graphs.and_then(|g| g.card(self.rank, end.peer, channel, self.channels));
+        let own = listeners.first().map_or(0, |(device, _)| *device);
+        let device = named.map(|device| device as usize).filter(|d| *d < net.devices());
+        format!("NET/{}/{}{gdr}", net.name(), device.unwrap_or(own))
     }
 }
 
@@ -346,13 +374,16 @@ pub(super) struct PeerHandles {
     device: Option<device::DeviceMemoryHandle>,
     /// Its listeners, for ranks on other hosts.
     network: Option<NetHandles>,
+    /// The memory by which ranks of its host send for each other: a handle for each transport, by name.
+    relays: Vec<(String, Vec<u8>)>,
 }
 
 /// A rank's receive region, before its peers have mapped it.
 pub(super) struct OpenRecvRegion {
-    recv_region: RecvRegion,
+    recv_region: OfferedRegion,
     on_device: Option<Arc<dyn Memory>>,
     pub handles: PeerHandles,
     pub listeners: Option<NetListeners>,
     slots: Option<SlotPlacement>,
+    relays: Option<OpenRelayMemory>,
 }

@@ -104,8 +104,8 @@ impl Communicator {
         let nets: Vec<Option<Arc<dyn Net>>> =
             (0..nranks).map(|rank| open(rank, None)).collect::<Result<_>>()?;
         let found = (0..nranks).zip(&all).zip(&nets).map(|((rank, nodes), net)| {
-            let net = net.as_deref();
-            GraphQuery { peers: &peers, nodes, env: &env, config, net }.search(rank)
+            let (net, driven) = (net.as_deref(), devices[0].runtime().is_driven());
+            GraphQuery { peers: &peers, nodes, env: &env, config, net, driven }.search(rank)
         });
         let found: Vec<HostFindings> = found.collect::<Result<_>>()?;
         let graphs = CommGraphs::agree(&all[0], &found, blocks.collectives)?.map(Arc::new);
@@ -157,7 +157,7 @@ impl Communicator {
         let made = (0..nranks).zip(regions).zip(edges).zip(heads);
         let ranks = made.map(|(((rank, region), edges), heads)| {
             let builder = builder(rank);
-            let net = builder.net_connections(region.listeners, &edges, &handles)?;
+            let net = builder.net_connections(region.listeners, &edges, &handles, None)?;
             builder.build(edges, &peers, net, heads)
         });
         let ranks = ranks.collect::<Result<Vec<_>>>()?;
@@ -271,8 +271,14 @@ impl Communicator {
         let secret = GroupToken::of(&bootstrap, 0).secret;
         let open = |too_far| open_net(rank, &peers, (config, &env), too_far, secret);
         let net = open(None)?;
-        let query =
-            GraphQuery { peers: &peers, nodes: &nodes, env: &env, config, net: net.as_deref() };
+        let query = GraphQuery {
+            peers: &peers,
+            nodes: &nodes,
+            env: &env,
+            config,
+            net: net.as_deref(),
+            driven: runtime.is_driven(),
+        };
         let found = query.search(rank)?;
         let all: Vec<(InitParams, HostFindings)> = exchange(&bootstrap, &(mine, found))?;
         let (params, found): (Vec<_>, Vec<_>) = all.into_iter().unzip();
@@ -337,6 +343,9 @@ impl Communicator {
         // The cells are new.
         let _ = communicator.0.out_of_band.set(OutOfBand::Ring(watch));
         let _ = communicator.0.meeting_place.set(meeting_place);
+        if let Some(net) = &communicator.0.net {
+            net.serve(&communicator.0)?;
+        }
         Ok(communicator)
     }
 }

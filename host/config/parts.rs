@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::Config;
 use crate::{bootstrap, runtime};
 use ferroccl_topology::graph::{SearchSettings, tuning};
-use ferroccl_topology::{CrossNic, Files, PathKind, Policy};
+use ferroccl_topology::{CrossNic, Files, MessagePxn, PathKind, Policy};
 
 impl Config {
     /// How ranks find each other.
@@ -67,6 +67,12 @@ impl Config {
             shm: !self.shm_disable,
             nvb: !self.nvb_disable,
             pxn: !self.pxn_disable,
+            message_pxn: match self.p2p_pxn_level {
+                _ if self.pxn_disable => MessagePxn::Never,
+                0 => MessagePxn::Never,
+                1 => MessagePxn::OnPath,
+                _ => MessagePxn::Always,
+            },
             cross_nic: match self.cross_nic {
                 0 => CrossNic::Never,
                 1 => CrossNic::Always,

@@ -1,6 +1,6 @@
 //! Transports: how two ranks share the memory of an edge.
 //!
-//! A rank allocates one [`RecvRegion`], with a part for each sender. Only the two ranks touch that part, and memory that
+//! A rank allocates one [`OfferedRegion`], with a part for each sender. Only the two ranks touch that part, and memory that
 //! nobody touches costs nothing. The rank *offers* the region: it makes a handle for each transport that its peers use. The
 //! handles travel through the bootstrap. A sender *accepts*: it maps its part. A transport does not know what the memory is
 //! used for. If the sender's kernels reach the receiver's device memory, the connections are there ([`device`]), and the
@@ -48,23 +48,24 @@ pub(crate) struct PeerInfo {
     pub pid_namespace: String,
 }
 
-/// The memory that a rank receives in, open until all senders have accepted it.
+/// Memory that a rank offers to others, open until all of them have accepted it: what it receives in, and what it has others
+/// send from.
 #[derive(Debug)]
-pub(crate) struct RecvRegion {
+pub(crate) struct OfferedRegion {
     region: HostRegion,
     /// The file that is mapped, if other processes have to reach the memory.
     file: Option<OwnedFd>,
 }
 
-impl RecvRegion {
+impl OfferedRegion {
     /// `bytes` of zeroed memory, which other processes can map if it is `shared`.
     pub(crate) fn new(bytes: usize, shared: bool) -> Result<Self> {
         if !shared {
-            return Ok(RecvRegion { region: HostRegion::anonymous(bytes)?, file: None });
+            return Ok(OfferedRegion { region: HostRegion::anonymous(bytes)?, file: None });
         }
         let file = shm::memory(bytes)?;
         let region = HostRegion::of_file(file.as_fd(), 0, bytes)?;
-        Ok(RecvRegion { region, file: Some(file) })
+        Ok(OfferedRegion { region, file: Some(file) })
     }
 
     /// The part of `bytes` bytes from `offset` on, which must be inside.
@@ -93,7 +94,7 @@ pub(crate) trait Transport: Debug + Sync {
     }
 
     /// The receiver's side: a handle by which senders find the region.
-    fn offer(&self, recv_region: &RecvRegion) -> Result<Vec<u8>>;
+    fn offer(&self, recv_region: &OfferedRegion) -> Result<Vec<u8>>;
 
     /// The sender's side: maps its part, `bytes` from `offset` on, of a region of `len` bytes.
     fn accept(&self, handle: &[u8], len: usize, offset: usize, bytes: usize) -> Result<HostRegion>;

@@ -4,7 +4,7 @@
 //! The receiver's memory is in its receive region, as with every transport. The sender's memory is allocated here. The
 //! handle is empty, because the address of the receiver's listener is exchanged beside it.
 
-use super::{HostRegion, PeerInfo, RecvRegion, Transport};
+use super::{HostRegion, OfferedRegion, PeerInfo, Transport};
 use crate::error::Result;
 
 /// The transport.
@@ -32,7 +32,7 @@ impl Transport for NetTransport {
         true
     }
 
-    fn offer(&self, _: &RecvRegion) -> Result<Vec<u8>> {
+    fn offer(&self, _: &OfferedRegion) -> Result<Vec<u8>> {
         Ok(Vec::new())
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, Weak};
 
 use super::region::HostMapping;
-use super::{HostRegion, PeerInfo, RecvRegion, Transport};
+use super::{HostRegion, OfferedRegion, PeerInfo, Transport};
 use crate::error::{Error, Result};
 use crate::fork::Maker;
 
@@ -52,7 +52,7 @@ impl Transport for P2pTransport {
         false
     }
 
-    fn offer(&self, recv_region: &RecvRegion) -> Result<Vec<u8>> {
+    fn offer(&self, recv_region: &OfferedRegion) -> Result<Vec<u8>> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let key = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut offers = offers().lock().unwrap_or_else(PoisonError::into_inner);

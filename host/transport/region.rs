@@ -54,7 +54,7 @@ impl HostRegion {
     }
 
     /// A part of it, cut off at its end.
-    pub(super) fn part(&self, offset: usize, bytes: usize) -> Self {
+    pub(crate) fn part(&self, offset: usize, bytes: usize) -> Self {
         let offset = offset.min(self.len);
         let len = bytes.min(self.len - offset);
         HostRegion { mapping: Arc::clone(&self.mapping), offset: self.offset + offset, len }

@@ -9,7 +9,7 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
-use super::{HostRegion, PeerInfo, RecvRegion, Transport};
+use super::{HostRegion, OfferedRegion, PeerInfo, Transport};
 use crate::error::{Error, Result};
 
 /// The transport.
@@ -48,7 +48,7 @@ impl Transport for ShmTransport {
         true
     }
 
-    fn offer(&self, recv_region: &RecvRegion) -> Result<Vec<u8>> {
+    fn offer(&self, recv_region: &OfferedRegion) -> Result<Vec<u8>> {
         let file = recv_region
             .file
             .as_ref()

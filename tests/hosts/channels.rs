@@ -10,7 +10,7 @@ use ferroccl::topology::{self, Assume, Node, Paths, Policy};
 use crate::hosts::Hosts;
 use crate::members::{CALLS, Job, RUNTIME};
 
-fn hosts(n: usize, cards: usize) -> Option<Hosts> {
+pub(crate) fn hosts(n: usize, cards: usize) -> Option<Hosts> {
     Hosts::with_cards(n, cards).map_err(|why| crate::skip::skip(&why)).ok()
 }
 
@@ -23,7 +23,7 @@ fn file(name: &str) -> String {
 }
 
 /// `per_host` ranks in each host; ranks of a host are neighbours in number, or come in turn.
-fn start(
+pub(crate) fn start(
     hosts: &Hosts,
     per_host: usize,
     in_turn: bool,

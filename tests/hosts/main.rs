@@ -6,6 +6,7 @@ mod chaos;
 mod launchers;
 mod namespaces;
 mod processes;
+mod pxn;
 mod sockets;
 #[cfg(feature = "verbs")]
 mod verbs;

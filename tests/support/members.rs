@@ -90,6 +90,7 @@ pub(crate) fn member() {
         "large" => large(&communicator),
         "timed" => timed(&communicator),
         "for_ever" => for_ever(&communicator),
+        "messages" => messages(&communicator),
         other => panic!("no job {other}"),
     }
 }
@@ -194,6 +195,37 @@ fn timed(communicator: &Communicator) {
         stream.synchronize().unwrap();
         if round > 0 {
             println!("\ntook {}", begin.elapsed().as_secs_f64() * 1e3);
+        }
+    }
+    println!("\nended well");
+}
+
+/// So many messages of 1 MiB as [`CALLS`] says from rank 0 to the second rank of the second half; each waits for a word back.
+/// The other ranks leave at once.
+fn messages(communicator: &Communicator) {
+    let device = communicator.device();
+    let stream = device.stream().unwrap();
+    let calls: i64 = std::env::var(CALLS).unwrap().parse().unwrap();
+    let (rank, to) = (communicator.rank(), communicator.world_size() / 2 + 1);
+    for call in 0..calls {
+        let values: Vec<i64> = (0..1 << 17).map(|i| i * 3 + call).collect();
+        if rank == 0 {
+            let (large, word) = (device.upload(&values).unwrap(), device.alloc::<i64>(1).unwrap());
+            communicator.send(&large, to, &stream).unwrap();
+            communicator.recv(&word, to, &stream).unwrap();
+            assert_eq!(word.to_vec(&stream).unwrap(), [call]);
+        } else if rank == to {
+            let (large, word) =
+                (device.alloc::<i64>(1 << 17).unwrap(), device.upload(&[call]).unwrap());
+            communicator.recv(&large, 0, &stream).unwrap();
+            assert!(large.to_vec(&stream).unwrap() == values, "message {call}");
+            communicator.send(&word, 0, &stream).unwrap();
+            stream.synchronize().unwrap();
+        } else {
+            break;
+        }
+        if call == 0 {
+            println!("\nruns");
         }
     }
     println!("\nended well");

@@ -54,7 +54,8 @@ impl CommGraphs {
                 named.all(|port| port < host.cards.len())
             };
             let sound = |graph: &ChannelGraph| sound(graph) && ports(graph);
-            if host.channels == 0 || !sound(&host.ring) || !host.tree.iter().all(sound) {
+            let relays = host.relays.are_sound(ranks.len(), host.cards.len());
+            if host.channels == 0 || !sound(&host.ring) || !host.tree.iter().all(sound) || !relays {
                 let text = format!("rank {} has channels that make no sense", ranks[0]);
                 return Err(Error::malformed(text));
             }
@@ -100,18 +101,32 @@ impl CommGraphs {
         numbers.enumerate().find_map(|(node, number)| Some((node, number?)))
     }
 
-    /// The network's device by which a rank's traffic on a channel of a host leaves and comes in: the first of its GPUs has the
-    /// channel's first port, all others have the second (NCCL's `ncclTopoGetNetDev`).
-    fn port(
-        &self,
-        node: usize,
-        number: usize,
-        graph: &ChannelGraph,
-        channel: usize,
-    ) -> Option<u32> {
+    /// The port by which a rank's traffic on a channel of a host leaves and comes in: the first of its GPUs has the channel's
+    /// first port, all others have the second (NCCL's `ncclTopoGetNetDev`).
+    fn port(number: usize, graph: &ChannelGraph, channel: usize) -> Option<usize> {
         let GraphChannel { nets, gpus } = &graph.channels[channel];
         let second = gpus.first() != Some(&number);
-        self.hosts[node].cards[(*nets)?[usize::from(second)]]
+        Some((*nets)?[usize::from(second)])
+    }
+
+    /// The port of `rank` for its connection with `peer` on a channel; `None` where they are neighbours neither in the
+    /// channel's ring nor in its tree.
+    fn port_towards(&self, rank: u32, peer: u32, channel: u32, channels: u32) -> Option<usize> {
+        let (node, number) = self.place(rank)?;
+        let host = &self.hosts[node];
+        let of_ring = channel as usize % self.orders.len();
+        let order = &self.orders[of_ring];
+        let at = order.iter().position(|r| *r == rank)?;
+        let around = [order[(at + 1) % order.len()], order[(at + order.len() - 1) % order.len()]];
+        if around.contains(&peer) {
+            return Self::port(number, &host.ring, of_ring);
+        }
+        let (tree, count) = (host.tree.as_ref()?, self.tree.as_ref()?.channels.len());
+        let of_tree = channel as usize % count;
+        let second = self.second_tree(channel, channels);
+        let joined =
+            self.joined(rank, peer, of_tree, second) || self.joined(peer, rank, of_tree, second);
+        joined.then(|| Self::port(number, tree, of_tree)).flatten()
     }
 
     /// The network's device of `rank` for its connection with `peer` on a channel; `None` where they are neighbours neither in
@@ -123,21 +138,38 @@ impl CommGraphs {
         channel: u32,
         channels: u32,
     ) -> Option<u32> {
-        let (node, number) = self.place(rank)?;
+        let port = self.port_towards(rank, peer, channel, channels)?;
+        self.hosts[self.place(rank)?.0].cards[port]
+    }
+
+    /// The rank of its host that sends for `rank` to `peer`, where it is another one, and the network's device that it does it
+    /// by. The connections of collectives come first, those of messages follow.
+    pub(in crate::comm) fn relay(
+        &self,
+        rank: u32,
+        peer: u32,
+        index: u32,
+        channels: u32,
+    ) -> Option<(u32, u32)> {
+        let ((node, number), (_, theirs)) = (self.place(rank)?, self.place(peer)?);
         let host = &self.hosts[node];
-        let of_ring = channel as usize % self.orders.len();
-        let order = &self.orders[of_ring];
-        let at = order.iter().position(|r| *r == rank)?;
-        let around = [order[(at + 1) % order.len()], order[(at + order.len() - 1) % order.len()]];
-        if around.contains(&peer) {
-            return self.port(node, number, &host.ring, of_ring);
+        let (by, port) = if index < channels {
+            let port = self.port_towards(rank, peer, index, channels)?;
+            (host.relays.of_collective(number, port)?, port)
+        } else {
+            host.relays.of_message(number, theirs)?
+        };
+        Some((self.members[node][by as usize], host.cards[port]?))
+    }
+
+    /// Whether rank `by` may have something to send for `rank`, on their host.
+    pub(in crate::comm) fn sends_for(&self, by: u32, rank: u32) -> bool {
+        match (self.place(by), self.place(rank)) {
+            (Some((node, by)), Some((same, rank))) => {
+                node == same && by != rank && self.hosts[node].relays.sends_for(by, rank)
+            }
+            _ => false,
         }
-        let (tree, count) = (host.tree.as_ref()?, self.tree.as_ref()?.channels.len());
-        let of_tree = channel as usize % count;
-        let second = self.second_tree(channel, channels);
-        let joined =
-            self.joined(rank, peer, of_tree, second) || self.joined(peer, rank, of_tree, second);
-        joined.then(|| self.port(node, number, tree, of_tree)).flatten()
     }
 
     /// Whether `child` is below `parent` in a tree, on another host.
@@ -171,7 +203,8 @@ impl CommGraphs {
             let ends =
                 [gpus.first(), gpus.last(), gpus.get(1).filter(|_| graph.pattern != Pattern::Ring)];
             if ends.contains(&Some(&number)) {
-                cards.extend(self.port(node, number, graph, channel));
+                let port = Self::port(number, graph, channel);
+                cards.extend(port.and_then(|port| host.cards[port]));
             }
         }
         cards

@@ -88,6 +88,25 @@ impl Cards {
         named.filter(|device| *device < self.devices).unwrap_or(self.own)
     }
 
+    /// Whether rank `by` may have something to send for `rank`, on their host.
+    pub(in crate::comm) fn sends_for(&self, by: u32, rank: u32) -> bool {
+        self.graphs.as_ref().is_some_and(|graphs| graphs.sends_for(by, rank))
+    }
+
+    /// The rank of this host that sends on a connection instead of this one, and the device that it does it by.
+    pub(in crate::comm) fn relay(&self, key: ConnectionId) -> Option<(u32, usize)> {
+        // Signatures of an edge, behind the connections of channels, are few and small.
+        let graphs = self.graphs.as_ref().filter(|_| key.index < 2 * self.channels)?;
+        let (by, device) = graphs.relay(self.rank, key.peer, key.index, self.channels)?;
+        Some((by, device as usize)).filter(|(_, device)| *device < self.devices)
+    }
+
+    /// For the rank that sends instead of this one: as [`Cards::route`].
+    pub(in crate::comm) fn relayed_route(&self, key: ConnectionId) -> Option<(usize, Vec<u8>)> {
+        let (_, device) = self.relay(key)?;
+        Some((device, self.route(key)?.1))
+    }
+
     /// The device by which we send on a connection, and the handle of the listener at its other end.
     pub(in crate::comm) fn route(&self, key: ConnectionId) -> Option<(usize, Vec<u8>)> {
         let listeners = self.listeners.get(key.peer as usize)?;

@@ -83,13 +83,13 @@ impl NetProgressOp {
             if since.elapsed() < FAILURE_GRACE {
                 return Progress::Idle;
             }
-            let (error, peer) = (net.error(comm.rank, failure), failure.key.peer);
+            let (error, peer) = (net.error(comm.rank, failure), failure.failure.key.peer);
             state.progressing = false;
             drop(state);
             comm.on_net_broken(peer, &error);
             return Progress::Done;
         }
-        let progress = state.connections.progress();
+        let progress = state.progress();
         if !matches!(progress, Ok(Progress::Done)) {
             self.idle_since = None;
         }
@@ -101,8 +101,7 @@ impl NetProgressOp {
                 if lingers && since.elapsed() < PROGRESS_LINGER {
                     return Progress::Idle;
                 }
-                state.progressing = false;
-                Progress::Done
+                if net.stop_looking(&mut state) { Progress::Done } else { Progress::Moved }
             }
             Ok(Progress::Moved) => {
                 state.released_at = state.released_at.map(|_| Instant::now());
@@ -114,6 +113,7 @@ impl NetProgressOp {
                     && released_at.elapsed() > limit
                 {
                     warn!(target: crate::log::NET, "rank {}: gave up sending", comm.rank);
+                    net.stop_looking(&mut state);
                     state.progressing = false;
                     return Progress::Done;
                 }

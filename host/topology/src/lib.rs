@@ -35,7 +35,7 @@ pub use error::TopologyError;
 pub use files::Files;
 pub use load::{load, load_file, load_from};
 pub use path::{Path, PathKind, PathKindError, Paths, affinity};
-pub use policy::{CrossNic, Decision, Policy};
+pub use policy::{CrossNic, Decision, MessagePxn, Policy};
 pub use system::{
     Arch, BusId, BusIdError, Cpu, CpuSet, Gpu, Link, LinkId, LinkKind, Net, Nic, Node, NodeId, Pci,
     System, Vendor,

@@ -324,6 +324,18 @@ impl Paths {
         (0..self.nets).find_map(|channel| near.iter().copied().find(|gpu| takes(*gpu, channel)))
     }
 
+    /// The GPU that a way out by [`PathKind::Pxn`] passes, whose rank sends for this one (NCCL's
+    /// `ncclTopoGetIntermediateRank`); `None` where the way is of another kind.
+    #[must_use]
+    pub fn relay(&self, system: &System, gpu: usize, net: usize) -> Option<usize> {
+        let path = self.gpu_net(gpu, net);
+        if path.kind != PathKind::Pxn {
+            return None;
+        }
+        let place = |id: NodeId| self.nodes[..self.gpus].iter().position(|node| *node == id);
+        path.links.iter().rev().find_map(|link| place(system.link(*link).to))
+    }
+
     /// Leads a GPU's way to a far port through the GPU that is nearest to that. Only the way out: NCCL receives locally and
     /// sends remotely, too.
     fn through_peers(&mut self, system: &System) {

@@ -14,6 +14,18 @@ pub enum CrossNic {
     IfBetter,
 }
 
+/// Which messages leave a host by the card of the GPU that has the receiver's number there (`NCCL_P2P_PXN_LEVEL`), so that
+/// cards of one number talk to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessagePxn {
+    /// None: each leaves by its sender's own card.
+    Never,
+    /// Those whose path to that card is [`PathKind::Pxn`].
+    OnPath,
+    /// Those whose sender reaches that GPU by `NVLink`.
+    Always,
+}
+
 /// What may be used. [`Policy::default`] is NCCL's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
@@ -27,6 +39,8 @@ pub struct Policy {
     pub nvb: bool,
     /// Whether a GPU may use a port that is near another one.
     pub pxn: bool,
+    /// Which messages leave by another GPU's card.
+    pub message_pxn: MessagePxn,
     /// Whether a ring may leave by another port than it came in by.
     pub cross_nic: CrossNic,
 }
@@ -39,6 +53,7 @@ impl Default for Policy {
             shm: true,
             nvb: true,
             pxn: true,
+            message_pxn: MessagePxn::Always,
             cross_nic: CrossNic::IfBetter,
         }
     }

@@ -39,9 +39,10 @@ mod recv;
 mod registrations;
 mod send;
 
+use std::mem::offset_of;
 use std::sync::atomic::AtomicU64;
 
-use ferroccl_device::abi::{Conn, ProtocolId, Signature, SignatureRing};
+use ferroccl_device::abi::{Conn, ConnHeader, ProtocolId, Signature, SignatureRing};
 
 pub use connections::{ConnectionFailure, ConnectionId, Connections, FindConnMemory, FindRoute};
 pub use hello::{HELLO_BYTES, Hello};
@@ -91,6 +92,22 @@ pub struct GpuSlots {
 }
 
 impl ConnMemory {
+    /// How many signatures the proxy has sent from here since the beginning, and below which step it has sent all.
+    ///
+    /// # Safety
+    /// The memory is valid, and of a connection that sends.
+    #[must_use]
+    pub unsafe fn sent(&self) -> (u64, u64) {
+        // SAFETY: the caller's.
+        let ring = unsafe { self.ring() };
+        let signatures = ring.ack.load(orders::OWN);
+        let head = self.conn.as_ref().map(|conn| {
+            // SAFETY: the caller's; a header's words are only accessed atomically.
+            unsafe { word(conn.header + offset_of!(ConnHeader, head) as u64) }.load(orders::OWN)
+        });
+        (signatures, head.unwrap_or(u64::MAX))
+    }
+
     /// # Safety
     /// The memory is valid for as long as the result is used.
     unsafe fn ring<'a>(&self) -> RingWords<'a> {

@@ -102,7 +102,7 @@ pub(crate) fn system(random: &mut Random) -> System {
 
 /// Some policy.
 pub(crate) fn policy(random: &mut Random) -> Policy {
-    use ferroccl_topology::{CrossNic, PathKind};
+    use ferroccl_topology::{CrossNic, MessagePxn, PathKind};
     Policy {
         p2p_level: random.pick(&[
             None,
@@ -115,6 +115,7 @@ pub(crate) fn policy(random: &mut Random) -> Policy {
         shm: random.chance(95),
         nvb: random.chance(70),
         pxn: random.chance(70),
+        message_pxn: MessagePxn::Always,
         cross_nic: random.pick(&[CrossNic::Never, CrossNic::Always, CrossNic::IfBetter]),
     }
 }
