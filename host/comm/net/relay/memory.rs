@@ -276,7 +276,7 @@ impl RingFrom {
 }
 
 const _: () = assert!(offset_of!(RingHeader, head) == CACHE_LINE);
-const _: () = assert!(size_of::<RingHeader>() % align_of::<Entry>() == 0);
+const _: () = assert!(size_of::<RingHeader>().is_multiple_of(align_of::<Entry>()));
 
 #[cfg(test)]
 mod tests {
