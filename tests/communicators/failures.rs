@@ -25,13 +25,19 @@ fn another_count_is_an_error_on_every_rank() {
         let mut config = CommConfig::default();
         config.protocol = Some(*protocol);
         let (device, ranks, streams) = group(4, &config);
+        let (mut launched, mut late) = (Vec::new(), Vec::new());
         for (r, rank) in ranks.iter().enumerate() {
             let count = if r == 2 { 5 } else { 4 };
             let buffer = device.alloc::<f32>(count).unwrap();
-            rank.all_reduce(&buffer, &buffer, ReduceOp::Sum, &streams[r]).unwrap();
+            // The ranks before may have failed already, and then this one is told at once.
+            match rank.all_reduce(&buffer, &buffer, ReduceOp::Sum, &streams[r]) {
+                Ok(()) => launched.push(streams[r].clone()),
+                Err(error) => late.push(error.to_string()),
+            }
         }
-        for text in errors(&streams) {
-            assert!(text.starts_with("call 1 differs between ranks: rank "), "{text}");
+        assert!(launched.len() >= 3, "{late:?}");
+        for text in errors(&launched).into_iter().chain(late) {
+            assert!(text.contains("call 1 differs between ranks: rank "), "{text}");
             assert!(text.contains("count 4") && text.contains("count 5"), "{text}");
         }
         // The group is done for: the next call says why.
