@@ -28,7 +28,7 @@ pub(super) use self::cards::{Cards, NetHandles, NetListeners};
 use self::progress::NetProgressOp;
 pub(super) use self::proxy_work::ProxyWork;
 use self::proxy_work::StepCounter;
-use self::relay::{BrokenConnection, RelayClient, RelayServer, RelayThread, both};
+use self::relay::{BrokenConnection, RelayClient, RelayServer, RelayWaker, both};
 pub(super) use self::relay::{MappedRelays, OpenRelayMemory};
 use super::state::CommState;
 use crate::channel::{ConnLayout, Edges};
@@ -51,9 +51,8 @@ pub(super) struct NetConnections {
     state: Mutex<NetState>,
     /// The memory of a connection, by its id and whether we send.
     memory: Arc<EdgeMemory>,
-    first_step: u64,
     /// Where ranks of this host send for each other.
-    relay: Option<RelayThread>,
+    relay: Option<RelayWaker>,
     /// Operations that have not let go of the communicator.
     running_ops: AtomicUsize,
 }
@@ -173,8 +172,7 @@ impl NetConnections {
             counter: StepCounter::new(channels, layout.slot_bytes, is_remote),
             state: Mutex::new(state),
             memory,
-            first_step,
-            relay: relays.map(RelayThread::new),
+            relay: relays.map(RelayWaker::new),
             running_ops: AtomicUsize::new(0),
         }
     }
@@ -192,11 +190,11 @@ impl NetConnections {
         }
         let mut state = self.lock();
         for (key, sending, steps) in work {
-            if sending && let Some((by, memory)) = self.relay(&state, key) {
-                state.client.send(by, key, steps, (memory, self.first_step));
-            } else if sending {
-                let sent = state.connections.send(key, steps);
-                state.fail(sent);
+            if sending {
+                if !state.client.send(key, steps, (&self.cards, &self.memory)) {
+                    let sent = state.connections.send(key, steps);
+                    state.fail(sent);
+                }
             } else {
                 state.connections.recv(key, steps);
             }
@@ -207,13 +205,6 @@ impl NetConnections {
         }
         drop(state);
         if is_first { NetProgressOp::start(comm, self) } else { Ok(()) }
-    }
-
-    /// The rank that sends on a connection instead of this one, and the memory that it sends from.
-    fn relay(&self, state: &NetState, key: ConnectionId) -> Option<(u32, ConnMemory)> {
-        let (by, _) = self.cards.relay(key)?;
-        let can = state.client.has(by) && self.memory.sends_from_host(key.peer);
-        can.then(|| Some((by, self.memory.find(key, true)?))).flatten()
     }
 
     /// A rank on another host has left in good order.

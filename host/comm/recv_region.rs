@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::sync::Arc;
 
+use ferroccl_device::abi::TreeLinks;
 use ferroccl_proxy::net::Net;
 use serde::{Deserialize, Serialize};
 use tracing::info;
@@ -10,6 +11,8 @@ use tracing::info;
 use super::builder::{CommBuilder, exchange};
 use super::gdr::{self, Gdr, SlotPlacement};
 use super::net::{Cards, MappedRelays, NetConnections, NetHandles, NetListeners, OpenRelayMemory};
+use super::nodes::Nodes;
+use super::trees::Trees;
 use crate::channel::{EdgeEnd, Edges};
 use crate::error::{Error, Result};
 use crate::log;
@@ -228,6 +231,7 @@ impl CommBuilder<'_> {
         let me = &peers[self.rank as usize];
         let (bytes, len) = (self.edge_bytes(), self.recv_region_bytes()?);
         let offset = |sender: u32| sender as usize * bytes;
+        let tree_links = self.tree_links(peers);
         let edges = (0..).zip(peers).map(|(rank, peer)| {
             if rank == self.rank {
                 return Ok(None);
@@ -286,8 +290,8 @@ impl CommBuilder<'_> {
                 slots: mine.slots.as_ref().and_then(|slots| slots.from(rank)),
             };
             let same_process = peer.process == me.process;
-            self.log_transport(from, &recv, same_process, mine);
-            self.log_transport(to, &send, same_process, mine);
+            self.log_transport((from, same_process), &recv, mine, &tree_links);
+            self.log_transport((to, same_process), &send, mine, &tree_links);
             Ok(Some(Edges { send, recv }))
         });
         edges.collect()
@@ -307,13 +311,20 @@ impl CommBuilder<'_> {
         }
     }
 
+    /// This rank's place in the tree of each channel, where there are graphs.
+    fn tree_links(&self, peers: &[PeerInfo]) -> Vec<TreeLinks> {
+        let Some(graphs) = self.graphs else { return Vec::new() };
+        let nodes = Nodes::new(self.rank, peers, self.config.ranks_per_node);
+        Trees::new(self.rank, self.channels, &nodes, Some(graphs)).own().to_vec()
+    }
+
     /// Logs the transports of the channels' edges, in NCCL's words: of rings all, of trees those to other hosts.
     fn log_transport(
         &self,
-        transport: &dyn Transport,
+        (transport, same_process): (&dyn Transport, bool),
         end: &EdgeEnd,
-        same_process: bool,
         mine: &OpenRecvRegion,
+        tree_links: &[TreeLinks],
     ) {
         let (rank, peer, remote) = (self.rank, end.peer, transport.is_remote());
         for (channel, ring) in (0..self.channels).zip(self.rings.iter().cycle()) {
@@ -324,11 +335,8 @@ impl CommBuilder<'_> {
                 _ => transport.name().to_owned() + if end.direct { "/direct pointer" } else { "" },
             };
             let neighbour = if end.receiving { ring.prev() } else { ring.next() };
-            // The graphs name cards for neighbours alone.
-            let in_tree = ![ring.prev(), ring.next()].contains(&peer)
-                && self.graphs.is_some_and(|graphs| {
-                    remote && graphs.card(rank, peer, channel, self.channels).is_some()
-                });
+            let links = tree_links.get(channel as usize).filter(|_| remote);
+            let in_tree = links.is_some_and(|links| links.up == peer || links.down.contains(&peer));
             match (peer == neighbour || in_tree, end.receiving) {
                 (true, true) if remote => {
                     info!(target: log::INIT, "Channel {channel:02} : {peer} -> {rank} [receive] via {}", path());

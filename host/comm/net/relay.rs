@@ -31,10 +31,10 @@ use ferroccl_proxy::net::Net;
 use ferroccl_proxy::{NetError, Progress};
 use tracing::{info, warn};
 
-use self::memory::{Entry, RingFrom, RingTo, WakeWord};
+use self::memory::{RelayedSteps, RingFrom, RingTo, WakeWord};
 pub(in crate::comm) use self::setup::{MappedRelays, OpenRelayMemory};
 use super::progress::NetProgressOp;
-use super::{Cards, DROP_LIMIT, NetConnections, NetState};
+use super::{Cards, DROP_LIMIT, EdgeMemory, NetConnections, NetState};
 use crate::channel::{ConnLayout, EdgeEnd};
 use crate::comm::state::CommState;
 use crate::error::{Error, Result};
@@ -49,8 +49,17 @@ pub(super) struct RelayClient {
     rings: BTreeMap<u32, RingTo>,
     /// The connections with steps that are not sent yet.
     due: BTreeMap<ConnectionId, Due>,
-    /// What each connection has been given in all: signatures, and steps from the first on.
-    given: HashMap<ConnectionId, (u64, u64)>,
+    /// By connection, who sends on it instead of this rank, and from where; found once, since launches are many.
+    found: HashMap<ConnectionId, Option<Relayed>>,
+}
+
+/// A connection that another rank sends on.
+#[derive(Clone, Copy, Debug)]
+struct Relayed {
+    by: u32,
+    memory: ConnMemory,
+    /// What the other rank has been given in all: signatures, and steps from the connection's first on.
+    given: (u64, u64),
 }
 
 /// A connection of which not everything is sent.
@@ -71,26 +80,32 @@ impl RelayClient {
         RelayClient { rings: servers.map(ring).collect(), ..RelayClient::default() }
     }
 
-    /// Has rank `by` send these steps of a connection, whose `memory` this is and which began at step `first`.
+    /// Has another rank send these steps of a connection, if there is one that does; whether there is.
     pub(super) fn send(
         &mut self,
-        by: u32,
         key: ConnectionId,
         steps: Steps,
-        (memory, first): (ConnMemory, u64),
-    ) {
-        let Some(ring) = self.rings.get_mut(&by) else { return };
-        let given = self.given.entry(key).or_insert((0, first));
+        (cards, edges): (&Cards, &EdgeMemory),
+    ) -> bool {
+        let rings = &mut self.rings;
+        if rings.is_empty() {
+            return false;
+        }
+        let found = self.found.entry(key).or_insert_with(|| {
+            let (by, _) = cards.relay(key)?;
+            let can = rings.contains_key(&by) && edges.sends_from_host(key.peer);
+            let memory = edges.find(key, true).filter(|_| can)?;
+            Some(Relayed { by, memory, given: (0, edges.first_step) })
+        });
+        let Some(Relayed { by, memory, given }) = found else { return false };
+        let Some(ring) = rings.get_mut(by) else { return false };
         given.0 += steps.signatures;
         given.1 += steps.steps;
         let (signatures, all) = *given;
-        self.due.insert(key, Due { by, memory, signatures, steps: all, seq: steps.seq });
-        ring.push(Entry::new(key, steps));
-    }
-
-    /// Whether there is a ring to this rank.
-    pub(super) fn has(&self, by: u32) -> bool {
-        self.rings.contains_key(&by)
+        let due = Due { by: *by, memory: *memory, signatures, steps: all, seq: steps.seq };
+        self.due.insert(key, due);
+        ring.push(RelayedSteps::new(key, steps));
+        true
     }
 
     /// Hands over what had no room, and looks what has been sent.
@@ -149,6 +164,8 @@ pub(super) struct RelayServer {
     clients: Vec<Client>,
     /// Whether the thread has ended, or never began.
     ended: bool,
+    /// Whether this communicator is counted among those of its process.
+    counted: bool,
 }
 
 struct Client {
@@ -211,7 +228,7 @@ impl RelayServer {
             };
             Client { rank: client, ring: RingFrom::new(&relays.own, of_relay, client), connections }
         };
-        RelayServer { clients: clients.map(client).collect(), ended: true }
+        RelayServer { clients: clients.map(client).collect(), ended: true, counted: false }
     }
 
     /// Takes over what clients have handed over.
@@ -264,15 +281,15 @@ pub(super) fn both(one: Progress, other: Progress) -> Progress {
 
 /// The wake word of a rank that may send for others, and what waits for the end of that.
 #[derive(Debug)]
-pub(super) struct RelayThread {
+pub(super) struct RelayWaker {
     pub(super) wake: WakeWord,
     /// The server's thread has ended; beside the state's lock.
     ended: Condvar,
 }
 
-impl RelayThread {
+impl RelayWaker {
     pub(super) fn new(relays: &MappedRelays) -> Self {
-        RelayThread { wake: WakeWord::new(&relays.own), ended: Condvar::new() }
+        RelayWaker { wake: WakeWord::new(&relays.own), ended: Condvar::new() }
     }
 }
 
@@ -302,6 +319,7 @@ impl NetConnections {
         let group = in_process.entry(comm.group).or_default();
         group.ranks += 1;
         let mut state = self.lock();
+        state.server.counted = true;
         if state.server.clients.is_empty() {
             return Ok(());
         }
@@ -374,8 +392,14 @@ impl NetConnections {
     /// and the other ranks of the process send for.
     pub(in crate::comm) fn leave(&self, comm: &CommState) {
         let Some(relay) = &self.relay else { return };
-        self.lock().client.leave();
+        let mut state = self.lock();
+        state.client.leave();
+        let counted = std::mem::take(&mut state.server.counted);
+        drop(state);
         relay.wake.call();
+        if !counted {
+            return;
+        }
         let limit = comm.control.timeout().unwrap_or(DROP_LIMIT);
         if comm.control.fault().is_some() {
             self.wait_for_clients(limit);

@@ -22,7 +22,7 @@ const PAGE: usize = 4096;
 /// Entries of a ring: the connections of some dozen calls. What does not fit waits at the client.
 const ENTRIES: usize = 1024;
 const RING_BYTES: usize =
-    (size_of::<RingHeader>() + ENTRIES * size_of::<Entry>()).next_multiple_of(PAGE);
+    (size_of::<RelayRingHeader>() + ENTRIES * size_of::<RelayedSteps>()).next_multiple_of(PAGE);
 
 /// The parts of a rank's memory.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +118,7 @@ impl WakeWord {
 
 /// Counters on lines of their own: one side writes each.
 #[repr(C)]
-struct RingHeader {
+struct RelayRingHeader {
     /// Entries that the client has put in.
     tail: AtomicU64,
     /// Whether the client will put nothing in any more.
@@ -132,7 +132,7 @@ struct RingHeader {
 /// Steps of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(super) struct Entry {
+pub(super) struct RelayedSteps {
     seq: u64,
     signatures: u64,
     steps: u64,
@@ -142,9 +142,9 @@ pub(super) struct Entry {
     pad: u32,
 }
 
-impl Entry {
+impl RelayedSteps {
     pub(super) fn new(key: ConnectionId, steps: Steps) -> Self {
-        Entry {
+        RelayedSteps {
             seq: steps.seq,
             signatures: steps.signatures,
             steps: steps.steps,
@@ -158,27 +158,27 @@ impl Entry {
     /// The connection and the steps; `None` when there is no such protocol.
     pub(super) fn steps(&self) -> Option<(ConnectionId, Steps)> {
         let protocol = ProtocolId::ALL.iter().copied().find(|p| *p as u32 == self.protocol)?;
-        let Entry { seq, signatures, steps, peer, index, .. } = *self;
+        let RelayedSteps { seq, signatures, steps, peer, index, .. } = *self;
         Some((ConnectionId { peer, index }, Steps { seq, signatures, protocol, steps }))
     }
 }
 
 /// A ring of steps, which one client fills and one server empties.
 #[derive(Debug)]
-struct Ring(HostRegion);
+struct RelayRing(HostRegion);
 
-impl Ring {
+impl RelayRing {
     fn of(memory: &HostRegion, layout: RelayLayout, client: u32) -> Self {
-        Ring(memory.part(layout.ring(client), RING_BYTES))
+        RelayRing(memory.part(layout.ring(client), RING_BYTES))
     }
 
-    fn header(&self) -> &RingHeader {
+    fn header(&self) -> &RelayRingHeader {
         // SAFETY: the region has a header's size and alignment, lives as long as `self`, and all access these words as atomics.
-        unsafe { &*(self.0.address() as *const RingHeader) }
+        unsafe { &*(self.0.address() as *const RelayRingHeader) }
     }
 
-    fn entry(&self, number: u64) -> *mut Entry {
-        let first = (self.0.address() as usize + size_of::<RingHeader>()) as *mut Entry;
+    fn entry(&self, number: u64) -> *mut RelayedSteps {
+        let first = (self.0.address() as usize + size_of::<RelayRingHeader>()) as *mut RelayedSteps;
         first.wrapping_add((number % ENTRIES as u64) as usize)
     }
 }
@@ -186,22 +186,22 @@ impl Ring {
 /// The client's end of a ring.
 #[derive(Debug)]
 pub(super) struct RingTo {
-    ring: Ring,
+    ring: RelayRing,
     wake: WakeWord,
     tail: u64,
     /// What had no room yet.
-    waiting: VecDeque<Entry>,
+    waiting: VecDeque<RelayedSteps>,
 }
 
 impl RingTo {
     /// The ring of `client` in the memory of the rank that sends for it.
     pub(super) fn new(memory: &HostRegion, layout: RelayLayout, client: u32) -> Self {
-        let (ring, wake) = (Ring::of(memory, layout, client), WakeWord::new(memory));
+        let (ring, wake) = (RelayRing::of(memory, layout, client), WakeWord::new(memory));
         RingTo { ring, wake, tail: 0, waiting: VecDeque::new() }
     }
 
     /// Hands over steps, at once or as soon as there is room ([`RingTo::go_on`]).
-    pub(super) fn push(&mut self, entry: Entry) {
+    pub(super) fn push(&mut self, entry: RelayedSteps) {
         self.waiting.push_back(entry);
         self.go_on();
     }
@@ -238,14 +238,14 @@ impl RingTo {
 /// The server's end of a ring.
 #[derive(Debug)]
 pub(super) struct RingFrom {
-    ring: Ring,
+    ring: RelayRing,
     head: u64,
 }
 
 impl RingFrom {
     /// The ring of `client` in the server's own memory.
     pub(super) fn new(memory: &HostRegion, layout: RelayLayout, client: u32) -> Self {
-        RingFrom { ring: Ring::of(memory, layout, client), head: 0 }
+        RingFrom { ring: RelayRing::of(memory, layout, client), head: 0 }
     }
 
     /// Whether there is something to take out.
@@ -255,7 +255,7 @@ impl RingFrom {
     }
 
     /// Takes the next entry out.
-    pub(super) fn pop(&mut self) -> Option<Entry> {
+    pub(super) fn pop(&mut self) -> Option<RelayedSteps> {
         if !self.has_more() {
             return None;
         }
@@ -275,8 +275,8 @@ impl RingFrom {
     }
 }
 
-const _: () = assert!(offset_of!(RingHeader, head) == CACHE_LINE);
-const _: () = assert!(size_of::<RingHeader>().is_multiple_of(align_of::<Entry>()));
+const _: () = assert!(offset_of!(RelayRingHeader, head) == CACHE_LINE);
+const _: () = assert!(size_of::<RelayRingHeader>().is_multiple_of(align_of::<RelayedSteps>()));
 
 #[cfg(test)]
 mod tests {
@@ -289,9 +289,9 @@ mod tests {
         (HostRegion::anonymous(layout.bytes().unwrap()).unwrap(), layout)
     }
 
-    fn entry(seq: u64) -> Entry {
+    fn entry(seq: u64) -> RelayedSteps {
         let steps = Steps { seq, signatures: 1, protocol: ProtocolId::Ll128, steps: seq + 7 };
-        Entry::new(ConnectionId { peer: 5, index: (seq % 9) as u32 }, steps)
+        RelayedSteps::new(ConnectionId { peer: 5, index: (seq % 9) as u32 }, steps)
     }
 
     #[test]
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn a_protocol_that_nobody_has_is_noticed() {
-        assert_eq!(Entry { protocol: 77, ..entry(1) }.steps(), None);
+        assert_eq!(RelayedSteps { protocol: 77, ..entry(1) }.steps(), None);
     }
 
     /// A rank that sleeps hears of each entry, and one that looks for itself is left alone.
