@@ -105,6 +105,7 @@ impl CommState {
         let peer = departure.peer();
         if let Departure::Left { .. } = departure {
             info!(target: log::INIT, rank = self.rank, peer, "a rank has left the group");
+            self.reports.left(peer);
             if let Some(net) = &self.net {
                 net.on_peer_left(peer);
             }

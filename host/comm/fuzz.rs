@@ -13,7 +13,7 @@ use super::init_params::{InitParams, TuningParams, agree, heartbeat};
 use super::nodes::Nodes;
 use super::recv_region::PeerHandles;
 use super::split::ColorKey;
-use super::stall::{Absent, Report};
+use super::stall::{Absent, KnownProgress, Report};
 use super::trees::Trees;
 use crate::config::{Config, LEAST_HEARTBEAT};
 use crate::enqueue::{describe, describe_call};
@@ -145,7 +145,8 @@ pub fn reports(data: &[u8]) {
     if let Some(report) = Report::decode(data) {
         assert_eq!(Report::decode(&report.encode()), Some(report));
         let (Report::Ask(progress) | Report::Answer(progress)) = report;
-        for all in [vec![Some(progress)], vec![Some(progress), None], vec![None]] {
+        let at = KnownProgress::At(progress);
+        for all in [vec![at], vec![at, KnownProgress::Silent], vec![at, KnownProgress::Left]] {
             drop(Absent::of(&all).map(|absent| absent.to_string()));
         }
     }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::CommConfig;
-use super::recorder::RankProgress;
+use super::stall::KnownProgress;
 use super::state::{CommState, Communicator};
 use crate::buffer::Device;
 use crate::error::{Error, Result};
@@ -103,10 +103,13 @@ impl LocalGroup {
         }
     }
 
-    /// How far each rank is; `None` where it has left.
-    pub(super) fn progress(&self) -> Vec<Option<RankProgress>> {
-        let members = self.members.get().into_iter().flatten();
-        members.map(|rank| Some(rank.upgrade()?.progress())).collect()
+    /// How far each rank is.
+    pub(super) fn progress(&self) -> Vec<KnownProgress> {
+        let members = self.members.get().into_iter().flatten().map(Weak::upgrade);
+        let known = |rank: Option<Arc<CommState>>| {
+            rank.map_or(KnownProgress::Left, |rank| KnownProgress::At(rank.progress()))
+        };
+        members.map(known).collect()
     }
 
     /// The ranks that are still there.

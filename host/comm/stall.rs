@@ -26,41 +26,86 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How often waiting calls are looked at, at most and at least.
 const EVERY: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 
+/// What a rank knows of how far another one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KnownProgress {
+    /// The rank has said so.
+    At(RankProgress),
+    /// The rank has left the group, after calls that it did not tell of.
+    Left,
+    /// The rank says nothing.
+    Silent,
+}
+
+impl KnownProgress {
+    fn at(self) -> Option<RankProgress> {
+        match self {
+            KnownProgress::At(progress) => Some(progress),
+            KnownProgress::Left | KnownProgress::Silent => None,
+        }
+    }
+}
+
 /// What other ranks have said of how far they are, and when.
 #[derive(Debug)]
 pub(super) struct Reports {
-    heard: Mutex<Vec<Option<(Instant, RankProgress)>>>,
+    heard: Mutex<Vec<LastReport>>,
     news: Condvar,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum LastReport {
+    None,
+    At(Instant, RankProgress),
+    Left,
+}
+
+impl LastReport {
+    /// What is known by what the rank has said since then.
+    fn since(&self, since: Instant) -> KnownProgress {
+        match *self {
+            LastReport::At(at, progress) if at >= since => KnownProgress::At(progress),
+            LastReport::At(..) | LastReport::None => KnownProgress::Silent,
+            LastReport::Left => KnownProgress::Left,
+        }
+    }
 }
 
 impl Reports {
     pub(super) fn new(nranks: u32) -> Self {
-        Reports { heard: Mutex::new(vec![None; nranks as usize]), news: Condvar::new() }
+        let heard = Mutex::new(vec![LastReport::None; nranks as usize]);
+        Reports { heard, news: Condvar::new() }
     }
 
     fn heard(&self, rank: u32, progress: RankProgress) {
+        self.set(rank, LastReport::At(Instant::now(), progress));
+    }
+
+    /// A rank has left the group: nobody has to wait for what it says.
+    pub(super) fn left(&self, rank: u32) {
+        self.set(rank, LastReport::Left);
+    }
+
+    fn set(&self, rank: u32, report: LastReport) {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = heard.get_mut(rank as usize) {
-            *entry = Some((Instant::now(), progress));
+            *entry = report;
             self.news.notify_all();
         }
     }
 
     /// What all ranks but `own` have said since then, when all have or `patience` is over.
-    fn since(&self, since: Instant, own: u32, patience: Duration) -> Vec<Option<RankProgress>> {
-        let fresh = |entry: &Option<(Instant, RankProgress)>| {
-            entry.as_ref().filter(|(at, _)| *at >= since).map(|(_, progress)| *progress)
-        };
+    fn since(&self, since: Instant, own: u32, patience: Duration) -> Vec<KnownProgress> {
         let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        let missing = |heard: &mut Vec<Option<(Instant, RankProgress)>>| {
+        let missing = |heard: &mut Vec<LastReport>| {
             let mut others = heard.iter().enumerate().filter(|(rank, _)| *rank != own as usize);
-            others.any(|(_, entry)| fresh(entry).is_none())
+            others.any(|(_, entry)| entry.since(since) == KnownProgress::Silent)
         };
         let (heard, _) = self
             .news
             .wait_timeout_while(heard, patience, missing)
             .unwrap_or_else(PoisonError::into_inner);
-        heard.iter().map(fresh).collect()
+        heard.iter().map(|entry| entry.since(since)).collect()
     }
 }
 
@@ -77,6 +122,8 @@ pub(super) struct Absent {
 enum Why {
     /// It has entered this call last.
     NotEntered(u64),
+    /// It has left the group, perhaps before this call.
+    Left,
     /// It says nothing.
     Silent,
     /// The call stands in its stream behind one of another communicator.
@@ -84,20 +131,26 @@ enum Why {
 }
 
 impl Absent {
-    /// The ranks that have not entered the first call that any rank waits in; `None` when there are none. A rank that says
-    /// nothing may not have, and counts if nobody else is to blame; and then one whose stream has another call before it.
-    pub(super) fn of(all: &[Option<RankProgress>]) -> Option<Self> {
-        let known = || all.iter().flatten();
+    /// The ranks that have not entered the first call that any rank waits in; `None` when there are none. A rank that has left
+    /// or says nothing may not have, and counts if nobody else is to blame; and then one whose stream has another call before
+    /// it.
+    pub(super) fn of(all: &[KnownProgress]) -> Option<Self> {
+        let known = || all.iter().filter_map(|known| known.at());
         let seq = known().map(|p| p.pending).filter(|pending| *pending > 0).min()?;
-        let of = |why: &dyn Fn(Option<RankProgress>) -> Option<Why>| {
-            let ranks = (0..).zip(all).filter_map(|(rank, p)| Some((rank, why(*p)?)));
+        let of = |why: &dyn Fn(KnownProgress) -> Option<Why>| {
+            let ranks = (0..).zip(all).filter_map(|(rank, known)| Some((rank, why(*known)?)));
             Some(ranks.collect::<Vec<_>>()).filter(|ranks| !ranks.is_empty())
         };
-        let late = of(&|p| p.filter(|p| p.entered < seq).map(|p| Why::NotEntered(p.entered)));
-        let silent = || of(&|p| p.is_none().then_some(Why::Silent));
+        let is_late = |p: &RankProgress| p.entered < seq;
+        let late = of(&|known| known.at().filter(is_late).map(|p| Why::NotEntered(p.entered)));
+        let absent = |known| match known {
+            KnownProgress::At(_) => None,
+            KnownProgress::Left => Some(Why::Left),
+            KnownProgress::Silent => Some(Why::Silent),
+        };
         let is_behind = |p: &RankProgress| p.behind && p.pending == seq;
-        let behind = || of(&|p| p.filter(is_behind).map(|_| Why::Behind));
-        let ranks = late.or_else(silent).or_else(behind)?;
+        let behind = || of(&|known| known.at().filter(is_behind).map(|_| Why::Behind));
+        let ranks = late.or_else(|| of(&absent)).or_else(behind)?;
         Some(Absent { seq, ranks })
     }
 }
@@ -109,6 +162,7 @@ impl fmt::Display for Absent {
             match why {
                 Why::NotEntered(0) => write!(f, "has not entered it, nor any call before")?,
                 Why::NotEntered(n) => write!(f, "has not entered it: its last call is {n}")?,
+                Why::Left => write!(f, "has left the group")?,
                 Why::Silent => write!(f, "does not say whether it has entered it")?,
                 Why::Behind => write!(
                     f,
@@ -172,8 +226,8 @@ impl CommState {
         self.recorder.progress(others.map(|comm| &*comm.recorder))
     }
 
-    /// How far each rank is, `None` where it does not say so within `patience`.
-    fn progress_of_all(&self, patience: Duration) -> Vec<Option<RankProgress>> {
+    /// How far each rank is, as it says within `patience`.
+    fn progress_of_all(&self, patience: Duration) -> Vec<KnownProgress> {
         let own = self.progress();
         match self.out_of_band.get() {
             Some(OutOfBand::Local(member)) => member.group.progress(),
@@ -183,12 +237,12 @@ impl CommState {
                 let mut all = self.reports.since(since, self.rank, patience);
                 // Those of this process need no ring, which a rank that is stopped interrupts.
                 for comm in in_process().iter().filter(|comm| comm.group == self.group) {
-                    all[comm.rank as usize] = Some(comm.progress());
+                    all[comm.rank as usize] = KnownProgress::At(comm.progress());
                 }
-                all[self.rank as usize] = Some(own);
+                all[self.rank as usize] = KnownProgress::At(own);
                 all
             }
-            None => vec![Some(own)],
+            None => vec![KnownProgress::At(own)],
         }
     }
 
@@ -335,14 +389,18 @@ impl WatchedRank {
 mod tests {
     use super::*;
 
+    const SILENT: (u64, u64) = (u64::MAX, 0);
+    const LEFT: (u64, u64) = (u64::MAX, 1);
+
     fn absent(all: &[(u64, u64)]) -> Option<Absent> {
-        let all: Vec<_> = all
-            .iter()
-            .map(|&(entered, pending)| {
-                (entered != u64::MAX).then_some(RankProgress { entered, pending, behind: false })
-            })
-            .collect();
-        Absent::of(&all)
+        let known = |&rank: &(u64, u64)| match rank {
+            SILENT => KnownProgress::Silent,
+            LEFT => KnownProgress::Left,
+            (entered, pending) => {
+                KnownProgress::At(RankProgress { entered, pending, behind: false })
+            }
+        };
+        Absent::of(&all.iter().map(known).collect::<Vec<_>>())
     }
 
     #[test]
@@ -364,20 +422,41 @@ mod tests {
         assert_eq!(absent(&[(3, 3), (3, 3), (5, 3)]), None);
         assert_eq!(absent(&[(3, 0), (5, 0)]), None);
         // Who says nothing is to blame only where nobody else is.
-        const SILENT: (u64, u64) = (u64::MAX, 0);
         assert_eq!(absent(&[(4, 4), SILENT]).unwrap().ranks, [(1, Why::Silent)]);
         assert_eq!(absent(&[(4, 4), SILENT, (3, 0)]).unwrap().ranks, [(2, Why::NotEntered(3))]);
+        // So is who has left.
+        let found = absent(&[(4, 4), LEFT]).unwrap();
+        assert_eq!(found.ranks, [(1, Why::Left)]);
+        assert_eq!(found.to_string(), "rank 1 has left the group");
+        assert_eq!(absent(&[(4, 4), LEFT, (3, 0)]).unwrap().ranks, [(2, Why::NotEntered(3))]);
     }
 
     #[test]
     fn whose_stream_is_taken_is_to_blame_when_all_have_entered() {
-        let at = |entered, pending, behind| Some(RankProgress { entered, pending, behind });
+        let at =
+            |entered, pending, behind| KnownProgress::At(RankProgress { entered, pending, behind });
         let found = Absent::of(&[at(1, 1, false), at(1, 1, true), at(2, 1, true)]).unwrap();
         assert_eq!(found.ranks, [(1, Why::Behind), (2, Why::Behind)]);
         let found = Absent::of(&[at(1, 1, true), at(0, 0, false)]).unwrap();
         assert_eq!(found.ranks, [(1, Why::NotEntered(0))]);
         // It is behind in a later call.
         assert_eq!(Absent::of(&[at(1, 1, false), at(2, 2, true)]), None);
+    }
+
+    #[test]
+    fn nobody_waits_for_what_a_rank_says_that_has_left() {
+        let reports = Reports::new(3);
+        let progress = RankProgress { entered: 1, pending: 1, behind: false };
+        let begun = Instant::now();
+        reports.left(2);
+        reports.heard(0, progress);
+        let own = 1;
+        let known = reports.since(begun, own, Duration::from_secs(60));
+        assert_eq!(
+            known,
+            [KnownProgress::At(progress), KnownProgress::Silent, KnownProgress::Left]
+        );
+        assert!(begun.elapsed() < Duration::from_secs(50));
     }
 
     #[test]

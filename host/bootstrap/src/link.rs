@@ -258,4 +258,4 @@ pub(super) fn is_ready(fd: &PollFd<'_>) -> bool {
 
 #[cfg(test)]
 #[path = "link/tests.rs"]
-mod tests;
+pub(super) mod tests;

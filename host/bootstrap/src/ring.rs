@@ -50,6 +50,12 @@ struct Closing<'a> {
 }
 
 impl Ring {
+    /// With these neighbours.
+    #[cfg(test)]
+    pub(super) fn of_links(rank: u32, nranks: u32, next: Link, prev: Link) -> Self {
+        Ring { rank, nranks, next, prev, calls: 0, broken: None }
+    }
+
     /// Connects to the next rank at `address` and takes the connection of the one before.
     pub(super) fn close(
         rank: u32,

@@ -402,10 +402,10 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
     /// News of a rank, which another one has passed on; `None` when they are none.
     fn hear(&mut self, tag: u64, bytes: &[u8], from: usize) -> Option<()> {
         let (rank, news) = bytes.split_first_chunk::<4>()?;
-        if tag != NEWS || news.len() > MAX_NEWS {
+        let rank = u32::from_le_bytes(*rank);
+        if tag != NEWS || rank >= self.nranks || news.len() > MAX_NEWS {
             return None;
         }
-        let rank = u32::from_le_bytes(*rank);
         if self.heard.insert(rank) {
             self.sides[1 - from].tell(&Message::Data { tag, bytes: bytes.to_vec() });
             (self.on_news)(rank, News::First(news));
@@ -422,12 +422,12 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
                 Ok(None) => return,
                 Ok(Some(frame)) => match frame.message() {
                     Ok(Message::Goodbye) => Departure::Left { peer },
-                    Ok(Message::Gone { peer, reason: None }) => {
-                        self.report(Departure::Left { peer }, side);
-                        continue;
-                    }
-                    Ok(Message::Gone { peer, reason: Some(reason) }) => {
-                        self.report(Departure::Lost { peer, reason }, side);
+                    Ok(Message::Gone { peer, reason }) if peer < self.nranks => {
+                        let departure = match reason {
+                            None => Departure::Left { peer },
+                            Some(reason) => Departure::Lost { peer, reason },
+                        };
+                        self.report(departure, side);
                         continue;
                     }
                     Ok(Message::Data { tag: BEAT, bytes }) if bytes.is_empty() => continue,
@@ -492,3 +492,7 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
 fn lost(peer: u32, reason: &str) -> Departure {
     Departure::Lost { peer, reason: reason.to_owned() }
 }
+
+#[cfg(test)]
+#[path = "watch/tests.rs"]
+mod tests;

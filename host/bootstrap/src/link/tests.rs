@@ -11,7 +11,7 @@ fn soon() -> Deadline {
 }
 
 /// Two ends of a connection.
-fn ends() -> (Link, Link) {
+pub(crate) fn ends() -> (Link, Link) {
     let key = Key::derive(&[1; 32], "test", &[0; 16]);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();

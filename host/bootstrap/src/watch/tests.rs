@@ -1,0 +1,60 @@
+//! What a neighbour may say that makes no sense.
+
+use std::sync::mpsc::channel;
+
+use super::super::link::tests::ends;
+use super::*;
+
+/// Rank 0 of 3 hears `message` from the rank before it: what it makes of that, and whether it takes it for news.
+fn heard(message: &Message) -> (Departure, bool) {
+    let ((next, _rank_1), (prev, mut rank_2)) = (ends(), ends());
+    let address = SocketAddr::from(([127, 0, 0, 1], 0));
+    let key = Key::derive(&[1; 32], "test", &[0; 16]);
+    let (gone, departures) = channel();
+    let (told, news) = channel();
+    let _watch = Watch::start(
+        Ring::of_links(0, 3, next, prev),
+        address,
+        key,
+        None,
+        move |departure| gone.send(departure).unwrap_or_default(),
+        move |rank, _| told.send(rank).unwrap_or_default(),
+    )
+    .unwrap();
+    rank_2.send(message, &Deadline::within(Duration::from_secs(30))).unwrap();
+    // What the watch has not given up for this message, it loses by this.
+    drop(rank_2);
+    let departure = departures.recv_timeout(Duration::from_secs(30)).unwrap();
+    (departure, news.try_recv().is_ok())
+}
+
+fn data(tag: u64, words: &[u32]) -> Message {
+    Message::Data { tag, bytes: words.iter().flat_map(|word| word.to_le_bytes()).collect() }
+}
+
+#[test]
+fn a_neighbour_that_talks_of_ranks_that_nobody_has_is_lost() {
+    for message in [
+        data(NEWS, &[3]),
+        data(NEWS, &[u32::MAX, 7]),
+        data(NEWS, &[]),
+        data(STATUS, &[3]),
+        data(STATUS, &[0]),
+        data(GATHER, &[1, 3]),
+        data(GATHER, &[1, 0]),
+        data(GATHER, &[1]),
+        data(BEAT, &[1]),
+        data(7, &[1]),
+        Message::Gone { peer: 3, reason: None },
+        Message::Gone { peer: u32::MAX, reason: Some("it is no more".to_owned()) },
+    ] {
+        let expected = lost(2, "it sent what has no place here");
+        assert_eq!(heard(&message), (expected, false), "{message:?}");
+    }
+    let end = lost(2, "its connection closed without a goodbye: its process has ended");
+    assert_eq!(heard(&data(NEWS, &[1])), (end.clone(), true));
+    assert_eq!(heard(&data(STATUS, &[1])), (end.clone(), true));
+    assert_eq!(heard(&data(BEAT, &[])), (end, false));
+    let gone = Message::Gone { peer: 1, reason: None };
+    assert_eq!(heard(&gone), (Departure::Left { peer: 1 }, false));
+}
