@@ -66,7 +66,7 @@ pub(crate) fn open(env: &Config, secret: [u8; 32], limit: Duration) -> Result<Ar
 
 /// The plugin of `NCCL_NET_PLUGIN`, or NCCL's default plugin, if it exists and initialises.
 fn plugin(env: &Config) -> Result<Option<Arc<PluginNet>>> {
-    match PluginNet::load(env.net_plugin.as_deref()) {
+    match PluginNet::load(env.net_plugin.as_deref(), env.warn_after) {
         Ok(plugin) => Ok(plugin),
         Err(error) if error.operation == "init" => {
             warn!(target: log::NET, "goes on without the plugin: {error}");

@@ -129,6 +129,9 @@ static int net_listen(int device, void *opaque, void **out) {
     *out = NULL;
     return ok;
 #endif
+#ifdef LISTEN_TAKES_MS
+    usleep(1000 * LISTEN_TAKES_MS);
+#endif
     if (device < 0 || device >= DEVICES || *(uint64_t *)opaque != 0) return internal_error;
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof at;

@@ -116,7 +116,7 @@ fn names_are_resolved_as_by_nccl() {
 #[ignore = "for a process of its own"]
 fn child() {
     let name = std::env::var("NCCL_NET_PLUGIN").ok();
-    match PluginNet::load(name.as_deref()) {
+    match PluginNet::load(name.as_deref(), std::time::Duration::from_secs(10)) {
         Ok(None) => println!("\nchild: no plugin"),
         Ok(Some(net)) => {
             assert_eq!(net.name(), "loopback");

@@ -1,8 +1,11 @@
 //! What plugins log.
 
 use std::fmt::{Debug, Write as _};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use ferroccl_proxy::net::{Net, PluginNet};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -80,4 +83,47 @@ fn a_subscriber_that_panics() {
     let path = compile("panics", 11, &["INIT_RESULT=2"]);
     let error = tracing::subscriber::with_default(Panics, || load_path(&path).unwrap_err());
     assert_eq!(error.to_string(), "loopback: init: ncclSystemError");
+}
+
+const PLUGIN: &str = "FERROCCL_TEST_PLUGIN";
+
+/// The warnings come from a thread of their own, so that this takes a process with a subscriber for all threads.
+#[test]
+fn a_function_that_does_not_return_is_warned_of() {
+    let path = compile("slow", 11, &["LISTEN_TAKES_MS=1500"]);
+    for (after, wanted) in [("0.1", &["0.1 s", "0.2 s", "returned"][..]), ("0", &[])] {
+        let run = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "logs::slow_child", "--ignored", "--nocapture"])
+            .envs([(PLUGIN, path.to_str().unwrap()), ("AFTER", after)])
+            .output()
+            .unwrap();
+        let text = String::from_utf8(run.stdout).unwrap();
+        assert!(run.status.success(), "{text}");
+        let events: Vec<_> =
+            text.lines().filter(|line| line.contains("listen of loopback")).collect();
+        assert_eq!(events.len() >= 3, !wanted.is_empty(), "{text}");
+        for wanted in wanted {
+            assert!(events.iter().any(|event| event.contains(wanted)), "{wanted}: {text}");
+        }
+        assert_eq!(
+            text.contains("thread logs::slow_child is held up"),
+            !wanted.is_empty(),
+            "{text}"
+        );
+    }
+}
+
+/// What the test above runs.
+#[test]
+#[ignore = "for a process of its own"]
+fn slow_child() {
+    let events = Events::default();
+    tracing::subscriber::set_global_default(events.clone()).unwrap();
+    let after = std::env::var("AFTER").unwrap().parse().unwrap();
+    let path = std::env::var(PLUGIN).unwrap();
+    let net = PluginNet::load(Some(&path), Duration::from_secs_f64(after)).unwrap().unwrap();
+    drop(net.listen(0).unwrap());
+    for event in &*events.0.lock().unwrap() {
+        println!("{event}");
+    }
 }

@@ -59,7 +59,7 @@ pub(crate) fn compile(test: &str, version: u32, macros: &[&str]) -> PathBuf {
 }
 
 pub(crate) fn load_path(path: &std::path::Path) -> Result<Arc<PluginNet>, NetError> {
-    PluginNet::load(path.to_str()).map(|net| net.expect("a name is there"))
+    PluginNet::load(path.to_str(), Duration::from_secs(10)).map(|net| net.expect("a name is there"))
 }
 
 /// A plugin of this version, compiled with these macros.

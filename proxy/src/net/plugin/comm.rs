@@ -89,8 +89,8 @@ impl PluginComm {
         };
         let (comm, at, mut object) = (self.comm, address.cast(), null_mut());
         // SAFETY: the caller's; this connection.
-        let (operation, code) = unsafe {
-            match (kind, common.reg_mr_dma_buf) {
+        let (operation, code) = plugin.call("regMr", || unsafe {
+            Ok(match (kind, common.reg_mr_dma_buf) {
                 (MemoryKind::Host, _) => {
                     ("regMr", (common.reg_mr)(comm, at, bytes, PTR_HOST, &mut object))
                 }
@@ -102,8 +102,8 @@ impl PluginComm {
                     ("regMrDmaBuf", register(comm, at, bytes, PTR_CUDA, offset, fd, &mut object))
                 }
                 (MemoryKind::DmaBuf { .. }, _) => return Err(lacks("regMrDmaBuf", "DMA buffers")),
-            }
-        };
+            })
+        })?;
         // The connection is none the worse for it: the caller may have other ways.
         plugin.check(operation, code)?;
         let number = self.number();
@@ -115,7 +115,9 @@ impl PluginComm {
         let PluginMemory { object, .. } = self.memory("deregMr", memory)?;
         self.memory.remove(&memory.0);
         // SAFETY: this connection's registration, which is forgotten.
-        let code = unsafe { (self.plugin.functions.common.dereg_mr)(self.comm, object) };
+        let code = self.plugin.call("deregMr", || unsafe {
+            (self.plugin.functions.common.dereg_mr)(self.comm, object)
+        });
         self.plugin.check("deregMr", code)
     }
 
@@ -228,7 +230,9 @@ impl PluginRequest {
         let mut bytes: [c_int; MAX_REQUESTS] = [0; MAX_REQUESTS];
         let bytes_out = if self.sizes.is_some() { bytes.as_mut_ptr() } else { null_mut() };
         // SAFETY: a request that was not done yet; no request has more sizes.
-        let code = unsafe { (plugin.functions.common.test)(self.object, &mut done, bytes_out) };
+        let code = plugin.call("test", || unsafe {
+            (plugin.functions.common.test)(self.object, &mut done, bytes_out)
+        });
         plugin.check("test", code)?;
         if done == 0 {
             return Ok(());
@@ -249,12 +253,15 @@ impl Drop for PluginComm {
         let common = &self.plugin.functions.common;
         for memory in self.memory.values() {
             // SAFETY: this connection's registration.
-            let code = unsafe { (common.dereg_mr)(self.comm, memory.object) };
+            let code = self
+                .plugin
+                .call("deregMr", || unsafe { (common.dereg_mr)(self.comm, memory.object) });
             self.plugin.warn("deregMr", code);
         }
         let (operation, close) = self.close;
         // SAFETY: this connection, which is not used any more.
-        self.plugin.warn(operation, unsafe { close(self.comm) });
+        let code = self.plugin.call(operation, || unsafe { close(self.comm) });
+        self.plugin.warn(operation, code);
     }
 }
 

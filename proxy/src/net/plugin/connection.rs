@@ -49,7 +49,9 @@ impl Listener for PluginListener {
         let (mut comm, mut on_device) = (null_mut(), null_mut());
         let common = &self.plugin.functions.common;
         // SAFETY: the plugin's listener; NULL asks for no connection of the device.
-        let code = unsafe { (common.accept)(self.comm, &mut comm, &mut on_device) };
+        let code = self
+            .plugin
+            .call("accept", || unsafe { (common.accept)(self.comm, &mut comm, &mut on_device) });
         self.plugin.check("accept", code)?;
         if comm.is_null() {
             return Ok(None);
@@ -63,8 +65,9 @@ impl Listener for PluginListener {
 
 impl Drop for PluginListener {
     fn drop(&mut self) {
+        let close = self.plugin.functions.common.close_listen;
         // SAFETY: the plugin's listener, which is not used any more.
-        let code = unsafe { (self.plugin.functions.common.close_listen)(self.comm) };
+        let code = self.plugin.call("closeListen", || unsafe { close(self.comm) });
         self.plugin.warn("closeListen", code);
     }
 }

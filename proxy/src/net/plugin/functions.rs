@@ -3,12 +3,14 @@
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 use super::abi::{
     Accept, Close, Code, DeregMr, Iflush, MAX_NET_SIZE, Object, PropertiesV8, PropertiesV9,
     PropertiesV11, RegMr, RegMrDmaBuf, SUCCESS, Table, Test, V8, V9, V10, V11, VDeviceProperties,
     Version,
 };
+use super::calls::call;
 use super::symbol::{Config, Symbol};
 use crate::net::{MAX_REQUESTS, RecvBuffer};
 
@@ -20,6 +22,7 @@ pub(super) struct Functions {
     of_version: OfVersion,
     context: Object,
     config: Config,
+    plugin: Arc<str>,
 }
 
 // SAFETY: NCCL calls a plugin from all its threads at a time, so that plugins cope with that; what is here is never changed
@@ -116,6 +119,7 @@ impl Functions {
     /// There is such a table, and the plugin made the context with this configuration.
     pub(super) unsafe fn read(
         symbol: Symbol,
+        plugin: &Arc<str>,
         context: Object,
         config: Config,
     ) -> Result<Self, &'static str> {
@@ -142,7 +146,7 @@ impl Functions {
         };
         let of_version = of_version.inspect_err(|_| {
             // SAFETY: the caller's; nobody else has the context, and the configuration is still here.
-            unsafe { symbol.finalize(context) };
+            call(plugin, "finalize", || unsafe { symbol.finalize(context) });
         })?;
         let common = match &of_version {
             OfVersion::V8(table) => Common::of(table),
@@ -150,7 +154,7 @@ impl Functions {
             OfVersion::V10(table) => Common::of(table),
             OfVersion::V11(table, _) => Common::of(table),
         };
-        Ok(Functions { common, of_version, context, config })
+        Ok(Functions { common, of_version, context, config, plugin: Arc::clone(plugin) })
     }
 
     /// `getProperties`.
@@ -167,12 +171,12 @@ impl Functions {
                 out(code, properties).map(|properties| properties.assume_init())
             }
         }
-        match &self.of_version {
+        call(&self.plugin, "getProperties", || match &self.of_version {
             OfVersion::V8(table) => get(table.get_properties, device).map(from_v8),
             OfVersion::V9(table) => get(table.get_properties, device).map(from_v9),
             OfVersion::V10(table) => get(table.get_properties, device).map(from_v9),
             OfVersion::V11(table, _) => get(table.get_properties, device),
-        }
+        })
     }
 
     /// `listen`.
@@ -182,14 +186,14 @@ impl Functions {
     pub(super) unsafe fn listen(&self, device: c_int, handle: *mut c_void) -> Result<Object, Code> {
         let mut comm = null_mut();
         // SAFETY: the caller's.
-        let code = unsafe {
+        let code = call(&self.plugin, "listen", || unsafe {
             match &self.of_version {
                 OfVersion::V8(table) => (table.listen)(device, handle, &mut comm),
                 OfVersion::V9(table) => (table.listen)(device, handle, &mut comm),
                 OfVersion::V10(table) => (table.listen)(device, handle, &mut comm),
                 OfVersion::V11(table, _) => (table.listen)(self.context, device, handle, &mut comm),
             }
-        };
+        });
         out(code, comm)
     }
 
@@ -207,7 +211,7 @@ impl Functions {
         let mut on_device = null_mut();
         let (comm_out, device_out) = (&raw mut comm, &raw mut on_device);
         // SAFETY: the caller's.
-        let code = unsafe {
+        let code = call(&self.plugin, "connect", || unsafe {
             match &self.of_version {
                 OfVersion::V8(table) => (table.connect)(device, handle, comm_out, device_out),
                 OfVersion::V9(table) => (table.connect)(device, handle, comm_out, device_out),
@@ -218,7 +222,7 @@ impl Functions {
                     (table.connect)(self.context, device, handle, comm_out, device_out)
                 }
             }
-        };
+        });
         out(code, comm)
     }
 
@@ -237,7 +241,7 @@ impl Functions {
         let mut request = null_mut();
         let (of_message, out_request) = (null_mut(), &raw mut request);
         // SAFETY: the caller's.
-        let code = unsafe {
+        let code = call(&self.plugin, "isend", || unsafe {
             match &self.of_version {
                 OfVersion::V8(table) => {
                     (table.isend)(comm, address, int(bytes), tag, memory, out_request)
@@ -252,7 +256,7 @@ impl Functions {
                     (table.isend)(comm, address, bytes, tag, memory, of_message, out_request)
                 }
             }
-        };
+        });
         out(code, request)
     }
 
@@ -272,7 +276,7 @@ impl Functions {
         let (tags, memory) = (tags.as_mut_ptr(), memory.as_mut_ptr());
         let (ints, handles) = (ints.as_mut_ptr(), of_messages.as_mut_ptr());
         // SAFETY: the caller's; arrays have as many elements as there are buffers, and more.
-        let code = unsafe {
+        let code = call(&self.plugin, "irecv", || unsafe {
             match &self.of_version {
                 OfVersion::V8(table) => {
                     (table.irecv)(comm, count, addresses, ints, tags, memory, out_request)
@@ -287,7 +291,7 @@ impl Functions {
                     (table.irecv)(comm, count, addresses, bytes, tags, memory, handles, out_request)
                 }
             }
-        };
+        });
         out(code, request)
     }
 
@@ -307,8 +311,9 @@ impl Functions {
         let Buffers { addresses, memory, .. } = buffers;
         let (addresses, memory) = (addresses.as_mut_ptr(), memory.as_mut_ptr());
         // SAFETY: as above.
-        let code =
-            unsafe { iflush(comm, count, addresses, ints.as_mut_ptr(), memory, &raw mut request) };
+        let code = call(&self.plugin, "iflush", || unsafe {
+            iflush(comm, count, addresses, ints.as_mut_ptr(), memory, &raw mut request)
+        });
         out(code, request)
     }
 
@@ -318,8 +323,10 @@ impl Functions {
     /// Nothing of the context is used any more.
     pub(super) unsafe fn finalize(&self) -> Code {
         match &self.of_version {
-            // SAFETY: the caller's.
-            OfVersion::V11(_, Some(finalize)) => unsafe { finalize(self.context) },
+            OfVersion::V11(_, Some(finalize)) => {
+                // SAFETY: the caller's.
+                call(&self.plugin, "finalize", || unsafe { finalize(self.context) })
+            }
             _ => SUCCESS,
         }
     }

@@ -13,12 +13,13 @@
 //! long as the process lives. A library that is loaded again is the same one, so that memory does not grow.
 
 use std::ffi::c_void;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use tracing::info;
 
 use super::abi::{Object, code_name};
+use super::calls::call;
 use super::symbol::{Config, Failure, Symbol};
 use crate::NetError;
 use crate::sync::lock;
@@ -140,7 +141,7 @@ fn kept() -> MutexGuard<'static, Vec<Kept>> {
 impl Found {
     /// Initialises the plugin, unless it is and once is enough, and lets its library stay. NULL where there are no
     /// contexts.
-    pub(super) fn init(self, name: &str, config: &Config) -> Result<Object, NetError> {
+    pub(super) fn init(self, name: &Arc<str>, config: &Config) -> Result<Object, NetError> {
         let Found { file, symbol, library } = self;
         // Held while `init` runs: nobody may use what another thread has half initialised.
         let mut all = kept();
@@ -154,8 +155,9 @@ impl Found {
             return Ok(std::ptr::null_mut());
         }
         // SAFETY: a library that exports this name has such a table; the caller keeps the configuration.
-        let context = unsafe { symbol.init(config) }.map_err(|failure| match failure {
-            Failure::Code(code) => NetError::new(name, "init", code_name(code)),
+        let context = call(name, "init", || unsafe { symbol.init(config) });
+        let context = context.map_err(|failure| match failure {
+            Failure::Code(code) => NetError::new(&**name, "init", code_name(code)),
             Failure::Missing(function) => missing(&file, function),
         })?;
         kept.initialised = true;

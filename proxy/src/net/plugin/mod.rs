@@ -5,6 +5,7 @@
 //! abi          what is in a table, version by version
 //! symbol       initialises the plugin and reads its table
 //! functions    calls it, whatever the version
+//! calls        warns of calls that do not return
 //! log          the plugin's log, and its profiler callback
 //! connection   listeners, and connections that are being made
 //! comm         an end of a connection: its memory and requests
@@ -26,6 +27,7 @@
 //! attributes (`setNetAttr`) and profiler events.
 
 mod abi;
+mod calls;
 mod comm;
 mod connection;
 mod functions;
@@ -36,10 +38,12 @@ mod symbol;
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use self::abi::{
     Code, DEVICE_HOST, MAX_NET_SIZE, PTR_CUDA, PTR_DMABUF, PTR_HOST, SUCCESS, code_name,
 };
+use self::calls::{Watched, call};
 use self::connection::{PluginConnecting, PluginListener};
 use self::functions::Functions;
 use self::log::string;
@@ -54,10 +58,12 @@ const MAX_DEVICES: usize = 640;
 /// A plugin's network.
 ///
 /// ```no_run
+/// use std::time::Duration;
+///
 /// use ferroccl_proxy::net::{Net, PluginNet};
 ///
 /// let name = std::env::var("NCCL_NET_PLUGIN").ok();
-/// if let Some(net) = PluginNet::load(name.as_deref())? {
+/// if let Some(net) = PluginNet::load(name.as_deref(), Duration::from_secs(10))? {
 ///     println!("{} (v{}) from {}", net.name(), net.version(), net.library());
 ///     for device in 0..net.devices() {
 ///         println!("{:?}", net.properties(device)?);
@@ -74,9 +80,10 @@ pub struct PluginNet {
 
 /// A plugin that is initialised. Whoever has something of it has this, too: it is finalised after all of them.
 struct Plugin {
-    name: String,
+    name: Arc<str>,
     version: u32,
     functions: Functions,
+    _watched: Watched,
 }
 
 /// A device, as far as connections need to know it.
@@ -91,23 +98,30 @@ impl PluginNet {
     /// Loads the plugin that `name` names, which is the value of `NCCL_NET_PLUGIN` or `None` if that is not set, and
     /// initialises it. `Ok(None)`: the name is `none` or empty, or there is no name and no `libnccl-net.so`.
     ///
+    /// A function of the plugin that does not return for so long is warned of, and again after twice the time; 0 is never.
+    ///
     /// From version 11 on, each call makes a context of its own; older plugins are initialised by the first.
     ///
     /// # Errors
     /// Of the operation `load`, when there is no such library, or it has no table of a version from 8 to 11, or one that
     /// lacks functions. Of `init`, when the plugin does not want to: NCCL goes on without it then. Of `devices`, when it
     /// has none.
-    pub fn load(name: Option<&str>) -> Result<Option<Arc<PluginNet>>, NetError> {
+    pub fn load(
+        name: Option<&str>,
+        warn_after: Duration,
+    ) -> Result<Option<Arc<PluginNet>>, NetError> {
         let Some(found) = library::open(name)? else { return Ok(None) };
         let (library, symbol, config) = (found.file.clone(), found.symbol, Config::new());
         let no_name = || NetError::new(&library, "load", "its name is NULL");
         // SAFETY: a library that exports this symbol has such a table there.
-        let name = unsafe { symbol.name() }.ok_or_else(no_name)?;
+        let name: Arc<str> = unsafe { symbol.name() }.ok_or_else(no_name)?.into();
+        let watched = Watched::new(warn_after);
         let context = found.init(&name, &config)?;
         // SAFETY: as above. The library stays for good.
-        let functions = unsafe { Functions::read(symbol, context, config) }
+        let functions = unsafe { Functions::read(symbol, &name, context, config) }
             .map_err(|function| library::missing(&library, function))?;
-        let plugin = Plugin { name, version: symbol.version(), functions };
+        let version = symbol.version();
+        let plugin = Plugin { name, version, functions, _watched: watched };
         let devices = plugin.devices()?;
         Ok(Some(Arc::new(PluginNet { plugin: Arc::new(plugin), library, devices })))
     }
@@ -161,7 +175,7 @@ impl PluginNet {
 
 impl Plugin {
     fn error(&self, operation: &'static str, reason: impl Into<String>) -> NetError {
-        NetError::new(&self.name, operation, reason)
+        NetError::new(&*self.name, operation, reason)
     }
 
     /// What a function's result is to us.
@@ -180,11 +194,17 @@ impl Plugin {
         }
     }
 
+    /// Calls one of its functions.
+    fn call<T>(&self, function: &'static str, f: impl FnOnce() -> T) -> T {
+        call(&self.name, function, f)
+    }
+
     /// How many there are.
     fn devices(&self) -> Result<usize, NetError> {
         let mut devices = 0;
+        let function = self.functions.common.devices;
         // SAFETY: the plugin's function.
-        let code = unsafe { (self.functions.common.devices)(&mut devices) };
+        let code = self.call("devices", || unsafe { function(&mut devices) });
         self.check("devices", code)?;
         match usize::try_from(devices) {
             Ok(devices @ 1..=MAX_DEVICES) => Ok(devices),
