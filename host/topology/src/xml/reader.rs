@@ -70,6 +70,13 @@ pub fn parse(text: &str, file: &str) -> Result<Element, XmlError> {
     Parser { text, file, at: 0, line: 1, open: Vec::new(), root: None, elements: 0 }.parse()
 }
 
+/// Whether an element or an attribute may be called that (XML 1.0, section 2.3, where letters are Unicode's).
+fn is_name(name: &str) -> bool {
+    let mut chars = name.chars();
+    chars.next().is_some_and(|first| first.is_alphabetic() || matches!(first, '_' | ':'))
+        && chars.all(|c| c.is_alphanumeric() || matches!(c, '_' | ':' | '-' | '.'))
+}
+
 struct Parser<'a> {
     text: &'a str,
     file: &'a str,
@@ -164,7 +171,11 @@ impl Parser<'_> {
         if self.elements > MOST_ELEMENTS {
             return Err(self.error(format!("more than {MOST_ELEMENTS} elements")));
         }
-        let mut element = Element::new(start.name().as_ref());
+        let name = start.name();
+        if !is_name(name.as_ref()) {
+            return Err(self.error(format!("\"{}\" is no name", name.as_ref().escape_debug())));
+        }
+        let mut element = Element::new(name.as_ref());
         element.line = self.line;
         // That a name is there once is checked below, with an error that says which.
         for attribute in start.attributes().with_checks(false) {
@@ -180,6 +191,9 @@ impl Parser<'_> {
             // The key is a part of the text, so that its distance from the start is its place.
             let place = (name.as_ptr() as usize).wrapping_sub(self.text.as_ptr() as usize);
             self.go_to(place as u64);
+            if !is_name(name) {
+                return Err(broken(self, format!("\"{}\" is no name", name.escape_debug())));
+            }
             if element.text(name).is_some() {
                 let shown = Some((name.into(), Some(attribute.value.into())));
                 let reason = "given twice".to_owned();

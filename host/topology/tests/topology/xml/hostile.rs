@@ -13,6 +13,20 @@ use crate::again::{elsewhere, here};
 use crate::random::Random;
 
 #[test]
+fn elements_and_attributes_have_names() {
+    for (text, wanted) in [
+        ("<\n/>", "x.xml:1: \"\" is no name"),
+        ("<1/>", "x.xml:1: \"1\" is no name"),
+        ("<system>\n<a&b/></system>", "x.xml:2: <system>: \"a&b\" is no name"),
+        ("<system 2=\"3\"/>", "x.xml:1: <system>: \"2\" is no name"),
+        ("<system a<b=\"3\"/>", "x.xml:1: <system>: \"a<b\" is no name"),
+    ] {
+        assert_eq!(xml::parse(text, "x.xml").unwrap_err().to_string(), wanted, "{text}");
+    }
+    assert_eq!(xml::parse("<a-1.b _c:d=\"\"/>", "x.xml").unwrap().name, "a-1.b");
+}
+
+#[test]
 fn what_cannot_be_is_an_error_that_says_where() {
     let link = |attributes: &str| gpu("1:0.0", &format!("<nvlink {attributes}/>"));
     let pci = |attributes: &str| format!("<pci class=\"0x060400\" {attributes}/>");
