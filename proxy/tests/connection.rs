@@ -360,11 +360,10 @@ fn ll128_lines_cross() {
 const SIMPLE: &[ProtocolId] = &[ProtocolId::Simple];
 
 /// A card that writes to a GPU's memory: a kernel is told when the GPU sees it, and not before.
-#[test]
-fn slots_in_gpu_memory_cross() {
+fn crosses_gpu_memory(protocols: &[ProtocolId]) {
     for ordered in [false, true] {
         for (sent, received) in [(&[][..], ProtocolId::ALL), (SIMPLE, SIMPLE), (SIMPLE, &[])] {
-            for &protocol in ProtocolId::ALL {
+            for &protocol in protocols {
                 let net = CardNet::new((true, false), ordered);
                 let on_gpu = [sent, received].map(|protocols| Some(OnGpu { protocols, ordered }));
                 crosses(&net, protocol, on_gpu);
@@ -379,6 +378,16 @@ fn slots_in_gpu_memory_cross() {
             }
         }
     }
+}
+
+#[test]
+fn simple_slots_in_gpu_memory_cross() {
+    crosses_gpu_memory(SIMPLE);
+}
+
+#[test]
+fn lines_in_gpu_memory_cross() {
+    crosses_gpu_memory(&[ProtocolId::Ll, ProtocolId::Ll128]);
 }
 
 /// The proxy cannot see the lines of what a GPU sends from its own memory.
