@@ -71,9 +71,7 @@ pub(crate) fn nightly() -> Vec<Step> {
                 &[("FERROCCL_PTX", "none"), ("RUSTUP_TOOLCHAIN", &features::rust_version())],
             ),
         Step::new("vm", "all tests in virtual machines with RDMA devices").run_with(
-            &format!(
-                "cargo test --workspace --features {TESTED} -- in_a_vm in_two_vms --nocapture"
-            ),
+            &format!("cargo test --workspace --features {TESTED} -- _vm --nocapture"),
             &NO_PTX,
         ),
         Step::new("chaos", "a thousand random jobs, each with a fault in its middle")
