@@ -204,6 +204,8 @@ knobs! {
         "ranks of one process do not read each other's memory directly";
     "NCCL_SHM_DISABLE" shm_disable: bool = false, (),
         "processes of one host do not share memory";
+    "NCCL_NET_DISABLE_INTRA" net_disable_intra: bool = false, (),
+        "GPUs of one host do not talk over the network where that is faster than between them";
     "NCCL_P2P_LEVEL" p2p_level: Option<Level> = None, Level::FORM,
         "the farthest two GPUs may be to write each other's memory; not set: what the CPU is good for";
     "NCCL_NET_GDR_LEVEL" net_gdr_level: Option<Level> = None, Level::FORM,

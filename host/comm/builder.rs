@@ -128,7 +128,7 @@ pub(super) fn allowed<'a>(
     env: &Config,
     too_far: Option<&'a TooFar>,
 ) -> AllowedTransports<'a> {
-    let net = env.net.as_deref().is_none_or(|net| !net.eq_ignore_ascii_case("none"));
+    let net = !env.has_no_net();
     let (p2p, shm) = (config.p2p.unwrap_or(true), config.shm.unwrap_or(true));
     AllowedTransports { p2p, shm, net, too_far }
 }

@@ -34,7 +34,7 @@ use super::{CommConfig, log_topology};
 use crate::config::{Config, TopoRanks};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::transport::PeerInfo;
+use crate::transport::{FarPair, PeerInfo};
 
 /// The channels that a host offers, as its first rank tells them to all. The local ranks in them are numbered in the order of
 /// the ranks.
@@ -60,7 +60,7 @@ pub(super) struct HostFindings {
     /// Its channels, where the GPUs are known and paths join them.
     pub(super) channels: Option<HostChannels>,
     /// Pairs of its local ranks that may not write each other's memory, and why.
-    too_far: Vec<(u32, u32, String)>,
+    too_far: Vec<(u32, u32, FarPair)>,
 }
 
 /// What the search has to know of the communicator.
@@ -103,8 +103,12 @@ impl GraphQuery<'_> {
         }
         let Some((system, gpus)) = self.system(local, &env)? else { return Ok(nothing) };
         let numbers = numbers(&system, &gpus);
-        let too_far = pairs_too_far(&system, &env.policy(), &numbers);
+        let mut too_far = pairs_too_far(&system, &env.policy(), &numbers);
         let paths = Paths::new(&system, &env.policy());
+        // A job on one host has no network, as in NCCL, which takes the cards out of its topology.
+        if self.nodes.count() > 1 && !env.net_disable_intra && !env.has_no_net() {
+            too_far.extend(pairs_by_network(&paths, &numbers));
+        }
         info!(target: log::GRAPH, gpus = paths.gpus(), nets = paths.nets(), cpus = paths.cpus(), "System");
         let hosts = self.nodes.count() as u32;
         let settings = self.settings();
@@ -240,16 +244,33 @@ fn numbers(system: &System, gpus: &[BusId]) -> Vec<usize> {
 }
 
 /// Pairs of GPUs that may not write each other's memory, and why; `local` has each GPU's local rank.
-fn pairs_too_far(system: &System, policy: &Policy, local: &[usize]) -> Vec<(u32, u32, String)> {
+fn pairs_too_far(system: &System, policy: &Policy, local: &[usize]) -> Vec<(u32, u32, FarPair)> {
     let gpus = system.gpus();
     let pairs = (0..gpus.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
     let refused = pairs.filter_map(|(a, b)| {
         let kind = direct(system, gpus[a].0, gpus[b].0, policy.nvb).kind;
         let decision = policy.p2p(system, kind);
-        let (one, other) = (local[a].min(local[b]) as u32, local[a].max(local[b]) as u32);
-        (!decision.allowed).then_some((one, other, decision.why))
+        let (one, other) = in_order(local, a, b);
+        let why = decision.why;
+        (!decision.allowed).then_some((one, other, FarPair { why, net_is_faster: false }))
     });
     refused.collect()
+}
+
+/// Pairs of GPUs that reach the network faster than each other.
+fn pairs_by_network(paths: &Paths, local: &[usize]) -> Vec<(u32, u32, FarPair)> {
+    let pairs = (0..paths.gpus()).flat_map(|a| (0..a).map(move |b| (a, b)));
+    let faster = pairs.filter_map(|(a, b)| {
+        let why = paths.faster_by_network(a, b)?;
+        let (one, other) = in_order(local, a, b);
+        Some((one, other, FarPair { why, net_is_faster: true }))
+    });
+    faster.collect()
+}
+
+/// The local ranks of two GPUs, the lower one first.
+fn in_order(local: &[usize], a: usize, b: usize) -> (u32, u32) {
+    (local[a].min(local[b]) as u32, local[a].max(local[b]) as u32)
 }
 
 /// The PCI device that a port is of.

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::transport::{AllowedTransports, select};
+use crate::transport::{AllowedTransports, FarPair, select};
 
 fn peer(rank: u32, host: u32) -> PeerInfo {
     PeerInfo {
@@ -252,6 +252,47 @@ fn ranks_that_are_too_far_apart_do_without_p2p() {
             assert!(error.contains("P2P: SYS is farther than "), "{error}");
         }
     }
-    let bad = HostFindings { channels: None, too_far: vec![(0, 4, String::new())] };
+    let pair = FarPair { why: String::new(), net_is_faster: false };
+    let bad = HostFindings { channels: None, too_far: vec![(0, 4, pair)] };
     assert!(too_far(&nodes, &[bad]).unwrap_err().to_string().contains("does not have"));
+}
+
+/// A GPU and a card behind a switch of each of two Intel CPUs: GPUs of one host talk over the network, which is faster than
+/// from CPU to CPU, if there is more than one host.
+#[test]
+fn ranks_talk_over_the_network_where_it_is_faster() {
+    let lookup = |extra: Option<(&'static str, &'static str)>| {
+        let file =
+            format!("{}/tests/topology_files/pcie-2gpu-2nic.xml", env!("CARGO_MANIFEST_DIR"));
+        let lookup = move |name: &str| match name {
+            "NCCL_TOPO_FILE" => Some(file.clone()),
+            "FERROCCL_TOPO_RANKS" => Some("all".to_owned()),
+            name => extra.filter(|extra| extra.0 == name).map(|extra| extra.1.to_owned()),
+        };
+        Config::from_lookup(lookup).unwrap()
+    };
+    for (hosts, extra, way, why) in [
+        (2, None, "NET", Some(true)),
+        (1, None, "SHM", Some(false)),
+        (2, Some(("NCCL_NET_DISABLE_INTRA", "1")), "SHM", Some(false)),
+        (2, Some(("NCCL_P2P_LEVEL", "SYS")), "NET", Some(true)),
+        (1, Some(("NCCL_P2P_LEVEL", "SYS")), "P2P", None),
+        (2, Some(("NCCL_NET", "none")), "SHM", Some(false)),
+    ] {
+        let what = format!("{hosts} hosts, {extra:?}");
+        let peers: Vec<_> = (0..2 * hosts).map(|rank| peer(rank, rank / 2)).collect();
+        let env = lookup(extra);
+        let pairs = too_far(&Nodes::new(0, &peers, None), &found(&peers, &env).unwrap()).unwrap();
+        assert_eq!(pairs.get(&(0, 1)).map(|pair| pair.net_is_faster), why, "{what}: {pairs:?}");
+        let net = !env.has_no_net();
+        let allowed = AllowedTransports { p2p: true, shm: true, net, too_far: Some(&pairs) };
+        let transport = |a: usize, b: usize| select(&peers[a], &peers[b], allowed).unwrap().name();
+        assert_eq!((transport(0, 1), transport(1, 0)), (way, way), "{what}");
+        if way == "NET" {
+            let without = AllowedTransports { net: false, ..allowed };
+            let error = select(&peers[0], &peers[1], without).unwrap_err().to_string();
+            let why = "SHM: the network is faster: 24.0 GB/s, and ";
+            assert!(error.contains(why) && error.contains(" by SYS"), "{error}");
+        }
+    }
 }

@@ -57,6 +57,12 @@ impl Config {
         Files { read: self.graph_file.clone(), dump: self.graph_dump_file.clone() }
     }
 
+    /// Whether there is to be no network (`NCCL_NET=none`).
+    #[must_use]
+    pub fn has_no_net(&self) -> bool {
+        self.net.as_deref().is_some_and(|net| net.eq_ignore_ascii_case("none"))
+    }
+
     /// What may reach what.
     #[must_use]
     pub fn policy(&self) -> Policy {

@@ -100,9 +100,17 @@ pub(crate) trait Transport: Debug + Sync {
     fn accept(&self, handle: &[u8], len: usize, offset: usize, bytes: usize) -> Result<HostRegion>;
 }
 
-/// Pairs of ranks, the lower one first, whose devices are too far apart to write each other's memory (`NCCL_P2P_LEVEL`), with
-/// the reason.
-pub(crate) type TooFar = BTreeMap<(u32, u32), String>;
+/// Pairs of ranks, the lower one first, whose devices are too far apart to write each other's memory.
+pub(crate) type TooFar = BTreeMap<(u32, u32), FarPair>;
+
+/// Two devices that are too far apart to write each other's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FarPair {
+    /// Why, for people.
+    pub why: String,
+    /// Not by `NCCL_P2P_LEVEL`, but because the network is faster, which counts for the host's memory, too.
+    pub net_is_faster: bool,
+}
 
 /// Which transports may be used (`NCCL_P2P_DISABLE`, `NCCL_SHM_DISABLE`, `NCCL_NET`), and between whom.
 #[derive(Clone, Copy, Debug)]
@@ -120,11 +128,24 @@ impl AllowedTransports<'_> {
         if !self.p2p {
             return Err("off by NCCL_P2P_DISABLE".to_owned());
         }
-        let pair = (one.rank.min(other.rank), one.rank.max(other.rank));
-        match self.too_far.and_then(|pairs| pairs.get(&pair)) {
-            Some(why) => Err(why.clone()),
+        match self.far_pair(one, other) {
+            Some(pair) => Err(pair.why.clone()),
             None => Ok(()),
         }
+    }
+
+    /// Whether two ranks may share the host's memory. The error is the reason why not.
+    fn shm(&self, one: &PeerInfo, other: &PeerInfo) -> Result<(), String> {
+        match self.far_pair(one, other) {
+            _ if !self.shm => Err("off by NCCL_SHM_DISABLE".to_owned()),
+            Some(pair) if pair.net_is_faster => Err(pair.why.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    fn far_pair(&self, one: &PeerInfo, other: &PeerInfo) -> Option<&FarPair> {
+        let pair = (one.rank.min(other.rank), one.rank.max(other.rank));
+        self.too_far.and_then(|pairs| pairs.get(&pair))
     }
 }
 
@@ -137,11 +158,11 @@ pub(crate) fn select(
     receiver: &PeerInfo,
     allowed: AllowedTransports<'_>,
 ) -> Result<&'static dyn Transport> {
-    let on = |on: bool, knob: &str| if on { Ok(()) } else { Err(format!("off by {knob}")) };
+    let net = if allowed.net { Ok(()) } else { Err("off by NCCL_NET=none".to_owned()) };
     let candidates: [(&'static dyn Transport, Result<(), String>); 3] = [
         (&p2p::P2pTransport, allowed.p2p(sender, receiver)),
-        (&shm::ShmTransport, on(allowed.shm, "NCCL_SHM_DISABLE")),
-        (&net::NetTransport, on(allowed.net, "NCCL_NET=none")),
+        (&shm::ShmTransport, allowed.shm(sender, receiver)),
+        (&net::NetTransport, net),
     ];
     let mut reasons = Vec::new();
     for (transport, allowed) in candidates {

@@ -1,6 +1,8 @@
 //! The channels that the search finds are those that a job runs on: ranks on the CPU stand for the GPUs of topology files
 //! (`FERROCCL_TOPO_RANKS`), on hosts with several cards.
 
+use std::net::Ipv4Addr;
+
 use ferroccl::UniqueId;
 use ferroccl::config::Config;
 use ferroccl::graph::{HostGraphs, SearchSettings};
@@ -52,6 +54,7 @@ fn every_collective_over_searched_channels() {
         (1, 8, 1, "hgx-h100"),
         (2, 4, 4, "dgx-a100"),
         (2, 3, 2, "dgx1-v100"),
+        (2, 2, 2, "pcie-2gpu-2nic"),
         (3, 2, 8, "azure-ndv4-topo"),
         (4, 1, 4, "aws-p4d-24xl-topo"),
     ] {
@@ -66,6 +69,32 @@ fn every_collective_over_searched_channels() {
             let mut job = start(&hosts, per_host, in_turn, file, "every_collective", &env);
             job.all_told("ended well");
             job.end();
+        }
+    }
+}
+
+/// Two GPUs of a host whose cards are faster than the way from one CPU to the other talk over these cards.
+#[test]
+fn ranks_of_a_host_talk_over_faster_cards() {
+    for (env, over_cards) in [(&[][..], true), (&[("NCCL_NET_DISABLE_INTRA", "1")], false)] {
+        let Some(hosts) = hosts(2, 2) else { return };
+        let env = [&[("NCCL_ALGO", "Ring"), ("FERROCCL_TIMEOUT", "60")], env].concat();
+        let mut job = start(&hosts, 2, false, "pcie-2gpu-2nic", "for_ever", &env);
+        job.all_told("runs");
+        // The second card of each host, and who has made connections to it.
+        let cards = [0, 1].map(|host| Ipv4Addr::new(10, 214, host, 1));
+        let pids: Vec<u32> = job.ranks.iter().map(|rank| rank.0.id()).collect();
+        let connected = |card| {
+            let to = |rank: &usize| crate::pxn::remote_addresses(pids[*rank]).contains(&card);
+            (0..4).filter(to).collect::<Vec<_>>()
+        };
+        // The ring is 0, 1, 2, 3 or enters each host by the other GPU; ranks 1 and 3 have the second cards.
+        let own_host =
+            cards.map(connected).iter().enumerate().any(|(host, from)| from.contains(&(2 * host)));
+        assert_eq!(own_host, over_cards, "{env:?}");
+        job.ranks[0].0.kill().unwrap();
+        for rank in 1..4 {
+            job.told(rank, "ended ");
         }
     }
 }

@@ -14,7 +14,7 @@ fn end_of_connection(text: &str) -> (Ipv4Addr, u16) {
 }
 
 /// The addresses that a process has made connections with.
-fn remote_addresses(pid: u32) -> BTreeSet<Ipv4Addr> {
+pub(crate) fn remote_addresses(pid: u32) -> BTreeSet<Ipv4Addr> {
     let mut inodes = BTreeSet::new();
     // A process that has ended has none.
     for file in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {

@@ -254,13 +254,13 @@ pub(in crate::comm) fn too_far(nodes: &Nodes, all: &[HostFindings]) -> Result<To
     let mut pairs = TooFar::new();
     for ranks in nodes.members() {
         let Some(found) = all.get(ranks[0] as usize) else { continue };
-        for (a, b, why) in &found.too_far {
+        for (a, b, pair) in &found.too_far {
             let rank = |number: u32| ranks.get(number as usize).copied();
             let (Some(one), Some(other), true) = (rank(*a), rank(*b), a < b) else {
                 let text = format!("rank {} names ranks that its host does not have", ranks[0]);
                 return Err(Error::malformed(text));
             };
-            pairs.insert((one, other), why.clone());
+            pairs.insert((one, other), pair.clone());
         }
     }
     Ok(pairs)

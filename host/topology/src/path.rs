@@ -242,6 +242,22 @@ impl Paths {
         self.at(self.gpus + self.nets + cpu, self.gpus + net)
     }
 
+    /// Why two GPUs of a host had better talk over the network: both reach a card behind a PCI switch at most faster than each
+    /// other. `None` where they had not. As NCCL's `ncclTopoCheckNet` (`src/graph/paths.cc`).
+    #[must_use]
+    pub fn faster_by_network(&self, one: usize, other: usize) -> Option<String> {
+        let direct = self.gpu_gpu(one, other);
+        let to_net = |gpu: usize| {
+            let cards = (0..self.nets()).map(|net| self.gpu_net(gpu, net));
+            let near = cards.filter(|path| path.kind <= PathKind::Pxb);
+            near.map(|path| path.bw).fold(0.0, f64::max)
+        };
+        let net = to_net(one).min(to_net(other));
+        (net > direct.bw).then(|| {
+            format!("the network is faster: {net:.1} GB/s, and {:.1} by {}", direct.bw, direct.kind)
+        })
+    }
+
     /// Between any two of the nodes; `None` for a node that is no GPU, port or CPU.
     #[must_use]
     pub fn between(&self, from: NodeId, to: NodeId) -> Option<&Path> {
