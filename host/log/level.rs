@@ -110,6 +110,10 @@ impl Display for Subsystems {
         if *self == Self::ALL {
             return f.write_str("ALL");
         }
+        if self.0 == 0 {
+            // Nothing at all would be read as the default.
+            return f.write_str("^ALL");
+        }
         let names: Vec<_> =
             SUBSYSTEMS.iter().filter(|(_, t)| self.contains(t)).map(|(name, _)| *name).collect();
         f.write_str(&names.join(","))
@@ -157,6 +161,9 @@ mod tests {
         assert_eq!(Subsystems::DEFAULT.to_string(), "INIT,ENV,BOOTSTRAP");
         assert_eq!("^init".parse::<Subsystems>().unwrap().0, Subsystems::ALL.0 & !1);
         assert_eq!("all".parse::<Subsystems>().unwrap(), Subsystems::ALL);
+        let none = "^net,all".parse::<Subsystems>().unwrap();
+        assert_eq!((none, none.to_string().as_str()), (Subsystems(0), "^ALL"));
+        assert_eq!("^ALL".parse::<Subsystems>().unwrap(), none);
         for (name, target) in SUBSYSTEMS {
             assert!(Subsystems::NAMES.contains(name), "{name} is not described");
             assert_eq!(target.to_uppercase(), format!("FERROCCL::{name}"));
