@@ -206,6 +206,8 @@ knobs! {
         "processes of one host do not share memory";
     "NCCL_NET_DISABLE_INTRA" net_disable_intra: bool = false, (),
         "GPUs of one host do not talk over the network where that is faster than between them";
+    "NCCL_IGNORE_CPU_AFFINITY" ignore_cpu_affinity: bool = false, (),
+        "threads run on the cores near their GPU, also where the process was started for others";
     "NCCL_P2P_LEVEL" p2p_level: Option<Level> = None, Level::FORM,
         "the farthest two GPUs may be to write each other's memory; not set: what the CPU is good for";
     "NCCL_NET_GDR_LEVEL" net_gdr_level: Option<Level> = None, Level::FORM,

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use ferroccl_device::abi::Peer;
 use tracing::{info, warn};
 
+use super::affinity::ProxyCores;
 use super::builder::{CommBuilder, ranks_on_device};
 use super::collnet_heads::CollnetHeads;
 use super::control::{ControlBlock, DeviceCommParams};
@@ -92,6 +93,7 @@ impl CommBuilder<'_> {
         let abort = self.config.abort.clone().unwrap_or_default();
         let communicator = Communicator(Arc::new(CommState {
             maker: Maker::this()?,
+            _proxy_cores: ProxyCores::new(self.cores),
             group: self.token.group,
             rank: self.rank,
             nranks: self.nranks,

@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::transport::{self, AllowedTransports, PeerInfo, TooFar, select_net};
 use ferroccl_bootstrap::Bootstrap;
+use ferroccl_topology::CpuSet;
 
 /// What a rank knows before its communicator is made.
 pub(super) struct CommBuilder<'a> {
@@ -35,6 +36,8 @@ pub(super) struct CommBuilder<'a> {
     pub graphs: Option<&'a Arc<CommGraphs>>,
     /// The ranks whose GPUs are too far apart for P2P.
     pub too_far: &'a TooFar,
+    /// The cores near the rank's GPU, as far as it may use them.
+    pub cores: &'a CpuSet,
     /// The rings, which the channels take in turn.
     pub rings: &'a [RankOrder],
     /// The network, if there are ranks that are reached by none of the other transports.

@@ -21,8 +21,8 @@ use ferroccl_topology::graph::tuning::Devices;
 use ferroccl_topology::graph::{ChannelGraph, HostGraphs, SearchSettings, file};
 use ferroccl_topology::path::direct;
 use ferroccl_topology::{
-    self as topology, Arch, Assume, BusId, Node, NodeId, Paths, Policy, System, TopologyError,
-    Vendor,
+    self as topology, Arch, Assume, BusId, CpuSet, Node, NodeId, Paths, Policy, System,
+    TopologyError, Vendor,
 };
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
@@ -61,6 +61,8 @@ pub(super) struct HostFindings {
     pub(super) channels: Option<HostChannels>,
     /// Pairs of its local ranks that may not write each other's memory, and why.
     too_far: Vec<(u32, u32, FarPair)>,
+    /// The cores near the GPU of each of its local ranks.
+    pub(super) cores: Vec<CpuSet>,
 }
 
 /// What the search has to know of the communicator.
@@ -105,6 +107,7 @@ impl GraphQuery<'_> {
         let numbers = numbers(&system, &gpus);
         let mut too_far = pairs_too_far(&system, &env.policy(), &numbers);
         let paths = Paths::new(&system, &env.policy());
+        let cores = cores(&system, &paths, &numbers);
         // A job on one host has no network, as in NCCL, which takes the cards out of its topology.
         if self.nodes.count() > 1 && !env.net_disable_intra && !env.has_no_net() {
             too_far.extend(pairs_by_network(&paths, &numbers));
@@ -115,14 +118,14 @@ impl GraphQuery<'_> {
         let graphs = match file::load(&system, &paths, &settings, &env.graph_files(), hosts) {
             Err(error) if env.graph_file.is_none() => {
                 warn!(target: log::GRAPH, "the ranks connect in their own order: {error}");
-                return Ok(HostFindings { channels: None, too_far });
+                return Ok(HostFindings { channels: None, too_far, cores });
             }
             graphs => graphs?,
         };
         log_topology::log_graphs(&graphs);
         let relays = self.relays(&system, &paths, &numbers);
         let channels = Some(self.channels(&system, graphs, &numbers, relays)?);
-        Ok(HostFindings { channels, too_far })
+        Ok(HostFindings { channels, too_far, cores })
     }
 
     /// The settings of the search: the communicator's own limits come before those of the environment.
@@ -241,6 +244,17 @@ impl GraphQuery<'_> {
 fn numbers(system: &System, gpus: &[BusId]) -> Vec<usize> {
     let place = |id: BusId| gpus.iter().position(|gpu| *gpu == id).unwrap_or(0);
     system.gpus().iter().map(|(_, gpu)| place(gpu.bus_id)).collect()
+}
+
+/// The cores near the GPU of each local rank; `local` has each GPU's.
+fn cores(system: &System, paths: &Paths, local: &[usize]) -> Vec<CpuSet> {
+    let mut cores = vec![CpuSet::default(); local.len()];
+    for (gpu, rank) in local.iter().enumerate() {
+        if let Some(cores) = cores.get_mut(*rank) {
+            *cores = topology::affinity(system, paths, gpu);
+        }
+    }
+    cores
 }
 
 /// Pairs of GPUs that may not write each other's memory, and why; `local` has each GPU's local rank.

@@ -253,7 +253,7 @@ fn ranks_that_are_too_far_apart_do_without_p2p() {
         }
     }
     let pair = FarPair { why: String::new(), net_is_faster: false };
-    let bad = HostFindings { channels: None, too_far: vec![(0, 4, pair)] };
+    let bad = HostFindings { channels: None, too_far: vec![(0, 4, pair)], cores: Vec::new() };
     assert!(too_far(&nodes, &[bad]).unwrap_err().to_string().contains("does not have"));
 }
 

@@ -39,6 +39,7 @@
 //! made, whatever their streams.
 
 mod abort;
+mod affinity;
 mod assemble;
 mod builder;
 mod calls;

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use ferroccl_proxy::collnet::CollNet;
 use ferroccl_proxy::net::Net;
 
+use super::affinity::{self, Pinned};
 use super::builder::{
     BlockLimits, CommBuilder, allowed, check_peers, exchange, open_net, ranks_on_device,
 };
@@ -29,6 +30,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::transport::{self, PeerInfo};
 use ferroccl_bootstrap::{Bootstrap, News, Stop, UniqueId};
+use ferroccl_topology::CpuSet;
 
 impl Communicator {
     /// All ranks of a group in this process, on one device; element `i` is rank `i`.
@@ -122,6 +124,9 @@ impl Communicator {
         };
         let rings: Vec<_> =
             all.iter().map(|nodes| nodes.rings(graphs.as_deref(), channels)).collect();
+        let cores =
+            (0..).zip(&all).map(|(rank, nodes)| affinity::cores_of(rank, nodes, &found, &env));
+        let cores: Vec<CpuSet> = cores.collect();
         let builder = |rank: u32| CommBuilder {
             device: &devices[rank as usize],
             config,
@@ -136,6 +141,7 @@ impl Communicator {
             blocks,
             graphs: graphs.as_ref(),
             too_far: &too_far,
+            cores: &cores[rank as usize],
             rings: &rings[rank as usize],
             net: nets[rank as usize].as_ref(),
         };
@@ -143,7 +149,10 @@ impl Communicator {
             return Ok(vec![builder(0).build(vec![None], &peers, None, None)?]);
         }
         let regions: Vec<OpenRecvRegion> = (0..nranks)
-            .map(|rank| builder(rank).open_recv_region(&peers))
+            .map(|rank| {
+                let _pinned = Pinned::to(&cores[rank as usize]);
+                builder(rank).open_recv_region(&peers)
+            })
             .collect::<Result<_>>()?;
         let handles: Vec<PeerHandles> =
             regions.iter().map(|region| region.handles.clone()).collect();
@@ -157,6 +166,7 @@ impl Communicator {
         let made = (0..nranks).zip(regions).zip(edges).zip(heads);
         let ranks = made.map(|(((rank, region), edges), heads)| {
             let builder = builder(rank);
+            let _pinned = Pinned::to(builder.cores);
             let net = builder.net_connections(region.listeners, &edges, &handles, None)?;
             builder.build(edges, &peers, net, heads)
         });
@@ -294,6 +304,8 @@ impl Communicator {
         };
 
         let rings = nodes.rings(graphs.as_deref(), channels);
+        let cores = affinity::cores_of(rank, &nodes, &found, &env);
+        let _pinned = Pinned::to(&cores);
         let builder = CommBuilder {
             device,
             config,
@@ -308,6 +320,7 @@ impl Communicator {
             blocks: BlockLimits::of(blocks),
             graphs: graphs.as_ref(),
             too_far: &too_far,
+            cores: &cores,
             rings: &rings,
             net: net.as_ref(),
         };

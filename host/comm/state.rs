@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::abort::AbortHandle;
+use super::affinity::ProxyCores;
 use super::collnet_heads::CollnetHeads;
 use super::config::CommConfig;
 use super::control::ControlBlock;
@@ -38,6 +39,8 @@ pub struct Communicator(pub(super) Arc<CommState>);
 pub(super) struct CommState {
     /// The process that it is of. A fork has a copy, which it must leave alone.
     pub maker: Maker,
+    /// Keeps the proxy thread near the GPU.
+    pub _proxy_cores: ProxyCores,
     /// A random number that all ranks of the communicator have, and no other communicator has.
     pub group: u64,
     pub rank: u32,

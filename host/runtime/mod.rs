@@ -229,6 +229,17 @@ fn on_proxy_thread(operation: Box<dyn Operation>) -> Result<()> {
     PROXY.append(operation).map_err(|e| Error::system("starting the proxy thread", e))
 }
 
+/// Has the process's proxy thread run on these cores; `None` is where it would be without that.
+pub(crate) fn put_proxy_on(cores: Option<ferroccl_topology::CpuSet>) {
+    let placed = match &cores {
+        Some(cores) => PROXY.run_on(Some(&mut cores.iter())),
+        None => PROXY.run_on(None),
+    };
+    if let Err(error) = placed {
+        tracing::warn!(target: crate::log::PROXY, "the proxy thread stays where it is: {error}");
+    }
+}
+
 /// Memory of a runtime with this content.
 pub(crate) fn place(runtime: &dyn Runtime, bytes: &[u8]) -> Result<Arc<dyn Memory>> {
     let memory = runtime.allocate(bytes.len())?;

@@ -8,6 +8,9 @@ use std::{io, thread};
 
 use tracing::error;
 
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
 use crate::sync::{lock, wait};
 
 /// Work that is done in steps, none of which waits (NCCL's `ncclProxyArgs`).
@@ -102,8 +105,20 @@ impl std::fmt::Debug for Shared {
 #[derive(Default)]
 struct Queue {
     new: Vec<Box<dyn Operation>>,
-    running: bool,
+    /// Whether there is a thread.
+    started: bool,
+    /// The thread, when it runs.
+    running: Option<Thread>,
     closed: bool,
+    /// The cores that the thread is to run on; `None` for those that it had in the beginning.
+    cores: Option<CpuSet>,
+}
+
+#[derive(Clone, Copy)]
+struct Thread {
+    id: Pid,
+    /// The cores that it had in the beginning.
+    cores: CpuSet,
 }
 
 /// For how long nothing moves before the thread sleeps between rounds: some steps over a network. It yields meanwhile.
@@ -114,6 +129,14 @@ const PAUSE: Duration = Duration::from_micros(20);
 const LONG_IDLE: Duration = Duration::from_millis(20);
 /// How long then, and while others make its rounds.
 const LONG_PAUSE: Duration = Duration::from_millis(1);
+
+impl Queue {
+    /// Has the thread run where it is to, if there is one.
+    fn place(&self) -> io::Result<()> {
+        let Some(Thread { id, cores }) = self.running else { return Ok(()) };
+        Ok(sched_setaffinity(id, &self.cores.unwrap_or(cores))?)
+    }
+}
 
 impl Proxy {
     /// A proxy without operations, whose thread will have this name.
@@ -128,16 +151,39 @@ impl Proxy {
     /// When there is no thread and none can be started; the operation is dropped then.
     pub fn append(&self, operation: Box<dyn Operation>) -> io::Result<()> {
         let mut queue = self.shared.lock();
-        if !queue.running {
+        if !queue.started {
             let shared = Arc::clone(&self.shared);
             thread::Builder::new().name(self.name.to_owned()).spawn(move || shared.run())?;
-            queue.running = true;
+            queue.started = true;
         }
         queue.new.push(operation);
         self.shared.count.fetch_add(1, Ordering::Relaxed);
         drop(queue);
         self.shared.changed.notify_one();
         Ok(())
+    }
+
+    /// Has the thread run on these cores, now or when it starts; `None` is those that it had in the beginning. Cores from 1024 on
+    /// are not counted.
+    ///
+    /// # Errors
+    /// What the system says, such as that there are no such cores.
+    ///
+    /// ```
+    /// let proxy = ferroccl_proxy::Proxy::new("example");
+    /// proxy.run_on(Some(&mut [0].into_iter()))?;
+    /// proxy.run_on(None)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn run_on(&self, cores: Option<&mut dyn Iterator<Item = usize>>) -> io::Result<()> {
+        let set = |cores: &mut dyn Iterator<Item = usize>| {
+            let mut set = CpuSet::new();
+            cores.for_each(|core| set.set(core).unwrap_or_default());
+            set
+        };
+        let mut queue = self.shared.lock();
+        queue.cores = cores.map(set);
+        queue.place()
     }
 
     /// Makes a round on the calling thread, unless another thread is making one; whether anything moved. Returns quickly when
@@ -185,6 +231,13 @@ impl Shared {
 
     fn run(&self) {
         be_woken_in_time();
+        if let Ok(cores) = sched_getaffinity(Pid::from_raw(0)) {
+            let mut queue = self.lock();
+            queue.running = Some(Thread { id: nix::unistd::gettid(), cores });
+            if let Err(error) = queue.place() {
+                tracing::warn!(target: "ferroccl::proxy", "the proxy thread stays where it is: {error}");
+            }
+        }
         let mut idle_since = None;
         let mut helped = 0;
         loop {
@@ -283,5 +336,39 @@ mod tests {
         proxy.append(Box::new(Told(|| Progress::Idle, tell))).unwrap();
         drop(proxy);
         assert_eq!(told.recv(), Ok("dropped"));
+    }
+
+    /// Says the cores of the thread that runs it.
+    struct Where(mpsc::Sender<CpuSet>);
+
+    impl Operation for Where {
+        fn progress(&mut self) -> Progress {
+            self.0.send(sched_getaffinity(Pid::from_raw(0)).unwrap()).unwrap();
+            Progress::Done
+        }
+    }
+
+    #[test]
+    fn the_thread_runs_on_the_cores_that_it_is_given() {
+        let proxy = Proxy::new("test");
+        let (say, said) = mpsc::channel();
+        let cores = || {
+            proxy.append(Box::new(Where(say.clone()))).unwrap();
+            said.recv_timeout(Duration::from_secs(60)).unwrap()
+        };
+        let own = sched_getaffinity(Pid::from_raw(0)).unwrap();
+        let last = (0..CpuSet::count()).rfind(|core| own.is_set(*core).unwrap()).unwrap();
+        let mut only = CpuSet::new();
+        only.set(last).unwrap();
+        // Before there is a thread, and after.
+        proxy.run_on(Some(&mut [last].into_iter())).unwrap();
+        assert_eq!(cores(), only);
+        proxy.run_on(None).unwrap();
+        assert_eq!(cores(), own);
+        proxy.run_on(Some(&mut [last, 5000].into_iter())).unwrap();
+        assert_eq!(cores(), only);
+        // No core at all is an error, and changes nothing.
+        proxy.run_on(Some(&mut std::iter::empty())).unwrap_err();
+        assert_eq!(cores(), only);
     }
 }

@@ -1,6 +1,7 @@
 //! Ranks in processes of their own, on one host and on several: started by hand and by launchers, joined by shared memory,
 //! sockets and RDMA. What a process does is a test of this program, which starts itself.
 
+mod affinity;
 mod channels;
 mod chaos;
 mod launchers;

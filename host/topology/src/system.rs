@@ -178,7 +178,7 @@ pub struct Cpu {
 /// assert_eq!(set.to_string(), "00000001,0000000f");
 /// # Ok::<(), String>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct CpuSet(Vec<u32>);
 
 impl CpuSet {
