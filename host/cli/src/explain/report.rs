@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use ferroccl::graph::ChannelGraph;
 use ferroccl::graph::tuning::{
-    Choice, Collective, Cost, Devices, Situation, algorithms, choose, switches,
+    AbsentAlgorithm, Algorithm, Choice, Collective, Cost, Devices, ProtocolId, Selection,
+    Situation, absent_cost, algorithms, choose, switches,
 };
+use ferroccl::graph::{ChannelGraph, NvlsHeads};
 use serde::Serialize;
 
 use super::{Failure, Machine};
@@ -56,6 +57,19 @@ struct Size {
     #[serde(flatten)]
     times: Times,
     alternatives: Vec<Other>,
+    /// What NCCL has besides, by its model.
+    nccl_only: Vec<NcclOnly>,
+}
+
+/// An algorithm of NCCL's that FerroCCL does not have.
+#[derive(Debug, Serialize)]
+struct NcclOnly {
+    algorithm: &'static str,
+    protocol: &'static str,
+    #[serde(flatten)]
+    times: Times,
+    /// Whether NCCL would take it: no other is faster.
+    fastest: bool,
 }
 
 /// What a way takes.
@@ -110,9 +124,11 @@ impl Report {
                 all.into_iter().filter_map(|(what, graph)| Some(Graph::new(what, graph?))).collect()
             }
         };
+        let any_algorithm = machine.config.algo == Selection::all();
+        let nvls = NvlsHeads::new(&machine.system, &machine.paths, s.nodes() > 1);
         let chosen = |bytes: &u64| {
             let choice = choose(s, collective, *bytes, &machine.settings)?;
-            Ok(Size::new(*bytes, &choice, collective, s))
+            Ok(Size::new(*bytes, &choice, collective, (s, nvls.as_ref(), any_algorithm)))
         };
         let ways = switches(s, collective, &machine.settings, 0, LARGEST);
         Ok(Report {
@@ -164,7 +180,12 @@ impl Times {
 }
 
 impl Size {
-    fn new(bytes: u64, choice: &Choice, collective: Collective, s: &Situation<'_>) -> Size {
+    fn new(
+        bytes: u64,
+        choice: &Choice,
+        collective: Collective,
+        (s, nvls, any_algorithm): (&Situation<'_>, Option<&NvlsHeads>, bool),
+    ) -> Size {
         let times = |cost: &Cost| Times::new(cost, bytes, collective, s.ranks());
         let mut alternatives: Vec<Other> = choice
             .alternatives
@@ -185,8 +206,24 @@ impl Size {
             let (a, b) = (key(a), key(b));
             a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
         });
+        let cost = |a: AbsentAlgorithm| Some((a, absent_cost(s, nvls, collective, a, bytes)?));
+        let absent: Vec<_> = AbsentAlgorithm::ALL.into_iter().filter_map(cost).collect();
+        // NCCL has some of our algorithms, and no list of the user's leaves it the others.
+        let others = choice.alternatives.iter().map(|a| &a.prediction);
+        let others = others.filter(|p| p.why_not.is_none() && is_nccls(p.algorithm));
+        let chosen = is_nccls(choice.algorithm).then_some(choice.cost);
+        let ours = others.filter_map(|p| p.cost).chain(chosen);
+        let least = ours.chain(absent.iter().map(|(_, cost)| *cost));
+        let least = least.map(|cost| cost.time_us).fold(f64::INFINITY, f64::min);
+        let nccl_only = absent.iter().map(|(algorithm, cost)| NcclOnly {
+            algorithm: algorithm.name(),
+            protocol: ProtocolId::Simple.name(),
+            times: times(cost),
+            fastest: any_algorithm && cost.time_us <= least,
+        });
         Size {
             bytes,
+            nccl_only: nccl_only.collect(),
             algorithm: choice.algorithm.name(),
             measured: s.is_measured(collective, choice.algorithm),
             protocol: choice.protocol.name(),
@@ -197,6 +234,12 @@ impl Size {
             alternatives,
         }
     }
+}
+
+/// Whether NCCL has this algorithm, too.
+fn is_nccls(algorithm: Algorithm) -> bool {
+    use Algorithm::{CollnetChain, CollnetDirect, Ring, Tree};
+    matches!(algorithm, Ring | Tree | CollnetDirect | CollnetChain)
 }
 
 /// Some size in the largest unit that makes it a whole number.
@@ -269,6 +312,11 @@ impl Size {
         for o in self.alternatives.iter().filter(|o| o.exists) {
             line(f, &marked(o.algorithm, o.measured), o.protocol, o.times.as_ref(), &o.lost)?;
         }
+        for n in &self.nccl_only {
+            let why =
+                if n.fastest { "NCCL would take it; not implemented" } else { "not implemented" };
+            line(f, n.algorithm, n.protocol, Some(&n.times), why)?;
+        }
         let others = self.alternatives.iter().filter(|o| o.exists);
         if !self.measured || others.into_iter().any(|o| !o.measured) {
             writeln!(f, "{FOOTNOTE}")?;
@@ -335,6 +383,18 @@ impl Report {
             writeln!(f, "{FOOTNOTE}")?;
         }
         writeln!(f, "#")?;
+        for algorithm in AbsentAlgorithm::ALL.map(AbsentAlgorithm::name) {
+            let takes =
+                |s: &&Size| s.nccl_only.iter().any(|n| n.fastest && n.algorithm == algorithm);
+            let taken: Vec<String> = sizes.iter().filter(takes).map(|s| size(s.bytes)).collect();
+            if !taken.is_empty() {
+                let taken = taken.join(", ");
+                writeln!(
+                    f,
+                    "# NCCL would take {algorithm} for {taken}, by its model; it is not implemented"
+                )?;
+            }
+        }
         for Switch { bytes, algorithm, protocol } in &self.switch_points {
             writeln!(f, "# from {bytes} bytes on: {algorithm} with {protocol}")?;
         }

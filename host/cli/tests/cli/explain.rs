@@ -93,3 +93,34 @@ fn a_call_without_an_algorithm_is_refused_by_the_library() {
     let error = text(&out.stderr);
     assert!(error.contains("no kernel"), "{error}");
 }
+
+/// NVLS, NVLSTree and PAT are shown with what NCCL's model says of them, and never chosen.
+#[test]
+fn what_nccl_has_besides_is_named() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/topology_files/hgx-h100.xml");
+    let run = |collective, extra: [&str; 4], variables: &[(&str, &str)]| {
+        let [a, b, c, d] = extra;
+        let out = explain([collective, "--file", file, a, b, c, d], variables);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        text(&out.stdout)
+    };
+    let large = ["--bytes", "64M", "--nodes", "1"];
+    let out = run("all_reduce", large, &[]);
+    let row = |name: &str| out.lines().find(|line| line.trim_start().starts_with(name));
+    assert!(row("NVLS ").unwrap().ends_with("NCCL would take it; not implemented"), "{out}");
+    assert!(row("Ring").unwrap().ends_with("chosen") && row("NVLSTree").is_none(), "{out}");
+    // Who has a list of algorithms gets none of others from NCCL either.
+    let out = run("all_reduce", large, &[("NCCL_ALGO", "Ring")]);
+    assert!(out.contains("  not implemented") && !out.contains("NCCL would"), "{out}");
+    let small = ["--bytes", "8", "--nodes", "2"];
+    let out = run("all_reduce", small, &[]);
+    assert!(out.contains("NVLSTree") && !out.contains("NCCL would"), "{out}");
+    // Hosts of one GPU each.
+    let out = run("all_gather", ["--bytes", "8,1M", "--ranks=16", "--nodes=16"], &[]);
+    assert!(out.contains("NCCL would take PAT for 8, 1M,"), "{out}");
+    let alone = ["--bytes", "1M", "--json", "-"];
+    let json: serde_json::Value = serde_json::from_str(&run("all_reduce", alone, &[])).unwrap();
+    let only = &json["sizes"][0]["nccl_only"][0];
+    assert_eq!((&only["algorithm"], &only["protocol"]), (&"NVLS".into(), &"Simple".into()));
+    assert!(only["time_us"].as_f64().unwrap() > 25.0 && only["fastest"].is_boolean(), "{only}");
+}

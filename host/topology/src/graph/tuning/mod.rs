@@ -13,6 +13,7 @@
 //!
 //! Pure: equal arguments give equal choices, on every rank.
 
+mod absent;
 mod bandwidth;
 mod choose;
 pub mod cpu;
@@ -25,6 +26,7 @@ mod situation;
 mod tables;
 mod tuner;
 
+pub use absent::{AbsentAlgorithm, absent_cost};
 pub use choose::{Alternative, Choice, NoChoice, choose, switches};
 pub use model::predict;
 pub use rules::algorithms;

@@ -39,6 +39,21 @@ pub(super) const PAT_STEP: [f64; 3] = [4.0, 4.0, 14.0];
 /// PAT's share of what its channels have.
 pub(super) const PAT: f64 = 0.75;
 
+/// What each rank adds to a call of PAT, and the part of a step over the network that a round of it costs.
+pub(super) const PAT_RANK: f64 = 2.8;
+/// See [`PAT_RANK`].
+pub(super) const PAT_ROUND: f64 = 3.5;
+
+/// What NVLS costs within a host, with Simple, its only protocol; and a step of its tree over the network.
+pub(super) const NVLS_STEP: f64 = 25.0;
+/// See [`NVLS_STEP`].
+pub(super) const NVLS_TREE_NET: f64 = 20.9;
+/// The share of a head's link that NVLS reaches, by [`generation`] (`nvlsEfficiency`).
+pub(super) const NVLS: [f64; 4] = [0.0, 0.0, 0.85, 0.74];
+/// What a channel of its tree reaches at most (`perChMaxNVLSTreeBws`).
+pub(super) const NVLS_TREE_MAX: [[f64; 3]; 4] =
+    [[26.5, 18.5, 10.0], [24.0, 23.6, 17.8], [0.0, 57.7, 45.5], [0.0, 96.0, 80.0]];
+
 /// A row of the tables by generation of GPU.
 #[must_use]
 pub(super) fn generation(sm: u32) -> usize {
