@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::CommConfig;
-use super::stall::KnownProgress;
+use super::recorder::KnownProgress;
 use super::state::{CommState, Communicator};
 use crate::buffer::Device;
 use crate::error::{Error, Result};

@@ -294,6 +294,27 @@ impl RankProgress {
     }
 }
 
+/// What a rank knows of how far another one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KnownProgress {
+    /// The rank has said so.
+    At(RankProgress),
+    /// The rank has left the group, after calls that it did not tell of.
+    Left,
+    /// The rank says nothing.
+    Silent,
+}
+
+impl KnownProgress {
+    /// What the rank has said, if it has.
+    pub(super) fn at(self) -> Option<RankProgress> {
+        match self {
+            KnownProgress::At(progress) => Some(progress),
+            KnownProgress::Left | KnownProgress::Silent => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::out_of_band::OutOfBand;
-use super::recorder::{FlightRecorder, PendingCall, RankProgress, is_messages};
+use super::recorder::{FlightRecorder, KnownProgress, PendingCall, RankProgress, is_messages};
 use super::state::CommState;
 use crate::enqueue::describe_call;
 use crate::error::{Error, Result};
@@ -25,26 +25,6 @@ use crate::{flight_recorder, log};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How often waiting calls are looked at, at most and at least.
 const EVERY: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
-
-/// What a rank knows of how far another one is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum KnownProgress {
-    /// The rank has said so.
-    At(RankProgress),
-    /// The rank has left the group, after calls that it did not tell of.
-    Left,
-    /// The rank says nothing.
-    Silent,
-}
-
-impl KnownProgress {
-    fn at(self) -> Option<RankProgress> {
-        match self {
-            KnownProgress::At(progress) => Some(progress),
-            KnownProgress::Left | KnownProgress::Silent => None,
-        }
-    }
-}
 
 /// What other ranks have said of how far they are, and when.
 #[derive(Debug)]
