@@ -65,10 +65,10 @@ pub(crate) fn nightly() -> Vec<Step> {
             // The database of advisories comes from GitHub.
             .run("cargo deny --workspace check advisories"),
         Step::new("msrv", "the oldest Rust that the manifests promise compiles everything")
-            .needs(|| toolchain(&features::rust_version()))
+            .needs(|| toolchain(&oldest_toolchain()))
             .run_with(
                 &format!("cargo check --workspace --features {ALL} --all-targets"),
-                &[("FERROCCL_PTX", "none"), ("RUSTUP_TOOLCHAIN", &features::rust_version())],
+                &[("FERROCCL_PTX", "none"), ("RUSTUP_TOOLCHAIN", &oldest_toolchain())],
             ),
         Step::new("vm", "all tests in virtual machines with RDMA devices").run_with(
             &format!("cargo test --workspace --features {TESTED} -- _vm --nocapture"),
@@ -147,6 +147,14 @@ fn cargo_tool(name: &str) -> Option<String> {
 fn toolchain(name: &str) -> Option<String> {
     let there = answers("rustup", &["which", "rustc", "--toolchain", name]);
     (!there).then(|| format!("no Rust {name}: rustup toolchain install {name}"))
+}
+
+/// The toolchain of the oldest Rust that the manifests promise, under either of the names that rustup may have it by.
+fn oldest_toolchain() -> String {
+    let version = features::rust_version();
+    let exact = format!("{version}.0");
+    let has = |name: &str| toolchain(name).is_none();
+    if !has(&version) && has(&exact) { exact } else { version }
 }
 
 fn component(name: &str, toolchain: &str) -> Option<String> {
