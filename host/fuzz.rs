@@ -17,20 +17,30 @@ fn variables<'a>(data: &'a [u8], names: &[&'static str]) -> HashMap<&'static str
     text.lines().filter_map(variable).collect()
 }
 
+fn another(c: char) -> char {
+    if c == 'x' { 'y' } else { 'x' }
+}
+
 /// Settings.
 pub fn settings(data: &[u8]) {
     let names: Vec<_> = KNOBS.iter().map(|knob| knob.name).collect();
     let given = variables(data, &names);
-    let config = match Config::from_lookup(|name| given.get(name).map(|&text| text.to_owned())) {
+    let read = |given: &HashMap<&str, &str>| {
+        Config::from_lookup(|name| given.get(name).map(|&text| text.to_owned()))
+    };
+    let config = match read(&given) {
         Ok(config) => config,
         Err(error) => {
-            let text = error.to_string();
-            let secret = given.get("FERROCCL_SECRET").map(|secret| secret.trim());
-            if let Some(secret) = secret.filter(|secret| secret.len() >= 16)
-                && given.values().filter(|value| value.contains(secret)).count() == 1
-            {
-                assert!(!text.contains(secret), "an error shows a secret");
-            }
+            // Nothing of a secret is shown if the error is the same with another secret.
+            let Some(secret) = given.get("FERROCCL_SECRET") else { return };
+            let other: String = secret
+                .chars()
+                .map(|c| if c.is_ascii_alphanumeric() { another(c) } else { c })
+                .collect();
+            let mut given = given.clone();
+            given.insert("FERROCCL_SECRET", &other);
+            let again = read(&given).err().map(|error| error.to_string());
+            assert_eq!(again, Some(error.to_string()), "an error shows a secret");
             return;
         }
     };
