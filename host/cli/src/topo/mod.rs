@@ -2,6 +2,7 @@
 //! that follow.
 
 mod dot;
+mod html;
 mod json;
 mod svg;
 mod text;
@@ -36,6 +37,9 @@ pub(crate) struct TopoArgs {
     /// Draw the system
     #[arg(long, value_name = "SVG")]
     svg: Option<PathBuf>,
+    /// Draw the system as a page in which a channel can be picked
+    #[arg(long, value_name = "HTML")]
+    html: Option<PathBuf>,
     /// Print the system for Graphviz
     #[arg(long, conflicts_with = "json")]
     dot: bool,
@@ -93,6 +97,9 @@ fn run(args: &TopoArgs) -> Result<(), Failure> {
     let view = view(name, args.source.system(&config)?, &config, args.nodes)?;
     if let Some(path) = &args.svg {
         write(path, &svg::draw(&view))?;
+    }
+    if let Some(path) = &args.html {
+        write(path, &html::page(&view))?;
     }
     let text = if args.json {
         json::all(&view)

@@ -1,5 +1,6 @@
 //! `ferroccl topo`, and the topology in a job.
 
+use std::collections::HashSet;
 use std::fs;
 
 use serde_json::Value;
@@ -56,6 +57,47 @@ fn a_drawing_and_a_graph_for_graphviz() {
     let svg = fs::read_to_string(svg).unwrap();
     for what in ["<svg ", "GPU 7", "NET 3", "CPU 1", "NVL 40 GB/s", "</svg>"] {
         assert!(svg.contains(what), "{what} in {svg}");
+    }
+}
+
+/// Each value of an attribute in a page, in order.
+fn values<'a>(page: &'a str, name: &str) -> Vec<&'a str> {
+    page.split(&format!("{name}=\"")).skip(1).map(|rest| &rest[..rest.find('"').unwrap()]).collect()
+}
+
+#[test]
+fn a_page_in_which_a_channel_can_be_picked() {
+    for name in ["dgx1-v100", "dgx-a100", "hgx-h100", "pcie-2gpu-2nic"] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("system.html");
+        let out = ferroccl(["topo", "--html", path.to_str().unwrap(), "--file", &file(name)])
+            .output()
+            .unwrap();
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        let page = fs::read_to_string(path).unwrap();
+        assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"), "{page}");
+        for outside in ["src=", "href=", "@import", "url("] {
+            assert!(!page.contains(outside), "{name}: {outside}");
+        }
+
+        let channels = values(&page, "data-channel");
+        let options = values(&page, "<option value");
+        assert_eq!(options[0], "", "all are the first choice");
+        assert_eq!(options[1..], channels, "{name}");
+        assert!(!channels.is_empty(), "{name}");
+
+        let parts = values(&page, "data-part");
+        let passed = values(&page, "data-passes");
+        assert_eq!(passed.len(), channels.len());
+        for passed in &passed {
+            for part in passed.split(' ') {
+                assert!(parts.contains(&part), "{name}: {part} is not drawn");
+            }
+        }
+        if name == "dgx1-v100" {
+            let passed: HashSet<_> = passed.iter().collect();
+            assert!(passed.len() > 1, "all channels pass the same parts: {passed:?}");
+        }
     }
 }
 

@@ -49,6 +49,18 @@ impl Canvas {
         );
     }
 
+    /// Puts what is drawn meanwhile into a group with these attributes, which need no escaping.
+    pub(super) fn group(&mut self, attributes: &str, draw: impl FnOnce(&mut Self)) {
+        let _ = writeln!(self.elements, "<g {attributes}>");
+        draw(self);
+        self.elements.push_str("</g>\n");
+    }
+
+    /// A part of the drawing that a channel passes or not.
+    pub(super) fn part(&mut self, name: &str, draw: impl FnOnce(&mut Self)) {
+        self.group(&format!("data-part=\"{name}\""), draw);
+    }
+
     /// Words that begin at `x`.
     pub(super) fn text(&mut self, x: f64, y: f64, size: f64, text: &str) {
         // Letters are some 0.52 of their height wide.
@@ -92,6 +104,6 @@ impl Canvas {
     }
 }
 
-fn escaped(text: &str) -> String {
+pub(in super::super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

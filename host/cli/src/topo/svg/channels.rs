@@ -1,12 +1,14 @@
 //! The channels: each in a colour, as the ports and GPUs that it passes, one after the other.
 
-use ferroccl::graph::{ChannelGraph, Pattern};
+use std::collections::BTreeSet;
+
+use ferroccl::graph::{ChannelGraph, GraphChannel, Pattern};
 use ferroccl::topology::NodeId;
 
 use super::super::View;
 use super::super::text::{alike, counted, number};
-use super::MARGIN;
 use super::canvas::Canvas;
+use super::{MARGIN, part_of_link, part_of_node};
 
 /// Lines for a graph's channels at most.
 const LINES: usize = 16;
@@ -61,18 +63,20 @@ fn one_graph(canvas: &mut Canvas, view: &View, graph: &ChannelGraph, y: f64) -> 
         let chips: Vec<_> =
             port(0).into_iter().chain(inside).chain(port(1)).chain(closing).collect();
         let middle = y + CHIP.1 / 2.0;
-        let several = numbers.contains([',', '-']);
-        let title = format!("channel{} {numbers}", if several { "s" } else { "" });
-        canvas.rectangle(MARGIN, y + 3.0, (12.0, 12.0), colour(line), "none");
-        canvas.text(MARGIN + 20.0, middle + 4.0, 11.0, &title);
+        let title = title(numbers);
         let end = FIRST + STEP * (chips.len() as f64 - 1.0);
-
-        canvas.line(&[(FIRST, middle), (end, middle)], colour(line), 3.0, &title);
-        for (i, (name, fill)) in chips.iter().enumerate() {
-            let x = FIRST + STEP * i as f64;
-            canvas.device(x + CHIP.0 / 2.0 - 12.0, y, CHIP, fill, &[]);
-            canvas.middle(x + CHIP.0 / 2.0 - 12.0, middle + 4.0, 10.0, name);
-        }
+        let passes = passes(view, graph, channel).into_iter().collect::<Vec<_>>().join(" ");
+        let attributes = format!("data-channel=\"{}\" data-passes=\"{passes}\"", name(graph, line));
+        canvas.group(&attributes, |canvas| {
+            canvas.rectangle(MARGIN, y + 3.0, (12.0, 12.0), colour(line), "none");
+            canvas.text(MARGIN + 20.0, middle + 4.0, 11.0, &title);
+            canvas.line(&[(FIRST, middle), (end, middle)], colour(line), 3.0, &title);
+            for (i, (name, fill)) in chips.iter().enumerate() {
+                let x = FIRST + STEP * i as f64;
+                canvas.device(x + CHIP.0 / 2.0 - 12.0, y, CHIP, fill, &[]);
+                canvas.middle(x + CHIP.0 / 2.0 - 12.0, middle + 4.0, 10.0, name);
+            }
+        });
         y += CHIP.1 + 6.0;
     }
     if groups.len() > LINES {
@@ -80,6 +84,44 @@ fn one_graph(canvas: &mut Canvas, view: &View, graph: &ChannelGraph, y: f64) -> 
         y += 18.0;
     }
     y
+}
+
+/// The channels that are drawn, by their names in the drawing, each with words for it.
+pub(in super::super) fn named(view: &View) -> Vec<(String, String)> {
+    let of = |graph: &ChannelGraph| {
+        let lines = alike(&graph.channels).into_iter().take(LINES).enumerate();
+        let words = |numbers: &str| format!("{}, {}", graph.pattern, title(numbers));
+        lines.map(|(line, (numbers, _))| (name(graph, line), words(&numbers))).collect::<Vec<_>>()
+    };
+    view.graphs.iter().flat_map(of).collect()
+}
+
+fn name(graph: &ChannelGraph, line: usize) -> String {
+    format!("{}-{line}", graph.id as u32)
+}
+
+fn title(numbers: &str) -> String {
+    let several = numbers.contains([',', '-']);
+    format!("channel{} {numbers}", if several { "s" } else { "" })
+}
+
+/// The parts of the drawing that a channel passes: devices and links, from its first port to its last.
+fn passes(view: &View, graph: &ChannelGraph, channel: &GraphChannel) -> BTreeSet<String> {
+    let (gpus, nets) = (view.system.gpus(), view.system.nets());
+    let port = |end: usize| Some(nets.get(channel.nets?[end])?.0);
+    let inside = channel.gpus.iter().filter_map(|gpu| gpus.get(*gpu)).map(|(id, _)| *id);
+    let closed = graph.pattern == Pattern::Ring && channel.nets.is_none();
+    let closing = inside.clone().next().filter(|_| closed);
+    let way: Vec<NodeId> =
+        port(0).into_iter().chain(inside).chain(port(1)).chain(closing).collect();
+    let mut parts: BTreeSet<String> = way.iter().map(|id| part_of_node(*id)).collect();
+    for pair in way.windows(2) {
+        let links = view.paths.between(pair[0], pair[1]).map_or(&[][..], |path| &path.links[..]);
+        for link in links.iter().map(|link| view.system.link(*link)) {
+            parts.extend([part_of_link(link), part_of_node(link.from), part_of_node(link.to)]);
+        }
+    }
+    parts
 }
 
 /// Marks a port with the colours of the rings' channels that use it.

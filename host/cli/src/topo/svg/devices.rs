@@ -5,7 +5,7 @@ use ferroccl::topology::{Link, LinkKind, Node, NodeId, System};
 use super::super::View;
 use super::super::text::number;
 use super::canvas::Canvas;
-use super::{MARGIN, channels, colour};
+use super::{MARGIN, channels, colour, part_of_link, part_of_node};
 
 const BOX: (f64, f64) = (92.0, 34.0);
 const COLUMN: f64 = 106.0;
@@ -33,7 +33,9 @@ pub(super) fn draw(canvas: &mut Canvas, view: &View, top: f64) -> f64 {
     let bottom = nvlinks(canvas, &layout, right);
     for (id, node) in system.nodes().filter(|(_, node)| !matches!(node, Node::Nvs | Node::Nic(_))) {
         let place = layout.places[id.0 as usize];
-        canvas.device(place.x, place.top, BOX, fill(node), &words(system, id, node));
+        canvas.part(&part_of_node(id), |canvas| {
+            canvas.device(place.x, place.top, BOX, fill(node), &words(system, id, node));
+        });
         if let Node::Net(_) = node {
             channels::marks(
                 canvas,
@@ -120,8 +122,10 @@ impl Layout<'_> {
             }
             let bus = from.top + BOX.1 + 16.0;
             let way = [(from.x, from.top + BOX.1), (from.x, bus), (to.x, bus), (to.x, to.top)];
-            canvas.line(&way, colour(link.kind), stroke(link.bw), &title(self.system, link));
-            canvas.text(to.x + 5.0, to.top - 6.0, 10.0, &number(link.bw));
+            canvas.part(&part_of_link(link), |canvas| {
+                canvas.line(&way, colour(link.kind), stroke(link.bw), &title(self.system, link));
+                canvas.text(to.x + 5.0, to.top - 6.0, 10.0, &number(link.bw));
+            });
         }
     }
 }
@@ -141,16 +145,14 @@ fn between_cpus(canvas: &mut Canvas, layout: &Layout<'_>, y: f64) {
     } else {
         format!("between two CPUs {} to {}", number(least), number(most))
     };
-    canvas.line(&[(first.x, y), (last.x, y)], colour(LinkKind::Sys), stroke(most), &text);
-    for place in &places {
-        canvas.line(
-            &[(place.x, y), (place.x, place.top)],
-            colour(LinkKind::Sys),
-            stroke(most),
-            &text,
-        );
-    }
-    canvas.on_line(f64::midpoint(first.x, last.x), y, 10.0, &text);
+    canvas.part("cpus", |canvas| {
+        let mut bar = |way: &[(f64, f64)]| {
+            canvas.line(way, colour(LinkKind::Sys), stroke(most), &text);
+        };
+        bar(&[(first.x, y), (last.x, y)]);
+        places.iter().for_each(|place| bar(&[(place.x, y), (place.x, place.top)]));
+        canvas.on_line(f64::midpoint(first.x, last.x), y, 10.0, &text);
+    });
 }
 
 /// NVLink below the GPUs: to a switch, or in lanes from one GPU to another. Where that ends.
@@ -165,12 +167,16 @@ fn nvlinks(canvas: &mut Canvas, layout: &Layout<'_>, right: f64) -> f64 {
         for link in nvl.filter(|link| link.to == switch) {
             let x = place(link.from).x;
             let way = [(x, place(link.from).top + BOX.1), (x, top)];
-            canvas.line(&way, colour(LinkKind::Nvl), stroke(link.bw), &title(system, link));
-            canvas.text(x + 5.0, top - 6.0, 10.0, &number(link.bw));
+            canvas.part(&part_of_link(link), |canvas| {
+                canvas.line(&way, colour(LinkKind::Nvl), stroke(link.bw), &title(system, link));
+                canvas.text(x + 5.0, top - 6.0, 10.0, &number(link.bw));
+            });
         }
         let width = right - MARGIN - 14.0;
         let middle = MARGIN + width / 2.0;
-        canvas.device(middle, top, (width, 26.0), "#c7e0a3", &["NVSwitch".to_owned()]);
+        canvas.part(&part_of_node(switch), |canvas| {
+            canvas.device(middle, top, (width, 26.0), "#c7e0a3", &["NVSwitch".to_owned()]);
+        });
         return top + 26.0;
     }
     // Pairs, the near ones in the upper lanes.
@@ -206,25 +212,29 @@ fn nvlinks(canvas: &mut Canvas, layout: &Layout<'_>, right: f64) -> f64 {
         let y = bottom + 16.0 + LANE * lane as f64;
         let way =
             [(a, place(link.from).top + BOX.1), (a, y), (b, y), (b, place(link.to).top + BOX.1)];
-        canvas.line(&way, colour(LinkKind::Nvl), 1.5, &title(system, link));
+        canvas.part(&part_of_link(link), |canvas| {
+            canvas.line(&way, colour(LinkKind::Nvl), 1.5, &title(system, link));
+        });
     }
     // Numbers last, on top of the lines that cross theirs.
-    for (number, lane) in labels(&pairs, &lanes, port) {
-        canvas.on_line(lane.0, bottom + 16.0 + LANE * lane.1 as f64, 9.0, &number);
+    for (part, number, lane) in labels(&pairs, &lanes, port) {
+        canvas.part(&part, |canvas| {
+            canvas.on_line(lane.0, bottom + 16.0 + LANE * lane.1 as f64, 9.0, &number);
+        });
     }
     if lanes.is_empty() { bottom } else { bottom + 16.0 + LANE * lanes.len() as f64 }
 }
 
-/// Each pair's bandwidth, and where it stands: near the left end of its lane's part.
+/// Each pair's name in the drawing, its bandwidth, and where that stands: near the left end of its lane's part.
 fn labels(
     pairs: &[&Link],
     lanes: &[Vec<(f64, f64)>],
     port: impl Fn(NodeId, NodeId) -> f64,
-) -> Vec<(String, (f64, usize))> {
+) -> Vec<(String, String, (f64, usize))> {
     let label = |link: &&Link| {
         let (a, b) = (port(link.from, link.to), port(link.to, link.from));
         let lane = lanes.iter().position(|lane| lane.contains(&(a, b)))?;
-        Some((number(link.bw), (f64::midpoint(a, b), lane)))
+        Some((part_of_link(link), number(link.bw), (f64::midpoint(a, b), lane)))
     };
     pairs.iter().filter_map(label).collect()
 }

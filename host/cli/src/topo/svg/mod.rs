@@ -12,15 +12,16 @@
 //! label lies on another.
 
 mod canvas;
-mod channels;
+pub(super) mod channels;
 mod devices;
 mod hosts;
 
-use ferroccl::topology::LinkKind;
+use ferroccl::topology::{Link, LinkKind, NodeId};
 
 use super::View;
 use super::text::{counted, limit, number};
 use canvas::Canvas;
+pub(super) use canvas::escaped;
 
 const MARGIN: f64 = 28.0;
 
@@ -54,6 +55,19 @@ fn title(canvas: &mut Canvas, view: &View) -> f64 {
         canvas.text(MARGIN, y, 12.0, &line);
     }
     y + 24.0
+}
+
+/// The name of a link in the drawing, in whichever direction. Those between CPUs are drawn as one bar.
+fn part_of_link(link: &Link) -> String {
+    match link.kind {
+        LinkKind::Sys => "cpus".to_owned(),
+        _ => format!("link{}-{}", link.from.0.min(link.to.0), link.from.0.max(link.to.0)),
+    }
+}
+
+/// The name of a device in the drawing.
+fn part_of_node(id: NodeId) -> String {
+    format!("node{}", id.0)
 }
 
 /// The colour of a kind of link.
