@@ -211,7 +211,9 @@ knobs! {
     "NCCL_P2P_LEVEL" p2p_level: Option<Level> = None, Level::FORM,
         "the farthest two GPUs may be to write each other's memory; not set: what the CPU is good for";
     "NCCL_NET_GDR_LEVEL" net_gdr_level: Option<Level> = None, Level::FORM,
-        "the farthest a network card may be from a GPU whose memory it reaches; not set: PXB";
+        "the farthest a network card may be from a GPU whose memory it reaches; not set: P2C";
+    "NCCL_NET_GDR_C2C" net_gdr_c2c: bool = true, (),
+        "a network card reaches a GPU's memory through the CPU of the GPU's module (P2C) where NCCL_NET_GDR_LEVEL is not set";
     "NCCL_NET_GDR_READ" net_gdr_read: bool = true, (),
         "a network card that reaches a GPU's memory also reads it, to send";
     "NCCL_NET_FORCE_FLUSH" net_force_flush: bool = false, (),
@@ -222,6 +224,8 @@ knobs! {
         "no path goes through a GPU by NVLink";
     "NCCL_PXN_DISABLE" pxn_disable: bool = false, (),
         "no GPU uses a network card that is near another one";
+    "NCCL_PXN_C2C" pxn_c2c: bool = true, (),
+        "a GPU that sends for others may reach the network card through the CPU of its module (P2C)";
     "NCCL_P2P_PXN_LEVEL" p2p_pxn_level: u32 = 2, 0..=2,
         "messages leave by the card of the GPU with the receiver's number: 0: never, 1: where its path is PXN, 2: where NVLink leads there";
     "NCCL_CROSS_NIC" cross_nic: u32 = 2, 0..=2,
@@ -240,6 +244,8 @@ knobs! {
         "threads of a block that runs LL or Simple, a multiple of 32; not set: what the tuner chooses";
     "NCCL_LL128_NTHREADS" ll128_nthreads: Option<u32> = None, 160..=640,
         "threads of a block that runs LL128, a multiple of 32";
+    "NCCL_LL128_C2C" ll128_c2c: bool = true, (),
+        "LL128 is safe on the way to a network card through the CPU of a GPU's module (P2C), and by another GPU's (PXN), from sm_90 on";
     "FERROCCL_TIMEOUT" timeout: Limit = Limit(Some(Duration::from_secs(600))), 0.0..=604_800.0,
         // 10 minutes is what PyTorch gives its NCCL process group before its watchdog steps in.
         "seconds a kernel may wait for a peer; 0: for ever";

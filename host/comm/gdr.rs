@@ -154,9 +154,10 @@ pub(super) fn choose(
     };
     // NCCL leaves it out on some GPUs of a capability below 8.0 (`ncclTopoCheckGdr`), for which there are no kernels.
     let read = env.net_gdr_read;
-    // With a chip-to-chip link data and flags take different paths, so that order on one path is not enough (NCCL's
-    // `ncclTopoNeedFlush`).
-    let ordered = rdma.is_some_and(|rdma| rdma.ordered) && !around.has_c2c();
+    // Where data comes by PCI switches to a GPU with a chip-to-chip link, flags take another path than data, so that order on
+    // one path is not enough (NCCL's `ncclTopoNeedFlush`).
+    let two_paths = kind <= PathKind::Pxb && around.has_c2c();
+    let ordered = rdma.is_some_and(|rdma| rdma.ordered) && !two_paths;
     let flush = env.net_force_flush || !ordered;
     info!(target: log::NET, "{name} : GPU Direct RDMA Enabled for {gpu_name} / {} ({}), read {}, flush {}{}",
           card.name, decision.why, u32::from(read), u32::from(flush),
@@ -436,6 +437,20 @@ mod tests {
         assert_eq!(gdr(0, &only_address, &[]).map(|gdr| gdr.by), Some(GdrAccess::Address));
         let none = RdmaInfo { by_address: false, dma_buf: false, ..ALL };
         assert_eq!(gdr(0, &none, &[]), None);
+    }
+
+    /// Data and flags both come through the CPU of the GPU's module.
+    #[test]
+    fn a_card_reaches_a_gpu_through_the_cpu_of_its_module() {
+        let root = env!("CARGO_MANIFEST_DIR");
+        let file = format!("{root}/tests/topology_files/gh200-4gpu.xml");
+        let gdr = |settings: &[(&str, &str)]| {
+            let all = [&[("NCCL_TOPO_FILE", file.as_str())], settings].concat();
+            on(&mlx(&[0]), "0009:01:00.0", 0, &ALL, &all).gdr.map(|gdr| gdr.flush)
+        };
+        assert_eq!(gdr(&[]), Some(false));
+        assert_eq!(gdr(&[("NCCL_NET_GDR_C2C", "0")]), None);
+        assert_eq!(gdr(&[("NCCL_NET_GDR_C2C", "0"), ("NCCL_NET_GDR_LEVEL", "P2C")]), Some(false));
     }
 
     /// What a card writes comes by PCI there, and what the host says of it does not.

@@ -182,7 +182,7 @@ impl GraphQuery<'_> {
         if !self.driven || self.nodes.count() < 2 {
             return Relays::default();
         }
-        Relays::new(system, paths, self.env.policy().message_pxn, local)
+        Relays::new(system, paths, &self.env.policy(), local)
     }
 
     /// What this host tells the others. The search numbers the GPUs as the topology does.

@@ -70,9 +70,11 @@ impl Config {
         Policy {
             p2p_level: p2p_off.or(self.p2p_level.map(|level| level.0)),
             gdr_level: self.net_gdr_level.map(|level| level.0),
+            gdr_c2c: self.net_gdr_c2c,
             shm: !self.shm_disable,
             nvb: !self.nvb_disable,
             pxn: !self.pxn_disable,
+            pxn_c2c: self.pxn_c2c,
             message_pxn: match self.p2p_pxn_level {
                 _ if self.pxn_disable => MessagePxn::Never,
                 0 => MessagePxn::Never,
@@ -122,6 +124,7 @@ impl Config {
             buffers: bytes.map(|size| size.map(|size| size.0 as u64)),
             min_channels: self.min_channels(),
             max_channels: self.max_channels(),
+            no_ll128_c2c: !self.ll128_c2c,
         }
     }
 }

@@ -109,7 +109,7 @@ pub struct Level(pub PathKind);
 
 impl Level {
     pub(super) const FORM: &'static str =
-        "LOC, NVL, PIX, PXB, PHB or SYS, or 0 to 5 in older scripts";
+        "LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB or SYS, or 0 to 5 in older scripts";
 }
 
 impl Display for Level {

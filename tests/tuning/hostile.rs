@@ -70,6 +70,7 @@ fn settings() -> impl Strategy<Value = Settings> {
             buffers: [None, Some(0), Some(u64::MAX / 8)],
             min_channels,
             max_channels,
+            no_ll128_c2c: !deterministic,
         },
     )
 }

@@ -8,7 +8,7 @@
 //! * A message leaves by the card of the GPU that has the receiver's number here, so that cards of one number talk to each
 //!   other, which often are on one switch. The rank of that GPU sends it (NCCL's `ncclTopoGetNetDev`, `NCCL_P2P_PXN_LEVEL`).
 
-use ferroccl_topology::{MessagePxn, PathKind, Paths, System};
+use ferroccl_topology::{MessagePxn, PathKind, Paths, Policy, System};
 use serde::{Deserialize, Serialize};
 
 /// Who sends for whom on a host. Ranks are numbered within it.
@@ -22,12 +22,7 @@ pub(super) struct Relays {
 
 impl Relays {
     /// Those of a host with these paths; `local` has the rank of each GPU.
-    pub(super) fn new(
-        system: &System,
-        paths: &Paths,
-        level: MessagePxn,
-        local: &[usize],
-    ) -> Relays {
+    pub(super) fn new(system: &System, paths: &Paths, policy: &Policy, local: &[usize]) -> Relays {
         let (gpus, ports) = (paths.gpus(), paths.nets());
         let mut relays = Relays {
             collectives: vec![vec![None; ports]; gpus],
@@ -40,13 +35,14 @@ impl Relays {
             }
             for peer in (0..gpus).filter(|peer| *peer != gpu) {
                 let Some(port) = paths.local_net(system, peer, 0) else { continue };
-                let by = match level {
+                let by = match policy.message_pxn {
                     MessagePxn::Never => None,
                     MessagePxn::OnPath => paths.relay(system, gpu, port),
                     MessagePxn::Always => paths.local_gpu(system, port).filter(|near| {
                         let over = paths.gpu_gpu(gpu, *near).kind;
                         let leave = paths.gpu_net(*near, port).kind;
-                        *near != gpu && over <= PathKind::Nvl && leave <= PathKind::Pxb
+                        let sends = policy.relays(system, *near, port, leave);
+                        *near != gpu && over <= PathKind::Nvl && sends
                     }),
                 };
                 let by = by.map(|by| (local[by] as u32, port as u32));

@@ -36,6 +36,8 @@ pub enum PathKind {
     Pix,
     /// Several PCI switches, but no CPU.
     Pxb,
+    /// Through the CPU of the GPU's module, which the GPU reaches by C2C, to a device on that CPU's PCI.
+    P2c,
     /// Through a GPU by `NVLink` to a port near that one.
     Pxn,
     /// A CPU's PCI host bridge.
@@ -50,13 +52,14 @@ pub enum PathKind {
 
 impl PathKind {
     /// All of them, best first.
-    pub const ALL: [PathKind; 11] = [
+    pub const ALL: [PathKind; 12] = [
         PathKind::Loc,
         PathKind::Nvl,
         PathKind::Nvb,
         PathKind::C2c,
         PathKind::Pix,
         PathKind::Pxb,
+        PathKind::P2c,
         PathKind::Pxn,
         PathKind::Phb,
         PathKind::Sys,
@@ -67,7 +70,8 @@ impl PathKind {
     /// Its name in NCCL's logs and files.
     #[must_use]
     pub fn name(self) -> &'static str {
-        ["LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "PXN", "PHB", "SYS", "NET", "DIS"][self as usize]
+        ["LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "NET", "DIS"]
+            [self as usize]
     }
 
     /// What one step adds to a path.
@@ -95,7 +99,7 @@ impl fmt::Display for PathKind {
 
 /// Not a kind of path.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is none of LOC NVL NVB C2C PIX PXB PXN PHB SYS NET DIS")]
+#[error("{0:?} is none of LOC NVL NVB C2C PIX PXB P2C PXN PHB SYS NET DIS")]
 pub struct PathKindError(pub String);
 
 impl FromStr for PathKind {
@@ -134,16 +138,21 @@ impl Path {
         self.kind < PathKind::Dis
     }
 
-    /// This path and another from its end on, which is of kind `kind` at least.
+    /// This path and another from its end on, as one of this kind.
     fn then(&self, next: &Path, kind: PathKind) -> Path {
         if !self.exists() || !next.exists() {
             return Path::NONE;
         }
         Path {
-            kind: self.kind.max(next.kind).max(kind),
+            kind,
             bw: self.bw.min(next.bw),
             links: self.links.iter().chain(&next.links).copied().collect(),
         }
+    }
+
+    /// This path to a CPU, and another from there on.
+    fn past_cpu(&self, next: &Path) -> Path {
+        self.then(next, past_cpu(self.kind, next.kind))
     }
 }
 
@@ -173,8 +182,10 @@ impl Paths {
         }
         let mut paths = Paths { nodes, gpus: gpus.len(), nets: nets.len(), matrix };
         paths.through_memory(system, policy);
+        paths.through_modules();
+        paths.where_cards_reach_no_gpu(system, policy);
         if policy.pxn {
-            paths.through_peers(system);
+            paths.through_peers(system, policy);
         }
         paths
     }
@@ -279,26 +290,52 @@ impl Paths {
             .min_by_key(|cpu| (self.gpu_cpu(gpu, *cpu).kind, self.gpu_cpu(gpu, *cpu).hops(), *cpu))
     }
 
-    /// Leads paths on which memory may not be reached directly past a CPU.
+    /// Leads GPUs that may not reach each other's memory past a CPU.
     fn through_memory(&mut self, system: &System, policy: &Policy) {
         let before = self.clone();
         for a in 0..self.gpus {
             let Some(cpu) = before.local_cpu(a) else { continue };
-            let (out, back) = (before.gpu_cpu(a, cpu), before.cpu_gpu(cpu, a));
             for b in (0..self.gpus).filter(|b| *b != a) {
                 if !policy.p2p(system, before.gpu_gpu(a, b).kind).allowed {
-                    let past = out.then(before.cpu_gpu(cpu, b), PathKind::Phb);
+                    let past = before.gpu_cpu(a, cpu).past_cpu(before.cpu_gpu(cpu, b));
                     let path = if policy.shm { past } else { Path::NONE };
                     self.set(a, b, path);
                 }
             }
+        }
+    }
+
+    /// A GPU reaches the ports nearest to it through the CPU of its module, if they are on that CPU's PCI. Other ports stay as
+    /// far as they are, so that a GPU that is nearer to them sends (PXN).
+    fn through_modules(&mut self) {
+        let before = self.clone();
+        for gpu in 0..self.gpus {
+            let Some(cpu) = before.local_cpu(gpu) else { continue };
+            for net in before.local_nets(gpu) {
+                let kind = past_cpu(before.gpu_cpu(gpu, cpu).kind, before.cpu_net(cpu, net).kind);
+                let n = self.nodes.len();
+                for place in [gpu * n + self.gpus + net, (self.gpus + net) * n + gpu] {
+                    if kind == PathKind::P2c && self.matrix[place].exists() {
+                        self.matrix[place].kind = self.matrix[place].kind.min(kind);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Leads what a card may not move to or from a GPU's memory itself past the GPU's CPU.
+    fn where_cards_reach_no_gpu(&mut self, system: &System, policy: &Policy) {
+        let before = self.clone();
+        for a in 0..self.gpus {
+            let Some(cpu) = before.local_cpu(a) else { continue };
+            let (out, back) = (before.gpu_cpu(a, cpu), before.cpu_gpu(cpu, a));
             for net in 0..self.nets {
                 let there = before.gpu_net(a, net);
                 if !policy.gdr(system, a, net, there.kind).allowed {
-                    let past = out.then(before.cpu_net(cpu, net), PathKind::Phb);
+                    let past = out.past_cpu(before.cpu_net(cpu, net));
                     self.set(a, self.gpus + net, past);
                     let place = self.gpus + self.nets + cpu;
-                    let past = before.at(self.gpus + net, place).then(back, PathKind::Phb);
+                    let past = before.at(self.gpus + net, place).past_cpu(back);
                     self.set(self.gpus + net, a, past);
                 }
             }
@@ -354,12 +391,12 @@ impl Paths {
 
     /// Leads a GPU's way to a far port through the GPU that is nearest to that. Only the way out: NCCL receives locally and
     /// sends remotely, too.
-    fn through_peers(&mut self, system: &System) {
+    fn through_peers(&mut self, system: &System, policy: &Policy) {
         let before = self.clone();
         for net in 0..self.nets {
             let Some(peer) = before.local_gpu(system, net) else { continue };
             let leave = before.gpu_net(peer, net);
-            if leave.kind > PathKind::Pxb {
+            if !policy.relays(system, peer, net, leave.kind) {
                 continue;
             }
             for gpu in (0..self.gpus).filter(|gpu| *gpu != peer) {
@@ -370,6 +407,16 @@ impl Paths {
                 }
             }
         }
+    }
+}
+
+/// The kind of a path past a CPU: C2C on one side and PCI on the other is P2C, as NCCL has it (`mergePathType` in its
+/// `paths.cc`); else the worse of the two, and a host bridge at least.
+fn past_cpu(to: PathKind, from: PathKind) -> PathKind {
+    match (to.min(from), to.max(from)) {
+        (PathKind::C2c, PathKind::Phb) => PathKind::P2c,
+        (PathKind::C2c, PathKind::C2c) => PathKind::C2c,
+        (_, worse) => worse.max(PathKind::Phb),
     }
 }
 
@@ -390,7 +437,20 @@ fn mirrored(value: usize, n: usize) -> usize {
 /// How one node reaches another by itself, whatever a policy has of the memory there; `nvb`: also through a GPU by `NVLink`.
 #[must_use]
 pub fn direct(system: &System, from: NodeId, to: NodeId, nvb: bool) -> Path {
-    from_node(system, from, nvb).into_iter().nth(to.0 as usize).unwrap_or(Path::NONE)
+    let mut path =
+        from_node(system, from, nvb).into_iter().nth(to.0 as usize).unwrap_or(Path::NONE);
+    let gpu = match (system.node(from), system.node(to)) {
+        (Node::Gpu(_), Node::Net(_)) => from,
+        (Node::Net(_), Node::Gpu(_)) => to,
+        _ => return path,
+    };
+    // Past one CPU, that of the GPU's module.
+    let mut c2c = system.links_from(gpu).filter(|(_, link)| link.kind == LinkKind::C2c);
+    let passes = |cpu| path.links.iter().any(|link| system.link(*link).to == cpu);
+    if path.kind == PathKind::Phb && c2c.any(|(_, link)| passes(link.to)) {
+        path.kind = PathKind::P2c;
+    }
+    path
 }
 
 /// The cores near a GPU, by its local rank: those of the nearest CPU, where its threads should run and its host

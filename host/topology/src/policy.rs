@@ -31,14 +31,18 @@ pub enum MessagePxn {
 pub struct Policy {
     /// The farthest two GPUs may be to write each other's memory; `None`: what the CPU is good for.
     pub p2p_level: Option<PathKind>,
-    /// The farthest a card may be from a GPU whose memory it reaches; `None` is PXB.
+    /// The farthest a card may be from a GPU whose memory it reaches; `None`: P2C with `gdr_c2c`, else PXB.
     pub gdr_level: Option<PathKind>,
+    /// Whether a card may reach a GPU's memory through the CPU of the GPU's module (`NCCL_NET_GDR_C2C`).
+    pub gdr_c2c: bool,
     /// Whether processes of one host may share memory.
     pub shm: bool,
     /// Whether a path may go through a GPU by `NVLink`.
     pub nvb: bool,
     /// Whether a GPU may use a port that is near another one.
     pub pxn: bool,
+    /// Whether the GPU near that port may reach it through the CPU of its module (`NCCL_PXN_C2C`).
+    pub pxn_c2c: bool,
     /// Which messages leave by another GPU's card.
     pub message_pxn: MessagePxn,
     /// Whether a ring may leave by another port than it came in by.
@@ -50,9 +54,11 @@ impl Default for Policy {
         Policy {
             p2p_level: None,
             gdr_level: None,
+            gdr_c2c: true,
             shm: true,
             nvb: true,
             pxn: true,
+            pxn_c2c: true,
             message_pxn: MessagePxn::Always,
             cross_nic: CrossNic::IfBetter,
         }
@@ -104,9 +110,17 @@ impl Policy {
     pub fn gdr_at(&self, kind: PathKind) -> Decision {
         let (level, whose) = match self.gdr_level {
             Some(level) => (level, "NCCL_NET_GDR_LEVEL"),
-            None => (PathKind::Pxb, "the default"),
+            None if self.gdr_c2c => (PathKind::P2c, "the default"),
+            None => (PathKind::Pxb, "the default without NCCL_NET_GDR_C2C"),
         };
         decide(kind, level, whose)
+    }
+
+    /// Whether a GPU at this distance from a port may send through it for others: the port's card has to reach its memory.
+    #[must_use]
+    pub fn relays(&self, system: &System, gpu: usize, net: usize, kind: PathKind) -> bool {
+        let farthest = if self.pxn_c2c { PathKind::P2c } else { PathKind::Pxb };
+        kind <= farthest && self.gdr(system, gpu, net, kind).allowed
     }
 }
 

@@ -164,7 +164,8 @@ fn matrix(out: &mut String, system: &System, paths: &Paths) -> std::fmt::Result 
     writeln!(
         out,
         "\nGB/s by the narrowest link. LOC: same memory, NVL: NVLink, NVB: NVLink through a GPU, C2C: NVLink to its CPU,\n\
-         PIX: a PCI switch, PXB: several, PXN: a network port near another GPU, PHB: a CPU's host bridge, SYS: between CPUs.\n"
+         PIX: a PCI switch, PXB: several, P2C: C2C and that CPU's host bridge, PXN: a network port near another GPU,\n\
+         PHB: a CPU's host bridge, SYS: between CPUs.\n"
     )
 }
 

@@ -7,6 +7,7 @@ use ferroccl_topology::graph::search::{Wanted, search};
 use ferroccl_topology::graph::{
     GraphId, HostGraphs, Pattern, SearchSettings, feasible_bw, file, limit, link_loads,
 };
+use ferroccl_topology::path::direct;
 use ferroccl_topology::{Assume, LinkKind, Node, PathKind, Paths, Policy, System, affinity, xml};
 
 fn path(name: &str) -> PathBuf {
@@ -40,6 +41,40 @@ fn paths_of_a_hybrid_cube_mesh() {
     assert_eq!(no_nvb.gpu_gpu(0, 5).kind, PathKind::Sys);
     let no_pxn = Paths::new(&system, &Policy { pxn: false, ..Policy::default() });
     assert_eq!(no_pxn.gpu_net(2, 0).kind, PathKind::Phb);
+}
+
+#[test]
+fn paths_of_modules_of_cpu_and_gpu() {
+    let system = load("gh200-4gpu");
+    let all = paths(&system);
+    let cpu = all.gpu_cpu(0, 0);
+    assert_eq!((cpu.kind, cpu.bw, cpu.hops()), (PathKind::C2c, 447.12, 1));
+    // Through its own CPU to its own card, by another GPU to that one's.
+    let own = all.gpu_net(0, 0);
+    assert_eq!((own.kind, own.bw), (PathKind::P2c, 25.0));
+    assert_eq!(all.net_gpu(0, 0).kind, PathKind::P2c);
+    assert_eq!((all.gpu_net(1, 0).kind, all.relay(&system, 1, 0)), (PathKind::Pxn, Some(0)));
+    assert_eq!(all.net_gpu(0, 1).kind, PathKind::Sys);
+    let (gpu, net) = (system.gpus()[0].0, system.nets()[0].0);
+    assert_eq!(direct(&system, gpu, net, true), *own);
+    assert_eq!(direct(&system, net, gpu, true), *all.net_gpu(0, 0));
+    let policy = Policy::default();
+    let gdr = policy.gdr(&system, 0, 0, own.kind);
+    assert!(gdr.allowed, "{}", gdr.why);
+
+    // Each setting takes its part away.
+    let no_relay = Paths::new(&system, &Policy { pxn_c2c: false, ..Policy::default() });
+    assert_eq!(
+        (no_relay.gpu_net(0, 0).kind, no_relay.gpu_net(1, 0).kind),
+        (PathKind::P2c, PathKind::Sys)
+    );
+    let no_gdr = Policy { gdr_c2c: false, ..Policy::default() };
+    let gdr = no_gdr.gdr(&system, 0, 0, own.kind);
+    assert_eq!(gdr.why, "P2C is farther than PXB (the default without NCCL_NET_GDR_C2C)");
+    assert_eq!(Paths::new(&system, &no_gdr).gpu_net(1, 0).kind, PathKind::Sys);
+    // Without P2P two GPUs meet in a CPU's memory, which is past two CPUs.
+    let off = Policy { p2p_level: Some(PathKind::Loc), ..Policy::default() };
+    assert_eq!(Paths::new(&system, &off).gpu_gpu(0, 1).kind, PathKind::Sys);
 }
 
 #[test]

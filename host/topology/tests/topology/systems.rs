@@ -111,6 +111,8 @@ pub(crate) fn policy(random: &mut Random) -> Policy {
             Some(PathKind::Sys),
             Some(PathKind::Pix),
         ]),
+        gdr_c2c: random.chance(70),
+        pxn_c2c: random.chance(70),
         gdr_level: random.pick(&[None, None, Some(PathKind::Loc), Some(PathKind::Sys)]),
         shm: random.chance(95),
         nvb: random.chance(70),

@@ -125,7 +125,7 @@ pub(super) fn forbidden(
     }
     if protocol == ProtocolId::Ll128
         && !settings.protocols.names(collective)
-        && let Err(why) = ll128_is_safe(s, algorithm)
+        && let Err(why) = ll128_is_safe(settings, s, algorithm)
     {
         return Some(format!("LL128 is not safe: {why}"));
     }
@@ -137,7 +137,11 @@ pub(super) fn forbidden(
 ///
 /// On GPUs that is so over `NVLink`, and through PCI switches to a card, from Volta on. On CPU devices it is so by the
 /// flag's store and load, which are a release and an acquire.
-pub(super) fn ll128_is_safe(s: &Situation<'_>, algorithm: Algorithm) -> Result<(), String> {
+pub(super) fn ll128_is_safe(
+    settings: &Settings,
+    s: &Situation<'_>,
+    algorithm: Algorithm,
+) -> Result<(), String> {
     let Devices::Gpus(gpus) = s.devices() else { return Ok(()) };
     let Some(graph) = gpus.graph(algorithm) else { return Ok(()) };
     if gpus.min_sm < 70 {
@@ -149,7 +153,8 @@ pub(super) fn ll128_is_safe(s: &Situation<'_>, algorithm: Algorithm) -> Result<(
     if graph.kind_intra > PathKind::Nvb {
         return Err(format!("GPUs reach each other by {}, farther than NVB", graph.kind_intra));
     }
-    let farthest = if gpus.min_sm >= 90 { PathKind::Pxn } else { PathKind::Pxb };
+    let far = gpus.min_sm >= 90 && !settings.no_ll128_c2c;
+    let farthest = if far { PathKind::Pxn } else { PathKind::Pxb };
     if s.nodes() > 1 && graph.kind_inter > farthest {
         return Err(format!(
             "GPUs reach the network by {}, farther than {farthest}",

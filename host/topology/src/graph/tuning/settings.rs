@@ -33,6 +33,8 @@ pub struct Settings {
     pub min_channels: Option<u32>,
     /// `NCCL_MAX_NCHANNELS`: the most channels there are.
     pub max_channels: Option<u32>,
+    /// `NCCL_LL128_C2C=0`: LL128 is not safe on the way to a network card by P2C or PXN.
+    pub no_ll128_c2c: bool,
 }
 
 impl Settings {
