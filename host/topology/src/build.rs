@@ -21,6 +21,7 @@
 //! are passed over with a note. What cannot be (two devices of one address, 9999 lanes) is an error. What only the
 //! device itself could say, such as a GPU's compute capability, an [`Assume`] has to.
 
+mod broadcom;
 mod devices;
 mod links;
 mod pci;
@@ -88,6 +89,7 @@ pub fn system(root: &Element, file: &str, assume: &Assume) -> Result<Built, Topo
             _ => draft.pass_over(child),
         }
     }
+    draft.flatten_switches();
     draft.number()?;
     Ok(draft.assemble()?)
 }
@@ -153,6 +155,10 @@ struct Draft<'a> {
     nets: Vec<NetDraft<'a>>,
     /// Cables of the tree: a device, what it hangs by, what by, with what bandwidth.
     tree: Vec<(Place, Place, LinkKind, f64)>,
+    /// `<pcilink>`s: a switch, and the address of the switch that it leads to.
+    pci_links: Vec<(Located<'a>, usize, BusId)>,
+    /// Lower parts of switches, which are left out, and what stands for each.
+    flattened: BTreeMap<BusId, usize>,
     /// Whether the file has any `<nvlink>`.
     has_nvlinks: bool,
 }
@@ -169,6 +175,8 @@ impl<'a> Draft<'a> {
             nics: Vec::new(),
             nets: Vec::new(),
             tree: Vec::new(),
+            pci_links: Vec::new(),
+            flattened: BTreeMap::new(),
             has_nvlinks: false,
         }
     }
@@ -231,6 +239,7 @@ impl<'a> Draft<'a> {
         let gpu_order = by_dev(self.gpus.iter().map(|gpu| gpu.gpu.dev).collect());
         let net_order = by_dev(self.nets.iter().map(|net| net.net.dev).collect());
         let crossing = self.crossing_links(&gpu_order)?;
+        let between_switches = self.links_between_switches();
 
         let mut ids = Ids::new(self.gpus.len(), self.nets.len());
         for &gpu in &gpu_order {
@@ -250,6 +259,9 @@ impl<'a> Draft<'a> {
         }
         for (from, to, kind, bw) in crossing {
             system.connect_one_way(ids.of(from), ids.of(to), kind, bw);
+        }
+        for (one, other) in between_switches {
+            system.connect(ids.pcis[one], ids.pcis[other], LinkKind::Loc, speed::LOC);
         }
         let cpus: Vec<(NodeId, f64)> =
             system.cpus().iter().map(|(id, cpu)| (*id, speed::between_cpus(cpu))).collect();

@@ -157,6 +157,11 @@ impl Writer<'_> {
                 (LinkKind::Pci, _) => {
                     element.children.push(self.pci(link_id, cpu, depth)?);
                 }
+                (LinkKind::Loc, Node::Pci(other)) if system.joins_switches(link) => {
+                    self.said[link_id.0 as usize] = true;
+                    let target = other.bus_id;
+                    element.children.push(Element::new("pcilink").with("target", target));
+                }
                 _ => {}
             }
         }

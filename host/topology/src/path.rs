@@ -16,8 +16,12 @@
 use std::fmt;
 use std::str::FromStr;
 
+mod shortest;
+
 use super::policy::Policy;
 use super::system::{CpuSet, Link, LinkId, LinkKind, Node, NodeId, System};
+pub use shortest::direct;
+use shortest::from_node;
 
 /// The worst step of a path, best first.
 #[derive(
@@ -78,15 +82,17 @@ impl PathKind {
     fn of_step(system: &System, link: &Link) -> PathKind {
         match link.kind {
             // A port is its card's: the step to it is no distance.
-            LinkKind::Loc | LinkKind::Net => PathKind::Loc,
+            LinkKind::Loc | LinkKind::Net if !system.joins_switches(link) => PathKind::Loc,
             LinkKind::Nvl => PathKind::Nvl,
             LinkKind::C2c => PathKind::C2c,
             LinkKind::Sys => PathKind::Sys,
-            LinkKind::Pci => match (system.node(link.from), system.node(link.to)) {
-                (Node::Cpu(_), _) | (_, Node::Cpu(_)) => PathKind::Phb,
-                (Node::Pci(_), Node::Pci(_)) => PathKind::Pxb,
-                _ => PathKind::Pix,
-            },
+            LinkKind::Pci | LinkKind::Loc | LinkKind::Net => {
+                match (system.node(link.from), system.node(link.to)) {
+                    (Node::Cpu(_), _) | (_, Node::Cpu(_)) => PathKind::Phb,
+                    (Node::Pci(_), Node::Pci(_)) => PathKind::Pxb,
+                    _ => PathKind::Pix,
+                }
+            }
         }
     }
 }
@@ -434,25 +440,6 @@ fn mirrored(value: usize, n: usize) -> usize {
     if n == 1 { 0 } else { value.reverse_bits() >> (usize::BITS - n.trailing_zeros()) }
 }
 
-/// How one node reaches another by itself, whatever a policy has of the memory there; `nvb`: also through a GPU by `NVLink`.
-#[must_use]
-pub fn direct(system: &System, from: NodeId, to: NodeId, nvb: bool) -> Path {
-    let mut path =
-        from_node(system, from, nvb).into_iter().nth(to.0 as usize).unwrap_or(Path::NONE);
-    let gpu = match (system.node(from), system.node(to)) {
-        (Node::Gpu(_), Node::Net(_)) => from,
-        (Node::Net(_), Node::Gpu(_)) => to,
-        _ => return path,
-    };
-    // Past one CPU, that of the GPU's module.
-    let mut c2c = system.links_from(gpu).filter(|(_, link)| link.kind == LinkKind::C2c);
-    let passes = |cpu| path.links.iter().any(|link| system.link(*link).to == cpu);
-    if path.kind == PathKind::Phb && c2c.any(|(_, link)| passes(link.to)) {
-        path.kind = PathKind::P2c;
-    }
-    path
-}
-
 /// The cores near a GPU, by its local rank: those of the nearest CPU, where its threads should run and its host
 /// memory should lie. Empty where they are not known.
 #[must_use]
@@ -460,72 +447,4 @@ pub fn affinity(system: &System, paths: &Paths, gpu: usize) -> CpuSet {
     let cpus = system.cpus();
     let near = (gpu < paths.gpus()).then(|| paths.local_cpu(gpu)).flatten();
     near.and_then(|cpu| cpus.get(cpu)).map_or_else(CpuSet::default, |(_, cpu)| cpu.affinity.clone())
-}
-
-/// The paths from one node to all.
-fn from_node(system: &System, from: NodeId, nvb: bool) -> Vec<Path> {
-    let mut best = vec![Path::NONE; system.nodes().len()];
-    best[from.0 as usize] = Path { kind: PathKind::Loc, bw: f64::INFINITY, links: Vec::new() };
-    // With steps no worse than a bound, hop by hop: what is reached first under the least bound has the best
-    // kind and the fewest hops.
-    for bound in PathKind::ALL.into_iter().filter(|kind| *kind < PathKind::Dis) {
-        let layers = layers(system, from, bound, nvb);
-        for (path, found) in best.iter_mut().zip(layers) {
-            if let (false, Some(found)) = (path.exists(), found) {
-                *path = found;
-            }
-        }
-    }
-    best
-}
-
-/// The widest of the shortest paths whose steps are no worse than `bound`.
-fn layers(system: &System, from: NodeId, bound: PathKind, nvb: bool) -> Vec<Option<Path>> {
-    let mut paths: Vec<Option<Path>> = vec![None; system.nodes().len()];
-    paths[from.0 as usize] =
-        Some(Path { kind: PathKind::Loc, bw: f64::INFINITY, links: Vec::new() });
-    let mut layer = vec![from];
-    while !layer.is_empty() {
-        let mut next: Vec<(NodeId, Path)> = Vec::new();
-        for &node in &layer {
-            let Some(here) = paths[node.0 as usize].clone() else { continue };
-            for (id, link) in system.links_from(node) {
-                let Some(kind) = step(system, &here, link, from, nvb) else { continue };
-                if kind > bound || paths[link.to.0 as usize].is_some() {
-                    continue;
-                }
-                let mut links = here.links.clone();
-                links.push(id);
-                let path = Path { kind: here.kind.max(kind), bw: here.bw.min(link.bw), links };
-                match next.iter_mut().find(|(to, _)| *to == link.to) {
-                    Some((_, other)) if other.bw >= path.bw => {}
-                    Some((_, other)) => *other = path,
-                    None => next.push((link.to, path)),
-                }
-            }
-        }
-        layer = next.iter().map(|(to, _)| *to).collect();
-        for (to, path) in next {
-            paths[to.0 as usize] = Some(path);
-        }
-    }
-    paths
-}
-
-/// What going on from the end of `here` by `link` is; `None` where that is not a way.
-fn step(system: &System, here: &Path, link: &Link, from: NodeId, nvb: bool) -> Option<PathKind> {
-    let kind = PathKind::of_step(system, link);
-    if link.from == from {
-        return Some(kind);
-    }
-    match system.node(link.from) {
-        Node::Net(_) => None,
-        Node::Gpu(_) => {
-            let gpu = |id| matches!(system.node(id), Node::Gpu(_));
-            let direct = here.kind == PathKind::Nvl && here.hops() == 1 && gpu(from);
-            let on = link.kind == LinkKind::Nvl && gpu(link.to);
-            (nvb && direct && on).then_some(PathKind::Nvb)
-        }
-        Node::Pci(_) | Node::Nvs | Node::Cpu(_) | Node::Nic(_) => Some(kind),
-    }
 }

@@ -398,6 +398,20 @@ impl System {
         self.out[id.0 as usize].iter().map(|link| (*link, self.link(*link)))
     }
 
+    /// Whether a link joins two PCI switches inside, besides the tree of devices.
+    #[must_use]
+    pub fn joins_switches(&self, link: &Link) -> bool {
+        let switch = |id| matches!(self.node(id), Node::Pci(_));
+        link.kind == LinkKind::Loc && switch(link.from) && switch(link.to)
+    }
+
+    /// Whether a link is one of the tree of devices under a CPU.
+    #[must_use]
+    pub fn in_tree(&self, link: &Link) -> bool {
+        let kind = matches!(link.kind, LinkKind::Pci | LinkKind::Net | LinkKind::Loc);
+        kind && !self.joins_switches(link)
+    }
+
     /// The devices that ranks run on. Their places in this list are the **local ranks**.
     #[must_use]
     pub fn gpus(&self) -> Vec<(NodeId, &Gpu)> {

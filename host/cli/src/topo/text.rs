@@ -79,10 +79,9 @@ fn below(
     indent: &str,
     seen: &mut [bool],
 ) -> std::fmt::Result {
-    let hangs = |kind| matches!(kind, LinkKind::Pci | LinkKind::Net | LinkKind::Loc);
     let mut children: Vec<(NodeId, f64)> = Vec::new();
     for (_, link) in system.links_from(id) {
-        if hangs(link.kind) && !std::mem::replace(&mut seen[link.to.0 as usize], true) {
+        if system.in_tree(link) && !std::mem::replace(&mut seen[link.to.0 as usize], true) {
             children.push((link.to, link.bw));
         }
     }
@@ -91,7 +90,9 @@ fn below(
         let (branch, on) = if last { ("└─", "  ") } else { ("├─", "│ ") };
         let across: Vec<String> = system
             .links_from(*child)
-            .filter(|(_, link)| matches!(link.kind, LinkKind::Nvl | LinkKind::C2c))
+            .filter(|(_, link)| {
+                matches!(link.kind, LinkKind::Nvl | LinkKind::C2c) || system.joins_switches(link)
+            })
             .map(|(_, link)| {
                 format!("{} {} to {}", link.kind, number(link.bw), system.name(link.to))
             })

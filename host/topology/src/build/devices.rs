@@ -125,6 +125,7 @@ impl<'a> Draft<'a> {
         let bw = link.bw(self.assume);
         let mut device = None;
         let mut first_pci = None;
+        let mut pci_link = None;
         for child in at.children() {
             match child.name() {
                 "gpu" | "nic" if device.is_some() => {
@@ -132,6 +133,7 @@ impl<'a> Draft<'a> {
                 }
                 "gpu" | "nic" => device = Some(child),
                 "pci" => first_pci = first_pci.or(Some(child)),
+                "pcilink" => pci_link = pci_link.or(Some(child)),
                 "net" => return Err(child.error("outside of a <nic>")),
                 "nvlink" | "c2c" => return Err(child.error("outside of a <gpu>")),
                 _ => self.pass_over(child),
@@ -139,6 +141,9 @@ impl<'a> Draft<'a> {
         }
         if let (Some(below), Some(device)) = (first_pci, device) {
             return Err(below.error(format!("below the <{}> of its <pci>", device.name())));
+        }
+        if let (Some(link), Some(_)) = (pci_link, device) {
+            return Err(link.error("outside of a switch"));
         }
         let class = at.text("class").map(Class::of);
         match (device, class) {
@@ -181,6 +186,12 @@ impl<'a> Draft<'a> {
                     part("subsystem_vendor")?,
                     part("subsystem_device")?,
                 ];
+                for link in at.children().filter(|child| child.name() == "pcilink") {
+                    let Some(target) = link.parsed::<BusId>("target")? else {
+                        return Err(link.missing("target"));
+                    };
+                    self.pci_links.push((link, self.pcis.len(), target));
+                }
                 let place = Place::Pci(self.pcis.len());
                 self.pcis.push(Pci { bus_id, device });
                 self.tree.push((place, above, LinkKind::Pci, bw));

@@ -55,7 +55,7 @@ impl PciTree {
             }
             let class = if below.is_none() { class } else { "0x060400" };
             let mut element = Element::new("pci").with("busid", id);
-            describe(&mut element, path.as_deref());
+            describe(&mut element, sys, path.as_deref());
             if element.text("class").is_none() || below.is_some() {
                 element.set("class", class);
             }
@@ -151,7 +151,7 @@ fn hexadecimal(path: &Path, digits: usize) -> Option<String> {
 }
 
 /// Adds what sysfs says of a device to its element, where that does not say it already.
-fn describe(element: &mut Element, path: Option<&Path>) {
+fn describe(element: &mut Element, sys: &Sys, path: Option<&Path>) {
     let mut set = |name: &str, value: Option<String>| {
         if let (None, Some(value)) = (element.text(name), value) {
             element.set(name, value);
@@ -180,11 +180,25 @@ fn describe(element: &mut Element, path: Option<&Path>) {
         .min();
     set("link_speed", Some(speed.map_or_else(String::new, |gt| format!("{gt:.1} GT/s PCIe"))));
     set("link_width", Some(width.unwrap_or(0).to_string()));
+    // A switch of Broadcom's.
+    let broadcom = element.text("vendor") == Some("0x1000")
+        && element.text("class").is_some_and(|class| class.starts_with("0x0604"));
+    if broadcom && element.children.iter().all(|child| child.name != "pcilink") {
+        element.children.extend(joined_switches(sys, path));
+    }
+}
+
+/// The switches that one is joined to inside, as Broadcom's driver lists them (NCCL's `ncclOsGetBcmLinks`).
+fn joined_switches(sys: &Sys, switch: &Path) -> Vec<Element> {
+    let Some(id) = address(switch) else { return Vec::new() };
+    let links = sys.path("kernel/pci_switch_link/virtual_switch_links").join(id.to_string());
+    let others = sysfs::names(&links).into_iter().filter_map(|name| address(Path::new(&name)));
+    others.map(|other| Element::new("pcilink").with("target", other)).collect()
 }
 
 /// Adds what sysfs says of a file's device, where it is there.
 pub(super) fn complete(element: &mut Element, sys: &Sys, bus_id: BusId) {
     if let Some(path) = sys.real(&place(sys, bus_id)) {
-        describe(element, Some(&path));
+        describe(element, sys, Some(&path));
     }
 }

@@ -77,6 +77,101 @@ fn paths_of_modules_of_cpu_and_gpu() {
     assert_eq!(Paths::new(&system, &off).gpu_gpu(0, 1).kind, PathKind::Sys);
 }
 
+/// A host of two Broadcom switches at one CPU, each with a lower part, and all joined inside if so given.
+fn broadcom(device: &str, [upper, lower]: [&str; 2], joined: bool) -> String {
+    let numbers = |subsystem: &str| {
+        format!(
+            "class=\"0x060400\" vendor=\"0x1000\" device=\"{device}\" subsystem_vendor=\"0x1000\" \
+             subsystem_device=\"{subsystem}\" link_speed=\"16.0 GT/s PCIe\" link_width=\"16\""
+        )
+    };
+    let gpu = |bus: u32| {
+        format!(
+            "<pci busid=\"0000:{bus:02x}:00.0\" class=\"0x030200\" link_speed=\"16.0 GT/s PCIe\" link_width=\"16\">\
+             <gpu sm=\"80\" gdr=\"1\"/></pci>\n"
+        )
+    };
+    let switch = |bus: u32, other: u32| {
+        let link = if joined {
+            format!("<pcilink target=\"0000:{other:02x}:00.0\"/>\n")
+        } else {
+            String::new()
+        };
+        format!(
+            "<pci busid=\"0000:{bus:02x}:00.0\" {}>\n{link}{}<pci busid=\"0000:{:02x}:00.0\" {}>\n{}{}</pci></pci>\n",
+            numbers(upper),
+            gpu(bus + 1),
+            bus + 2,
+            numbers(lower),
+            gpu(bus + 3),
+            gpu(bus + 4),
+        )
+    };
+    // The second names the lower part of the first.
+    format!(
+        "<system version=\"1\"><cpu numaid=\"0\" arch=\"x86_64\" vendor=\"GenuineIntel\">\n{}{}</cpu></system>",
+        switch(0x10, 0x20),
+        switch(0x20, 0x12),
+    )
+}
+
+fn built(text: &str) -> ferroccl_topology::build::Built {
+    let root = xml::parse(text, "broadcom.xml").unwrap();
+    ferroccl_topology::build::system(&root, "broadcom.xml", &Assume::default()).unwrap()
+}
+
+#[test]
+fn parts_of_a_switch_are_one_switch() {
+    const GEN4: [&str; 2] = ["0xa096", "0xa123"];
+    let one = |device, parts, joined| built(&broadcom(device, parts, joined)).system;
+    let switches =
+        |system: &System| system.nodes().filter(|(_, node)| matches!(node, Node::Pci(_))).count();
+    for (device, parts, count) in [
+        ("0xc010", GEN4, 2),
+        ("0xc030", ["0x0042", "0x1042"], 2),
+        // Another device, or parts of the other generation: as they stand.
+        ("0xc020", GEN4, 4),
+        ("0xc030", ["0x0042", "0x0042"], 4),
+        ("0xc030", ["0x1042", "0x0042"], 4),
+    ] {
+        let system = one(device, parts, false);
+        assert_eq!(switches(&system), count, "{device} {parts:?}");
+        let kind = paths(&system).gpu_gpu(0, 1).kind;
+        assert_eq!(kind, if count == 2 { PathKind::Pix } else { PathKind::Pxb });
+        assert_eq!(paths(&system).gpu_gpu(1, 2).kind, PathKind::Pix);
+        // Past the CPU, where Intel lets GPUs not write each other's memory.
+        assert_eq!(paths(&system).gpu_gpu(0, 3).kind, PathKind::Phb);
+    }
+
+    for (device, parts) in [("0xc010", GEN4), ("0xc020", GEN4)] {
+        let system = one(device, parts, true);
+        let path = paths(&system).gpu_gpu(0, 3).clone();
+        assert_eq!((path.kind, path.bw), (PathKind::Pxb, 24.0), "{device}");
+        assert!(path.links.iter().any(|link| system.joins_switches(system.link(*link))));
+        let again = ferroccl_topology::dump::to_xml(&system).unwrap().to_xml();
+        assert_eq!(built(&again).system, system);
+    }
+
+    let text = broadcom("0xc010", GEN4, true)
+        .replace("target=\"0000:20:00.0\"", "target=\"0000:99:00.0\"");
+    let found = built(&text);
+    assert!(
+        found
+            .notes
+            .iter()
+            .any(|note| note.contains("leads to 0000:99:00.0, which is no switch here")),
+        "{:?}",
+        found.notes
+    );
+    let wrong = broadcom("0xc010", GEN4, true).replace(
+        "<gpu sm=\"80\" gdr=\"1\"/>",
+        "<pcilink target=\"0000:20:00.0\"/><gpu sm=\"80\"/>",
+    );
+    let root = xml::parse(&wrong, "a.xml").unwrap();
+    let error = ferroccl_topology::build::system(&root, "a.xml", &Assume::default()).unwrap_err();
+    assert!(error.to_string().contains("<pcilink>: outside of a switch"), "{error}");
+}
+
 #[test]
 fn decisions_follow_distance_processor_and_setting() {
     let system = load("pcie-4gpu-no-nic"); // Intel

@@ -92,9 +92,7 @@ impl Layout<'_> {
 
     /// Cards before GPUs.
     fn children(&self, id: NodeId) -> Vec<NodeId> {
-        let hangs =
-            |link: &Link| matches!(link.kind, LinkKind::Pci | LinkKind::Loc | LinkKind::Net);
-        let links = self.system.links_from(id).filter(|(_, link)| hangs(link));
+        let links = self.system.links_from(id).filter(|(_, link)| self.system.in_tree(link));
         let mut children: Vec<NodeId> = links.map(|(_, link)| link.to).collect();
         children.sort_by_key(|child| matches!(self.system.node(*child), Node::Gpu(_)));
         children
@@ -115,7 +113,7 @@ impl Layout<'_> {
     fn hanging(&self, canvas: &mut Canvas) {
         for link in self.system.links() {
             let (from, to) = (self.places[link.from.0 as usize], self.places[link.to.0 as usize]);
-            let hangs = matches!(link.kind, LinkKind::Pci | LinkKind::Net | LinkKind::Loc);
+            let hangs = self.system.in_tree(link);
             let into_card = matches!(self.system.node(link.from), Node::Nic(_));
             if !hangs || from.top >= to.top || into_card {
                 continue;
@@ -275,7 +273,20 @@ fn words(system: &System, id: NodeId, node: &Node) -> Vec<String> {
             vec![format!("{name}, sm_{}", gpu.sm), place]
         }
         Node::Gpu(_) => vec![name, "CPU device".to_owned()],
-        Node::Pci(pci) => vec!["PCI switch".to_owned(), pci.bus_id.to_string()],
+        Node::Pci(pci) => {
+            // So is what joins switches inside: bus and bus.
+            let links = system.links_from(id).filter(|(_, link)| system.joins_switches(link));
+            let others = links.filter_map(|(_, link)| match system.node(link.to) {
+                Node::Pci(other) => Some(format!("{:02x}", other.bus_id.bus)),
+                _ => None,
+            });
+            let others: Vec<String> = others.collect();
+            let place = match &others[..] {
+                [] => pci.bus_id.to_string(),
+                others => format!("{:02x} = {}", pci.bus_id.bus, others.join(" = ")),
+            };
+            vec!["PCI switch".to_owned(), place]
+        }
         Node::Net(net) => vec![name, format!("{} {}", net.name, number(net.bw)).trim().to_owned()],
         Node::Nic(_) | Node::Nvs | Node::Cpu(_) => vec![name],
     }

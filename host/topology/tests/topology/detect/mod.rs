@@ -83,6 +83,26 @@ fn two_sockets_with_switches_gpus_and_cards() {
 }
 
 #[test]
+fn switches_that_are_joined_inside() {
+    let (tree, driver) = two_sockets();
+    let joined = || {
+        let found = detect::machine(&tree.roots(), &driver, Devices::GpusElseCpus).unwrap();
+        bw(&found.system, "PCI 0000:10:00.0", "PCI 0000:90:00.0", LinkKind::Loc)
+    };
+    for (switch, other) in [("10", "90"), ("90", "10")] {
+        let links = "sys/kernel/pci_switch_link/virtual_switch_links";
+        tree.file(&format!("{links}/0000:{switch}:00.0/0000:{other}:00.0"), "1");
+        tree.file(&format!("{links}/0000:{switch}:00.0/uevent"), "no address");
+    }
+    assert_eq!(joined(), None, "they are no switches of Broadcom's");
+    for (root, bus) in [("00", "10"), ("80", "90")] {
+        let switch = format!("sys/devices/pci0000:{root}/0000:{root}:01.0/0000:{bus}:00.0");
+        tree.file(&format!("{switch}/vendor"), "0x1000");
+    }
+    assert_eq!(joined(), Some(5000.0));
+}
+
+#[test]
 fn cpu_devices_hang_under_the_nodes_with_cores() {
     let (tree, driver) = two_sockets();
     tree.numa(2, ""); // memory alone
