@@ -75,7 +75,7 @@ impl Draft<'_> {
             match places.get(&target) {
                 Some(other) => links.push((switch.min(*other), switch.max(*other))),
                 None => {
-                    self.note(at, format!("leads to {target}, which is no switch here, left out"))
+                    self.note(at, format!("leads to {target}, which is no switch here, left out"));
                 }
             }
         }
