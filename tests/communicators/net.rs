@@ -14,7 +14,7 @@ use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
 use ferroccl::{Algorithm, CommConfig, Communicator, Device, ProtocolId, ReduceOp, UniqueId};
 use ferroccl_proxy::net::{FaultNet, LocalNet};
 
-use crate::again::again;
+use crate::again::{again, elsewhere, here};
 use crate::random::Random;
 use crate::team::{COUNTS, team, team_on};
 
@@ -104,6 +104,61 @@ fn under_the_adversary() {
             // Of some dozens of steps on each connection: slots are used again and again.
             team.collectives(seed, &[0, 3, 1500]);
             team.messages(seed, &[0, 3, 1500]);
+        }
+    }
+}
+
+/// Every collective, over the channels that a topology's search finds: hosts of two ranks each, whose GPUs are last in the file,
+/// so that no rank's own card is one of theirs.
+#[test]
+fn over_the_cards_of_a_topology() {
+    let at = |file: &str| format!("{}/tests/topology_files/{file}.xml", env!("CARGO_MANIFEST_DIR"));
+    for (file, gpus, cards) in [
+        ("hgx-h100", "6,7", "6,7"),
+        ("dgx-a100", "6-7", "6,7"),
+        ("azure-ndv4-topo", "7,6", "6"),
+        ("aws-p4d-24xl-topo", "6,7", "3"),
+    ] {
+        let variables =
+            [("NCCL_TOPO_FILE", &*at(file)), ("FERROCCL_TOPO_RANKS", gpus), (CARDS, cards)];
+        elsewhere(module_path!(), "over_many_cards", &variables);
+    }
+}
+
+const CARDS: &str = "FERROCCL_TEST_CARDS";
+
+/// Its part in a process with the topology's settings, from a seed.
+#[test]
+fn over_many_cards() {
+    if !here() {
+        return;
+    }
+    let cards = std::env::var(CARDS).unwrap();
+    let cards: Vec<usize> = cards.split(',').map(|card| card.parse().unwrap()).collect();
+    let algorithms = [Algorithm::Ring, Algorithm::Tree, Algorithm::Chain];
+    let first = std::env::var("NCCL_TOPO_FILE").unwrap().contains("hgx-h100");
+    for (seed, protocol) in (0..).zip(ProtocolId::ALL) {
+        for algorithm in algorithms {
+            // All protocols by all algorithms on the first machine, each once on the others.
+            if !first && algorithms[seed as usize % 3] != algorithm {
+                continue;
+            }
+            let net = Arc::new(LocalNet::with_devices(8));
+            let mut config = remote(true);
+            hostile(&mut config);
+            (config.protocol, config.algorithm) = (Some(*protocol), Some(algorithm));
+            config.buffer_bytes = [Some(4096); 3];
+            config.net = Some(Arc::<LocalNet>::clone(&net));
+            (config.ranks_per_node, config.channels) = (Some(2), None);
+            let device = Device::new(Arc::new(CpuRuntime::seeded(Adversity::new(seed))));
+            let name = format!("seed {seed}, {protocol}, {algorithm}");
+            println!("{name}");
+            let team = team_on(device, &config, 6, &name);
+            // The last one is of two channels, 32 KiB each.
+            team.collectives(seed, &[0, 3, 16_400]);
+            team.messages(seed, &[0, 3, 150]);
+            let sent = net.sent();
+            assert!(cards.iter().all(|card| sent[*card] > 50_000), "{name}: {sent:?}");
         }
     }
 }

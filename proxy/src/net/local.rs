@@ -1,10 +1,11 @@
-//! A network within a process: a message is copied when both ends have named their buffers.
+//! A network within a process, of one device or several: a message is copied when both ends have named their buffers.
 //!
 //! It has no threads, no clock and no chance, so that what runs over it can be replayed; a schedule of one thread
 //! (`Device::cpu_seeded` of the library) takes it for that. It is lazy, too: a request is done at the second
 //! [`test`](super::SendComm::test) at the earliest, as nothing real is done at once.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::{
@@ -42,8 +43,34 @@ const NAME: &str = "Local";
 /// assert_eq!(&received[..5], b"hello");
 /// # Ok::<(), ferroccl_proxy::NetError>(())
 /// ```
-#[derive(Clone, Debug, Default)]
-pub struct LocalNet(Arc<Mutex<Listeners>>);
+#[derive(Clone, Debug)]
+pub struct LocalNet {
+    listeners: Arc<Mutex<Listeners>>,
+    /// Bytes that each device has sent.
+    sent: Arc<[AtomicU64]>,
+}
+
+impl Default for LocalNet {
+    fn default() -> Self {
+        LocalNet::with_devices(1)
+    }
+}
+
+impl LocalNet {
+    /// A network of so many devices, one at least. Each reaches all others.
+    #[must_use]
+    pub fn with_devices(devices: usize) -> Self {
+        let sent = (0..devices.max(1)).map(|_| AtomicU64::new(0)).collect();
+        LocalNet { listeners: Arc::default(), sent }
+    }
+
+    /// Bytes that each device has sent.
+    #[must_use]
+    pub fn sent(&self) -> Vec<u64> {
+        // Orders nothing: a figure to look at.
+        self.sent.iter().map(|sent| sent.load(Ordering::Relaxed)).collect()
+    }
+}
 
 #[derive(Debug, Default)]
 struct Listeners {
@@ -86,7 +113,12 @@ struct PendingRecv {
 }
 
 #[derive(Debug)]
-struct LocalSendComm(Pipe);
+struct LocalSendComm {
+    pipe: Pipe,
+    /// Its network's counts, and its device.
+    sent: Arc<[AtomicU64]>,
+    device: usize,
+}
 
 #[derive(Debug)]
 struct LocalRecvComm(Pipe);
@@ -106,17 +138,17 @@ impl Net for LocalNet {
     }
 
     fn devices(&self) -> usize {
-        1
+        self.sent.len()
     }
 
     fn properties(&self, device: usize) -> Result<Properties, NetError> {
-        if device != 0 {
+        if device >= self.devices() {
             return Err(error("properties", format!("there is no device {device}")));
         }
         Ok(Properties {
-            name: "local".to_owned(),
+            name: if device == 0 { "local".to_owned() } else { format!("local{device}") },
             pci_path: None,
-            guid: 0,
+            guid: device as u64,
             speed: 100_000,
             port: 0,
             max_requests: MAX_REQUESTS,
@@ -128,7 +160,7 @@ impl Net for LocalNet {
 
     fn listen(&self, device: usize) -> Result<Box<dyn Listener>, NetError> {
         self.properties(device)?;
-        let mut listeners = lock(&self.0);
+        let mut listeners = lock(&self.listeners);
         listeners.open.retain(|_, queue| queue.strong_count() > 0);
         listeners.last += 1;
         let (handle, queue) = (listeners.last, Arc::default());
@@ -140,11 +172,12 @@ impl Net for LocalNet {
         self.properties(device)?;
         let handle = handle.try_into().map(u64::from_le_bytes);
         let handle = handle.map_err(|_| error("connect", "the handle is not of this network"))?;
-        let queue = lock(&self.0).open.get(&handle).and_then(Weak::upgrade);
+        let queue = lock(&self.listeners).open.get(&handle).and_then(Weak::upgrade);
         let queue = queue.ok_or_else(|| error("connect", "nobody listens"))?;
         let pipe = Pipe::default();
         lock(&queue).push_back(LocalRecvComm(Arc::clone(&pipe)));
-        Ok(Box::new(LocalConnecting(Some(LocalSendComm(pipe)))))
+        let sender = LocalSendComm { pipe, sent: Arc::clone(&self.sent), device };
+        Ok(Box::new(LocalConnecting(Some(sender))))
     }
 }
 
@@ -224,18 +257,19 @@ impl SendComm for LocalSendComm {
         _: u32,
         _: MemoryHandle,
     ) -> Result<Option<Request>, NetError> {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.pipe);
         state.check("isend")?;
         if state.sends.len() >= MAX_REQUESTS {
             return Ok(None);
         }
         let send = PendingSend { address: address as usize, bytes, done: false, looks: 0 };
         state.sends.push_back(send);
+        self.sent[self.device].fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(Some(Request(state.first_send + state.sends.len() as u64 - 1)))
     }
 
     fn test(&mut self, request: Request) -> Result<bool, NetError> {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.pipe);
         state.copy();
         let index = request.0.checked_sub(state.first_send);
         let Some(send) = index.and_then(|i| state.sends.get_mut(i as usize)) else {
@@ -324,7 +358,7 @@ fn register(kind: MemoryKind) -> Result<MemoryHandle, NetError> {
 
 impl Drop for LocalSendComm {
     fn drop(&mut self) {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.pipe);
         state.closed = true;
         // What has not been copied never will be: its memory is the caller's again.
         let copied = (state.matched - state.first_send) as usize;
