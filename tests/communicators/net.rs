@@ -467,7 +467,7 @@ fn who_makes_no_call_is_named_on_every_host() {
     for hosts in [1, 3] {
         let id = UniqueId::new(&Config::default().bootstrap()).unwrap();
         let ranks = (0..5)
-            .map(|rank| start_with(&id, rank, 5, hosts, "absent", &[("FERROCCL_TIMEOUT", "2")]));
+            .map(|rank| start_with(&id, rank, 5, hosts, "absent", &[("FERROCCL_TIMEOUT", "5")]));
         for end in ends(ranks.collect()) {
             let why = "ends: timeout: call 1, all_reduce(count 1000, type float, op sum), waits in vain: rank 2 has not entered it, nor any call before";
             assert!(end.contains(why), "{hosts} hosts: {end}");
