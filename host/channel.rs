@@ -10,10 +10,11 @@
 //!                                       connection: header, slots of LL, LL128, Simple, step FIFO
 //! ```
 //!
-//! If the edge is over a network, each end has memory of its own, and proxies move the data between them. The slots of some
-//! protocols may then be in memory of the end's device ([`DeviceSlots`]). The layout in the host's memory leaves no gap for
-//! them.
+//! If the edge is over a network, each end has memory of its own, and proxies move the data between them. Of each connection,
+//! the slots of some protocols may then be in memory of a device ([`DeviceSlots`]): the end's own, or the one of the rank that
+//! sends for it (PXN). The layout in the host's memory leaves no gap for them.
 
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -54,6 +55,10 @@ pub(crate) const HEADER_BYTES: usize = size_of::<EdgeHeader>().next_multiple_of(
 /// The offset, in an edge's header, of the word by which a sender in another process says that it has the receiver's device
 /// memory mapped; behind what kernels look at.
 pub(crate) const MAPPING_WORD: usize = size_of::<EdgeHeader>();
+/// The protocols whose slots to receive may be in memory of a device. LL's are the host's, as in NCCL (`net.cc`).
+const RECEIVED: &[ProtocolId] = &[ProtocolId::Ll128, ProtocolId::Simple];
+/// The protocols whose slots to send may be there. The proxy has to read the lines of LL and LL128.
+const SENT: &[ProtocolId] = &[ProtocolId::Simple];
 /// Bytes of the ring of signatures of an edge, before its connections.
 const SIGNATURE_BYTES: usize = size_of::<SignatureRing>().next_multiple_of(PAGE);
 
@@ -74,10 +79,17 @@ impl ConnLayout {
         ConnLayout { slot_bytes, ..*self }
     }
 
-    /// Bytes of an edge's slots in memory of a device.
-    pub(crate) fn slots_bytes(&self, protocols: &[ProtocolId], channels: usize) -> usize {
-        let there = self.with_protocols(|i| protocols.iter().any(|p| *p as usize == i));
-        2 * channels * there.buffer_bytes().next_multiple_of(PAGE)
+    /// The layout of what is beside the headers of connections whose slots are in memory of a device, and the layout of those
+    /// slots.
+    fn parts(&self, receiving: bool) -> (Self, Self) {
+        let protocols = if receiving { RECEIVED } else { SENT };
+        let there = |i| protocols.iter().any(|p| *p as usize == i);
+        (self.with_protocols(|i| !there(i)), self.with_protocols(there))
+    }
+
+    /// Bytes of a connection's slots in memory of a device, at its receiver's end or at its sender's.
+    pub(crate) fn slots_bytes(&self, receiving: bool) -> usize {
+        self.parts(receiving).1.buffer_bytes().next_multiple_of(PAGE)
     }
 
     /// Bytes of a step FIFO: an entry for each slot, on cache lines of its own.
@@ -111,19 +123,21 @@ pub(crate) struct EdgeEnd {
     pub receiving: bool,
     /// Whether the edge is over a network: the other end has memory of its own, and proxies move the data.
     pub remote: bool,
-    /// For an edge over a network: the slots in memory of this end's device.
-    pub slots: Option<DeviceSlots>,
+    /// For an edge over a network: by connection, the slots that are in memory of a device.
+    pub slots: Arc<BTreeMap<u32, DeviceSlots>>,
 }
 
-/// Slots of an edge over a network, in memory of this end's device.
+/// Slots of a connection over a network, in memory of a device.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceSlots {
-    /// The allocation, which all edges share.
+    /// The allocation, which many connections share.
     pub memory: Arc<SlotMemory>,
-    /// The offset of this edge's slots in it, a multiple of a page.
+    /// The offset of the slots behind its start, a multiple of a page.
     pub offset: usize,
-    /// The protocols whose slots are there.
-    pub protocols: &'static [ProtocolId],
+    /// Whether the network reaches the memory by its address, although there is a DMA buffer.
+    pub by_address: bool,
+    /// Whether the network's writes have to be flushed.
+    pub flush: bool,
 }
 
 /// Memory of a device that the network card reaches.
@@ -135,25 +149,21 @@ pub(crate) struct SlotMemory {
     pub start: usize,
     /// The slots as a DMA buffer; `None` for networks that reach the memory by its address.
     pub dma_buf: Option<OwnedFd>,
-    /// Whether the network's writes have to be flushed.
-    pub flush: bool,
 }
 
 impl DeviceSlots {
-    fn has(&self, protocol: usize) -> bool {
-        self.protocols.iter().any(|p| *p as usize == protocol)
+    fn address(&self) -> u64 {
+        self.memory.memory.address() + (self.memory.start + self.offset) as u64
     }
 
-    /// The slots of connection number `index`, `bytes` bytes.
-    fn of(&self, index: usize, bytes: usize) -> GpuSlots {
-        let SlotMemory { memory, start, dma_buf, flush } = &*self.memory;
-        let offset = self.offset + index * bytes;
-        let kind = dma_buf.as_ref().map_or(MemoryKind::Cuda, |file| MemoryKind::DmaBuf {
+    /// The slots for the network.
+    fn for_network(&self, bytes: usize) -> GpuSlots {
+        let file = self.memory.dma_buf.as_ref().filter(|_| !self.by_address);
+        let kind = file.map_or(MemoryKind::Cuda, |file| MemoryKind::DmaBuf {
             fd: file.as_raw_fd(),
-            offset: offset as u64,
+            offset: self.offset as u64,
         });
-        let at = memory.address() + (start + offset) as u64;
-        GpuSlots { memory: (at, bytes), kind, flush: *flush }
+        GpuSlots { memory: (self.address(), bytes), kind, flush: self.flush }
     }
 }
 
@@ -174,22 +184,103 @@ impl Edges {
         channel: usize,
         first_step: u64,
     ) -> Peer {
-        let conn = |end: &EdgeEnd| end.conn(layout, set as usize * channels + channel, first_step);
+        let index = set as usize * channels + channel;
+        let conn = |end: &EdgeEnd| end.place(layout, index).conn(layout, first_step);
         Peer { send: conn(&self.send), recv: conn(&self.recv) }
     }
 }
 
-impl EdgeEnd {
-    /// The sender's end of an edge over a network, whose memory is all in the host's `region`.
-    pub(crate) fn remote_send(region: HostRegion, peer: u32) -> Self {
-        let (direct, receiving, remote) = (false, false, true);
-        EdgeEnd { region, on_device: None, peer, direct, receiving, remote, slots: None }
+/// Where a connection's parts are.
+struct ConnPlace<'a> {
+    end: &'a EdgeEnd,
+    /// Address of the header, which what is in the host's memory follows.
+    header: u64,
+    /// The slots that are in memory of a device.
+    slots: Option<&'a DeviceSlots>,
+}
+
+impl ConnPlace<'_> {
+    /// The layout of what is beside the header.
+    fn layout(&self, layout: &ConnLayout) -> ConnLayout {
+        self.slots.map_or(*layout, |_| layout.parts(self.end.receiving).0)
     }
 
-    /// The layout of what is beside the connections' headers, and the layout of the slots that are elsewhere.
-    fn parts(&self, layout: &ConnLayout) -> (ConnLayout, ConnLayout) {
-        let elsewhere = |i| self.slots.as_ref().is_some_and(|slots| slots.has(i));
-        (layout.with_protocols(|i| !elsewhere(i)), layout.with_protocols(elsewhere))
+    /// For kernels.
+    fn conn(&self, layout: &ConnLayout, first_step: u64) -> Conn {
+        let (end, here) = (self.end, self.layout(layout));
+        let mut at = self.header + size_of::<ConnHeader>() as u64;
+        let mut there = self.slots.map_or(0, DeviceSlots::address);
+        let mut buffers = [0; 3];
+        for (i, buffer) in buffers.iter_mut().enumerate() {
+            let next = if here.slot_bytes[i] > 0 { &mut at } else { &mut there };
+            *buffer = *next;
+            *next += u64::from(layout.slot_bytes[i]) * u64::from(layout.slots);
+        }
+        Conn {
+            header: self.header,
+            buffers,
+            slot_bytes: layout.slot_bytes,
+            slots: layout.slots,
+            peer: end.peer,
+            direct: end.direct.into(),
+            step: first_step,
+            edge: end.region.address(),
+            edge_calls: end.conns(),
+            fifo: if end.remote && !end.receiving { at } else { 0 },
+            wait_tail_first: (end.remote && end.receiving).into(),
+            pad: 0,
+        }
+    }
+
+    /// For the proxy.
+    fn memory(&self, layout: &ConnLayout, first_step: u64) -> ConnMemory {
+        let calls = self.header + offset_of!(ConnHeader, calls) as u64;
+        let memory = (self.header, self.layout(layout).conn_bytes());
+        let bytes = layout.slots_bytes(self.end.receiving);
+        let on_gpu = self.slots.map(|slots| slots.for_network(bytes));
+        ConnMemory { calls, conn: Some(self.conn(layout, first_step)), memory, on_gpu }
+    }
+}
+
+impl EdgeEnd {
+    /// The sender's end of an edge over a network, as the rank that sends for it sees it: in the host's `region`.
+    pub(crate) fn remote_send(region: HostRegion, peer: u32) -> Self {
+        let (direct, receiving, remote) = (false, false, true);
+        EdgeEnd { region, on_device: None, peer, direct, receiving, remote, slots: Arc::default() }
+    }
+
+    /// Connection number `index`.
+    fn place(&self, layout: &ConnLayout, index: usize) -> ConnPlace<'_> {
+        let slots = u32::try_from(index).ok().and_then(|index| self.slots.get(&index));
+        let header = self.conns() + self.conn_offset(layout, index) as u64;
+        ConnPlace { end: self, header, slots }
+    }
+
+    /// Where connection number `index` begins, or all of them end, behind the edge's header.
+    fn conn_offset(&self, layout: &ConnLayout, index: usize) -> usize {
+        let (here, _) = layout.parts(self.receiving);
+        let elsewhere = self.slots.keys().take_while(|conn| (**conn as usize) < index).count();
+        SIGNATURE_BYTES + elsewhere * here.conn_bytes() + (index - elsewhere) * layout.conn_bytes()
+    }
+
+    /// Where the header of connection number `index` is in the region of an edge over a network.
+    pub(crate) fn header_offset(&self, layout: &ConnLayout, index: usize) -> usize {
+        HEADER_BYTES + self.conn_offset(layout, index)
+    }
+
+    /// The memory that the proxy reads or writes for a connection whose header is at `offset` in the region and whose device
+    /// slots are `slots`; `None` when it is not inside.
+    pub(crate) fn conn_memory_at(
+        &self,
+        layout: &ConnLayout,
+        offset: usize,
+        slots: Option<&DeviceSlots>,
+        first_step: u64,
+    ) -> Option<ConnMemory> {
+        let place = ConnPlace { end: self, header: self.region.address() + offset as u64, slots };
+        let known = offset >= HEADER_BYTES + SIGNATURE_BYTES && offset.is_multiple_of(PAGE);
+        let end = offset.checked_add(place.layout(layout).conn_bytes())?;
+        (known && end <= self.region.len()).then(|| place.memory(layout, first_step))
     }
 
     /// Address of the connections.
@@ -214,10 +305,9 @@ impl EdgeEnd {
         if first_step == 0 || !(self.receiving || self.remote) {
             return Ok(());
         }
-        let (layout, _) = self.parts(layout);
         for index in 0..2 * channels {
             for counter in [offset_of!(ConnHeader, tail), offset_of!(ConnHeader, head)] {
-                let at = SIGNATURE_BYTES + index * layout.conn_bytes() + counter;
+                let at = self.conn_offset(layout, index) + counter;
                 match &self.on_device {
                     Some((memory, offset)) => {
                         // SAFETY: it is the runtime's, and ours until the sender is told.
@@ -236,45 +326,11 @@ impl EdgeEnd {
 
     /// The host's memory that kernels access: address, and bytes.
     pub(crate) fn host_memory(&self, layout: &ConnLayout, channels: usize) -> (u64, usize) {
-        let (here, _) = self.parts(layout);
-        let bytes = if self.on_device.is_some() { HEADER_BYTES } else { here.edge_bytes(channels) };
+        let bytes = match self.on_device {
+            Some(_) => HEADER_BYTES,
+            None => HEADER_BYTES + self.conn_offset(layout, 2 * channels),
+        };
         (self.region.address(), bytes.min(self.region.len()))
-    }
-
-    /// Connection number `index`, for kernels.
-    fn conn(&self, layout: &ConnLayout, index: usize, first_step: u64) -> Conn {
-        let (here, _) = self.parts(layout);
-        let conns = self.conns();
-        let header = conns + (SIGNATURE_BYTES + index * here.conn_bytes()) as u64;
-        let mut at = header + size_of::<ConnHeader>() as u64;
-        let mut there = self.gpu_slots(layout, index).map_or(0, |slots| slots.memory.0);
-        let mut buffers = [0; 3];
-        for (i, buffer) in buffers.iter_mut().enumerate() {
-            let next = if here.slot_bytes[i] > 0 { &mut at } else { &mut there };
-            *buffer = *next;
-            *next += u64::from(layout.slot_bytes[i]) * u64::from(layout.slots);
-        }
-        Conn {
-            header,
-            buffers,
-            slot_bytes: layout.slot_bytes,
-            slots: layout.slots,
-            peer: self.peer,
-            direct: self.direct.into(),
-            step: first_step,
-            edge: self.region.address(),
-            edge_calls: conns,
-            fifo: if self.remote && !self.receiving { at } else { 0 },
-            wait_tail_first: (self.remote && self.receiving).into(),
-            pad: 0,
-        }
-    }
-
-    /// The slots of a connection that are in memory of this end's device.
-    fn gpu_slots(&self, layout: &ConnLayout, index: usize) -> Option<GpuSlots> {
-        let (_, there) = self.parts(layout);
-        let bytes = there.buffer_bytes().next_multiple_of(PAGE);
-        self.slots.as_ref().map(|slots| slots.of(index, bytes))
     }
 
     /// The memory that the proxy reads or writes for connection number `index`. The number behind the last connection is the
@@ -287,11 +343,7 @@ impl EdgeEnd {
         first_step: u64,
     ) -> Option<ConnMemory> {
         if index < 2 * channels {
-            let conn = self.conn(layout, index, first_step);
-            let calls = conn.header + offset_of!(ConnHeader, calls) as u64;
-            let memory = (conn.header, self.parts(layout).0.conn_bytes());
-            let on_gpu = self.gpu_slots(layout, index);
-            return Some(ConnMemory { calls, conn: Some(conn), memory, on_gpu });
+            return Some(self.place(layout, index).memory(layout, first_step));
         }
         let calls = self.conns();
         let memory = (calls, size_of::<SignatureRing>());
@@ -301,8 +353,7 @@ impl EdgeEnd {
     /// The steps that are published and taken in connection number `index`: its tail and head. `None` for a connection in a
     /// device's memory, which the host does not read, and for one that nobody has touched yet: looking would make its page.
     pub(crate) fn steps(&self, layout: &ConnLayout, index: usize) -> Option<[u64; 2]> {
-        let (here, _) = self.parts(layout);
-        let offset = HEADER_BYTES + SIGNATURE_BYTES + index * here.conn_bytes();
+        let offset = self.header_offset(layout, index);
         if self.on_device.is_some() || !self.region.is_resident(offset) {
             return None;
         }

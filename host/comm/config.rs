@@ -61,6 +61,10 @@ pub struct CommConfig {
     pub p2p: Option<bool>,
     /// Whether processes of one host may share memory; `None` is yes.
     pub shm: Option<bool>,
+    /// The host that this rank counts as being on, instead of the one it runs on (`NCCL_HOSTID`): ranks of different hosts
+    /// share no memory, and talk over the network. So one process can have the ranks of several hosts, each of them made by
+    /// [`Communicator::init_rank_with`](crate::Communicator::init_rank_with) with its own.
+    pub host_id: Option<String>,
     /// The value the step counters start with: for tests of their wrap.
     #[doc(hidden)]
     pub first_step: u64,
@@ -87,6 +91,7 @@ impl CommConfig {
             heartbeat: env.heartbeat_timeout.map(|limit| limit.0.unwrap_or_default()),
             p2p: Some(!env.p2p_disable),
             shm: Some(!env.shm_disable),
+            host_id: env.hostid.clone(),
             ..CommConfig::default()
         }
     }
@@ -113,6 +118,7 @@ impl CommConfig {
             abort: self.abort.clone(),
             p2p: self.p2p.or(other.p2p),
             shm: self.shm.or(other.shm),
+            host_id: self.host_id.clone().or_else(|| other.host_id.clone()),
             first_step: if self.first_step == 0 { other.first_step } else { self.first_step },
         }
     }

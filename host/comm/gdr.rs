@@ -1,4 +1,4 @@
-//! The network card of a rank, and the slots that are in its GPU's memory (GPU Direct RDMA).
+//! The network card of a rank, and which cards reach its GPU's memory (GPU Direct RDMA).
 //!
 //! A rank on a GPU takes the nearest card, as NCCL does (`ncclTopoGetLocalNet`). Where both drivers can, and the card is near
 //! enough (`NCCL_NET_GDR_LEVEL`), the card writes received data into the GPU's memory and reads sent data there. What the
@@ -6,21 +6,21 @@
 //!
 //! ```text
 //! Net::properties ─┐
-//! Runtime::rdma ───┼─► choose ─► NetCard { device, gdr } ─► SlotPlacement (one allocation) ─► EdgeEnd::slots ─► proxy
+//! Runtime::rdma ───┼─► choose ─► NetCard { device, gdr } ─► SlotPlacement (slots.rs) ─► EdgeEnd::slots ─► kernels, proxy
 //! topology ────────┘
 //! ```
 //!
 //! Each end decides for itself. A host with GPU Direct RDMA can be connected with a host without it.
 
-use std::sync::Arc;
+mod slots;
 
-use ferroccl_device::abi::ProtocolId;
+use std::collections::BTreeSet;
+
 use ferroccl_proxy::net::{Net, Properties};
 use tracing::{info, warn};
 
-use super::builder::CommBuilder;
+pub(super) use self::slots::{RelayedSlotsHandle, ServedSlots, SlotPlacement};
 use super::graphs;
-use crate::channel::{DeviceSlots, SlotMemory};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log;
@@ -28,10 +28,6 @@ use crate::runtime::{DeviceInfo, RdmaInfo};
 use ferroccl_topology::path::direct;
 use ferroccl_topology::{self as topology, BusId, LinkKind, NodeId, PathKind, System};
 
-/// The protocols whose slots to receive are in the GPU's memory. LL's are the host's, as in NCCL (`net.cc`).
-const RECEIVED: &[ProtocolId] = &[ProtocolId::Ll128, ProtocolId::Simple];
-/// The protocols whose slots to send are there. The proxy has to read the lines of LL and LL128.
-const SENT: &[ProtocolId] = &[ProtocolId::Simple];
 /// Slots may take one part in so many of a GPU's memory. Every rank on another host has slots, so that large groups would
 /// leave little to the application.
 const SHARE: usize = 8;
@@ -41,21 +37,51 @@ const SHARE: usize = 8;
 pub(super) struct NetCard {
     /// Its number in the network.
     pub device: usize,
-    /// How it reaches the memory of the rank's GPU, if it does.
-    pub gdr: Option<Gdr>,
+    /// How it and other cards reach the memory of the rank's GPU.
+    pub gdr: GdrCards,
+}
+
+/// How cards reach a GPU's memory, as far as they do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct GdrCards {
+    /// By the network's device.
+    by_device: Vec<Option<Gdr>>,
+    /// Bytes of slots in the GPU's memory, at most.
+    most: usize,
+}
+
+impl GdrCards {
+    fn of(&self, device: usize) -> Option<Gdr> {
+        self.by_device.get(device).copied().flatten()
+    }
+
+    /// Whether a card reads what is sent from the GPU's memory.
+    fn reads(&self, device: usize) -> bool {
+        self.of(device).is_some_and(|gdr| gdr.read)
+    }
+
+    /// The cards that do.
+    fn that_read(&self) -> impl Iterator<Item = usize> {
+        (0..self.by_device.len()).filter(|device| self.reads(*device))
+    }
 }
 
 /// How a card reaches a GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Gdr {
+struct Gdr {
     /// As a DMA buffer, or by its address.
     by: GdrAccess,
     /// Whether the card also reads there.
     read: bool,
     /// Whether the card's writes have to be flushed.
     flush: bool,
-    /// Bytes of slots in the GPU's memory, at most.
-    most: usize,
+}
+
+impl Gdr {
+    /// Whether the card reaches memory by its address.
+    fn has_address(self) -> bool {
+        matches!(self.by, GdrAccess::Address | GdrAccess::DmaBuf { else_address: true })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,16 +141,49 @@ impl GpuLocality {
         let c2c = |gpu| self.system.links_from(gpu).any(|(_, link)| link.kind == LinkKind::C2c);
         self.gpu.is_some_and(c2c)
     }
+
+    /// How a card, to which the path is of this kind, reaches the GPU's memory.
+    fn gdr(
+        &self,
+        name: &str,
+        (gpu, rdma): (&DeviceInfo, Option<&RdmaInfo>),
+        (card, kind): (&Properties, PathKind),
+        env: &Config,
+    ) -> Option<Gdr> {
+        let decision = env.policy().gdr_at(kind);
+        let by = rdma.map_or(Err("the GPU's driver does not offer it"), |rdma| by(card, rdma, env));
+        let (gpu_name, card_name) = (&gpu.name, &card.name);
+        let by = match by {
+            Ok(by) if decision.allowed => by,
+            by => {
+                let why = by.err().map_or(decision.why, str::to_owned);
+                info!(target: log::NET, "{name} : GPU Direct RDMA Disabled for {gpu_name} / {card_name}: {why}");
+                return None;
+            }
+        };
+        // NCCL leaves it out on some GPUs of a capability below 8.0 (`ncclTopoCheckGdr`), for which there are no kernels.
+        let read = env.net_gdr_read;
+        // Where data comes by PCI switches to a GPU with a chip-to-chip link, flags take another path than data, so that order
+        // on one path is not enough (NCCL's `ncclTopoNeedFlush`).
+        let two_paths = kind <= PathKind::Pxb && self.has_c2c();
+        let ordered = rdma.is_some_and(|rdma| rdma.ordered) && !two_paths;
+        let flush = env.net_force_flush || !ordered;
+        info!(target: log::NET, "{name} : GPU Direct RDMA Enabled for {gpu_name} / {card_name} ({}), read {}, flush {}{}",
+              decision.why, u32::from(read), u32::from(flush),
+              if by == GdrAccess::Address { "" } else { ", DMA-BUF" });
+        Some(Gdr { by, read, flush })
+    }
 }
 
-/// The card for a rank of which `turn` others of the host come before.
+/// The card for a rank of which `turn` others of the host come before, and how it and the cards `named` by channels reach the
+/// GPU's memory.
 ///
 /// # Errors
 /// When the network has no device, or does not say what it is; a topology file that makes no sense.
 pub(super) fn choose(
     net: &dyn Net,
     (gpu, rdma): (Option<&DeviceInfo>, Option<&RdmaInfo>),
-    turn: usize,
+    (turn, named): (usize, &BTreeSet<u32>),
     env: &Config,
 ) -> Result<NetCard> {
     let devices = net.devices();
@@ -132,38 +191,25 @@ pub(super) fn choose(
         what: format!("network {}", net.name()),
         reason: "it has no device".to_owned(),
     })?;
-    let Some(gpu) = gpu else { return Ok(NetCard { device: in_turn, gdr: None }) };
+    let Some(gpu) = gpu else {
+        return Ok(NetCard { device: in_turn, gdr: GdrCards::default() });
+    };
     let around = GpuLocality::of(gpu, env)?;
     let cards = (0..devices).map(|device| net.properties(device));
     let cards = cards.collect::<std::result::Result<Vec<_>, _>>()?;
     let distances: Vec<_> = cards.iter().map(|card| around.distance(card)).collect();
     let device = nearest(&distances, turn).unwrap_or(in_turn);
-    let card = &cards[device];
-    // A card that is not found in the topology counts as the farthest.
-    let kind = distances[device].map_or(PathKind::Sys, |distance| distance.kind);
-    let decision = env.policy().gdr_at(kind);
-    let by = rdma.map_or(Err("the GPU's driver does not offer it"), |rdma| by(card, rdma, env));
-    let (name, gpu_name) = (format!("NET/{}", net.name()), &gpu.name);
-    let by = match by {
-        Ok(by) if decision.allowed => by,
-        by => {
-            let why = by.err().map_or(decision.why, str::to_owned);
-            info!(target: log::NET, "{name} : GPU Direct RDMA Disabled for {gpu_name} / {}: {why}", card.name);
-            return Ok(NetCard { device, gdr: None });
-        }
+    let name = format!("NET/{}", net.name());
+    let used = |card: usize| card == device || named.iter().any(|named| *named as usize == card);
+    let gdr = |card: usize| {
+        // A card that is not found in the topology counts as the farthest.
+        let kind = distances[card].map_or(PathKind::Sys, |distance| distance.kind);
+        used(card).then(|| around.gdr(&name, (gpu, rdma), (&cards[card], kind), env)).flatten()
     };
-    // NCCL leaves it out on some GPUs of a capability below 8.0 (`ncclTopoCheckGdr`), for which there are no kernels.
-    let read = env.net_gdr_read;
-    // Where data comes by PCI switches to a GPU with a chip-to-chip link, flags take another path than data, so that order on
-    // one path is not enough (NCCL's `ncclTopoNeedFlush`).
-    let two_paths = kind <= PathKind::Pxb && around.has_c2c();
-    let ordered = rdma.is_some_and(|rdma| rdma.ordered) && !two_paths;
-    let flush = env.net_force_flush || !ordered;
-    info!(target: log::NET, "{name} : GPU Direct RDMA Enabled for {gpu_name} / {} ({}), read {}, flush {}{}",
-          card.name, decision.why, u32::from(read), u32::from(flush),
-          if by == GdrAccess::Address { "" } else { ", DMA-BUF" });
-    let most = rdma.map_or(0, |rdma| rdma.memory / SHARE);
-    Ok(NetCard { device, gdr: Some(Gdr { by, read, flush, most }) })
+    let by_device: Vec<_> = (0..devices).map(gdr).collect();
+    let any = by_device.iter().any(Option::is_some);
+    let most = rdma.filter(|_| any).map_or(0, |rdma| rdma.memory / SHARE);
+    Ok(NetCard { device, gdr: GdrCards { by_device, most } })
 }
 
 /// The nearest card; of several that are equally near, number `turn`.
@@ -188,93 +234,6 @@ fn by(
         _ if address => Ok(GdrAccess::Address),
         (true, false) => Err("NCCL_DMABUF_ENABLE is 0, and nvidia_peermem is not there"),
         (false, _) => Err("the card's driver does not offer it"),
-    }
-}
-
-/// The slots of a rank in its GPU's memory.
-#[derive(Debug)]
-pub(super) struct SlotPlacement {
-    memory: Arc<SlotMemory>,
-    /// By rank: where those of the edges from it and to it begin.
-    from: Vec<Option<usize>>,
-    to: Vec<Option<usize>>,
-}
-
-impl SlotPlacement {
-    /// The slots of the edge from a rank.
-    pub(super) fn from(&self, rank: u32) -> Option<DeviceSlots> {
-        self.at(self.from.get(rank as usize), RECEIVED)
-    }
-
-    /// The slots of the edge to a rank.
-    pub(super) fn to(&self, rank: u32) -> Option<DeviceSlots> {
-        self.at(self.to.get(rank as usize), SENT)
-    }
-
-    fn at(
-        &self,
-        place: Option<&Option<usize>>,
-        protocols: &'static [ProtocolId],
-    ) -> Option<DeviceSlots> {
-        let offset = place.copied().flatten()?;
-        Some(DeviceSlots { memory: Arc::clone(&self.memory), offset, protocols })
-    }
-}
-
-impl CommBuilder<'_> {
-    /// Memory for the slots of edges over the network; `remote` says for each rank whether the edge from it and the edge to it
-    /// are such. `None` when there is not enough memory, when the slots would take too large a part of it, or when the driver
-    /// does not export it. Then the slots are in the host's memory.
-    pub(super) fn place_slots(&self, gdr: Gdr, remote: &[(bool, bool)]) -> Option<SlotPlacement> {
-        let channels = self.channels as usize;
-        let (received, sent) =
-            (self.layout.slots_bytes(RECEIVED, channels), self.layout.slots_bytes(SENT, channels));
-        let mut bytes = 0usize;
-        let mut place = |there: bool, size: usize| {
-            let at = bytes;
-            bytes = if there { bytes.saturating_add(size) } else { bytes };
-            there.then_some(at)
-        };
-        let from = remote.iter().map(|(from, _)| place(*from, received)).collect();
-        let to = remote.iter().map(|(_, to)| place(*to && gdr.read, sent)).collect();
-        let slots = if bytes > gdr.most {
-            let reason = format!(
-                "more than 1/{SHARE} of the GPU's memory (NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS)"
-            );
-            Err(Error::Unavailable { what: "so much memory".to_owned(), reason })
-        } else {
-            self.slot_memory(gdr, bytes)
-        };
-        match slots {
-            Ok(memory) => Some(SlotPlacement { memory: Arc::new(memory), from, to }),
-            Err(error) => {
-                warn!(target: log::NET, "rank {}: GPU Direct RDMA Disabled: {bytes} bytes of slots: {error}",
-                      self.rank);
-                None
-            }
-        }
-    }
-
-    fn slot_memory(&self, gdr: Gdr, bytes: usize) -> Result<SlotMemory> {
-        // SAFETY: no preconditions.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-        let bytes = bytes.next_multiple_of(page);
-        let runtime = self.device.runtime();
-        let memory = runtime.allocate(bytes.saturating_add(page))?;
-        let address = usize::try_from(memory.address()).unwrap_or(0);
-        let start = address.next_multiple_of(page) - address;
-        let dma_buf = match gdr.by {
-            GdrAccess::Address => None,
-            GdrAccess::DmaBuf { else_address } => match runtime.dma_buf(&memory, start, bytes) {
-                Ok(file) => Some(file),
-                Err(error) if else_address => {
-                    info!(target: log::NET, "rank {}: no DMA buffer, by the address: {error}", self.rank);
-                    None
-                }
-                Err(error) => return Err(error),
-            },
-        };
-        Ok(SlotMemory { memory, start, dma_buf, flush: gdr.flush })
     }
 }
 
@@ -337,12 +296,32 @@ mod tests {
 
     const ALL: RdmaInfo =
         RdmaInfo { by_address: true, dma_buf: true, ordered: true, memory: 80 << 30 };
-    const MOST: usize = 10 << 30;
+
+    impl NetCard {
+        /// How the rank's own card reaches the GPU's memory.
+        fn own(&self) -> Option<Gdr> {
+            assert_eq!(
+                self.gdr.most,
+                if self.gdr.of(self.device).is_some() { 10 << 30 } else { 0 }
+            );
+            self.gdr.of(self.device)
+        }
+    }
 
     /// Each two GPUs are on a switch with two cards.
     fn dgx() -> String {
         let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/topology_files");
         files.join("dgx-a100.xml").to_str().unwrap().to_owned()
+    }
+
+    fn gpu(bus_id: &str) -> DeviceInfo {
+        DeviceInfo {
+            name: "GPU".to_owned(),
+            bus_id: bus_id.to_owned(),
+            id: [0; 16],
+            capability: 80,
+            reach: Vec::new(),
+        }
     }
 
     fn on_dgx(
@@ -365,14 +344,7 @@ mod tests {
     ) -> NetCard {
         let get = |name: &str| Some(settings.iter().find(|(n, _)| *n == name)?.1.to_owned());
         let env = Config::from_lookup(get).unwrap();
-        let gpu = DeviceInfo {
-            name: "GPU".to_owned(),
-            bus_id: bus_id.to_owned(),
-            id: [0; 16],
-            capability: 80,
-            reach: Vec::new(),
-        };
-        choose(cards, (Some(&gpu), Some(rdma)), turn, &env).unwrap()
+        choose(cards, (Some(&gpu(bus_id)), Some(rdma)), (turn, &BTreeSet::new()), &env).unwrap()
     }
 
     #[test]
@@ -386,7 +358,7 @@ mod tests {
             ("0000:43:00.0", 7, 6),
         ] {
             let card = on_dgx(&all, bus_id, turn, &ALL, &[]);
-            assert!(card.gdr.is_some());
+            assert!(card.own().is_some());
             let name = &all.0[card.device].name;
             // Of two that are equally near the first in the network's order is the first.
             let near = [number, number ^ 1].map(|n| format!("mlx5_{n}"));
@@ -403,30 +375,27 @@ mod tests {
         assert_eq!(on_dgx(&unknown, "0000:11:00.0", 3, &ALL, &[]).device, 1);
         // No GPU: in turn.
         let config = Config::from_lookup(|_| None).unwrap();
-        let none = choose(&all, (None, None), 11, &config).unwrap();
-        assert_eq!((none.device, none.gdr), (3, None));
-        let empty = choose(&mlx(&[]), (None, None), 0, &config).unwrap_err();
+        let none = choose(&all, (None, None), (11, &BTreeSet::new()), &config).unwrap();
+        assert_eq!((none.device, none.gdr.most), (3, 0));
+        let empty = choose(&mlx(&[]), (None, None), (0, &BTreeSet::new()), &config).unwrap_err();
         assert!(empty.to_string().contains("no device"), "{empty}");
     }
 
     #[test]
     fn a_card_reaches_memory_where_it_is_near_and_can() {
         let gdr = |number, rdma: &RdmaInfo, settings: &[_]| {
-            on_dgx(&mlx(&[number]), "0000:11:00.0", 0, rdma, settings).gdr
+            on_dgx(&mlx(&[number]), "0000:11:00.0", 0, rdma, settings).own()
         };
         let dma_buf = GdrAccess::DmaBuf { else_address: true };
-        assert_eq!(
-            gdr(0, &ALL, &[]),
-            Some(Gdr { by: dma_buf, read: true, flush: false, most: MOST })
-        );
+        assert_eq!(gdr(0, &ALL, &[]), Some(Gdr { by: dma_buf, read: true, flush: false }));
         assert_eq!(gdr(7, &ALL, &[]), None, "at the other socket");
         assert!(gdr(7, &ALL, &[("NCCL_NET_GDR_LEVEL", "SYS")]).is_some());
         assert_eq!(gdr(0, &ALL, &[("NCCL_NET_GDR_LEVEL", "LOC")]), None);
         let forced = gdr(0, &ALL, &[("NCCL_NET_FORCE_FLUSH", "1")]);
-        assert_eq!(forced, Some(Gdr { by: dma_buf, read: true, flush: true, most: MOST }));
+        assert_eq!(forced, Some(Gdr { by: dma_buf, read: true, flush: true }));
         let unordered = RdmaInfo { ordered: false, ..ALL };
         let read = gdr(0, &unordered, &[("NCCL_NET_GDR_READ", "0")]);
-        assert_eq!(read, Some(Gdr { by: dma_buf, read: false, flush: true, most: MOST }));
+        assert_eq!(read, Some(Gdr { by: dma_buf, read: false, flush: true }));
         let off = gdr(0, &ALL, &[("NCCL_DMABUF_ENABLE", "0")]);
         assert_eq!(off.map(|gdr| gdr.by), Some(GdrAccess::Address));
         let only_dma = RdmaInfo { by_address: false, ..ALL };
@@ -439,6 +408,24 @@ mod tests {
         assert_eq!(gdr(0, &none, &[]), None);
     }
 
+    /// A card that a channel names is looked at for itself, and one that nothing names is not.
+    #[test]
+    fn each_card_is_near_or_far_for_itself() {
+        let get = |name: &str| (name == "NCCL_TOPO_FILE").then(dgx);
+        let env = Config::from_lookup(get).unwrap();
+        let (gpu, named) = (gpu("0000:11:00.0"), BTreeSet::from([2, 3]));
+        let cards = mlx(&[2, 0, 1, 7]);
+        let card = choose(&cards, (Some(&gpu), Some(&ALL)), (0, &named), &env).unwrap();
+        assert_eq!(card.device, 1);
+        let reached: Vec<usize> = card.gdr.that_read().collect();
+        assert_eq!(reached, [1, 2], "mlx5_7 is at the other socket");
+        let mut off = env;
+        off.net_gdr_read = false;
+        let card = choose(&cards, (Some(&gpu), Some(&ALL)), (0, &named), &off).unwrap();
+        assert_eq!(card.gdr.that_read().count(), 0);
+        assert!(card.gdr.of(2).is_some());
+    }
+
     /// Data and flags both come through the CPU of the GPU's module.
     #[test]
     fn a_card_reaches_a_gpu_through_the_cpu_of_its_module() {
@@ -446,7 +433,7 @@ mod tests {
         let file = format!("{root}/tests/topology_files/gh200-4gpu.xml");
         let gdr = |settings: &[(&str, &str)]| {
             let all = [&[("NCCL_TOPO_FILE", file.as_str())], settings].concat();
-            on(&mlx(&[0]), "0009:01:00.0", 0, &ALL, &all).gdr.map(|gdr| gdr.flush)
+            on(&mlx(&[0]), "0009:01:00.0", 0, &ALL, &all).own().map(|gdr| gdr.flush)
         };
         assert_eq!(gdr(&[]), Some(false));
         assert_eq!(gdr(&[("NCCL_NET_GDR_C2C", "0")]), None);
@@ -465,7 +452,7 @@ mod tests {
             let settings = [("NCCL_TOPO_FILE", path.to_str().unwrap())];
             let card = on(&mlx(&[0]), "0000:11:00.0", 0, &ALL, &settings);
             std::fs::remove_file(&path).unwrap();
-            assert_eq!(card.gdr.map(|gdr| gdr.flush), Some(flush), "{c2c}");
+            assert_eq!(card.own().map(|gdr| gdr.flush), Some(flush), "{c2c}");
         }
     }
 }

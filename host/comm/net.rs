@@ -30,6 +30,7 @@ pub(super) use self::proxy_work::ProxyWork;
 use self::proxy_work::StepCounter;
 use self::relay::{BrokenConnection, RelayClient, RelayServer, RelayWaker, both};
 pub(super) use self::relay::{MappedRelays, OpenRelayMemory};
+use super::gdr::ServedSlots;
 use super::state::CommState;
 use crate::channel::{ConnLayout, Edges};
 use crate::error::{Error, Result};
@@ -73,10 +74,10 @@ impl EdgeMemory {
         end.conn_memory(&self.layout, self.channels, key.index as usize, self.first_step)
     }
 
-    /// Whether the slots to a rank are all in the host's memory.
-    fn sends_from_host(&self, peer: u32) -> bool {
-        let edges = self.ends.get(peer as usize).and_then(Option::as_ref);
-        edges.is_some_and(|edges| edges.send.slots.is_none())
+    /// Where the header of a connection that sends is in its edge.
+    fn header_offset(&self, key: ConnectionId) -> Option<usize> {
+        let edges = self.ends.get(key.peer as usize)?.as_ref()?;
+        Some(edges.send.header_offset(&self.layout, key.index as usize))
     }
 }
 
@@ -121,6 +122,7 @@ impl NetConnections {
         first_step: u64,
         mut cards: Cards,
         relays: Option<&MappedRelays>,
+        served: &Arc<ServedSlots>,
     ) -> Self {
         let (rank, channels) = (cards.rank, cards.channels as usize);
         let remote = |edges: &Option<Edges>| edges.as_ref().is_some_and(|e| e.send.remote);
@@ -140,7 +142,7 @@ impl NetConnections {
         let client = relays
             .map_or_else(RelayClient::default, |relays| RelayClient::new(rank, relays, &cards));
         let server = relays.map_or_else(RelayServer::default, |relays| {
-            RelayServer::new(&net, (group, rank), relays, &cards, (layout, first_step))
+            RelayServer::new(&net, (group, rank), relays, &cards, (layout, first_step), served)
         });
         let of_connections = Arc::clone(&memory);
         let find = move |key: ConnectionId, sending: bool| of_connections.find(key, sending);

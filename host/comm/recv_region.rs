@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use super::builder::{CommBuilder, exchange};
-use super::gdr::{self, Gdr, SlotPlacement};
+use super::gdr::{self, GdrCards, RelayedSlotsHandle, SlotPlacement};
 use super::net::{Cards, MappedRelays, NetConnections, NetHandles, NetListeners, OpenRelayMemory};
 use super::nodes::Nodes;
 use super::trees::Trees;
-use crate::channel::{EdgeEnd, Edges};
+use crate::channel::{EdgeEnd, Edges, MAPPING_WORD};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::runtime::Memory;
@@ -30,30 +30,29 @@ impl CommBuilder<'_> {
     ) -> Result<(Vec<Option<Edges>>, Option<NetConnections>)> {
         let region = self.open_recv_region(peers)?;
         let handles: Vec<PeerHandles> = exchange(bootstrap, &region.handles)?;
-        let edges = match self.edges(&region, peers, &handles) {
+        let relays = self.map_relays(&region, peers, |rank| &handles[rank as usize])?;
+        let edges = match self.edges(&region, relays.as_ref(), peers, &handles) {
             // A rank whose memory is gone may have given up because of another: the bootstrap tells of the first.
             Err(lost @ Error::PeerLost { .. }) => {
                 return Err(bootstrap.barrier().err().map_or(lost, Error::from));
             }
             edges => edges?,
         };
-        let of_rank = |rank: u32| &handles[rank as usize].relays[..];
-        let relays = self.map_relays(region.relays.as_ref(), peers, of_rank)?;
         // The memory stays open until all peers have mapped it.
         bootstrap.barrier()?;
-        let remote = self.net_connections(region.listeners, &edges, &handles, relays.as_ref())?;
+        let remote = self.net_connections(region, &edges, &handles, relays.as_ref())?;
         Ok((edges, remote))
     }
 
     /// The connections with ranks on other hosts, if there are such ranks.
     pub(super) fn net_connections(
         &self,
-        listeners: Option<NetListeners>,
+        region: OpenRecvRegion,
         edges: &[Option<Edges>],
         handles: &[PeerHandles],
         relays: Option<&MappedRelays>,
     ) -> Result<Option<NetConnections>> {
-        let Some(mine) = listeners else { return Ok(None) };
+        let Some((mine, mut cards)) = region.network else { return Ok(None) };
         let name = mine.net.name();
         let mut listeners = Vec::with_capacity(handles.len());
         for (rank, handles) in handles.iter().enumerate() {
@@ -69,16 +68,11 @@ impl CommBuilder<'_> {
                 }
             });
         }
-        let cards = Cards {
-            rank: self.rank,
-            channels: self.channels,
-            graphs: self.graphs.cloned(),
-            own: mine.listeners.first().map_or(0, |(device, _)| *device),
-            devices: mine.net.devices(),
-            listeners,
-        };
+        cards.listeners = listeners;
         let (group, first_step) = (self.token.group, self.config.first_step);
-        let net = NetConnections::new(mine, group, edges, self.layout, first_step, cards, relays);
+        let (layout, served) = (self.layout, Arc::new(region.slots.served));
+        let net =
+            NetConnections::new(mine, group, edges, layout, first_step, cards, relays, &served);
         Ok(Some(net))
     }
 
@@ -87,20 +81,30 @@ impl CommBuilder<'_> {
         &self,
         net: &Arc<dyn Net>,
         peers: &[PeerInfo],
-    ) -> Result<(NetListeners, Option<Gdr>)> {
+    ) -> Result<(NetListeners, Cards, GdrCards)> {
         // Ranks of a host take its devices in turn, or the devices that are nearest to their GPUs.
         let me = &peers[self.rank as usize];
         let before = peers[..self.rank as usize].iter().filter(|peer| peer.host == me.host);
         let rdma = self.device.runtime().rdma()?;
         let gpu = (me.device.as_ref(), rdma.as_ref());
-        let gdr::NetCard { device, gdr } = gdr::choose(&**net, gpu, before.count(), self.env)?;
         let graphs = self.graphs.map(|graphs| &**graphs);
+        let named = graphs.map(|graphs| graphs.cards(self.rank)).unwrap_or_default();
+        let turn = (before.count(), &named);
+        let gdr::NetCard { device, gdr } = gdr::choose(&**net, gpu, turn, self.env)?;
         let listeners = NetListeners::open(Arc::clone(net), device, self.rank, graphs)?;
         for (device, _) in &listeners.listeners {
             let properties = net.properties(*device)?;
             info!(target: log::NET, "NET/{} : Using [{device}]{}", net.name(), properties.name);
         }
-        Ok((listeners, gdr))
+        let cards = Cards {
+            rank: self.rank,
+            channels: self.channels,
+            graphs: self.graphs.cloned(),
+            own: device,
+            devices: net.devices(),
+            listeners: Vec::new(),
+        };
+        Ok((listeners, cards, gdr))
     }
 
     /// Bytes of an edge.
@@ -142,19 +146,26 @@ impl CommBuilder<'_> {
             .iter()
             .map(|transport| Ok((transport.name().to_owned(), transport.offer(&recv_region)?)));
         let recv_regions = handles.collect::<Result<_>>()?;
-        let listeners = self.net.map(|net| self.listen(net, peers)).transpose()?;
-        let (listeners, gdr) = listeners.unzip();
-        let slots = match gdr.flatten() {
-            Some(gdr) => self.place_slots(gdr, &self.remote_edges(peers)?),
-            None => None,
-        };
-        let network = listeners.as_ref().map(NetListeners::handles);
+        let relays = self.open_relay_memory(peers)?;
+        let (mut network, mut slots) = (None, SlotPlacement::default());
+        if let Some(net) = self.net {
+            let (listeners, cards, gdr) = self.listen(net, peers)?;
+            let remote = self.remote_edges(peers)?;
+            slots = self.place_slots((&cards, &gdr), peers, &remote, relays.as_ref());
+            network = Some((listeners, cards));
+        }
+        let of_network = network.as_ref().map(|(listeners, _)| listeners.handles());
         let device = on_device.as_ref().map(|(_, handle)| handle.clone());
         let on_device = on_device.map(|(memory, _)| memory);
-        let relays = self.open_relay_memory(peers)?;
         let of_relays = relays.as_ref().map(|relays| relays.handles.clone()).unwrap_or_default();
-        let handles = PeerHandles { recv_regions, device, network, relays: of_relays };
-        Ok(OpenRecvRegion { handles, recv_region, on_device, listeners, slots, relays })
+        let handles = PeerHandles {
+            recv_regions,
+            device,
+            network: of_network,
+            relays: of_relays,
+            relayed_slots: slots.handle.take(),
+        };
+        Ok(OpenRecvRegion { handles, recv_region, on_device, network, slots, relays })
     }
 
     /// For each rank whether the edge from it is over the network, and whether the edge to it is.
@@ -183,8 +194,9 @@ impl CommBuilder<'_> {
             |peer: &&PeerInfo| peer.process != me.process && device::reaches(peer, me, allowed);
         let bytes = self.edge_bytes();
         let importer = |peer: &PeerInfo| {
-            let edge = recv_region.part(peer.rank as usize * bytes, bytes);
-            Importer::new(edge, peer, me)
+            let edge = peer.rank as usize * bytes;
+            let word = recv_region.part(edge + MAPPING_WORD, size_of::<u64>());
+            Importer::new(word, peer, me)
         };
         let importers: Vec<_> = peers.iter().filter(other).map(importer).collect();
         let ipc = match importers.is_empty() {
@@ -225,9 +237,12 @@ impl CommBuilder<'_> {
     pub(super) fn edges(
         &self,
         mine: &OpenRecvRegion,
+        relays: Option<&MappedRelays>,
         peers: &[PeerInfo],
         handles: &[PeerHandles],
     ) -> Result<Vec<Option<Edges>>> {
+        let of_server = |rank: u32| handles[rank as usize].relayed_slots.as_ref();
+        let mut relayed = self.relayed_slots(relays, peers, of_server)?;
         let me = &peers[self.rank as usize];
         let (bytes, len) = (self.edge_bytes(), self.recv_region_bytes()?);
         let offset = |sender: u32| sender as usize * bytes;
@@ -255,8 +270,9 @@ impl CommBuilder<'_> {
                 (Some(handle), Some(offset)) if !to.is_remote() => {
                     let bytes = self.device_bytes(peer, peers, self.allowed());
                     let same = peer.process == me.process;
+                    let word = region.part(MAPPING_WORD, size_of::<u64>());
                     let memory =
-                        device::accept(handle, same, bytes, &region, &**self.device.runtime())
+                        device::accept(handle, same, bytes, &word, &**self.device.runtime())
                             .map_err(|error| self.cannot_map(rank, error))?;
                     Some((memory, offset))
                 }
@@ -269,6 +285,8 @@ impl CommBuilder<'_> {
                 _ => None,
             };
             let remote = to.is_remote();
+            let mut slots = mine.slots.to(rank);
+            slots.extend(relayed.remove(&rank).unwrap_or_default());
             let send = EdgeEnd {
                 region,
                 on_device: there,
@@ -276,7 +294,7 @@ impl CommBuilder<'_> {
                 direct: to_direct,
                 receiving: false,
                 remote,
-                slots: mine.slots.as_ref().and_then(|slots| slots.to(rank)),
+                slots: Arc::new(slots),
             };
             let region = mine.recv_region.part(offset(rank), bytes);
             let remote = from.is_remote();
@@ -287,7 +305,7 @@ impl CommBuilder<'_> {
                 direct: from_direct,
                 receiving: true,
                 remote,
-                slots: mine.slots.as_ref().and_then(|slots| slots.from(rank)),
+                slots: Arc::new(mine.slots.from(rank)),
             };
             let same_process = peer.process == me.process;
             self.log_transport((from, same_process), &recv, mine, &tree_links);
@@ -328,8 +346,8 @@ impl CommBuilder<'_> {
     ) {
         let (rank, peer, remote) = (self.rank, end.peer, transport.is_remote());
         for (channel, ring) in (0..self.channels).zip(self.rings.iter().cycle()) {
-            let path = || match &mine.listeners {
-                Some(listeners) if remote => self.net_path(listeners, end, channel, mine),
+            let path = || match &mine.network {
+                Some((listeners, _)) if remote => self.net_path(listeners, end, channel, mine),
                 _ if end.on_device.is_some() && !same_process => "P2P/IPC".to_owned(),
                 _ if end.on_device.is_some() && !end.direct => "P2P/peer access".to_owned(),
                 _ => transport.name().to_owned() + if end.direct { "/direct pointer" } else { "" },
@@ -358,8 +376,8 @@ impl CommBuilder<'_> {
         channel: u32,
         mine: &OpenRecvRegion,
     ) -> String {
-        let gdr = if end.slots.is_some() { "/GDRDMA" } else { "" };
-        let relay = self.graphs.filter(|_| !end.receiving && end.slots.is_none());
+        let gdr = if end.slots.contains_key(&channel) { "/GDRDMA" } else { "" };
+        let relay = self.graphs.filter(|_| !end.receiving);
         let relay = relay.and_then(|g| g.relay(self.rank, end.peer, channel, self.channels));
         if let (Some((by, device)), Some(relays)) = (relay, &mine.relays)
             && relays.has(by)
@@ -383,7 +401,9 @@ pub(super) struct PeerHandles {
     /// Its listeners, for ranks on other hosts.
     network: Option<NetHandles>,
     /// The memory by which ranks of its host send for each other: a handle for each transport, by name.
-    relays: Vec<(String, Vec<u8>)>,
+    pub relays: Vec<(String, Vec<u8>)>,
+    /// What it sends from for ranks of its host, in its GPU's memory.
+    relayed_slots: Option<RelayedSlotsHandle>,
 }
 
 /// A rank's receive region, before its peers have mapped it.
@@ -391,7 +411,7 @@ pub(super) struct OpenRecvRegion {
     recv_region: OfferedRegion,
     on_device: Option<Arc<dyn Memory>>,
     pub handles: PeerHandles,
-    pub listeners: Option<NetListeners>,
-    slots: Option<SlotPlacement>,
-    relays: Option<OpenRelayMemory>,
+    pub network: Option<(NetListeners, Cards)>,
+    slots: SlotPlacement,
+    pub relays: Option<OpenRelayMemory>,
 }

@@ -85,7 +85,7 @@ impl Communicator {
         let config = &config.or(&CommConfig::from_env(&env));
         let peers: Vec<PeerInfo> = (0..)
             .zip(devices)
-            .map(|(rank, device)| peer_info(rank, device, &env))
+            .map(|(rank, device)| peer_info(rank, device, config))
             .collect::<Result<_>>()?;
         // Every rank takes the least of what the ranks' devices have.
         let layout = config.layout(devices[0].runtime().buffers(), false)?;
@@ -159,15 +159,18 @@ impl Communicator {
         let network = collnet_network(config, &env, &peers, true)?;
         let heads = collnet_heads::join_all(network.as_ref(), all)?;
         // The regions stay open until all ranks have mapped them.
-        let edges = (0..nranks)
-            .zip(&regions)
-            .map(|(rank, region)| builder(rank).edges(region, &peers, &handles))
-            .collect::<Result<Vec<_>>>()?;
-        let made = (0..nranks).zip(regions).zip(edges).zip(heads);
-        let ranks = made.map(|(((rank, region), edges), heads)| {
+        let of_rank = |rank: u32| &handles[rank as usize];
+        let mapped = (0..nranks).zip(&regions).map(|(rank, region)| {
+            let relays = builder(rank).map_relays(region, &peers, of_rank)?;
+            let edges = builder(rank).edges(region, relays.as_ref(), &peers, &handles)?;
+            Ok((edges, relays))
+        });
+        let mapped = mapped.collect::<Result<Vec<_>>>()?;
+        let made = (0..nranks).zip(regions).zip(mapped).zip(heads);
+        let ranks = made.map(|(((rank, region), (edges, relays)), heads)| {
             let builder = builder(rank);
             let _pinned = Pinned::to(builder.cores);
-            let net = builder.net_connections(region.listeners, &edges, &handles, None)?;
+            let net = builder.net_connections(region, &edges, &handles, relays.as_ref())?;
             builder.build(edges, &peers, net, heads)
         });
         let ranks = ranks.collect::<Result<Vec<_>>>()?;
@@ -253,7 +256,7 @@ impl Communicator {
         let env = Config::from_env()?;
         let config = &config.or(&CommConfig::from_env(&env));
         let (rank, nranks) = (bootstrap.rank(), bootstrap.nranks());
-        let peers: Vec<PeerInfo> = exchange(&bootstrap, &peer_info(rank, device, &env)?)?;
+        let peers: Vec<PeerInfo> = exchange(&bootstrap, &peer_info(rank, device, config)?)?;
         check_peers(&peers)?;
 
         let host = &peers[rank as usize].host;
@@ -384,7 +387,7 @@ fn collnet_network(
 }
 
 /// What this rank tells its peers of itself.
-fn peer_info(rank: u32, device: &Device, env: &Config) -> Result<PeerInfo> {
+fn peer_info(rank: u32, device: &Device, config: &CommConfig) -> Result<PeerInfo> {
     let boot_id = || {
         let path = "/proc/sys/kernel/random/boot_id";
         std::fs::read_to_string(path)
@@ -400,7 +403,7 @@ fn peer_info(rank: u32, device: &Device, env: &Config) -> Result<PeerInfo> {
         process: transport::process_token()?,
         space: device.runtime().address_space(),
         device: device.runtime().device_info()?,
-        host: env.hostid.clone().map_or_else(boot_id, Ok)?,
+        host: config.host_id.clone().map_or_else(boot_id, Ok)?,
         pid_namespace: namespace,
     })
 }

@@ -67,19 +67,20 @@ pub(crate) fn offer(memory: &Arc<dyn Memory>, ipc: Option<Vec<u8>>) -> DeviceMem
     DeviceMemoryHandle { key, ipc }
 }
 
-/// The sender's side: opens the receiver's memory of `bytes` bytes. `edge` is its edge to the receiver.
+/// The sender's side: opens the receiver's memory of `bytes` bytes. It says by a `word` that it has the memory mapped
+/// ([`exported`](super::exported)).
 pub(crate) fn accept(
     handle: &DeviceMemoryHandle,
     same_process: bool,
     bytes: usize,
-    edge: &HostRegion,
+    word: &HostRegion,
     runtime: &dyn Runtime,
 ) -> Result<Arc<dyn Memory>> {
     let broken = |why: &str| Error::malformed(format!("device memory of a peer: {why}"));
     if !same_process {
         let ipc = handle.ipc.as_deref().ok_or_else(|| broken("no handle for other processes"))?;
         let import = || runtime.import(ipc, bytes);
-        return Ok(Arc::new(Imported::open(edge.clone(), import)?));
+        return Ok(Arc::new(Imported::open(word.clone(), import)?));
     }
     let offers = offers().lock().unwrap_or_else(PoisonError::into_inner);
     let memory = offers.get(&handle.key).and_then(Weak::upgrade);

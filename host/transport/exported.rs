@@ -2,8 +2,8 @@
 //!
 //! A sender's kernels write to the receiver's device memory. A receiver that has failed, or has been dropped, must not give it
 //! back to the driver while a sender is in mid-copy: the driver says of an allocation that is freed before other processes
-//! have closed it that the behaviour is undefined (CUDA Driver API, cuIpcGetMemHandle). So each sender says in the edge's
-//! header, which both processes share, whether it has the memory mapped:
+//! have closed it that the behaviour is undefined (CUDA Driver API, cuIpcGetMemHandle). So each sender says in a word
+//! that both processes share, as in the edge's header, whether it has the memory mapped:
 //!
 //! ```text
 //! sender     NEVER ─► MAPPED, before it opens the memory ─► CLOSED, when it has closed it
@@ -19,7 +19,6 @@ use std::time::Duration;
 use tracing::debug;
 
 use super::{HostRegion, PeerInfo};
-use crate::channel::MAPPING_WORD;
 use crate::log;
 use crate::runtime::Memory;
 
@@ -30,33 +29,33 @@ const CLOSED: u64 = 2;
 /// How often kept memory is looked at.
 const EVERY: Duration = Duration::from_millis(20);
 
-fn word(edge: &HostRegion) -> &AtomicU64 {
-    // SAFETY: the region is an edge's, and begins with its header's page; the word is aligned, lives as long as the region,
-    // and is only accessed atomically.
-    unsafe { AtomicU64::from_ptr((edge.address() as usize + MAPPING_WORD) as *mut u64) }
+/// The word at the beginning of `region`.
+fn word(region: &HostRegion) -> &AtomicU64 {
+    // SAFETY: the region is made for this word: it is aligned, lives as long as the region, and is only accessed atomically.
+    unsafe { AtomicU64::from_ptr(region.address() as *mut u64) }
 }
 
 /// A sender in another process.
 #[derive(Debug)]
 pub(crate) struct Importer {
-    /// The edge from it.
-    edge: HostRegion,
+    /// Where it says whether it has the memory mapped.
+    word: HostRegion,
     /// Its process, where this one can see it, and when that was started: numbers of processes are used again.
     process: Option<(u32, u64)>,
 }
 
 impl Importer {
-    /// The sender `peer`, as this rank, `me`, sees it.
-    pub(crate) fn new(edge: HostRegion, peer: &PeerInfo, me: &PeerInfo) -> Self {
+    /// The sender `peer`, as this rank, `me`, sees it. It says by a `word`, which is 0 at first, whether it has the memory mapped.
+    pub(crate) fn new(word: HostRegion, peer: &PeerInfo, me: &PeerInfo) -> Self {
         let visible = peer.pid_namespace == me.pid_namespace;
         let process = visible.then(|| Some((peer.pid, started(peer.pid)?))).flatten();
-        Importer { edge, process }
+        Importer { word, process }
     }
 
     /// Whether it may still write to the memory. The mappings of a process end with it.
     fn has_mapping(&self) -> bool {
         // Pairs with the release in `Imported::drop`: what its kernels have written comes before.
-        word(&self.edge).load(Ordering::Acquire) == MAPPED
+        word(&self.word).load(Ordering::Acquire) == MAPPED
             && self.process.is_none_or(|(pid, then)| started(pid) == Some(then))
     }
 }
@@ -169,21 +168,21 @@ fn look_after() {
 pub(crate) struct Imported {
     /// There until the drop.
     memory: Option<Arc<dyn Memory>>,
-    edge: HostRegion,
+    word: HostRegion,
 }
 
 impl Imported {
-    /// Maps the memory with `open`, and says so in the header of the `edge` to its owner.
+    /// Maps the memory with `open`, and says so to its owner by the `word` of this sender.
     ///
     /// # Errors
     /// Those of `open`.
     pub(crate) fn open<E>(
-        edge: HostRegion,
+        at: HostRegion,
         open: impl FnOnce() -> Result<Arc<dyn Memory>, E>,
     ) -> Result<Self, E> {
         // Before: the owner must not free what is just being mapped. Nothing is published by it.
-        word(&edge).store(MAPPED, Ordering::Relaxed);
-        let mut imported = Imported { memory: None, edge };
+        word(&at).store(MAPPED, Ordering::Relaxed);
+        let mut imported = Imported { memory: None, word: at };
         imported.memory = Some(open()?);
         Ok(imported)
     }
@@ -208,7 +207,7 @@ impl Drop for Imported {
     fn drop(&mut self) {
         drop(self.memory.take());
         // Pairs with the acquire in `Importer::has_mapping`.
-        word(&self.edge).store(CLOSED, Ordering::Release);
+        word(&self.word).store(CLOSED, Ordering::Release);
     }
 }
 
@@ -251,7 +250,7 @@ mod tests {
 
     fn exported(edge: &HostRegion, process: Option<(u32, u64)>) -> (Exported, Arc<AtomicBool>) {
         let (memory, freed) = tracked();
-        let importer = Importer { edge: edge.clone(), process };
+        let importer = Importer { word: edge.clone(), process };
         (Exported::new(memory, vec![importer]), freed)
     }
 

@@ -41,7 +41,11 @@ impl Transport for P2pTransport {
     }
 
     fn reaches(&self, sender: &PeerInfo, receiver: &PeerInfo) -> Result<(), String> {
-        if sender.process == receiver.process { Ok(()) } else { Err("not one process".to_owned()) }
+        match (sender.process == receiver.process, sender.host == receiver.host) {
+            (true, true) => Ok(()),
+            (true, false) => Err("not one host (NCCL_HOSTID)".to_owned()),
+            (false, _) => Err("not one process".to_owned()),
+        }
     }
 
     fn direct(&self, sender: &PeerInfo, receiver: &PeerInfo) -> bool {

@@ -2,6 +2,8 @@
 //! that what comes out is checked, too. `tests/gpu` has the conformance cases on a real one.
 #![cfg(target_os = "linux")]
 
+#[path = "../support/again.rs"]
+mod again;
 #[path = "../../proxy/tests/card/mod.rs"]
 mod card;
 #[path = "../support/fake_driver.rs"]

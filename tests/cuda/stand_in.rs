@@ -19,8 +19,10 @@ pub(crate) fn ready() -> bool {
         unsafe {
             std::env::set_var("FERROCCL_CUDA_LIBRARY", path);
             std::env::set_var("FERROCCL_CUDA_CACHE", cache);
-            // Its GPUs are nowhere on PCI: any card is far away.
-            std::env::set_var("NCCL_NET_GDR_LEVEL", "SYS");
+            // Its GPUs are nowhere on PCI, unless a test says where: any card is far away.
+            if std::env::var_os("NCCL_TOPO_FILE").is_none() {
+                std::env::set_var("NCCL_NET_GDR_LEVEL", "SYS");
+            }
         }
     });
     if let Some(why) = ptx::unavailable() {
@@ -90,6 +92,29 @@ impl Drop for Healed {
 /// GPUs, so many a rank.
 pub(crate) fn gpus(ordinals: &[u32]) -> Vec<Device> {
     ordinals.iter().map(|gpu| Device::cuda(*gpu).unwrap()).collect()
+}
+
+/// The number of the GPU, of so many, whose memory an address is of.
+pub(crate) fn gpu_of(address: u64, gpus: c_int) -> usize {
+    type Call<T> = unsafe extern "C" fn(T, c_int) -> c_int;
+    let retain: Call<*mut usize> = symbol("cuDevicePrimaryCtxRetain");
+    let push: unsafe extern "C" fn(usize) -> c_int = symbol("cuCtxPushCurrent_v2");
+    let pop: unsafe extern "C" fn(*mut usize) -> c_int = symbol("cuCtxPopCurrent_v2");
+    let ask: unsafe extern "C" fn(*mut usize, c_int, u64) -> c_int =
+        symbol("cuPointerGetAttribute");
+    let contexts = (0..gpus).map(|gpu| {
+        let mut context = 0;
+        // SAFETY: a place for a context.
+        assert_eq!(unsafe { retain(&raw mut context, gpu) }, 0);
+        context
+    });
+    let contexts: Vec<usize> = contexts.collect();
+    let (mut found, mut popped) = (0, 0);
+    // SAFETY: places for contexts; the attribute is CU_POINTER_ATTRIBUTE_CONTEXT.
+    let codes =
+        unsafe { [push(contexts[0]), ask(&raw mut found, 1, address), pop(&raw mut popped)] };
+    assert_eq!(codes, [0; 3]);
+    contexts.iter().position(|context| *context == found).unwrap()
 }
 
 /// A handle of the driver's.

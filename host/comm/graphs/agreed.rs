@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use ferroccl_device::abi::MAX_CHANNELS;
+use ferroccl_proxy::connection::ConnectionId;
 use ferroccl_topology::graph::connect::{self, Host};
 use ferroccl_topology::graph::tuning::{Devices, Gpus};
 use ferroccl_topology::graph::{ChannelGraph, GraphChannel, Pattern, tree};
@@ -21,11 +22,25 @@ pub(in crate::comm) struct CommGraphs {
     pub(super) hosts: Vec<HostChannels>,
     /// The ranks of each node.
     members: Vec<Vec<u32>>,
+    /// The node of each rank, and its number there.
+    places: Vec<Option<(usize, usize)>>,
     /// The ranks around each ring, from rank 0 on.
     pub(super) orders: Vec<Vec<u32>>,
+    /// Where each rank is in each ring.
+    positions: Vec<Vec<usize>>,
     /// What the tuner reckons with: the weakest of all hosts.
     pub(super) ring: ChannelGraph,
     pub(super) tree: Option<ChannelGraph>,
+}
+
+/// A connection that another rank of the host sends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::comm) struct RelayedConnection {
+    pub key: ConnectionId,
+    /// The rank that sends.
+    pub by: u32,
+    /// The network's device that it does it by.
+    pub device: u32,
 }
 
 impl CommGraphs {
@@ -87,7 +102,8 @@ impl CommGraphs {
         };
         let channels = hosts.iter().map(|host| host.channels).min().unwrap_or(1);
         let channels = channels.min(blocks).clamp(1, MAX_CHANNELS as u32);
-        Ok(Some(CommGraphs { channels, orders, ring, tree, members, hosts }))
+        let (places, positions) = (places(&members), orders.iter().map(|o| positions(o)).collect());
+        Ok(Some(CommGraphs { channels, orders, positions, ring, tree, members, places, hosts }))
     }
 
     /// The ranks around the rings, from rank 0 on; `channels` channels take them in turn.
@@ -97,8 +113,7 @@ impl CommGraphs {
 
     /// Where a rank is: its node, and its number there.
     fn place(&self, rank: u32) -> Option<(usize, usize)> {
-        let numbers = self.members.iter().map(|ranks| ranks.binary_search(&rank).ok());
-        numbers.enumerate().find_map(|(node, number)| Some((node, number?)))
+        *self.places.get(rank as usize)?
     }
 
     /// The port by which a rank's traffic on a channel of a host leaves and comes in: the first of its GPUs has the channel's
@@ -116,7 +131,7 @@ impl CommGraphs {
         let host = &self.hosts[node];
         let of_ring = channel as usize % self.orders.len();
         let order = &self.orders[of_ring];
-        let at = order.iter().position(|r| *r == rank)?;
+        let at = *self.positions[of_ring].get(rank as usize)?;
         let around = [order[(at + 1) % order.len()], order[(at + order.len() - 1) % order.len()]];
         if around.contains(&peer) {
             return Self::port(number, &host.ring, of_ring);
@@ -160,6 +175,23 @@ impl CommGraphs {
             host.relays.of_message(number, theirs)?
         };
         Some((self.members[node][by as usize], host.cards[port]?))
+    }
+
+    /// The connections of a channel on which other ranks of its host send for `rank`, by their peers. Those of collectives come
+    /// first, those of messages follow.
+    pub(in crate::comm) fn relayed(
+        &self,
+        rank: u32,
+        index: u32,
+        channels: u32,
+    ) -> Vec<RelayedConnection> {
+        let relayed = |peer: u32| {
+            let (by, device) = self.relay(rank, peer, index, channels)?;
+            Some(RelayedConnection { key: ConnectionId { peer, index }, by, device })
+        };
+        let Some((node, _)) = self.place(rank) else { return Vec::new() };
+        let elsewhere = |peer: &u32| self.place(*peer).is_some_and(|(other, _)| other != node);
+        (0..self.places.len() as u32).filter(elsewhere).filter_map(relayed).collect()
     }
 
     /// Whether rank `by` may have something to send for `rank`, on their host.
@@ -244,6 +276,32 @@ impl CommGraphs {
             nvswitch: self.hosts.iter().all(|host| host.nvswitch),
         })
     }
+}
+
+/// The node of each rank, and its number there.
+fn places(members: &[Vec<u32>]) -> Vec<Option<(usize, usize)>> {
+    let of_node = |(node, ranks): (usize, &Vec<u32>)| {
+        let numbered = ranks.iter().enumerate();
+        numbered.map(move |(number, rank)| (*rank, (node, number))).collect::<Vec<_>>()
+    };
+    let mut places = vec![None; members.iter().map(Vec::len).sum()];
+    for (rank, place) in members.iter().enumerate().flat_map(of_node) {
+        if let Some(known) = places.get_mut(rank as usize) {
+            *known = Some(place);
+        }
+    }
+    places
+}
+
+/// Where each rank is in an order of all ranks.
+fn positions(order: &[u32]) -> Vec<usize> {
+    let mut positions = vec![0; order.len()];
+    for (at, rank) in order.iter().enumerate() {
+        if let Some(position) = positions.get_mut(*rank as usize) {
+            *position = at;
+        }
+    }
+    positions
 }
 
 /// The pairs of ranks of all hosts that may not write each other's memory.

@@ -59,7 +59,7 @@ pub(in crate::comm) struct NetHandles {
     pub listeners: Vec<(u32, Vec<u8>)>,
 }
 
-/// The cards of a rank's connections.
+/// The cards of a rank's connections. As long as the others have not told of them, there are no listeners.
 #[derive(Clone, Debug)]
 pub(in crate::comm) struct Cards {
     pub rank: u32,
@@ -80,6 +80,11 @@ impl Cards {
         // The connections of collectives come first.
         let graphs = self.graphs.as_ref().filter(|_| index < self.channels)?;
         graphs.card(rank, peer, index, self.channels)
+    }
+
+    /// Whether a ring or a tree names the card of a connection of ours.
+    pub(in crate::comm) fn is_named(&self, key: ConnectionId) -> bool {
+        self.named(self.rank, key.peer, key.index).is_some()
     }
 
     /// Our device for a connection.

@@ -9,7 +9,8 @@
 //!
 //! The client's edges to other hosts are in memory that the server has mapped, and so the server's proxy plays the part of the
 //! client's: it sends what the client's kernels write, and gives the slots back. The receiver gets the client's hello. All that
-//! a server has to be told are the steps of each launch.
+//! a server has to be told are the steps of each launch, and where in its edge the connection is. With GPU Direct RDMA, the
+//! slots of Simple are in memory of the server's GPU, which the client's kernels reach ([`crate::comm::gdr`]).
 //!
 //! A server is busy with its own calls, or is not. It looks at its rings as long as its own operation runs. Otherwise a thread
 //! sleeps at the wake word, and starts the operation.
@@ -23,7 +24,7 @@ mod setup;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use ferroccl_proxy::connection::{ConnMemory, ConnectionFailure, ConnectionId, Connections, Steps};
@@ -36,6 +37,7 @@ pub(in crate::comm) use self::setup::{MappedRelays, OpenRelayMemory};
 use super::progress::NetProgressOp;
 use super::{Cards, DROP_LIMIT, EdgeMemory, NetConnections, NetState};
 use crate::channel::{ConnLayout, EdgeEnd};
+use crate::comm::gdr::ServedSlots;
 use crate::comm::state::CommState;
 use crate::error::{Error, Result};
 use crate::log;
@@ -58,6 +60,8 @@ pub(super) struct RelayClient {
 struct Relayed {
     by: u32,
     memory: ConnMemory,
+    /// Where the connection's header is in its edge.
+    offset: usize,
     /// What the other rank has been given in all: signatures, and steps from the connection's first on.
     given: (u64, u64),
 }
@@ -93,18 +97,18 @@ impl RelayClient {
         }
         let found = self.found.entry(key).or_insert_with(|| {
             let (by, _) = cards.relay(key)?;
-            let can = rings.contains_key(&by) && edges.sends_from_host(key.peer);
-            let memory = edges.find(key, true).filter(|_| can)?;
-            Some(Relayed { by, memory, given: (0, edges.first_step) })
+            let memory = edges.find(key, true).filter(|_| rings.contains_key(&by))?;
+            let offset = edges.header_offset(key)?;
+            Some(Relayed { by, memory, offset, given: (0, edges.first_step) })
         });
-        let Some(Relayed { by, memory, given }) = found else { return false };
+        let Some(Relayed { by, memory, offset, given }) = found else { return false };
         let Some(ring) = rings.get_mut(by) else { return false };
         given.0 += steps.signatures;
         given.1 += steps.steps;
         let (signatures, all) = *given;
         let due = Due { by: *by, memory: *memory, signatures, steps: all, seq: steps.seq };
         self.due.insert(key, due);
-        ring.push(RelayedSteps::new(key, steps));
+        ring.push(RelayedSteps::new(key, steps, *offset));
         true
     }
 
@@ -172,6 +176,14 @@ struct Client {
     rank: u32,
     ring: RingFrom,
     connections: Connections,
+    /// Where the headers of its connections are in their edges.
+    offsets: Offsets,
+}
+
+type Offsets = Arc<Mutex<HashMap<ConnectionId, usize>>>;
+
+fn locked(offsets: &Offsets) -> MutexGuard<'_, HashMap<ConnectionId, usize>> {
+    offsets.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for RelayServer {
@@ -202,17 +214,20 @@ impl RelayServer {
         relays: &MappedRelays,
         cards: &Cards,
         (layout, first_step): (ConnLayout, u64),
+        slots: &Arc<ServedSlots>,
     ) -> Self {
         let clients = relays.partners.iter().filter(|(client, _)| cards.sends_for(rank, **client));
         let client = |(client, theirs): (&u32, &crate::transport::HostRegion)| {
             let (client, of_relay, theirs) = (*client, relays.layout, theirs.clone());
             let routes = Cards { rank: client, ..cards.clone() };
-            let channels = cards.channels as usize;
+            let offsets = Offsets::default();
+            let (slots, of_connections) = (Arc::clone(slots), Arc::clone(&offsets));
             let find = move |key: ConnectionId, sending: bool| {
                 let known = sending && (key.peer as usize) < of_relay.ranks;
+                let offset = *locked(&of_connections).get(&key).filter(|_| known)?;
                 let region = theirs.part(of_relay.edge(key.peer), of_relay.edge_bytes);
-                let end = known.then(|| EdgeEnd::remote_send(region, key.peer));
-                end?.conn_memory(&layout, channels, key.index as usize, first_step)
+                let end = EdgeEnd::remote_send(region, key.peer);
+                end.conn_memory_at(&layout, offset, slots.get(&(client, key)), first_step)
             };
             // SAFETY: the client's edges are laid out so, and the closure keeps them as long as it lives. Their other user is
             // the client's kernel: for what it has another rank send, its own proxy does nothing.
@@ -226,7 +241,8 @@ impl RelayServer {
                     Box::new(find),
                 )
             };
-            Client { rank: client, ring: RingFrom::new(&relays.own, of_relay, client), connections }
+            let ring = RingFrom::new(&relays.own, of_relay, client);
+            Client { rank: client, ring, connections, offsets }
         };
         RelayServer { clients: clients.map(client).collect(), ended: true, counted: false }
     }
@@ -234,7 +250,7 @@ impl RelayServer {
     /// Takes over what clients have handed over.
     fn take(&mut self) -> std::result::Result<bool, BrokenConnection> {
         let mut moved = false;
-        for Client { rank, ring, connections } in &mut self.clients {
+        for Client { rank, ring, connections, offsets } in &mut self.clients {
             while let Some(entry) = ring.pop() {
                 moved = true;
                 let Some((key, steps)) = entry.steps() else {
@@ -242,6 +258,7 @@ impl RelayServer {
                     continue;
                 };
                 let broken = |failure| BrokenConnection { failure, client: Some(*rank) };
+                locked(offsets).insert(key, entry.offset());
                 connections.send(key, steps).map_err(broken)?;
             }
         }
@@ -302,7 +319,7 @@ struct InProcess {
     servers: Vec<Weak<NetConnections>>,
 }
 
-fn in_process() -> std::sync::MutexGuard<'static, BTreeMap<u64, InProcess>> {
+fn in_process() -> MutexGuard<'static, BTreeMap<u64, InProcess>> {
     IN_PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -4,8 +4,8 @@
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use ferroccl_proxy::NetError;
 use ferroccl_proxy::net::{
@@ -28,6 +28,8 @@ pub(crate) struct Seen {
     pub(crate) arrived: AtomicUsize,
     pub(crate) sent: AtomicUsize,
     pub(crate) flushes: AtomicUsize,
+    /// Of the GPUs' memory that is sent from: the card that it was registered with, and its address.
+    pub(crate) sources: Mutex<Vec<(usize, u64)>>,
 }
 
 impl Seen {
@@ -47,13 +49,25 @@ pub(crate) struct CardNet {
     pub(crate) seen: Arc<Seen>,
     /// Whether it reaches GPUs' memory by address, and as a DMA buffer.
     pub(crate) takes: (bool, bool),
-    /// Whether GPUs see writes in order.
-    pub(crate) ordered: bool,
+    /// Whether GPUs see in order what each card writes.
+    pub(crate) ordered: Vec<bool>,
 }
 
 impl CardNet {
     pub(crate) fn new(takes: (bool, bool), ordered: bool) -> Self {
-        CardNet { inner: LocalNet::default(), seen: Arc::default(), takes, ordered }
+        Self::with_devices(takes, &[ordered])
+    }
+
+    /// A network of a card for each element of `ordered`: whether GPUs see in order what it writes.
+    pub(crate) fn with_devices(takes: (bool, bool), ordered: &[bool]) -> Self {
+        let (inner, ordered) = (LocalNet::with_devices(ordered.len()), ordered.to_vec());
+        CardNet { inner, seen: Arc::default(), takes, ordered }
+    }
+
+    /// Bytes that each card has sent.
+    #[allow(dead_code, reason = "each test binary uses its part")]
+    pub(crate) fn sent(&self) -> Vec<u64> {
+        self.inner.sent()
     }
 }
 
@@ -63,22 +77,23 @@ impl Net for CardNet {
     }
 
     fn devices(&self) -> usize {
-        1
+        self.inner.devices()
     }
 
     fn properties(&self, device: usize) -> Result<Properties, NetError> {
         let (cuda, dma_buf) = self.takes;
-        Ok(Properties { name: "card0".to_owned(), cuda, dma_buf, ..self.inner.properties(device)? })
+        let name = format!("card{device}");
+        Ok(Properties { name, port: 1, cuda, dma_buf, ..self.inner.properties(device)? })
     }
 
     fn listen(&self, device: usize) -> Result<Box<dyn Listener>, NetError> {
-        let (seen, ordered) = (Arc::clone(&self.seen), self.ordered);
+        let (seen, ordered) = (Arc::clone(&self.seen), self.ordered[device]);
         Ok(Box::new(Listens { inner: self.inner.listen(device)?, seen, ordered }))
     }
 
     fn connect(&self, device: usize, handle: &[u8]) -> Result<Box<dyn Connecting>, NetError> {
         let seen = Arc::clone(&self.seen);
-        Ok(Box::new(Connects { inner: self.inner.connect(device, handle)?, seen }))
+        Ok(Box::new(Connects { inner: self.inner.connect(device, handle)?, device, seen }))
     }
 }
 
@@ -105,13 +120,15 @@ impl Listener for Listens {
 
 struct Connects {
     inner: Box<dyn Connecting>,
+    device: usize,
     seen: Arc<Seen>,
 }
 
 impl Connecting for Connects {
     fn poll(&mut self) -> Result<Option<Box<dyn SendComm>>, NetError> {
         let inner = self.inner.poll()?;
-        Ok(inner.map(|inner| Box::new(Sends { inner, card: Card::new(&self.seen) }) as _))
+        let device = self.device;
+        Ok(inner.map(|inner| Box::new(Sends { inner, device, card: Card::new(&self.seen) }) as _))
     }
 }
 
@@ -221,6 +238,7 @@ impl Card {
 #[derive(Debug)]
 struct Sends {
     inner: Box<dyn SendComm>,
+    device: usize,
     card: Card,
 }
 
@@ -232,6 +250,9 @@ impl SendComm for Sends {
         kind: MemoryKind,
     ) -> Result<MemoryHandle, NetError> {
         let inner = &mut self.inner;
+        if kind != MemoryKind::Host {
+            self.card.seen.sources.lock().unwrap().push((self.device, address as u64));
+        }
         // SAFETY: the caller's, or memory of ours.
         self.card.add((address, bytes), kind, |at| unsafe {
             inner.register(at, bytes, MemoryKind::Host)

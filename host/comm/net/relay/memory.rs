@@ -45,6 +45,11 @@ impl RelayLayout {
         PAGE + client as usize * RING_BYTES
     }
 
+    /// Where `client` says whether it has the slots mapped that are sent from for it.
+    pub(in crate::comm) fn mapping_word(&self, client: u32) -> usize {
+        self.ring(client) + offset_of!(RelayRingHeader, mapped)
+    }
+
     /// Where the edge to a rank begins.
     pub(in crate::comm) fn edge(&self, peer: u32) -> usize {
         PAGE + self.ranks * RING_BYTES + peer as usize * self.edge_bytes
@@ -127,6 +132,9 @@ struct RelayRingHeader {
     /// Entries that the server has taken out.
     head: AtomicU64,
     pad2: [u8; CACHE_LINE - 8],
+    /// Whether the client has the slots mapped that the server sends from ([`crate::transport::exported`]).
+    mapped: AtomicU64,
+    pad3: [u8; CACHE_LINE - 8],
 }
 
 /// Steps of a connection.
@@ -139,11 +147,13 @@ pub(super) struct RelayedSteps {
     peer: u32,
     index: u32,
     protocol: u32,
-    pad: u32,
+    /// Where the connection's header is in its edge, in pages.
+    page: u32,
 }
 
 impl RelayedSteps {
-    pub(super) fn new(key: ConnectionId, steps: Steps) -> Self {
+    /// Of a connection whose header is at `offset` in its edge, a multiple of a page.
+    pub(super) fn new(key: ConnectionId, steps: Steps, offset: usize) -> Self {
         RelayedSteps {
             seq: steps.seq,
             signatures: steps.signatures,
@@ -151,8 +161,13 @@ impl RelayedSteps {
             peer: key.peer,
             index: key.index,
             protocol: steps.protocol as u32,
-            pad: 0,
+            page: u32::try_from(offset / PAGE).unwrap_or(u32::MAX),
         }
+    }
+
+    /// Where the connection's header is in its edge.
+    pub(super) fn offset(&self) -> usize {
+        self.page as usize * PAGE
     }
 
     /// The connection and the steps; `None` when there is no such protocol.
@@ -291,7 +306,7 @@ mod tests {
 
     fn entry(seq: u64) -> RelayedSteps {
         let steps = Steps { seq, signatures: 1, protocol: ProtocolId::Ll128, steps: seq + 7 };
-        RelayedSteps::new(ConnectionId { peer: 5, index: (seq % 9) as u32 }, steps)
+        RelayedSteps::new(ConnectionId { peer: 5, index: (seq % 9) as u32 }, steps, 7 * PAGE)
     }
 
     #[test]
@@ -309,6 +324,7 @@ mod tests {
             for _ in 0..700 {
                 let Some(found) = from.pop() else { break };
                 assert_eq!(found, entry(seen));
+                assert_eq!(found.offset(), 7 * PAGE);
                 let (key, steps) = found.steps().unwrap();
                 assert_eq!(
                     (key.peer, steps.protocol, steps.steps),

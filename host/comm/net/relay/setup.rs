@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::memory::RelayLayout;
 use crate::comm::builder::CommBuilder;
+use crate::comm::recv_region::{OpenRecvRegion, PeerHandles};
 use crate::error::{Error, Result};
 use crate::transport::{self, HostRegion, OfferedRegion, PeerInfo, Transport};
 
@@ -28,6 +29,16 @@ impl OpenRelayMemory {
     /// The memory of the edge to a rank of another host.
     pub(in crate::comm) fn edge(&self, peer: u32) -> HostRegion {
         self.region.part(self.layout.edge(peer), self.layout.edge_bytes)
+    }
+
+    /// The ranks that send for this one or that this one sends for, and that share memory with it.
+    pub(in crate::comm) fn partners(&self) -> &[u32] {
+        &self.partners
+    }
+
+    /// The word by which `client` says whether it has the slots mapped that this rank sends from for it.
+    pub(in crate::comm) fn mapping_word(&self, client: u32) -> HostRegion {
+        self.region.part(self.layout.mapping_word(client), size_of::<u64>())
     }
 
     /// Whether this rank and `rank` share memory.
@@ -93,16 +104,16 @@ impl CommBuilder<'_> {
     /// Maps the others' memory; `handles` finds a rank's.
     pub(in crate::comm) fn map_relays<'h>(
         &self,
-        mine: Option<&OpenRelayMemory>,
+        region: &OpenRecvRegion,
         peers: &[PeerInfo],
-        handles: impl Fn(u32) -> &'h [(String, Vec<u8>)],
+        handles: impl Fn(u32) -> &'h PeerHandles,
     ) -> Result<Option<MappedRelays>> {
-        let Some(mine) = mine else { return Ok(None) };
+        let Some(mine) = &region.relays else { return Ok(None) };
         let bytes = mine.layout.bytes().unwrap_or(0);
         let (mut partners, me) = (BTreeMap::new(), &peers[self.rank as usize]);
         for (rank, _) in self.relay_partners(peers)? {
             let to = transport::select(me, &peers[rank as usize], self.allowed())?;
-            let handle = handles(rank).iter().find(|(name, _)| name == to.name());
+            let handle = handles(rank).relays.iter().find(|(name, _)| name == to.name());
             let (_, handle) = handle.ok_or_else(|| {
                 let text =
                     format!("rank {rank} offers no memory to send for it through {}", to.name());
