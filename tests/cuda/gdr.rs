@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use ferroccl::config::Config;
 use ferroccl::runtime::cuda::CudaRuntime;
-use ferroccl::{CommConfig, Communicator, Device, ProtocolId, ReduceOp, Stream, UniqueId};
+use ferroccl::{
+    Algorithm, CommConfig, Communicator, Device, ProtocolId, ReduceOp, Stream, UniqueId,
+};
 
 use crate::again::{again, elsewhere, here};
 use crate::card::CardNet;
@@ -91,23 +93,39 @@ fn without_it() {
     }
 }
 
-/// 16 GiB of memory, of which slots take an eighth: for those of one connection, or for none, there is room. All others are in
-/// the host's memory.
+/// 8 MiB of memory, of which slots take an eighth.
 #[test]
 fn slots_take_no_more_than_a_share() {
-    if !ready() {
+    elsewhere(module_path!(), "one_mib_of_slots", &[("FAKE_CUDA_MEMORY_KIB", "8192")]);
+}
+
+/// Its part in a process with that setting. All other slots are in the host's memory.
+#[test]
+fn one_mib_of_slots() {
+    if !here() || !ready() {
         return;
     }
-    let _alone = alone();
-    for (simple, connections) in [((1 << 30) + 1024, 1), (1 << 31, 0)] {
+    for (ranks, simple, connections, what) in [
+        (2, 1 << 20, 0, "not even one"),
+        (2, (1 << 19) + 1024, 2, "what each rank receives"),
+        (8, 200 << 10, 16, "what the neighbours in the ring send, of the other ranks not all"),
+    ] {
         let net = Arc::new(CardNet::new((true, false), false));
         let mut config = over(&net);
         (config.slots, config.channels) = (Some(2), Some(1));
-        config.protocol = Some(ProtocolId::Simple);
+        (config.protocol, config.algorithm) = (Some(ProtocolId::Simple), Some(Algorithm::Ring));
         config.buffer_bytes = [Some(1024), Some(1024), Some(simple)];
         let device = Device::cuda(0).unwrap();
-        team_on(device, &config, 2, "huge slots").collectives(7, &[33]);
-        assert_eq!(net.seen.of(|s| &s.by_address), 2 * connections, "{simple}: {:?}", net.seen);
+        let comms = Communicator::init_all_with(&device, ranks, &config).unwrap();
+        let made = comms.iter().map(|comm| {
+            let (stream, buffer) = (device.stream().unwrap(), device.upload(&[1u32; 99]).unwrap());
+            comm.all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
+            (stream, buffer)
+        });
+        for (stream, buffer) in made.collect::<Vec<_>>() {
+            assert_eq!(buffer.to_vec(&stream).unwrap(), [ranks; 99], "{what}");
+        }
+        assert_eq!(net.seen.of(|s| &s.by_address), connections, "{what}: {:?}", net.seen);
     }
 }
 

@@ -321,7 +321,11 @@ plain! {
         (*to)[15] = device(of)?.device as u8;
         Ok(())
     }
-    cuDeviceTotalMem_v2(to: *mut usize, of: c_int) { device(of)?; *to = 1 << 34; Ok(()) }
+    cuDeviceTotalMem_v2(to: *mut usize, of: c_int) {
+        device(of)?;
+        *to = (setting("FAKE_CUDA_MEMORY_KIB", 1 << 24) as usize) << 10;
+        Ok(())
+    }
     cuDeviceGetAttribute(to: *mut c_int, attribute: c_int, of: c_int) {
         device(of)?;
         let sm = setting("FAKE_CUDA_SM", 90);
