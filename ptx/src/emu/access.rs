@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::alu::Lanes;
 use super::block::Common;
+use super::clock::requests;
 use super::counts::{bank_passes, sectors};
 use super::exec::{Env, space_of};
 use super::fault::{FaultKind, Trouble};
@@ -151,6 +152,18 @@ pub(crate) fn load(
         check(common, &load.access, mask, space, &addresses)?;
         count(common, &load.access, mask, space, &addresses, false);
         let modelled = matches!(space, Space::Global | Space::Shared);
+        match (space, env.clock.as_deref_mut()) {
+            (Space::Global, Some(clock)) => {
+                requests::load(warp, common, clock, load, (mask, &addresses), pc);
+                continue;
+            }
+            (Space::Shared, Some(_)) => {
+                let wide = u64::from(load.access.bytes) * u64::from(load.access.count);
+                let passes = bank_passes(mask, &addresses, wide);
+                requests::shared(warp, common, env, passes, load.d.iter().flatten().copied());
+            }
+            _ => {}
+        }
         if let Some(model) = env.model.as_deref_mut().filter(|_| modelled)
             && !load.access.order.acquires()
             && model.checks.adversity.is_some_and(|a| a.late_loads)
@@ -204,7 +217,8 @@ pub(crate) fn fetch(
             }
         }
         (_, Some(model)) => {
-            let request = request(warp.slot, pc, mask, addresses, access);
+            let now = env.clock.as_deref().map_or(u64::MAX, |clock| clock.now);
+            let request = Request { now, ..request(warp.slot, pc, mask, addresses, access) };
             if space == Space::Shared {
                 let mut target = Target::Shared { data: &common.shared, cells: &mut common.cells };
                 model.load(&request, &mut target, values)?;
@@ -225,6 +239,9 @@ pub(crate) fn fetch(
                     let at = start + addresses[lane] + n as u64 * wide;
                     // SAFETY: mapped (the contract of `Machine::map`) or the block's own, and aligned, by `check`.
                     values[lane] = unsafe { raw::load(at, access.bytes, order) };
+                    if let Some(clock) = env.clock.as_deref().filter(|_| space != Space::Shared) {
+                        values[lane] = clock.shadow.load(at, access.bytes, values[lane], clock.now);
+                    }
                 }
             }
         }
@@ -262,7 +279,8 @@ fn request<'a>(
     access: &Access,
 ) -> Request<'a> {
     let Access { bytes, count, order, scope, .. } = *access;
-    Request { warp, pc, mask, addresses, bytes, count, order, scope }
+    let (now, arrivals) = (u64::MAX, &[][..]);
+    Request { warp, pc, mask, addresses, bytes, count, order, scope, now, arrivals }
 }
 
 /// The process's address of byte `at` of a block's own memory.
@@ -293,6 +311,17 @@ pub(crate) fn store(
         check(common, access, mask, space, &addresses)?;
         count(common, access, mask, space, &addresses, true);
         let wide = u64::from(access.bytes);
+        let mut arrivals = Vec::new();
+        match (space, env.clock.as_deref_mut()) {
+            (Space::Global, Some(clock)) => {
+                arrivals = requests::store(warp, common, clock, access, (mask, &addresses));
+            }
+            (Space::Shared, Some(_)) => {
+                let passes = bank_passes(mask, &addresses, wide * u64::from(access.count));
+                requests::shared(warp, common, env, passes, std::iter::empty());
+            }
+            _ => {}
+        }
         match (space, env.model.as_deref_mut()) {
             (Space::Param, _) => {
                 return Err(Trouble::new(
@@ -319,6 +348,7 @@ pub(crate) fn store(
             }
             (_, Some(model)) => {
                 let request = request(warp.slot, pc, mask, &addresses, access);
+                let request = Request { arrivals: &arrivals, ..request };
                 let nothing = [0; 32];
                 let mut from = [&nothing; MAX_COUNT];
                 for (from, s) in from.iter_mut().zip(&store.s) {
@@ -344,6 +374,18 @@ pub(crate) fn store(
                 let mut from: [&Lanes; MAX_COUNT] = [&nothing; MAX_COUNT];
                 for (from, s) in from.iter_mut().zip(&store.s) {
                     *from = warp.read(&program, *s);
+                }
+                if let Some(clock) = env.clock.as_deref_mut() {
+                    for (lanes_there, arrives) in &arrivals {
+                        for lane in lanes(*lanes_there) {
+                            for n in 0..store.s.len() as u64 {
+                                let at = addresses[lane] + n * wide;
+                                // SAFETY: as below.
+                                let old = unsafe { raw::load(at, access.bytes, Ordering::Relaxed) };
+                                clock.shadow.store(at, access.bytes, old, *arrives);
+                            }
+                        }
+                    }
                 }
                 for lane in lanes(mask) {
                     for (n, from) in from[..store.s.len()].iter().enumerate() {
@@ -376,46 +418,71 @@ pub(crate) fn atomic(
         }
         check(common, access, mask, space, &addresses)?;
         common.counts.atomics += 1;
-        let mut old = [0; 32];
-        let mut changed = false;
-        let new = |lane: usize, old: u64| apply(atomic.how, old, b[lane], c[lane], access.bytes);
-        match (space, env.model.as_deref_mut()) {
-            (Space::Param | Space::Local, _) => {
-                return Err(Trouble::new(
-                    FaultKind::Trap("an atomic in local memory".to_owned()),
-                    mask,
-                ));
+        match (space, env.clock.as_deref_mut()) {
+            (Space::Global, Some(clock)) => {
+                let at = (mask, &addresses);
+                requests::atomic(warp, common, clock, (atomic, &b, &c), at, pc);
+                continue;
             }
-            (_, Some(model)) => {
-                let request = request(warp.slot, pc, mask, &addresses, access);
-                model.changed = false;
-                if space == Space::Shared {
-                    let mut target =
-                        Target::Shared { data: &common.shared, cells: &mut common.cells };
-                    model.update(&request, &mut target, &mut old, new)?;
-                } else {
-                    model.update(&request, &mut Target::Global, &mut old, new)?;
-                }
-                changed = model.changed;
+            (Space::Shared, Some(_)) => {
+                let passes = u64::from(mask.count_ones());
+                requests::shared(warp, common, env, passes, atomic.d.into_iter());
             }
-            (space, None) => {
-                let start = if space == Space::Shared { place(&common.shared, 0) } else { 0 };
-                for lane in lanes(mask) {
-                    // SAFETY: mapped (the contract of `Machine::map`) or the block's own, and aligned, by `check`.
-                    old[lane] = unsafe {
-                        raw::update(start + addresses[lane], access.bytes, |old| {
-                            let new = new(lane, old);
-                            changed |= new != old;
-                            new
-                        })
-                    };
-                }
+            _ => {}
+        }
+        update(warp, common, env, (atomic, &b, &c), (mask, space, &addresses), pc)?;
+    }
+    Ok(())
+}
+
+/// Changes memory, and gives the lanes what was there.
+pub(crate) fn update(
+    warp: &mut Warp,
+    common: &mut Common,
+    env: &mut Env<'_>,
+    (atomic, b, c): (&Atomic, &Lanes, &Lanes),
+    (mask, space, addresses): (u32, Space, &[u64; 32]),
+    pc: u32,
+) -> Result<()> {
+    let access = &atomic.access;
+    let mut old = [0; 32];
+    let mut changed = false;
+    let new = |lane: usize, old: u64| apply(atomic.how, old, b[lane], c[lane], access.bytes);
+    match (space, env.model.as_deref_mut()) {
+        (Space::Param | Space::Local, _) => {
+            return Err(Trouble::new(
+                FaultKind::Trap("an atomic in local memory".to_owned()),
+                mask,
+            ));
+        }
+        (_, Some(model)) => {
+            let request = request(warp.slot, pc, mask, addresses, access);
+            model.changed = false;
+            if space == Space::Shared {
+                let mut target = Target::Shared { data: &common.shared, cells: &mut common.cells };
+                model.update(&request, &mut target, &mut old, new)?;
+            } else {
+                model.update(&request, &mut Target::Global, &mut old, new)?;
+            }
+            changed = model.changed;
+        }
+        (space, None) => {
+            let start = if space == Space::Shared { place(&common.shared, 0) } else { 0 };
+            for lane in lanes(mask) {
+                // SAFETY: mapped (the contract of `Machine::map`) or the block's own, and aligned, by `check`.
+                old[lane] = unsafe {
+                    raw::update(start + addresses[lane], access.bytes, |old| {
+                        let new = new(lane, old);
+                        changed |= new != old;
+                        new
+                    })
+                };
             }
         }
-        warp.progress |= changed;
-        if let Some(d) = atomic.d {
-            warp.write(d, &old, mask);
-        }
+    }
+    warp.progress |= changed;
+    if let Some(d) = atomic.d {
+        warp.write(d, &old, mask);
     }
     Ok(())
 }

@@ -30,6 +30,8 @@ struct State {
     and: bool,
     or: bool,
     joined: Knowledge,
+    /// When the last one has come, in virtual time.
+    time: u64,
 }
 
 impl Barriers {
@@ -93,6 +95,7 @@ impl Barriers {
         }
         state.lanes += at.mask.count_ones();
         state.arrived += if barrier.aligned { 32 } else { at.mask.count_ones() };
+        state.time = state.time.max(warps[warp].time.at);
         state.popc += p.count_ones();
         state.and &= p == at.mask;
         state.or |= p != 0;
@@ -140,6 +143,10 @@ impl Barriers {
                     }
                     warp.fragments[i].pc += 1;
                     warp.fragments[i].park = Park::Runs;
+                    if let Some(clock) = env.clock.as_deref() {
+                        let opens = state.time + clock.barrier();
+                        warp.time.at = warp.time.at.max(opens);
+                    }
                     warp.progress = true;
                 }
             }

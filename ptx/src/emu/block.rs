@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::barrier::Barriers;
+use super::clock::{Sm, WarpTime, requests};
 use super::counts::Counts;
 use super::exec::{Env, Stop, run};
 use super::fault::{Fault, FaultKind, Site, Trouble};
@@ -22,6 +23,9 @@ pub(crate) struct Common {
     pub(crate) counts: Counts,
     pub(crate) view: View,
     pub(crate) warps: u32,
+    /// Its number among all blocks of a schedule with a clock.
+    pub(crate) number: u64,
+    pub(crate) sm: Sm,
 }
 
 /// A block between its start and its end.
@@ -65,8 +69,41 @@ impl Block {
             counts: Counts::default(),
             view: View::new(&grid.machine.map),
             warps: count,
+            number: 0,
+            sm: Sm::default(),
         };
         Block { common, warps, slots }
+    }
+
+    /// Begins its virtual time, as block `number` of the schedule.
+    pub(crate) fn begin(&mut self, number: u64, at: u64) {
+        self.common.number = number;
+        let program = &self.common.grid.program;
+        for warp in &mut self.warps {
+            warp.time = WarpTime::new(at, program.registers, program.predicates);
+        }
+    }
+
+    /// A request of a warp has come to where its memory is.
+    pub(crate) fn arrive(
+        &mut self,
+        warp: usize,
+        id: u64,
+        env: &mut Env<'_>,
+    ) -> Result<(), Box<Fault>> {
+        requests::arrive(&mut self.warps[warp], &mut self.common, env, id)
+            .map_err(|(trouble, pc)| self.fault(warp, *trouble, pc))
+    }
+
+    /// Whether a warp has to wait for the answer to a request.
+    pub(crate) fn waits(&self, warp: usize) -> bool {
+        self.warps[warp].time.waits
+    }
+
+    /// When all that it has done is over, in virtual time.
+    pub(crate) fn end(&self) -> u64 {
+        let warps = self.warps.iter().map(|warp| warp.time.at).max().unwrap_or(0);
+        warps.max(self.common.sm.stored)
     }
 
     pub(crate) fn ended(&self) -> bool {
@@ -92,10 +129,11 @@ impl Block {
     ) -> Result<u32, Box<Fault>> {
         let mut left = budget;
         loop {
+            let run = if env.clock.is_some() { run::<true> } else { run::<false> };
             let stop = run(&mut self.warps[warp], &mut self.common, env, &mut left)
                 .map_err(|(trouble, pc)| self.fault(warp, *trouble, pc))?;
             match stop {
-                Stop::Budget | Stop::Asleep | Stop::Interrupted => break,
+                Stop::Budget | Stop::Asleep | Stop::Interrupted | Stop::Later => break,
                 Stop::Waits => {
                     self.check_gathering(warp)?;
                     break;

@@ -2,6 +2,7 @@
 
 use super::alu::{Combine, Lanes};
 use super::block::Common;
+use super::clock::{self, Clock, Issue};
 use super::fault::{FaultKind, Trouble};
 use super::memory::model::{Model, lanes};
 use super::program::{
@@ -18,6 +19,8 @@ pub(crate) struct Env<'a> {
     pub(crate) now: u64,
     /// Whether it is noted what loads see, to tell who only waits.
     pub(crate) watch: bool,
+    /// Virtual time, where it is kept.
+    pub(crate) clock: Option<&'a mut Clock>,
 }
 
 /// Why a warp stops.
@@ -28,6 +31,8 @@ pub(crate) enum Stop {
     Asleep,
     /// By the memory system, for somebody else to come first.
     Interrupted,
+    /// Others come first in virtual time.
+    Later,
     /// No fragment can run.
     Waits,
     /// Some lanes have exited.
@@ -39,7 +44,7 @@ pub(crate) enum Stop {
 }
 
 /// Runs at most `left` instructions. An error comes with the instruction that it is about.
-pub(crate) fn run(
+pub(crate) fn run<const CLOCK: bool>(
     warp: &mut Warp,
     common: &mut Common,
     env: &mut Env<'_>,
@@ -69,6 +74,10 @@ pub(crate) fn run(
                     mask & if negated { !p } else { p }
                 }
             };
+            if CLOCK && clock::issue(warp, common, env, pc, active) != Issue::Now {
+                warp.fragments[picked].pc = pc;
+                return Ok(Stop::Later);
+            }
             common.counts.warp_instructions += 1;
             common.counts.lane_instructions += u64::from(active.count_ones());
             if !warp.pending.is_empty() {
@@ -250,7 +259,11 @@ pub(crate) fn run(
                     if active != 0 {
                         let time =
                             lanes(active).map(|l| warp.read(&program, *time)[l]).max().unwrap_or(0);
-                        warp.sleeps_until = env.now.saturating_add(time);
+                        if CLOCK {
+                            warp.time.at += time.saturating_mul(1000);
+                        } else {
+                            warp.sleeps_until = env.now.saturating_add(time);
+                        }
                         warp.fragments[picked].pc = pc + 1;
                         return Ok(Stop::Asleep);
                     }

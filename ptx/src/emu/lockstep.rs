@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::block::Block;
+use super::clock::{Clock, Due, Timing};
 use super::counts::Counts;
 use super::exec::Env;
 use super::fault::{Fault, FaultKind};
@@ -33,6 +34,9 @@ pub struct Options {
     /// Instructions of warps after which a run is given up, counted from when something starts while nothing runs; 0
     /// for no limit.
     pub most_steps: u64,
+    /// What things take, for a run in virtual time: what is earliest on that machine runs first, and neither the schedule nor the
+    /// seed decides ([`Lockstep::simulated`]). What comes out is a simulation.
+    pub clock: Option<Timing>,
 }
 
 impl Options {
@@ -44,13 +48,21 @@ impl Options {
             schedule: WarpSchedule::Random,
             checks: Some(Checks::default()),
             most_steps: 0,
+            clock: None,
         }
     }
 
     /// Plain memory and warps in turn: for figures.
     #[must_use]
     pub fn plain() -> Self {
-        Options { seed: 0, schedule: WarpSchedule::RoundRobin, checks: None, most_steps: 0 }
+        let schedule = WarpSchedule::RoundRobin;
+        Options { seed: 0, schedule, checks: None, most_steps: 0, clock: None }
+    }
+
+    /// Plain memory, in virtual time.
+    #[must_use]
+    pub fn simulated(timing: Timing) -> Self {
+        Options { clock: Some(timing), ..Self::plain() }
     }
 }
 
@@ -60,6 +72,22 @@ const TURN: u32 = 64;
 /// Instructions that a warp runs without seeing or doing anything new before it counts as one that only waits. A wait of
 /// the device code looks at the clock and its abort flag once in some thousand.
 const IDLE: u64 = 20_000;
+
+/// Instructions that a warp runs at a time in virtual time, where nothing else comes.
+const MOST_AT_A_TIME: u32 = 4096;
+
+/// Puts the warps of a block into the queue that can go on, and are not in it.
+fn queue(clock: &mut Clock, block: &mut Block) {
+    let number = block.common.number;
+    for warp in 0..block.warps.len() {
+        let goes_on = !block.warps[warp].time.queued && block.runnable(warp) && !block.waits(warp);
+        if goes_on {
+            let time = &mut block.warps[warp].time;
+            time.queued = true;
+            clock.push(time.at, Due::Warp { block: number, warp: warp as u32 });
+        }
+    }
+}
 
 /// Who is left out of a schedule for a while.
 #[derive(Clone, Copy)]
@@ -99,6 +127,21 @@ pub struct Lockstep {
     moved: bool,
     /// Who is left out for a while, and until when.
     lazy: (Lazy, u64),
+    clock: Option<Clock>,
+    /// Blocks that have started.
+    started: u64,
+    /// When each launch started and ended, by its number, and when the last one of each GPU ended.
+    spans: HashMap<u64, Simulated>,
+    ended: HashMap<u32, u64>,
+}
+
+/// When a launch ran, in virtual time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Simulated {
+    /// Its first instruction, in picoseconds since the schedule was made.
+    pub start: u64,
+    /// When all that it has stored has arrived.
+    pub end: u64,
 }
 
 impl std::fmt::Debug for Lockstep {
@@ -130,6 +173,10 @@ impl Lockstep {
             trace: 0,
             moved: false,
             lazy: (Lazy::Nobody, 0),
+            clock: options.clock.map(Clock::new),
+            started: 0,
+            spans: HashMap::new(),
+            ended: HashMap::new(),
         }
     }
 
@@ -139,9 +186,25 @@ impl Lockstep {
             self.before = self.steps;
         }
         self.launches.insert(grid.number(), (grid.blocks(), Counts::default()));
-        for index in 0..grid.blocks() {
-            self.blocks.push(Block::new(grid, index, self.model.as_mut()));
+        let at = self.clock.as_ref().map_or(0, |clock| clock.now);
+        let start = at.max(self.ended.get(&grid.device).copied().unwrap_or(0));
+        if self.clock.is_some() {
+            self.spans.insert(grid.number(), Simulated { start, end: start });
         }
+        for index in 0..grid.blocks() {
+            let mut block = Block::new(grid, index, self.model.as_mut());
+            if let Some(clock) = &mut self.clock {
+                self.started += 1;
+                block.begin(self.started, start);
+                queue(clock, &mut block);
+            }
+            self.blocks.push(block);
+        }
+    }
+
+    /// When a launch ran that has ended; `None` without a clock, and when it was asked for before.
+    pub fn simulated(&mut self, launch: u64) -> Option<Simulated> {
+        self.spans.remove(&launch)
     }
 
     /// Whether there is nothing to run.
@@ -178,6 +241,9 @@ impl Lockstep {
             }
         }
         self.launches.clear();
+        if let Some(clock) = &mut self.clock {
+            clock.clear();
+        }
     }
 
     /// Runs everything to its end; returns the figures of each launch, in the order in which they have ended.
@@ -197,11 +263,45 @@ impl Lockstep {
     /// # Errors
     /// As [`Lockstep::run`].
     pub fn step(&mut self) -> Result<Option<(u64, Counts)>, Box<Fault>> {
-        let result = self.turn();
+        let result = if self.clock.is_some() { self.next() } else { self.turn() };
         if result.is_err() {
             self.stop();
         }
         result
+    }
+
+    /// Runs what comes next in virtual time.
+    fn next(&mut self) -> Result<Option<(u64, Counts)>, Box<Fault>> {
+        let Some(clock) = &mut self.clock else { return Ok(None) };
+        let Some(due) = clock.pop() else {
+            let kind = FaultKind::Deadlock;
+            return if self.blocks.is_empty() { Ok(None) } else { Err(self.stuck(kind)) };
+        };
+        let (number, warp) = match due {
+            Due::Warp { block, warp } | Due::Request { block, warp, .. } => (block, warp as usize),
+        };
+        let Some(at) = self.blocks.iter().position(|block| block.common.number == number) else {
+            return Ok(None);
+        };
+        self.now = clock.now / 1000;
+        if let Some(model) = &mut self.model {
+            model.tick = self.now;
+        }
+        let block = &mut self.blocks[at];
+        let (model, now) = (self.model.as_mut(), self.now);
+        let mut env = Env { model, now, watch: true, clock: Some(&mut *clock) };
+        let mut ran = 0;
+        match due {
+            Due::Request { id, .. } => {
+                block.arrive(warp, id, &mut env)?;
+            }
+            Due::Warp { .. } => {
+                block.warps[warp].time.queued = false;
+                ran = block.step(warp, MOST_AT_A_TIME, &mut env)?;
+            }
+        }
+        queue(clock, block);
+        self.after(at, warp, ran)
     }
 
     fn turn(&mut self) -> Result<Option<(u64, Counts)>, Box<Fault>> {
@@ -215,13 +315,24 @@ impl Lockstep {
                 1 + self.random.below(most) as u32
             }
         };
-        let mut env = Env { model: self.model.as_mut(), now: self.now, watch: true };
+        let (model, now) = (self.model.as_mut(), self.now);
+        let mut env = Env { model, now, watch: true, clock: None };
         let ran = self.blocks[block].step(warp, budget, &mut env)?;
-        self.steps += u64::from(ran);
         self.now += u64::from(ran).max(1);
         if let Some(model) = &mut self.model {
             model.tick = self.now;
         }
+        self.after(block, warp, ran)
+    }
+
+    /// A warp has run so many instructions.
+    fn after(
+        &mut self,
+        block: usize,
+        warp: usize,
+        ran: u32,
+    ) -> Result<Option<(u64, Counts)>, Box<Fault>> {
+        self.steps += u64::from(ran);
         for n in [block as u64, warp as u64, ran.into()] {
             self.trace = (self.trace.rotate_left(7) ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         }
@@ -253,6 +364,11 @@ impl Lockstep {
             block.finish(model);
         }
         let number = block.common.grid.number();
+        if let Some(span) = self.spans.get_mut(&number) {
+            span.end = span.end.max(block.end());
+            let last = self.ended.entry(block.common.grid.device).or_default();
+            *last = span.end.max(*last);
+        }
         let (left, counts) = self.launches.get_mut(&number)?;
         *left -= 1;
         *counts += block.common.counts;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Program;
+use super::clock::{HOST, Place};
 use super::memory::map::Map;
 
 /// A GPU's memory as an emulated kernel sees it: the parts of the process's memory that were mapped. Cheap to clone.
@@ -49,7 +50,22 @@ impl Machine {
     /// accessed meanwhile by others only as atomics, or in an order that the program gives.
     #[must_use]
     pub unsafe fn map(&self, start: u64, bytes: usize, name: &str) -> Mapping {
-        Mapping { number: self.map.add(start, bytes as u64, name), map: Arc::clone(&self.map) }
+        self.map_there(start, bytes, name, 0)
+    }
+
+    /// As [`Machine::map`], for memory of GPU number `gpu`, or with `None` of the host: how far it is counts in virtual time
+    /// ([`Options::clock`](super::Options::clock)). What is mapped without a place is the first GPU's.
+    ///
+    /// # Safety
+    /// As [`Machine::map`].
+    #[must_use]
+    pub unsafe fn map_on(&self, gpu: Option<u32>, start: u64, bytes: usize, name: &str) -> Mapping {
+        self.map_there(start, bytes, name, gpu.unwrap_or(HOST))
+    }
+
+    fn map_there(&self, start: u64, bytes: usize, name: &str, place: Place) -> Mapping {
+        let number = self.map.add(start, bytes as u64, name, place);
+        Mapping { number, map: Arc::clone(&self.map) }
     }
 
     /// Makes a launch ready to run.
@@ -79,10 +95,7 @@ impl Machine {
             return Err(LaunchError::Shared { kernel: program.name().to_owned(), bytes: shared });
         }
         let parameters = Parameters::new(&parameters);
-        let map = |start: u64, bytes: usize, name: &str| {
-            let number = self.map.add(start, bytes as u64, name);
-            Mapping { number, map: Arc::clone(&self.map) }
-        };
+        let map = |start: u64, bytes: usize, name: &str| self.map_there(start, bytes, name, device);
         let variables = program.variables.iter().map(|v| map(v.address(), v.bytes, &v.name));
         let mut mappings: Vec<Mapping> = variables.collect();
         if program.addresses_parameters {

@@ -10,6 +10,7 @@
 //!              access.rs, late.rs  loads, stores, atomics ─► memory/   the host's, or the model's
 //! who runs when:
 //!            lockstep.rs  one thread, a schedule that a seed decides, all checks
+//!              clock/     or in virtual time: what is earliest on a machine runs first
 //!            threads.rs   as fast as it goes, on the host's memory
 //! ```
 //!
@@ -23,7 +24,10 @@
 //!
 //! What it does not know: textures and surfaces, tensor cores, the asynchronous proxy (`cp.async`, `mbarrier`,
 //! bulk copies), clusters, recursion and calls through pointers, floating-point atomics of vectors. They are errors when a
-//! kernel is loaded ([`LoadError`]). Time is no GPU's: an instruction is a nanosecond in [`Lockstep`].
+//! kernel is loaded ([`LoadError`]).
+//!
+//! Time is virtual with [`Options::clock`]: what each instruction would wait for on a machine of which a table says what things
+//! take ([`Timing`]). Without it an instruction is a nanosecond in [`Lockstep`], which is no GPU's time.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -54,6 +58,7 @@ mod access;
 pub mod alu;
 mod barrier;
 mod block;
+mod clock;
 mod counts;
 mod exec;
 mod fault;
@@ -67,9 +72,10 @@ mod sync;
 mod threads;
 mod warp;
 
+pub use clock::{A100_NVLINK, H100_NVLINK, H200_ONE_GPU, MachineModel, Timing};
 pub use counts::Counts;
 pub use fault::{Fault, FaultKind, Site};
-pub use lockstep::{Lockstep, Options, WarpSchedule};
+pub use lockstep::{Lockstep, Options, Simulated, WarpSchedule};
 pub use machine::{Grid, Launch, LaunchError, Machine, Mapping};
 pub use memory::model::{Adversity, Checks, Unit};
 pub use program::{LoadError, Program};

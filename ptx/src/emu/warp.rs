@@ -7,6 +7,8 @@
 //! Volta.
 
 use super::alu::Lanes;
+use super::clock::WarpTime;
+use super::clock::requests::Waiting;
 use super::memory::model::lanes;
 use super::program::{CONSTANT, Load, Pred, Program, Reg, Truth};
 
@@ -63,6 +65,9 @@ pub(crate) struct Warp {
     pub(crate) idle: u64,
     /// The time until which it sleeps.
     pub(crate) sleeps_until: u64,
+    /// Its virtual time, and its requests under way.
+    pub(crate) time: WarpTime,
+    pub(crate) waiting: Vec<Waiting>,
     picks: u32,
 }
 
@@ -86,6 +91,8 @@ impl Warp {
             looked: false,
             idle: 0,
             sleeps_until: 0,
+            time: WarpTime::default(),
+            waiting: Vec::new(),
             picks: 0,
         }
     }

@@ -1,6 +1,7 @@
 //! The emulator on small kernels: what warps do, what memory may do, and what is found out.
 
 mod checks;
+mod clock;
 mod cuda;
 mod hostile;
 mod litmus;

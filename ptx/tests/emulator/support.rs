@@ -100,5 +100,6 @@ pub(crate) fn checked(seed: u64, races: bool, unit: Unit) -> Options {
         schedule: WarpSchedule::Random,
         checks: Some(Checks { races, uninitialised: true, adversity }),
         most_steps: 10_000_000,
+        clock: None,
     }
 }

@@ -6,6 +6,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use crate::emu::clock::{HOST, Place};
+
 /// A range of addresses that kernels may touch.
 #[derive(Clone, Debug)]
 struct Region {
@@ -13,6 +15,7 @@ struct Region {
     end: u64,
     name: Arc<str>,
     number: u64,
+    place: Place,
 }
 
 /// All regions of a machine.
@@ -26,10 +29,11 @@ pub(crate) struct Map {
 
 impl Map {
     /// Adds a region; its number takes it back.
-    pub(crate) fn add(&self, start: u64, bytes: u64, name: &str) -> u64 {
+    pub(crate) fn add(&self, start: u64, bytes: u64, name: &str, place: Place) -> u64 {
         let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
         let number = self.generation.load(Ordering::Relaxed);
-        let region = Region { start, end: start.saturating_add(bytes), name: name.into(), number };
+        let (end, name) = (start.saturating_add(bytes), name.into());
+        let region = Region { start, end, name, number, place };
         let at = regions.partition_point(|r| r.start <= start);
         Arc::make_mut(&mut regions).insert(at, region);
         // Pairs with the acquire in `View::find`.
@@ -52,11 +56,14 @@ pub(crate) struct View {
     regions: Arc<Vec<Region>>,
     generation: u64,
     last: (u64, u64),
+    /// Where the region that was found last is.
+    place: Place,
 }
 
 impl View {
     pub(crate) fn new(map: &Arc<Map>) -> Self {
-        View { map: Arc::clone(map), regions: Arc::default(), generation: u64::MAX, last: (0, 0) }
+        let (regions, last) = (Arc::default(), (0, 0));
+        View { map: Arc::clone(map), regions, generation: u64::MAX, last, place: HOST }
     }
 
     /// Whether all of `start..end` is in one region.
@@ -78,9 +85,14 @@ impl View {
         // One mapping may be known twice, so a few are looked at.
         let found = self.regions[..at].iter().rev().take(8).find(|r| end <= r.end);
         if let Some(region) = found {
-            self.last = (region.start, region.end);
+            (self.last, self.place) = ((region.start, region.end), region.place);
         }
         found.is_some() && start <= end
+    }
+
+    /// Where the memory at an address is.
+    pub(crate) fn place(&mut self, address: u64) -> Place {
+        if self.covers(address, address + 1) { self.place } else { HOST }
     }
 
     /// What lies at or next to an address that is not covered.
@@ -123,14 +135,15 @@ mod tests {
         let map = Arc::new(Map::default());
         let mut view = View::new(&map);
         assert!(!view.covers(1000, 1004));
-        let a = map.add(1000, 16, "a");
-        let b = map.add(1016, 16, "b");
-        let twice = map.add(1000, 16, "a");
+        let a = map.add(1000, 16, "a", 3);
+        let b = map.add(1016, 16, "b", HOST);
+        let twice = map.add(1000, 16, "a", 3);
         assert!(view.covers(1000, 1016) && view.covers(1012, 1016) && view.covers(1016, 1032));
         assert!(!view.covers(1012, 1020), "across two allocations");
         assert!(!view.covers(999, 1000) && !view.covers(1032, 1033) && !view.covers(1020, 1033));
         assert_eq!(view.near(1040), "8 bytes after the end of b of 16 bytes");
         assert_eq!(view.near(990), "10 bytes before a of 16 bytes");
+        assert_eq!([1003, 1020, 5].map(|at| view.place(at)), [3, HOST, HOST]);
         map.remove(a);
         assert!(view.covers(1000, 1001));
         map.remove(twice);

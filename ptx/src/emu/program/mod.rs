@@ -69,7 +69,7 @@ pub struct Program {
     /// Variables of the module in `.global` and `.const`.
     pub(crate) variables: Vec<Variable>,
     /// The value registers that each instruction reads or writes.
-    touched: Vec<Box<[Reg]>>,
+    touched: Vec<Touched>,
     /// For each instruction, the loop that it closes: a backward branch of a loop that waits.
     pub(crate) spins: Vec<bool>,
 }
@@ -119,6 +119,32 @@ pub enum LoadError {
     NoKernel(String),
 }
 
+/// The registers of an instruction, those that it writes last. Constants are left out.
+struct Touched {
+    registers: Box<[Reg]>,
+    predicates: Box<[Pred]>,
+    /// Where those begin that are written.
+    written: (usize, usize),
+}
+
+impl Touched {
+    fn of(inst: &mut Inst) -> Self {
+        let (mut values, mut predicates) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+        let which = |used: Use| usize::from(used == Use::Write);
+        inst.visit(
+            &mut |r, used| {
+                if *r & CONSTANT == 0 {
+                    values[which(used)].push(*r);
+                }
+            },
+            &mut |p, used| predicates[which(used)].push(*p),
+        );
+        let written = (values[0].len(), predicates[0].len());
+        let (registers, predicates) = (values.concat().into(), predicates.concat().into());
+        Touched { registers, predicates, written }
+    }
+}
+
 impl Program {
     /// Reads `kernel` of a module of PTX.
     ///
@@ -139,21 +165,25 @@ impl Program {
         let mut program = decode::decode(&module, entry)?;
         control::analyse(&mut program);
         allocate::allocate(&mut program);
-        program.touched = program
-            .code
-            .iter_mut()
-            .map(|inst| {
-                let mut touched = Vec::new();
-                inst.visit(&mut |r, _| touched.push(*r), &mut |_, _| {});
-                touched.into()
-            })
-            .collect();
+        program.touched = program.code.iter_mut().map(Touched::of).collect();
         Ok(program)
     }
 
     /// The value registers that instruction `pc` reads or writes.
     pub(crate) fn touched(&self, pc: u32) -> &[Reg] {
-        self.touched.get(pc as usize).map_or(&[], |touched| touched)
+        self.touches(pc).0
+    }
+
+    /// The value registers and the predicates that instruction `pc` reads or writes.
+    pub(crate) fn touches(&self, pc: u32) -> (&[Reg], &[Pred]) {
+        self.touched.get(pc as usize).map_or((&[], &[]), |t| (&t.registers, &t.predicates))
+    }
+
+    /// The value registers and the predicates that instruction `pc` writes.
+    pub(crate) fn writes(&self, pc: u32) -> (&[Reg], &[Pred]) {
+        let Some(touched) = self.touched.get(pc as usize) else { return (&[], &[]) };
+        let (registers, predicates) = touched.written;
+        (&touched.registers[registers..], &touched.predicates[predicates..])
     }
 
     /// The kernel's name.

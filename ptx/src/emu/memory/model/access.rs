@@ -23,9 +23,18 @@ pub(crate) struct Request<'a> {
     pub(crate) count: u8,
     pub(crate) order: Order,
     pub(crate) scope: Scope,
+    /// When a load comes by, in virtual time; the end of it where there is none.
+    pub(crate) now: u64,
+    /// When the stores of which lanes arrive there.
+    pub(crate) arrivals: &'a [(u32, u64)],
 }
 
 impl Request<'_> {
+    fn arrives(&self, lane: usize) -> u64 {
+        let of_lane = self.arrivals.iter().find(|(mask, _)| mask >> lane & 1 != 0);
+        of_lane.map_or(0, |(_, arrives)| *arrives)
+    }
+
     fn strong(&self) -> Option<Scope> {
         self.order.is_strong().then_some(self.scope)
     }
@@ -218,7 +227,7 @@ impl Model {
             let cell = target.cell(global, address);
             let mut head = None;
             for store in cell.stores.iter().rev().filter(|store| store.bytes & bytes != 0) {
-                if store.sequence > now {
+                if store.sequence > now || store.arrives > request.now {
                     let older = spread(store.bytes);
                     value = value & !older | store.old & older;
                 } else {
@@ -390,6 +399,7 @@ impl Model {
             pc: request.pc,
             sequence,
             due,
+            arrives: request.arrives(lane),
             old: before << (8 * (address % 8)),
             release,
         };

@@ -21,6 +21,8 @@ pub(super) struct Store {
     pub(super) sequence: u64,
     /// The step from which on everybody sees it.
     pub(super) due: u64,
+    /// When it arrives, in virtual time.
+    pub(super) arrives: u64,
     /// What stood there before.
     pub(super) old: u64,
     pub(super) release: Option<Release>,

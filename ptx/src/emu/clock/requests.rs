@@ -1,0 +1,216 @@
+//! Loads, stores and atomics on their way.
+
+use super::super::access;
+use super::super::alu::Lanes;
+use super::super::block::Common;
+use super::super::counts::sectors;
+use super::super::exec::Env;
+use super::super::fault::Trouble;
+use super::super::memory::model::lanes;
+use super::super::program::{Access, Atomic, Load, Reg, Space};
+use super::super::warp::Warp;
+use super::{Clock, Due, HOST, Place, Timing};
+
+/// A request under way.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiting {
+    id: u64,
+    what: What,
+    mask: u32,
+    addresses: [u64; 32],
+    pc: u32,
+    place: Place,
+    bytes: u64,
+    acquires: bool,
+}
+
+/// What a request does when it has come to its place.
+#[derive(Clone, Debug)]
+enum What {
+    Load(Load),
+    Atomic(Box<(Atomic, Lanes, Lanes)>),
+}
+
+impl What {
+    /// The registers that wait for the answer.
+    fn registers(&self) -> impl Iterator<Item = Reg> {
+        let (load, atomic) = match self {
+            What::Load(load) => (Some(load.d.iter().flatten().copied()), None),
+            What::Atomic(atomic) => (None, atomic.0.d),
+        };
+        load.into_iter().flatten().chain(atomic)
+    }
+}
+
+/// The lanes of a mask by where their addresses are.
+fn by_place(common: &mut Common, mask: u32, addresses: &[u64; 32]) -> Vec<(Place, u32)> {
+    let mut places: Vec<(Place, u32)> = Vec::new();
+    for lane in lanes(mask) {
+        let place = common.view.place(addresses[lane]);
+        match places.iter_mut().find(|(other, _)| *other == place) {
+            Some((_, mask)) => *mask |= 1 << lane,
+            None => places.push((place, 1 << lane)),
+        }
+    }
+    places
+}
+
+/// What an access moves: whole sectors of 32 bytes.
+fn moved(mask: u32, addresses: &[u64; 32], access: &Access) -> u64 {
+    let wide = u64::from(access.bytes) * u64::from(access.count);
+    (sectors(mask, addresses).0 * 32).max(wide)
+}
+
+/// Shared memory answers at once; what it takes is the registers'.
+pub(crate) fn shared(
+    warp: &mut Warp,
+    common: &mut Common,
+    env: &mut Env<'_>,
+    passes: u64,
+    registers: impl Iterator<Item = Reg>,
+) {
+    let Some(clock) = env.clock.as_deref_mut() else { return };
+    let timing = clock.timing;
+    let start = common.sm.memory.max(warp.time.at);
+    common.sm.memory = start + timing.cycles(passes.max(1));
+    let ready = start + timing.cycles(u64::from(timing.shared_cycles) + passes.saturating_sub(1));
+    for register in registers {
+        let there = &mut warp.time.ready[usize::from(register)];
+        *there = ready.max(*there);
+    }
+}
+
+/// A load from global memory sets out.
+pub(crate) fn load(
+    warp: &mut Warp,
+    common: &mut Common,
+    clock: &mut Clock,
+    load: &Load,
+    (mask, addresses): (u32, &[u64; 32]),
+    pc: u32,
+) {
+    let what = What::Load(load.clone());
+    set_out(warp, common, clock, what, &load.access, (mask, addresses), pc);
+}
+
+/// An atomic on global memory sets out, with its operands.
+pub(crate) fn atomic(
+    warp: &mut Warp,
+    common: &mut Common,
+    clock: &mut Clock,
+    (atomic, b, c): (&Atomic, &Lanes, &Lanes),
+    (mask, addresses): (u32, &[u64; 32]),
+    pc: u32,
+) {
+    let what = What::Atomic(Box::new((atomic.clone(), *b, *c)));
+    set_out(warp, common, clock, what, &atomic.access, (mask, addresses), pc);
+}
+
+fn set_out(
+    warp: &mut Warp,
+    common: &mut Common,
+    clock: &mut Clock,
+    what: What,
+    access: &Access,
+    (mask, addresses): (u32, &[u64; 32]),
+    pc: u32,
+) {
+    let gpu = common.grid.device;
+    for (place, mask) in by_place(common, mask, addresses) {
+        let bytes = moved(mask, addresses, access);
+        let at = common.sm.memory.max(warp.time.at);
+        common.sm.memory = at + clock.timing.cycles(lines(&clock.timing, bytes));
+        // Behind what the GPU has stored there, as on one way.
+        let before = clock.last.get(&(gpu, place)).copied().unwrap_or(0);
+        let comes = (at + clock.way(gpu, place)).max(before);
+        clock.order += 1;
+        let id = clock.order;
+        clock.push(comes, Due::Request { block: common.number, warp: warp.index, id });
+        for register in what.registers() {
+            warp.time.owed[usize::from(register)] += 1;
+        }
+        warp.time.requests += 1;
+        warp.time.acquires += u32::from(access.order.acquires());
+        let acquires = access.order.acquires();
+        let what = what.clone();
+        let addresses = *addresses;
+        warp.waiting.push(Waiting { id, what, mask, addresses, pc, place, bytes, acquires });
+    }
+}
+
+/// Cycles for which bytes keep an SM's way to L2 busy.
+fn lines(timing: &Timing, bytes: u64) -> u64 {
+    bytes.div_ceil(u64::from(timing.l2_bytes.max(1))).max(1)
+}
+
+/// A store to global memory sets out; when it arrives at each place.
+pub(crate) fn store(
+    warp: &mut Warp,
+    common: &mut Common,
+    clock: &mut Clock,
+    access: &Access,
+    (mask, addresses): (u32, &[u64; 32]),
+) -> Vec<(u32, u64)> {
+    let gpu = common.grid.device;
+    let places = by_place(common, mask, addresses).into_iter();
+    let sent = places.map(|(place, mask)| {
+        let bytes = moved(mask, addresses, access);
+        let at = common.sm.memory.max(warp.time.at);
+        common.sm.memory = at + clock.timing.cycles(lines(&clock.timing, bytes));
+        let arrives = clock.store(gpu, place, at, bytes);
+        let known = arrives + clock.way(gpu, place);
+        common.sm.stored = common.sm.stored.max(known);
+        (mask, arrives)
+    });
+    sent.collect()
+}
+
+/// A request has come to its place: it is done there, and its answer goes back.
+pub(crate) fn arrive(
+    warp: &mut Warp,
+    common: &mut Common,
+    env: &mut Env<'_>,
+    id: u64,
+) -> Result<(), (Box<Trouble>, u32)> {
+    let Some(at) = warp.waiting.iter().position(|waiting| waiting.id == id) else { return Ok(()) };
+    let waiting = warp.waiting.remove(at);
+    let Waiting { what, mask, addresses, pc, place, bytes, acquires, .. } = waiting;
+    let gpu = common.grid.device;
+    let mut back = 0;
+    if let Some(clock) = env.clock.as_deref_mut() {
+        let extra = match &what {
+            What::Load(_) => 0,
+            What::Atomic(_) => clock.timing.cycles(clock.timing.atomic_cycles.into()),
+        };
+        let answered = clock.through_l2(place, clock.now, bytes) + extra;
+        back = match place {
+            place if place == gpu => answered + clock.way(gpu, gpu),
+            HOST => clock.moved(HOST, gpu, answered, bytes),
+            place => clock.moved(place, gpu, answered, bytes),
+        };
+    }
+    match &what {
+        What::Load(load) => {
+            access::fetch(warp, common, env, load, mask, Space::Global, &addresses, pc)
+        }
+        What::Atomic(atomic) => {
+            let (atomic, b, c) = &**atomic;
+            access::update(warp, common, env, (atomic, b, c), (mask, Space::Global, &addresses), pc)
+        }
+    }
+    .map_err(|trouble| (trouble, pc))?;
+    let time = &mut warp.time;
+    for register in what.registers() {
+        let register = usize::from(register);
+        time.owed[register] -= 1;
+        time.ready[register] = time.ready[register].max(back);
+    }
+    time.requests -= 1;
+    time.waits = false;
+    time.answered = time.answered.max(back);
+    if acquires {
+        time.acquires -= 1;
+        time.memory = time.memory.max(back);
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! What stores on their way hide: the values that are still there for who comes before them.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// By 8 bytes, the stores that have not arrived, in the order in which they were issued.
+#[derive(Debug, Default)]
+pub(crate) struct Shadow {
+    cells: HashMap<u64, Vec<Hidden>, BuildHasherDefault<CellHasher>>,
+    arrivals: BinaryHeap<Reverse<(u64, u64)>>,
+}
+
+/// What a store on its way replaces.
+#[derive(Clone, Copy, Debug)]
+struct Hidden {
+    arrives: u64,
+    /// The bytes of the cell.
+    bytes: u64,
+    old: u64,
+}
+
+/// Cells are numbers that lie close together.
+#[derive(Default)]
+pub(crate) struct CellHasher(u64);
+
+impl Hasher for CellHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, n: u64) {
+        self.0 = (self.0 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+}
+
+/// The bits of `bytes` bytes at an address, in its cell.
+fn bits(address: u64, bytes: u8) -> u64 {
+    (u64::MAX >> (64 - 8 * u32::from(bytes).clamp(1, 8))) << (8 * (address % 8))
+}
+
+impl Shadow {
+    /// A store of at most 8 bytes, which replaces `old`, arrives then.
+    pub(crate) fn store(&mut self, address: u64, bytes: u8, old: u64, arrives: u64) {
+        let cell = address / 8;
+        let hidden =
+            Hidden { arrives, bytes: bits(address, bytes), old: old << (8 * (address % 8)) };
+        self.cells.entry(cell).or_default().push(hidden);
+        self.arrivals.push(Reverse((arrives, cell)));
+    }
+
+    /// What a load that comes at `now` sees where memory holds `value`.
+    pub(crate) fn load(&self, address: u64, bytes: u8, value: u64, now: u64) -> u64 {
+        let Some(stores) = self.cells.get(&(address / 8)) else { return value };
+        let shift = 8 * (address % 8);
+        let mut value = value << shift;
+        for store in stores.iter().rev().filter(|store| store.arrives > now) {
+            value = value & !store.bytes | store.old & store.bytes;
+        }
+        (value & bits(address, bytes)) >> shift
+    }
+
+    /// Forgets what has arrived.
+    pub(crate) fn forget(&mut self, now: u64) {
+        while let Some(Reverse((arrives, cell))) = self.arrivals.peek().copied()
+            && arrives <= now
+        {
+            self.arrivals.pop();
+            if let Some(stores) = self.cells.get_mut(&cell) {
+                stores.retain(|store| store.arrives > now);
+                if stores.is_empty() {
+                    self.cells.remove(&cell);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_on_its_way_is_not_seen() {
+        let mut shadow = Shadow::default();
+        // Memory held 0x11 in four bytes, then 0x22, then in one byte of them 0x33.
+        shadow.store(0x104, 4, 0x11, 50);
+        shadow.store(0x104, 1, 0x22, 70);
+        let seen = |shadow: &Shadow, now| shadow.load(0x104, 4, 0x33, now);
+        assert_eq!([seen(&shadow, 49), seen(&shadow, 50), seen(&shadow, 70)], [0x11, 0x22, 0x33]);
+        assert_eq!(shadow.load(0x100, 4, 7, 0), 7, "its neighbour");
+        assert_eq!(shadow.load(0x100, 8, 0x33 << 32 | 9, 0), 0x11 << 32 | 9);
+        shadow.forget(60);
+        assert_eq!(seen(&shadow, 60), 0x22);
+        shadow.forget(70);
+        assert!(shadow.cells.is_empty() && shadow.arrivals.is_empty());
+    }
+}

@@ -1,0 +1,170 @@
+//! What things take on a machine: the table that virtual time is reckoned with.
+//!
+//! A figure that is published has its source beside it. The others are *assumed*, and say so; `benches/device` measures them on
+//! a GPU. None of them is a promise: what comes out is a simulation.
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! timing {
+    ($($(#[$doc:meta])* $name:ident: $unit:literal,)*) => {
+        /// What things take on a machine.
+        ///
+        /// Cycles are of the SMs' clock, `_ns` are nanoseconds, `_gbs` are 10^9 bytes a second, `_bytes` are bytes a cycle of an
+        /// SM.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct Timing {
+            $($(#[$doc])* pub $name: u32,)*
+        }
+
+        impl Timing {
+            /// Names, units and values, in order.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str, u32)> {
+                [$((stringify!($name), $unit, self.$name)),*].into_iter()
+            }
+        }
+    };
+}
+
+timing! {
+    /// The SMs' clock.
+    clock_mhz: "MHz",
+    /// From an arithmetic instruction to the first that can use its result.
+    alu_cycles: "cycles",
+    /// Between two instructions of a warp, and of one of an SM's four schedulers.
+    issue_cycles: "cycles",
+    /// From a taken branch to the next instruction.
+    branch_cycles: "cycles",
+    /// A shuffle, vote, match or barrier of a warp.
+    warp_cycles: "cycles",
+    /// From the last arrival at a block's barrier to the next instruction of all.
+    barrier_cycles: "cycles",
+    /// A load from shared memory.
+    shared_cycles: "cycles",
+    /// What an SM loads from or stores to shared memory or L1.
+    sm_bytes: "bytes a cycle",
+    /// A load that L1 has, or of a parameter.
+    l1_cycles: "cycles",
+    /// A load that L2 has.
+    l2_cycles: "cycles",
+    /// What L2 moves for all SMs.
+    l2_gbs: "GB/s",
+    /// What L2 moves for one SM.
+    l2_bytes: "bytes a cycle",
+    /// An atomic, beyond a load.
+    atomic_cycles: "cycles",
+    /// A load from another GPU's memory.
+    peer_ns: "ns",
+    /// What a GPU sends to all others, and receives of all others.
+    peer_gbs: "GB/s",
+    /// A load from the host's memory.
+    host_ns: "ns",
+    /// What a GPU sends to the host, and receives from it.
+    host_gbs: "GB/s",
+    /// A fence towards the block.
+    fence_cta_cycles: "cycles",
+    /// A fence towards the GPU, beyond the wait for what was stored before.
+    fence_gpu_cycles: "cycles",
+    /// A fence towards everybody, beyond that wait.
+    fence_sys_cycles: "cycles",
+    /// From a call of the driver to the first instruction. Shown apart, and not a part of what a kernel takes.
+    launch_ns: "ns",
+}
+
+/// NVIDIA H100 SXM5, eight of them over NVSwitch.
+///
+/// - `clock_mhz`: 1,755 (the boost clock under load: the same as in arXiv 2402.13499 and Chips and Cheese's measurements).
+/// - `alu_cycles`, `l1_cycles`, `shared_cycles`, `l2_cycles`: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU
+///   Architecture via Microbenchmarking", arXiv 2402.13499, latencies of the memory levels (H100: L1 40.7, shared 29.0, L2 263).
+/// - `l2_gbs`: Chips and Cheese, "Nvidia's H100: Funny L2, and Tons of Bandwidth", 2023, scaled to 132 SMs.
+/// - `sm_bytes`, `l2_bytes`, `issue_cycles`: CUDA C++ Programming Guide and NVIDIA's H100 whitepaper (128 bytes a cycle of shared
+///   memory, 64 of L2, an instruction a cycle of each scheduler).
+/// - `peer_gbs`: NVLink 4, 18 links of 25 GB/s a direction, less the packets' headers as NCCL counts them (20.6 a link,
+///   `SM90_NVLINK_BW` in its topo.h).
+/// - `host_gbs`: PCIe 5.0 x16 after encoding and headers. `launch_ns`, `peer_ns`, `host_ns`, fences, barrier: assumed.
+pub const H100_NVLINK: Timing = Timing {
+    clock_mhz: 1755,
+    alu_cycles: 4,
+    issue_cycles: 1,
+    branch_cycles: 8,
+    warp_cycles: 22,
+    barrier_cycles: 24,
+    shared_cycles: 29,
+    sm_bytes: 128,
+    l1_cycles: 41,
+    l2_cycles: 263,
+    l2_gbs: 5500,
+    l2_bytes: 64,
+    atomic_cycles: 20,
+    peer_ns: 700,
+    peer_gbs: 370,
+    host_ns: 1000,
+    host_gbs: 55,
+    fence_cta_cycles: 12,
+    fence_gpu_cycles: 350,
+    fence_sys_cycles: 700,
+    launch_ns: 3000,
+};
+
+/// NVIDIA A100 SXM4, eight of them over NVSwitch. The same sources; NVLink 3, 12 links (`SM80_NVLINK_BW` is 20 a link), PCIe 4.0.
+pub const A100_NVLINK: Timing = Timing {
+    clock_mhz: 1410,
+    l1_cycles: 38,
+    l2_cycles: 262,
+    l2_gbs: 4500,
+    peer_ns: 750,
+    peer_gbs: 240,
+    host_ns: 1100,
+    host_gbs: 25,
+    ..H100_NVLINK
+};
+
+/// One NVIDIA H200 on which all ranks are: an H100 with other memory, whose figures are not looked at.
+pub const H200_ONE_GPU: Timing = Timing { clock_mhz: 1830, ..H100_NVLINK };
+
+/// A machine: what things take, and how ranks are spread over GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MachineModel {
+    /// Its name.
+    pub name: &'static str,
+    /// What things take.
+    pub timing: Timing,
+    /// GPUs that ranks are spread over.
+    pub gpus: u32,
+    /// SMs of each.
+    pub sms: u32,
+}
+
+impl MachineModel {
+    /// All that there are.
+    pub const ALL: &'static [MachineModel] = &[
+        MachineModel { name: "a100", timing: A100_NVLINK, gpus: 8, sms: 108 },
+        MachineModel { name: "h100-nvlink", timing: H100_NVLINK, gpus: 8, sms: 132 },
+        MachineModel { name: "h200-one-gpu", timing: H200_ONE_GPU, gpus: 1, sms: 132 },
+    ];
+
+    /// The one of this name.
+    ///
+    /// ```
+    /// use ferroccl_ptx::emu::MachineModel;
+    ///
+    /// assert_eq!(MachineModel::find("h100-nvlink").unwrap().gpus, 8);
+    /// assert!(MachineModel::find("h100").is_none());
+    /// ```
+    #[must_use]
+    pub fn find(name: &str) -> Option<MachineModel> {
+        Self::ALL.iter().find(|model| model.name == name).copied()
+    }
+}
+
+impl Timing {
+    /// Picoseconds of so many cycles.
+    pub(crate) fn cycles(&self, n: u64) -> u64 {
+        n * 1_000_000 / u64::from(self.clock_mhz.max(1))
+    }
+
+    /// Picoseconds that so many bytes take at so many GB/s.
+    pub(crate) fn moving(bytes: u64, gbs: u32) -> u64 {
+        bytes * 1000 / u64::from(gbs.max(1))
+    }
+}

@@ -1,0 +1,250 @@
+//! Virtual time: kernels of which it is known what they wait for.
+
+use std::sync::Arc;
+
+use ferroccl_ptx::emu::{
+    Checks, H100_NVLINK, Launch, Lockstep, Machine, Mapping, Options, Program, Simulated, Timing,
+};
+
+const HEAD: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
+
+/// Memory that is a GPU's, or the host's.
+struct Words {
+    words: Vec<u64>,
+    _mapping: Mapping,
+}
+
+impl Words {
+    fn new(machine: &Machine, gpu: Option<u32>, len: usize) -> Self {
+        let mut words = vec![0u64; len + 16];
+        let start = words.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: the vector is not moved, and outlives the mapping: fields are dropped in order, and nothing runs then.
+        let mapping = unsafe { machine.map_on(gpu, start, 8 * (len + 16), "words") };
+        Words { words, _mapping: mapping }
+    }
+
+    fn address(&self) -> u64 {
+        (self.words.as_ptr().expose_provenance() as u64).next_multiple_of(128)
+    }
+}
+
+/// Launches of one run: the kernel, the GPU, blocks, threads, parameters.
+fn run(
+    machine: &Machine,
+    timing: Timing,
+    launches: &[(&str, u32, u32, u32, Vec<u64>)],
+) -> Vec<Simulated> {
+    run_with(machine, Options::simulated(timing), launches)
+}
+
+fn run_with(
+    machine: &Machine,
+    options: Options,
+    launches: &[(&str, u32, u32, u32, Vec<u64>)],
+) -> Vec<Simulated> {
+    let mut schedule = Lockstep::new(options);
+    let mut numbers = Vec::new();
+    for (text, gpu, blocks, threads, parameters) in launches {
+        let program = Arc::new(Program::load(&format!("{HEAD}{text}"), "k").unwrap());
+        let parameters = parameters.iter().flat_map(|p| p.to_le_bytes()).collect();
+        let launch = Launch::new(&program, *blocks, *threads, parameters);
+        let grid = machine.launch(Launch { device: *gpu, ..launch }).unwrap();
+        numbers.push(grid.number());
+        schedule.start(&grid);
+    }
+    schedule.run().unwrap_or_else(|fault| panic!("{fault}"));
+    numbers.iter().map(|number| schedule.simulated(*number).unwrap()).collect()
+}
+
+/// Nanoseconds of a launch.
+fn nanoseconds(span: Simulated) -> f64 {
+    (span.end - span.start) as f64 / 1000.0
+}
+
+#[track_caller]
+fn near(value: f64, wanted: f64, part: f64, what: &str) {
+    assert!((value / wanted - 1.0).abs() <= part, "{what}: {value:.1}, not about {wanted:.1}");
+}
+
+/// Loads that depend on each other take the latency of where they go, one after the other; independent ones take it once.
+#[test]
+fn loads_take_the_way_there_and_back() {
+    const LOADS: usize = 64;
+    let t = H100_NVLINK;
+    let l2 = f64::from(t.l2_cycles) * 1000.0 / f64::from(t.clock_mhz);
+    for (gpu, wanted) in [(Some(0), l2), (Some(1), t.peer_ns.into()), (None, t.host_ns.into())] {
+        let machine = Machine::new();
+        let words = Words::new(&machine, gpu, 256);
+        // SAFETY: the words are the test's, and nothing runs.
+        unsafe { (words.address() as *mut u64).write(words.address()) };
+        let chased = "ld.relaxed.sys.global.u64 %a, [%a];\n".repeat(LOADS);
+        let beside: String = (0..LOADS)
+            .map(|i| format!("ld.relaxed.sys.global.u64 %b{i}, [%a + {}];\n", 8 * i))
+            .collect();
+        let kernel = |body: &str| {
+            format!(
+                ".entry k(.param .u64 p) {{ .reg .b64 %a; .reg .b64 %b<{LOADS}>; ld.param.u64 %a, [p]; {body} ret; }}"
+            )
+        };
+        let time = |text: &str| {
+            nanoseconds(run(&machine, t, &[(text, 0, 1, 1, vec![words.address()])])[0])
+        };
+        let each = time(&kernel(&chased)) / LOADS as f64;
+        near(each, wanted, 0.03, &format!("{gpu:?}"));
+        let used: String = (0..LOADS).map(|i| format!("add.u64 %a, %a, %b{i};\n")).collect();
+        let together = time(&kernel(&(beside + &used)));
+        assert!(together < wanted + 300.0, "{gpu:?}: {together}");
+    }
+}
+
+/// Two GPUs that wait for each other's flag, which is in the memory of the one that waits: a round trip is two ways, and what
+/// the polls add.
+#[test]
+fn ping_pong_over_nvlink() {
+    const ROUNDS: u64 = 50;
+    let machine = Machine::new();
+    let flags = [0, 1].map(|gpu| Words::new(&machine, Some(gpu), 16));
+    let text = "
+        .entry k(.param .u64 mine, .param .u64 theirs, .param .u64 first, .param .u64 rounds) {
+            .reg .b64 %m, %t, %v, %n, %end; .reg .pred %p, %q;
+            ld.param.u64 %m, [mine]; ld.param.u64 %t, [theirs];
+            ld.param.u64 %n, [first]; ld.param.u64 %end, [rounds];
+            setp.ne.u64 %q, %n, 0;
+            @%q bra SEND;
+        WAIT:
+            ld.relaxed.sys.global.u64 %v, [%m];
+            setp.le.u64 %p, %v, %n;
+            @%p bra WAIT;
+            mov.u64 %n, %v;
+        SEND:
+            setp.gt.u64 %p, %n, %end;
+            st.relaxed.sys.global.u64 [%t], %n;
+            @%p bra DONE;
+            bra WAIT;
+        DONE:
+            ret;
+        }";
+    // Each adds nothing: who begins sends 1, gets it back, and would wait for more; so the values are sent by both in turn.
+    let text = text.replace("mov.u64 %n, %v;", "add.u64 %n, %v, 1;");
+    let parameters = |gpu: usize| {
+        let first = u64::from(gpu == 0);
+        vec![flags[gpu].address(), flags[1 - gpu].address(), first, 2 * ROUNDS]
+    };
+    let spans = run(
+        &machine,
+        H100_NVLINK,
+        &[(&text, 0, 1, 1, parameters(0)), (&text, 1, 1, 1, parameters(1))],
+    );
+    let hop = nanoseconds(spans[0]) / (2 * ROUNDS) as f64;
+    // The store's way, up to a poll's period until the next one comes by, and the answer's way.
+    let t = H100_NVLINK;
+    let (way, poll) =
+        (f64::from(t.peer_ns) / 2.0, f64::from(t.l2_cycles) * 1000.0 / f64::from(t.clock_mhz));
+    assert!((way + poll / 2.0..way + 1.5 * poll + 40.0).contains(&hop), "a hop: {hop}");
+}
+
+/// Blocks that copy to another GPU's memory are as fast as what joins the two, and no faster than L2 within one.
+#[test]
+fn copies_are_as_fast_as_the_link() {
+    const BYTES: u64 = 4 << 20;
+    let text = "
+        .entry k(.param .u64 from, .param .u64 to, .param .u64 bytes) {
+            .reg .b64 %f, %t, %n, %at, %step; .reg .b32 %i, %j, %k; .reg .b64 %v<8>; .reg .pred %p;
+            ld.param.u64 %f, [from]; ld.param.u64 %t, [to]; ld.param.u64 %n, [bytes];
+            mov.u32 %i, %ctaid.x; mov.u32 %j, %ntid.x; mov.u32 %k, %tid.x;
+            mad.lo.u32 %i, %i, %j, %k;
+            mul.wide.u32 %at, %i, 16;
+            mov.u32 %i, %nctaid.x; mul.wide.u32 %step, %i, %j; shl.b64 %step, %step, 4;
+        LOOP:
+            setp.ge.u64 %p, %at, %n;
+            @%p bra DONE;
+            add.u64 %v4, %f, %at; add.u64 %v5, %t, %at;
+            ld.global.v2.u64 {%v0, %v1}, [%v4];
+            add.u64 %at, %at, %step;
+            add.u64 %v6, %f, %at;
+            st.global.v2.u64 [%v5], {%v0, %v1};
+            bra LOOP;
+        DONE:
+            ret;
+        }";
+    for (to, gbs) in [(1, H100_NVLINK.peer_gbs), (0, 0)] {
+        let machine = Machine::new();
+        let source = Words::new(&machine, Some(0), BYTES as usize / 8);
+        let target = Words::new(&machine, Some(to), BYTES as usize / 8);
+        let parameters = vec![source.address(), target.address(), BYTES];
+        let span = run(&machine, H100_NVLINK, &[(text, 0, 64, 512, parameters)])[0];
+        let rate = BYTES as f64 / nanoseconds(span);
+        if gbs > 0 {
+            near(rate, gbs.into(), 0.15, "GB/s to another GPU");
+        } else {
+            assert!((1000.0..5500.0).contains(&rate), "within one: {rate} GB/s");
+        }
+    }
+}
+
+/// A flag nearby that is stored behind data far away is there at once, and with a fence between them when the data has arrived.
+#[test]
+fn a_fence_waits_for_what_was_stored() {
+    let timing = Timing { peer_ns: 3000, ..H100_NVLINK };
+    let fence_sys = f64::from(timing.fence_sys_cycles) * 1000.0 / f64::from(timing.clock_mhz);
+    for (order, least, most) in [
+        ("st.relaxed.sys", 0.0, 700.0),
+        ("fence.acq_rel.gpu; st.relaxed.sys", 3000.0, 3000.0 + fence_sys + 700.0),
+        ("st.release.sys", 3000.0 + fence_sys, 3000.0 + fence_sys + 700.0),
+        ("fence.acq_rel.cta; st.relaxed.sys", 0.0, 700.0),
+    ] {
+        let machine = Machine::new();
+        let far = Words::new(&machine, Some(1), 16);
+        let near_by = Words::new(&machine, Some(0), 16);
+        let writer = format!(
+            ".entry k(.param .u64 data, .param .u64 flag) {{ .reg .b64 %d, %f;
+                ld.param.u64 %d, [data]; ld.param.u64 %f, [flag];
+                st.global.u64 [%d], 7; {order}.global.u64 [%f], 7; ret; }}"
+        );
+        let reader = "
+            .entry k(.param .u64 flag) {
+                .reg .b64 %f, %v; .reg .pred %p;
+                ld.param.u64 %f, [flag];
+            WAIT:
+                ld.acquire.sys.global.u64 %v, [%f];
+                setp.ne.u64 %p, %v, 7;
+                @%p bra WAIT;
+                ret;
+            }";
+        let (data, flag) = (far.address(), near_by.address());
+        let launches = [(&*writer, 0, 1, 1, vec![data, flag]), (reader, 0, 1, 1, vec![flag])];
+        let spans = run(&machine, timing, &launches);
+        let seen = nanoseconds(spans[1]);
+        assert!((least..most).contains(&seen), "{order}: after {seen}");
+        let whole = nanoseconds(spans[0]);
+        assert!(whole >= 3000.0, "{order}: all has arrived at the end, {whole}");
+    }
+}
+
+/// The same each time, to the picosecond, also with the checks of races, and with an adversary for one seed.
+#[test]
+fn a_run_is_the_same_every_time() {
+    let timed = Options::simulated(H100_NVLINK);
+    let races = Checks { races: true, uninitialised: true, adversity: None };
+    let seeded = Options { clock: timed.clock, ..Options::seeded(5) };
+    let all = [timed, timed, Options { checks: Some(races), ..timed }, seeded, seeded];
+    let runs = all.map(|options| {
+        let machine = Machine::new();
+        let sum = Words::new(&machine, Some(0), 16);
+        let text = "
+            .entry k(.param .u64 p) {
+                .reg .b64 %a; .reg .b32 %r; .reg .f32 %x;
+                ld.param.u64 %a, [p];
+                atom.relaxed.gpu.global.add.u32 %r, [%a], 1;
+                bar.sync 0;
+                red.relaxed.gpu.global.add.u32 [%a + 4], %r;
+                ret;
+            }";
+        let spans = run_with(&machine, options, &[(text, 0, 7, 96, vec![sum.address()])]);
+        // SAFETY: the words are the test's, and nothing runs.
+        let sums = unsafe { (sum.address() as *const u64).read() };
+        (spans, sums)
+    });
+    assert_eq!((&runs[0], &runs[0], &runs[3]), (&runs[1], &runs[2], &runs[4]));
+    assert_eq!(runs[0].1 & 0xffff_ffff, 7 * 96);
+}
