@@ -38,7 +38,7 @@ pub(super) trait Scheduler: Send + Sync + 'static {
     ///
     /// # Errors
     /// Why it cannot run.
-    fn prepare(&self, launch: &Launch, stream: StreamId) -> Result<Self::Ready>;
+    fn prepare(&self, launch: &Launch, stream: StreamId, space: u64) -> Result<Self::Ready>;
 
     /// A run begins, with nothing that runs.
     fn begin(&self, schedule: &mut Self::Schedule);
@@ -104,9 +104,14 @@ impl<T: Scheduler> ScheduledStreams<T> {
     }
 
     pub(super) fn stream(self: &Arc<Self>) -> Arc<dyn StreamOps> {
+        self.stream_of(self.scheduler.address_space())
+    }
+
+    /// A stream of the device with this address space, one of several that share the schedule.
+    pub(super) fn stream_of(self: &Arc<Self>, space: u64) -> Arc<dyn StreamOps> {
         let mut streams = lock(&self.streams);
         streams.push(Stream { waiting: VecDeque::new(), busy: false, error: None });
-        Arc::new(ScheduledStream { streams: Arc::clone(self), id: streams.len() - 1 })
+        Arc::new(ScheduledStream { streams: Arc::clone(self), id: streams.len() - 1, space })
     }
 
     fn refuse_from_within(&self) -> Result<()> {
@@ -241,6 +246,7 @@ impl<T: Scheduler> ScheduledStreams<T> {
 struct ScheduledStream<T: Scheduler> {
     streams: Arc<ScheduledStreams<T>>,
     id: StreamId,
+    space: u64,
 }
 
 impl<T: Scheduler> fmt::Debug for ScheduledStream<T> {
@@ -258,11 +264,11 @@ impl<T: Scheduler> ScheduledStream<T> {
 
 impl<T: Scheduler> StreamOps for ScheduledStream<T> {
     fn address_space(&self) -> u64 {
-        self.streams.scheduler.address_space()
+        self.space
     }
 
     unsafe fn launch(&self, launch: Launch) -> Result<()> {
-        let ready = self.streams.scheduler.prepare(&launch, self.id)?;
+        let ready = self.streams.scheduler.prepare(&launch, self.id, self.space)?;
         self.push(Op::Kernel(launch, ready));
         Ok(())
     }

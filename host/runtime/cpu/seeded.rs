@@ -160,7 +160,7 @@ impl Scheduler for Coroutines {
         0
     }
 
-    fn prepare(&self, _: &Launch, _: StreamId) -> Result<()> {
+    fn prepare(&self, _: &Launch, _: StreamId, _: u64) -> Result<()> {
         Ok(())
     }
 

@@ -75,11 +75,6 @@ use crate::error::{Error, Result};
 use crate::runtime::sync::lock;
 use ferroccl_device::kernels::Kernel;
 
-/// Slots of a connection in device memory, and bytes of its buffers by protocol, LL, LL128 and Simple: what two channels
-/// of every rank need stays in the L2 cache of a GPU of some 50 MB. NCCL has 8 (`NCCL_STEPS`). Not measured yet.
-const SLOTS: u32 = 8;
-const BUFFER_BYTES: [usize; 3] = [128 << 10, 256 << 10, 512 << 10];
-
 /// A GPU as a runtime.
 pub struct CudaRuntime {
     gpu: Arc<Gpu>,
@@ -293,7 +288,7 @@ impl Runtime for CudaRuntime {
     }
 
     fn buffers(&self) -> ([usize; 3], u32) {
-        (BUFFER_BYTES, SLOTS)
+        super::GPU_BUFFERS
     }
 
     fn device_info(&self) -> Result<Option<DeviceInfo>> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ferroccl_ptx::emu::{self, Counts, Grid, Machine, Mapping, Program};
+use ferroccl_ptx::emu::{self, Counts, Grid, Machine, Mapping, Program, Simulated};
 
 use super::{DEFAULT_ARCH, DEFAULT_THREADS};
 use crate::error::{Error, Result};
@@ -20,8 +20,11 @@ const GUARD: usize = 256;
 /// The device that is emulated.
 pub(super) struct Emulated {
     pub(super) machine: Machine,
-    /// Its number among those of the process, from 1: memory is one machine's.
+    /// Its number among those of the process, from 1: memory is one machine's. Of several GPUs each has a number, in a row.
     pub(super) space: u64,
+    gpus: u32,
+    /// When the first launch started and the last one ended, in virtual time, since figures were last begun anew.
+    span: Mutex<Option<Simulated>>,
     kernels: Mutex<Kernels>,
     counts: Mutex<BTreeMap<&'static str, KernelCounts>>,
     epoch: Mutex<Arc<FaultEpoch>>,
@@ -92,12 +95,15 @@ unsafe impl Memory for EmulatedMemory {
 }
 
 impl Emulated {
-    pub(super) fn new() -> Arc<Self> {
+    /// With so many GPUs.
+    pub(super) fn new(gpus: u32) -> Arc<Self> {
         static SPACES: AtomicU64 = AtomicU64::new(1);
         let (arch, threads) = (DEFAULT_ARCH, DEFAULT_THREADS);
         Arc::new(Emulated {
             machine: Machine::new(),
-            space: SPACES.fetch_add(1, Ordering::Relaxed),
+            space: SPACES.fetch_add(gpus.into(), Ordering::Relaxed),
+            gpus,
+            span: Mutex::default(),
             kernels: Mutex::new(Kernels { arch, threads, programs: HashMap::new() }),
             counts: Mutex::default(),
             epoch: Mutex::default(),
@@ -119,16 +125,26 @@ impl Emulated {
         Ok(())
     }
 
-    pub(super) fn allocate(&self, len: usize) -> Result<EmulatedMemory> {
+    /// Memory of one of its GPUs.
+    pub(super) fn allocate(&self, gpu: u32, len: usize) -> Result<EmulatedMemory> {
         let memory = HostMemory::allocate(len.saturating_add(GUARD))?;
         // SAFETY: the memory is unmapped before it is freed; who touches it when is ordered by streams.
-        let mapping = unsafe { self.machine.map(memory.address(), len, "an allocation") };
-        Ok(EmulatedMemory { _mapping: mapping, memory, len, space: self.space })
+        let mapping =
+            unsafe { self.machine.map_on(Some(gpu), memory.address(), len, "an allocation") };
+        let space = self.space + u64::from(gpu);
+        Ok(EmulatedMemory { _mapping: mapping, memory, len, space })
     }
 
-    /// Makes a launch ready that is put into a stream.
-    pub(super) fn prepare(&self, launch: &Launch, stream: u32) -> Result<Ready> {
-        let (program, threads) = lock(&self.kernels).get(launch.kernel.name)?;
+    /// Makes a launch ready that is put into a stream, on a device of this number, with so many threads a block, where that is
+    /// not the setting.
+    pub(super) fn prepare(
+        &self,
+        launch: &Launch,
+        stream: u32,
+        threads: Option<u32>,
+    ) -> Result<Ready> {
+        let (program, usual) = lock(&self.kernels).get(launch.kernel.name)?;
+        let threads = threads.unwrap_or(usual);
         let mut grid = None;
         if launch.blocks > 0 {
             let parameters = bytemuck::bytes_of(&*launch.work).to_vec();
@@ -165,6 +181,24 @@ impl Emulated {
 
     pub(super) fn reset_counts(&self) {
         lock(&self.counts).clear();
+        *lock(&self.span) = None;
+    }
+
+    /// The number of the GPU with an address space, where there are several.
+    pub(super) fn gpu(&self, space: u64) -> Option<u32> {
+        let gpu = u32::try_from(space.checked_sub(self.space)?).ok()?;
+        (gpu < self.gpus).then_some(gpu)
+    }
+
+    /// A launch has run then, in virtual time.
+    pub(super) fn ran(&self, launch: Simulated) {
+        let mut span = lock(&self.span);
+        let all = span.get_or_insert(launch);
+        (all.start, all.end) = (all.start.min(launch.start), all.end.max(launch.end));
+    }
+
+    pub(super) fn span(&self) -> Option<Simulated> {
+        *lock(&self.span)
     }
 }
 

@@ -63,9 +63,14 @@ impl Scheduler for Warps {
         self.emulated.space
     }
 
-    fn prepare(&self, launch: &Launch, stream: StreamId) -> Result<Ready> {
+    fn prepare(&self, launch: &Launch, stream: StreamId, space: u64) -> Result<Ready> {
+        if let Some(gpu) = self.options.clock.and_then(|_| self.emulated.gpu(space)) {
+            // As many as on a GPU.
+            let threads = launch.threads.clamp(32, launch.kernel.threads.max(32)) / 32 * 32;
+            return self.emulated.prepare(launch, gpu, Some(threads));
+        }
         // Numbers wrap after 2^32 streams: they only tell neighbours apart.
-        self.emulated.prepare(launch, stream as u32)
+        self.emulated.prepare(launch, stream as u32, None)
     }
 
     fn begin(&self, _: &mut Schedule) {}
@@ -90,6 +95,9 @@ impl Scheduler for Warps {
         match stepped {
             Ok(Ok(None)) => {}
             Ok(Ok(Some((number, counts)))) => {
+                if let Some(simulated) = schedule.lockstep.simulated(number) {
+                    self.emulated.ran(simulated);
+                }
                 if let Some(launched) = schedule.launches.remove(&number) {
                     self.emulated.count(launched.kernel.name, 1, counts);
                     ended.push(launched);

@@ -41,12 +41,15 @@ mod threaded;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 pub use ferroccl_ptx::emu::{
-    Adversity, Checks, Counts, Fault, FaultKind, Options, Site, Unit, WarpSchedule,
+    Adversity, Checks, Counts, Fault, FaultKind, MachineModel, Options, Simulated, Site, Timing,
+    Unit, WarpSchedule,
 };
 
 use ferroccl_proxy::Operation;
+use ferroccl_topology::graph::tuning::cpu as cpu_tuning;
 
 use self::emulated::Emulated;
 pub use self::emulated::KernelCounts;
@@ -55,7 +58,7 @@ use self::threaded::EmulatedBlocks;
 use super::op::copy_in;
 use super::scheduler::ScheduledStreams;
 use super::threads::Threads;
-use super::{Keep, Memory, Runtime, Settings, StreamOps};
+use super::{DeviceInfo, Keep, Memory, Runtime, Settings, StreamOps};
 use crate::error::{Error, Result};
 use ferroccl_device::kernels::MAX_THREADS;
 
@@ -69,10 +72,14 @@ pub const DEFAULT_ARCH: u32 = 90;
 pub struct PtxRuntime {
     emulated: Arc<Emulated>,
     mode: Mode,
+    /// Which of several GPUs of a model it is.
+    gpu: u32,
+    model: Option<MachineModel>,
 }
 
+#[derive(Clone)]
 enum Mode {
-    Threads(Threads<EmulatedBlocks>),
+    Threads(Arc<Threads<EmulatedBlocks>>),
     Lockstep(Arc<ScheduledStreams<Warps>>),
 }
 
@@ -81,9 +88,10 @@ impl PtxRuntime {
     /// accesses are aligned and to memory, barriers, divergence.
     #[must_use]
     pub fn on_threads(workers: usize) -> Self {
-        let emulated = Emulated::new();
+        let emulated = Emulated::new(1);
         let blocks = EmulatedBlocks::new(&emulated);
-        PtxRuntime { mode: Mode::Threads(Threads::new(workers, blocks)), emulated }
+        let mode = Mode::Threads(Arc::new(Threads::new(workers, blocks)));
+        PtxRuntime { mode, emulated, gpu: 0, model: None }
     }
 
     /// A runtime for tests: what is launched queues up, and runs when any stream is waited for, on that thread
@@ -100,10 +108,66 @@ impl PtxRuntime {
     /// of a run ([`PtxRuntime::counts`]) are the same each time.
     #[must_use]
     pub fn lockstep(options: Options) -> Self {
-        let emulated = Emulated::new();
+        Self::scheduled(1, options)
+    }
+
+    fn scheduled(gpus: u32, options: Options) -> Self {
+        let emulated = Emulated::new(gpus);
         let warps = Warps::new(&emulated, options);
         let schedule = warps.schedule();
-        PtxRuntime { mode: Mode::Lockstep(ScheduledStreams::new(warps, schedule)), emulated }
+        let mode = Mode::Lockstep(ScheduledStreams::new(warps, schedule));
+        PtxRuntime { mode, emulated, gpu: 0, model: None }
+    }
+
+    /// The GPUs of a machine, whose kernels run in one schedule and in virtual time: what is earliest on that machine runs first.
+    /// Connections, slots, blocks and threads are as on such GPUs ([`CudaRuntime`](crate::runtime::cuda::CudaRuntime)). What comes
+    /// out ([`PtxRuntime::simulated_time`]) is a simulation of the kernels: without launches, the host and networks.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use ferroccl::runtime::ptx::{MachineModel, PtxRuntime};
+    /// use ferroccl::{CommConfig, Communicator, Device, ReduceOp, ptx};
+    /// # if ptx::unavailable().is_some() { return Ok::<(), ferroccl::Error>(()) }
+    ///
+    /// let model = MachineModel::find("h100-nvlink").unwrap();
+    /// let gpus: Vec<_> = PtxRuntime::simulated(model).into_iter().map(Arc::new).collect();
+    /// let devices: Vec<_> = gpus.iter().take(2).map(|gpu| Device::new(gpu.clone())).collect();
+    /// let ranks = Communicator::init_all_on(&devices, &CommConfig::default())?;
+    /// let mut calls = Vec::new();
+    /// for (rank, device) in ranks.iter().zip(&devices) {
+    ///     let (stream, buffer) = (device.stream()?, device.upload(&[1.0f32; 64])?);
+    ///     rank.all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream)?;
+    ///     calls.push((stream, buffer));
+    /// }
+    /// for (stream, buffer) in &calls {
+    ///     assert_eq!(buffer.to_vec(stream)?, [2.0; 64]);
+    /// }
+    /// println!("{:?} (simulated)", gpus[0].simulated_time().unwrap());
+    /// # Ok::<(), ferroccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn simulated(model: MachineModel) -> Vec<PtxRuntime> {
+        Self::simulated_with(model, Options::plain())
+    }
+
+    /// As [`PtxRuntime::simulated`], with these checks and this seed.
+    #[must_use]
+    pub fn simulated_with(model: MachineModel, options: Options) -> Vec<PtxRuntime> {
+        let first = Self::scheduled(model.gpus, Options { clock: Some(model.timing), ..options });
+        let gpu = |gpu| {
+            let (emulated, mode) = (Arc::clone(&first.emulated), first.mode.clone());
+            PtxRuntime { emulated, mode, gpu, model: Some(model) }
+        };
+        (0..model.gpus.max(1)).map(gpu).collect()
+    }
+
+    /// From the start of the first launch to the end of the last one since figures were last begun anew
+    /// ([`PtxRuntime::reset_counts`]), in virtual time; `None` without a clock, and where nothing has run.
+    #[must_use]
+    pub fn simulated_time(&self) -> Option<Duration> {
+        let span = self.emulated.span()?;
+        Some(Duration::from_nanos((span.end - span.start) / 1000))
     }
 
     /// With so many threads in each block.
@@ -231,12 +295,12 @@ impl Runtime for PtxRuntime {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
-        Ok(Arc::new(self.emulated.allocate(bytes)?))
+        Ok(Arc::new(self.emulated.allocate(self.gpu, bytes)?))
     }
 
     unsafe fn register(&self, address: u64, bytes: usize, what: &str) -> Result<Keep> {
         // SAFETY: the caller's.
-        Ok(Arc::new(unsafe { self.emulated.machine.map(address, bytes, what) }))
+        Ok(Arc::new(unsafe { self.emulated.machine.map_on(None, address, bytes, what) }))
     }
 
     unsafe fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -244,22 +308,51 @@ impl Runtime for PtxRuntime {
     }
 
     fn address_space(&self) -> u64 {
-        self.emulated.space
+        self.emulated.space + u64::from(self.gpu)
     }
 
     fn stream(&self) -> Result<Arc<dyn StreamOps>> {
         Ok(match &self.mode {
             Mode::Threads(threads) => threads.stream(),
-            Mode::Lockstep(streams) => streams.stream(),
+            Mode::Lockstep(streams) => streams.stream_of(self.address_space()),
         })
     }
 
     /// In lockstep two: it has one thread but is there to have things happen at the same time.
     fn parallelism(&self) -> u32 {
+        if let Some(model) = self.model {
+            return model.sms;
+        }
         match &self.mode {
             Mode::Threads(threads) => u32::try_from(threads.active()).unwrap_or(u32::MAX),
             Mode::Lockstep(_) => 2,
         }
+    }
+
+    fn resident_blocks(&self, ranks: u32) -> u32 {
+        self.model.map_or(u32::MAX, |model| (model.sms / ranks.max(1)).max(1))
+    }
+
+    fn buffers(&self) -> ([usize; 3], u32) {
+        match self.model {
+            Some(_) => super::GPU_BUFFERS,
+            None => (cpu_tuning::BUFFER_BYTES, cpu_tuning::SLOTS),
+        }
+    }
+
+    fn device_info(&self) -> Result<Option<DeviceInfo>> {
+        let Some(model) = self.model else { return Ok(None) };
+        let id = |gpu: u32| std::array::from_fn(|i| if i == 0 { gpu as u8 } else { 0xfe });
+        // Those of HGX H100's GPUs in NVIDIA's files of its topology.
+        let bus_id = format!("0000:{}1:00.0", self.gpu + 1);
+        let name = format!("[{bus_id}] GPU {} ({}, simulated)", self.gpu, model.name);
+        let (capability, reach) = (90, (0..model.gpus).map(id).collect());
+        Ok(Some(DeviceInfo { name, bus_id, id: id(self.gpu), capability, reach }))
+    }
+
+    /// All are within reach.
+    fn reach(&self, _: &Arc<dyn Memory>) -> Result<()> {
+        Ok(())
     }
 
     fn share_host(&self, local_processes: usize) {

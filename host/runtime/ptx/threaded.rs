@@ -47,7 +47,7 @@ impl Blocks for EmulatedBlocks {
     }
 
     fn prepare(&self, launch: &Launch, stream: u32) -> Result<Ready> {
-        self.emulated.prepare(launch, stream)
+        self.emulated.prepare(launch, stream, None)
     }
 
     /// Spread over the cores, also when each launch has a single block: what a block costs is its

@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory};
 use ferroccl::device::abi::MAX_CHANNELS;
+use ferroccl::runtime::ptx::MachineModel;
 use ferroccl::{Algorithm, DataType, ProtocolId, ReduceOp};
 
+use super::emulated;
 use super::operation::{Operation, Shape};
 use super::size::Bytes;
 use super::sweep::{Step, Sweep};
@@ -31,6 +33,7 @@ Examples:
   ferroccl perf reduce_scatter -g 8 --algo bruck       one algorithm
   ferroccl perf broadcast -g 4 -r all -e 1M            every rank as root
   ferroccl perf all_reduce -g 4 -e 1M --runtime ptx    the GPU's kernels, emulated and counted
+  ferroccl perf all_reduce -g 4 -e 64K --runtime ptx --model h100-nvlink   in simulated time
   ferroccl perf all_reduce -g 4 -e 1G --runtime cuda   4 ranks on the GPUs there are, or the one
   ferroccl run -n 4 -- ferroccl perf all_reduce        4 processes
 
@@ -71,6 +74,9 @@ pub(crate) struct PerfArgs {
     /// Draw the schedule from this seed instead of letting warps take turns
     #[arg(long, value_name = "N", help_heading = "PTX emulator")]
     pub(crate) seed: Option<u64>,
+    /// Run in virtual time, on the GPUs of this machine: times are simulated then. Ranks take its GPUs in turn
+    #[arg(long, value_name = "MACHINE", value_parser = emulated::model, help_heading = "PTX emulator")]
+    pub(crate) model: Option<MachineModel>,
     /// Look for data races, on a memory system as unhelpful as allowed; the seed is 0 unless given
     #[arg(long, help_heading = "PTX emulator")]
     pub(crate) checks: bool,

@@ -1,7 +1,8 @@
 //! The PTX emulator in `ferroccl perf`: its settings, and the figures of a call.
 //!
 //! The figures are of one call on all ranks. In lockstep, which is the default, they are the same every time
-//! and everywhere: they say what the kernels do, not how long it takes.
+//! and everywhere: they say what the kernels do, not how long it takes. With `--model` the times are simulated: of a clock in the
+//! emulator, on a machine of which a table says what things take.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -9,8 +10,10 @@ use std::sync::Arc;
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use ferroccl::config::Config;
-use ferroccl::runtime::ptx::{self, Counts, KernelCounts, Options, PtxRuntime, Unit, WarpSchedule};
-use ferroccl::{Error, Result};
+use ferroccl::runtime::ptx::{
+    self, Counts, KernelCounts, MachineModel, Options, PtxRuntime, Unit, WarpSchedule,
+};
+use ferroccl::{Device, Error, Result};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use super::args::PerfArgs;
@@ -21,8 +24,8 @@ use super::values::{PtxSchedule, RuntimeKind};
 /// The emulator that ranks run on.
 #[derive(Clone, Debug)]
 pub(crate) struct Emulator {
-    /// It, as a device.
-    pub(crate) runtime: Arc<PtxRuntime>,
+    /// Its GPUs: one, but for a machine of several.
+    runtimes: Vec<Arc<PtxRuntime>>,
     schedule: PtxSchedule,
     threads: u32,
 }
@@ -34,29 +37,44 @@ pub(crate) fn runtime(args: &PerfArgs, layout: Layout) -> Result<Option<Emulator
         crate::Cli::command().error(ErrorKind::ArgumentConflict, reason).exit()
     };
     if args.runtime != RuntimeKind::Ptx {
-        if args.ptx_schedule.is_some() || args.seed.is_some() || args.checks {
-            refuse("--ptx-schedule, --seed and --checks are for --runtime ptx");
+        if args.ptx_schedule.is_some() || args.seed.is_some() || args.checks || args.model.is_some()
+        {
+            refuse("--ptx-schedule, --seed, --checks and --model are for --runtime ptx");
         }
         return Ok(None);
     }
     let alone = layout.processes == 1 && layout.threads == 1;
     let usual = if alone { PtxSchedule::Lockstep } else { PtxSchedule::Threads };
     let schedule = args.ptx_schedule.unwrap_or(usual);
-    let runtime = match schedule {
+    let runtimes = match schedule {
         PtxSchedule::Lockstep if !alone => {
             refuse("the lockstep schedule is for ranks of one thread of one process: -g, not -t")
         }
-        PtxSchedule::Lockstep => PtxRuntime::lockstep(options(args)),
+        PtxSchedule::Lockstep => match args.model {
+            Some(model) => PtxRuntime::simulated_with(model, options(args)),
+            None => vec![PtxRuntime::lockstep(options(args))],
+        },
+        PtxSchedule::Threads if args.model.is_some() => {
+            refuse("--model is for the lockstep schedule: ranks of one thread of one process")
+        }
         PtxSchedule::Threads if args.seed.is_some() || args.checks => {
             refuse("--seed and --checks are for the lockstep schedule")
         }
         PtxSchedule::Threads => {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            PtxRuntime::on_threads(Config::from_env()?.workers.map_or(cores, |n| n as usize))
+            vec![PtxRuntime::on_threads(Config::from_env()?.workers.map_or(cores, |n| n as usize))]
         }
     };
     let threads = Config::from_env()?.ptx_threads;
-    Ok(Some(Emulator { runtime: Arc::new(runtime.from_env()?), schedule, threads }))
+    let runtimes = runtimes.into_iter().map(|runtime| Ok(Arc::new(runtime.from_env()?)));
+    let runtimes = runtimes.collect::<Result<_>>()?;
+    Ok(Some(Emulator { runtimes, schedule, threads }))
+}
+
+/// The machine of this name.
+pub(crate) fn model(name: &str) -> std::result::Result<MachineModel, String> {
+    let names = || MachineModel::ALL.iter().map(|model| model.name).collect::<Vec<_>>().join(", ");
+    MachineModel::find(name).ok_or_else(|| format!("there are {}", names()))
 }
 
 fn options(args: &PerfArgs) -> Options {
@@ -72,6 +90,22 @@ fn options(args: &PerfArgs) -> Options {
 }
 
 impl Emulator {
+    /// The devices of so many ranks, in turn.
+    pub(crate) fn devices(&self, ranks: u32) -> Vec<Device> {
+        let gpus = self.runtimes.iter().cycle().take(ranks as usize);
+        gpus.map(|gpu| Device::new(gpu.clone())).collect()
+    }
+
+    /// Its figures, which all GPUs share.
+    fn figures(&self) -> &PtxRuntime {
+        &self.runtimes[0]
+    }
+
+    /// Seconds that everything has taken since figures were begun, in virtual time.
+    pub(crate) fn simulated(&self) -> Option<f64> {
+        self.figures().simulated_time().map(|time| time.as_secs_f64())
+    }
+
     /// What stands for the device's name.
     pub(crate) fn name(&self) -> String {
         let arch = ptx::DEFAULT_ARCH;
@@ -81,7 +115,7 @@ impl Emulator {
     /// Starts counting; every thread calls it.
     pub(crate) fn begin(&self, member: &Member) -> Result<()> {
         if member.speaks_for_process() {
-            self.runtime.reset_counts();
+            self.figures().reset_counts();
         }
         member.barrier()
     }
@@ -98,7 +132,7 @@ impl Emulator {
         let mut kernel = None;
         let mut sum = Counts::default();
         if member.speaks_for_process() {
-            for one in self.runtime.counts() {
+            for one in self.figures().counts() {
                 let KernelCounts { kernel: name, counts, .. } = one;
                 kernel = kernel.or(Some(name));
                 sum += counts;

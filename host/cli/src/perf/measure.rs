@@ -185,6 +185,7 @@ impl<'a, T: TestElement> Bench<'a, T> {
         clock.stop(self.member)?;
         self.member.synchronize()?;
         let ended = clock.seconds(self.member)?.unwrap_or_else(|| start.elapsed().as_secs_f64());
+        let ended = self.emulator.and_then(Emulator::simulated).unwrap_or(ended);
         let time = if self.args.report_cputime { enqueued.as_secs_f64() } else { ended };
         let calls = calls * rounds;
         let delivered = self.args.collective.delivered(at.shape, self.case.ranks);

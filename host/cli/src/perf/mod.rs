@@ -108,8 +108,9 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
     let emulator = emulated::runtime(args, layout)?;
     let devices = gpus::devices(args, layout)?;
     let devices = devices.unwrap_or_else(|| {
-        let one = emulator.as_ref().map_or_else(Device::cpu, |e| Device::new(e.runtime.clone()));
-        vec![one; layout.local_ranks() as usize]
+        let ranks = layout.local_ranks();
+        let emulated = emulator.as_ref().map(|emulator| emulator.devices(ranks));
+        emulated.unwrap_or_else(|| vec![Device::cpu(); ranks as usize])
     });
     let mut config = CommConfig::default();
     config.protocol = args.protocol;

@@ -53,6 +53,9 @@ struct Document<'a> {
     ferroccl: &'static str,
     collective: String,
     runtime: String,
+    /// The machine on which times are simulated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    simulated_on: Option<&'static str>,
     algorithm: Option<String>,
     protocol: Option<String>,
     channels: Option<u32>,
@@ -146,8 +149,18 @@ impl Report {
         if self.args.report_cputime {
             text += "# Times are of enqueueing a call\n";
         }
-        if self.args.runtime == RuntimeKind::Ptx {
-            text += "# Times are the emulator's, and say nothing of a GPU's\n";
+        match (self.args.runtime, self.args.model) {
+            (RuntimeKind::Ptx, Some(model)) => {
+                let nanoseconds = model.timing.launch_ns;
+                text += &format!(
+                    "# Times are SIMULATED: kernels in virtual time on {} ({} GPUs), without the {nanoseconds} ns of a launch\n",
+                    model.name, model.gpus
+                );
+            }
+            (RuntimeKind::Ptx, None) => {
+                text += "# Times are the emulator's, and say nothing of a GPU's\n";
+            }
+            _ => {}
         }
         text += "#\n# Using devices\n";
         for RankInfo { rank, pid, host, device, name } in &self.ranks {
@@ -210,6 +223,7 @@ impl Report {
             ferroccl: env!("CARGO_PKG_VERSION"),
             collective: self.args.collective.to_string(),
             runtime: self.args.runtime.to_string(),
+            simulated_on: self.args.model.map(|model| model.name),
             algorithm: algorithm.map(|a| a.to_string()),
             protocol: protocol.map(|p| p.to_string()),
             channels,

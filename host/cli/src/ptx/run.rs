@@ -349,6 +349,7 @@ fn counts(args: &RunArgs, grid: &Arc<Grid>) -> Result<Counts, Box<Fault>> {
                 ..Checks::default()
             }),
             most_steps: args.most_steps,
+            clock: None,
         },
     };
     let mut schedule = Lockstep::new(options);

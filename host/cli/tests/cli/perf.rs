@@ -412,12 +412,53 @@ fn the_figures_are_in_the_json() {
     assert!(!cpu.contains("counts"), "{cpu}");
 }
 
+/// Simulated times are the same every time, and are called that.
+#[test]
+fn simulated_times() {
+    if let Some(why) = ferroccl::ptx::unavailable() {
+        return skip::skip(why);
+    }
+    let run = |model: &str, flags: &str| {
+        let all = format!("all_reduce --runtime ptx --model {model} -g 2 -b 4K -e 4K {flags}");
+        table_of(ferroccl(["perf"]).args(all.split_whitespace()))
+    };
+    let rows = |table: &str| -> Vec<Vec<f64>> {
+        let rows = table.lines().filter(|line| line.trim_start().starts_with("4096 "));
+        let numbers = |line: &str| line.split_whitespace().filter_map(|n| n.parse().ok()).collect();
+        rows.map(numbers).collect()
+    };
+    let first = run("h100-nvlink", "--algo ring");
+    assert_right(&first);
+    assert!(
+        first.contains("# Times are SIMULATED: kernels in virtual time on h100-nvlink"),
+        "{first}"
+    );
+    assert!(first.contains("[0000:21:00.0] GPU 1 (h100-nvlink, simulated)"), "{first}");
+    assert_eq!(rows(&first).len(), 1, "{first}");
+    assert_eq!(rows(&first), rows(&run("h100-nvlink", "--algo ring")));
+    // The fifth field is the time: the ways are shorter where both ranks are on one GPU.
+    let time = |table: &str| rows(table)[0][3];
+    let one_gpu = run("h200-one-gpu", "--algo ring");
+    assert!(one_gpu.contains("GPU 0 (h200-one-gpu, simulated)"), "{one_gpu}");
+    assert!(
+        (2.0..50.0).contains(&time(&one_gpu)) && time(&one_gpu) < time(&first),
+        "{one_gpu}{first}"
+    );
+    assert_right(&run("a100", "--checks --seed 3"));
+    let document = run("a100", "--json -");
+    let document: Value = serde_json::from_str(&document).unwrap();
+    assert_eq!(document["simulated_on"], "a100");
+}
+
 #[test]
 fn flags_of_the_emulator_that_do_not_go_together_are_refused() {
     for (flags, word) in [
         ("--seed 1", "--runtime ptx"),
         ("--checks", "--runtime ptx"),
         ("--ptx-schedule threads", "--runtime ptx"),
+        ("--model a100", "--runtime ptx"),
+        ("--runtime ptx --model h100", "a100, h100-nvlink, h200-one-gpu"),
+        ("--runtime ptx -t 2 --model a100", "lockstep"),
         ("--runtime ptx -t 2 --ptx-schedule lockstep", "lockstep"),
         ("--runtime ptx -t 2 --checks", "lockstep"),
         ("--runtime ptx --ptx-schedule threads --seed 1", "lockstep"),
