@@ -114,6 +114,12 @@ impl<T: Scheduler> ScheduledStreams<T> {
         Arc::new(ScheduledStream { streams: Arc::clone(self), id: streams.len() - 1, space })
     }
 
+    /// What is asked of the schedule, between two runs of it.
+    pub(super) fn ask<R>(&self, what: impl FnOnce(&T::Schedule) -> R) -> Result<R> {
+        self.refuse_from_within()?;
+        Ok(what(&lock(&self.schedule)))
+    }
+
     fn refuse_from_within(&self) -> Result<()> {
         if *lock(&self.runner) == Some(thread::current().id()) {
             let reason = "a function that runs in a schedule of one thread cannot wait for it";

@@ -24,7 +24,7 @@ type Launched = scheduler::Launched<Warps>;
 
 /// What runs.
 pub(super) struct Schedule {
-    lockstep: Lockstep,
+    pub(super) lockstep: Lockstep,
     /// By the number that the machine has given the launch.
     launches: BTreeMap<u64, Launched>,
 }

@@ -44,8 +44,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub use ferroccl_ptx::emu::{
-    Adversity, Checks, Counts, Fault, FaultKind, MachineModel, Options, Simulated, Site, Timing,
-    Unit, WarpSchedule,
+    Adversity, Checks, Counts, Fault, FaultKind, MachineModel, Options, PathStep, Simulated, Site,
+    Spent, Timing, Unit, WarpSchedule, totals,
 };
 
 use ferroccl_proxy::Operation;
@@ -160,6 +160,20 @@ impl PtxRuntime {
             PtxRuntime { emulated, mode, gpu, model: Some(model) }
         };
         (0..model.gpus.max(1)).map(gpu).collect()
+    }
+
+    /// The chain of waits that ended last, of all that has run since figures were last begun anew, in the order of time: what
+    /// would have to be faster for it to end sooner. Empty unless [`Options::trace`] is set.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] from within a function that runs in the schedule.
+    pub fn critical_path(&self) -> Result<Vec<PathStep>> {
+        match (&self.mode, self.emulated.span()) {
+            (Mode::Lockstep(streams), Some(span)) => {
+                streams.ask(|schedule| schedule.lockstep.critical_path(span.start))
+            }
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// From the start of the first launch to the end of the last one since figures were last begun anew

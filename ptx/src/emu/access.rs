@@ -154,8 +154,10 @@ pub(crate) fn load(
         let modelled = matches!(space, Space::Global | Space::Shared);
         match (space, env.clock.as_deref_mut()) {
             (Space::Global, Some(clock)) => {
-                requests::load(warp, common, clock, load, (mask, &addresses), pc);
-                continue;
+                let in_l1 = requests::load(warp, common, clock, load, (mask, &addresses), pc);
+                if !in_l1 {
+                    continue;
+                }
             }
             (Space::Shared, Some(_)) => {
                 let wide = u64::from(load.access.bytes) * u64::from(load.access.count);
@@ -164,7 +166,8 @@ pub(crate) fn load(
             }
             _ => {}
         }
-        if let Some(model) = env.model.as_deref_mut().filter(|_| modelled)
+        let timed = env.clock.is_some();
+        if let Some(model) = env.model.as_deref_mut().filter(|_| modelled && !timed)
             && !load.access.order.acquires()
             && model.checks.adversity.is_some_and(|a| a.late_loads)
             && model.random.one_in(2)

@@ -30,14 +30,16 @@ struct State {
     and: bool,
     or: bool,
     joined: Knowledge,
-    /// When the last one has come, in virtual time.
+    /// When the last one has come, in virtual time, and which one.
     time: u64,
+    last: u32,
 }
 
 impl Barriers {
     /// A fragment has come to its barrier.
     pub(crate) fn arrive(
         &mut self,
+        block: u64,
         warps: &mut [Warp],
         warp: usize,
         fragment: usize,
@@ -95,7 +97,9 @@ impl Barriers {
         }
         state.lanes += at.mask.count_ones();
         state.arrived += if barrier.aligned { 32 } else { at.mask.count_ones() };
-        state.time = state.time.max(warps[warp].time.at);
+        if warps[warp].time.at >= state.time {
+            (state.time, state.last) = (warps[warp].time.at, warp as u32);
+        }
         state.popc += p.count_ones();
         state.and &= p == at.mask;
         state.or |= p != 0;
@@ -114,12 +118,18 @@ impl Barriers {
             BarrierKind::Arrive => fragment.pc += 1,
             _ => fragment.park = Park::Barrier(id as u8),
         }
-        self.look(warps, program, env);
+        self.look(block, warps, program, env);
         Ok(())
     }
 
     /// Opens the barriers to which all have come.
-    pub(crate) fn look(&mut self, warps: &mut [Warp], program: &Program, env: &mut Env<'_>) {
+    pub(crate) fn look(
+        &mut self,
+        block: u64,
+        warps: &mut [Warp],
+        program: &Program,
+        env: &mut Env<'_>,
+    ) {
         let live: u32 = warps.iter().map(|warp| warp.live.count_ones()).sum();
         for (id, state) in self.0.iter_mut().enumerate() {
             let complete = match state.expected {
@@ -143,9 +153,8 @@ impl Barriers {
                     }
                     warp.fragments[i].pc += 1;
                     warp.fragments[i].park = Park::Runs;
-                    if let Some(clock) = env.clock.as_deref() {
-                        let opens = state.time + clock.barrier();
-                        warp.time.at = warp.time.at.max(opens);
+                    if let Some(clock) = env.clock.as_deref_mut() {
+                        clock.leave_barrier(warp, at.pc, block, (state.last, state.time));
                     }
                     warp.progress = true;
                 }

@@ -100,6 +100,12 @@ impl Block {
         self.warps[warp].time.waits
     }
 
+    /// The warp that has ended last, and when.
+    pub(crate) fn last(&self) -> (u32, u64) {
+        let ends = self.warps.iter().map(|warp| (warp.index, warp.time.at));
+        ends.max_by_key(|(_, at)| *at).unwrap_or((0, 0))
+    }
+
     /// When all that it has done is over, in virtual time.
     pub(crate) fn end(&self) -> u64 {
         let warps = self.warps.iter().map(|warp| warp.time.at).max().unwrap_or(0);
@@ -139,16 +145,17 @@ impl Block {
                     break;
                 }
                 Stop::Exited => {
-                    self.common.barriers.look(&mut self.warps, &self.common.grid.program, env);
+                    let Common { barriers, grid, number, .. } = &mut self.common;
+                    barriers.look(*number, &mut self.warps, &grid.program, env);
                     if self.warps[warp].live == 0 {
                         break;
                     }
                 }
                 Stop::Barrier { fragment } => {
                     let pc = self.warps[warp].fragments[fragment].pc;
-                    self.common
-                        .barriers
-                        .arrive(&mut self.warps, warp, fragment, &self.common.grid.program, env)
+                    let Common { barriers, grid, number, .. } = &mut self.common;
+                    barriers
+                        .arrive(*number, &mut self.warps, warp, fragment, &grid.program, env)
                         .map_err(|trouble| self.fault(warp, *trouble, pc))?;
                 }
             }

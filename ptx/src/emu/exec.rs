@@ -259,8 +259,8 @@ pub(crate) fn run<const CLOCK: bool>(
                     if active != 0 {
                         let time =
                             lanes(active).map(|l| warp.read(&program, *time)[l]).max().unwrap_or(0);
-                        if CLOCK {
-                            warp.time.at += time.saturating_mul(1000);
+                        if let Some(clock) = env.clock.as_deref_mut().filter(|_| CLOCK) {
+                            clock.sleep(warp, common.number, pc, time);
                         } else {
                             warp.sleeps_until = env.now.saturating_add(time);
                         }

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::block::Block;
-use super::clock::{Clock, Due, Timing};
+use super::clock::path::{Step, WarpId};
+use super::clock::{Clock, Due, PathStep, Spent, Timing};
 use super::counts::Counts;
 use super::exec::Env;
-use super::fault::{Fault, FaultKind};
+use super::fault::{Fault, FaultKind, Site};
 use super::machine::Grid;
 use super::memory::model::{Checks, Model};
 use super::random::Random;
@@ -37,6 +38,8 @@ pub struct Options {
     /// What things take, for a run in virtual time: what is earliest on that machine runs first, and neither the schedule nor the
     /// seed decides ([`Lockstep::simulated`]). What comes out is a simulation.
     pub clock: Option<Timing>,
+    /// Whether it is noted what warps wait for ([`Lockstep::critical_path`]); it takes memory for each wait.
+    pub trace: bool,
 }
 
 impl Options {
@@ -49,6 +52,7 @@ impl Options {
             checks: Some(Checks::default()),
             most_steps: 0,
             clock: None,
+            trace: false,
         }
     }
 
@@ -56,7 +60,7 @@ impl Options {
     #[must_use]
     pub fn plain() -> Self {
         let schedule = WarpSchedule::RoundRobin;
-        Options { seed: 0, schedule, checks: None, most_steps: 0, clock: None }
+        Options { seed: 0, schedule, checks: None, most_steps: 0, clock: None, trace: false }
     }
 
     /// Plain memory, in virtual time.
@@ -133,6 +137,19 @@ pub struct Lockstep {
     /// When each launch started and ended, by its number, and when the last one of each GPU ended.
     spans: HashMap<u64, Simulated>,
     ended: HashMap<u32, u64>,
+    last: Option<Last>,
+    /// The grid of each block, and its place in it, where waits are noted.
+    origins: HashMap<u64, (Arc<Grid>, u32)>,
+}
+
+/// What ended last.
+#[derive(Clone, Copy)]
+struct Last {
+    /// The warp of its block that ended last, and when.
+    warp: WarpId,
+    at: u64,
+    /// When all that the block had stored had arrived.
+    end: u64,
 }
 
 /// When a launch ran, in virtual time.
@@ -173,10 +190,12 @@ impl Lockstep {
             trace: 0,
             moved: false,
             lazy: (Lazy::Nobody, 0),
-            clock: options.clock.map(Clock::new),
+            clock: options.clock.map(|timing| Clock::new(timing, options.trace)),
             started: 0,
             spans: HashMap::new(),
             ended: HashMap::new(),
+            last: None,
+            origins: HashMap::new(),
         }
     }
 
@@ -196,10 +215,34 @@ impl Lockstep {
             if let Some(clock) = &mut self.clock {
                 self.started += 1;
                 block.begin(self.started, start);
+                if self.options.trace {
+                    self.origins.insert(self.started, (Arc::clone(grid), index));
+                }
                 queue(clock, &mut block);
             }
             self.blocks.push(block);
         }
+    }
+
+    /// The chain of waits that ended last, back to the time `start` in picoseconds: what would have to be faster for all that has
+    /// run since then to end sooner. Empty without [`Options::trace`].
+    #[must_use]
+    pub fn critical_path(&self, start: u64) -> Vec<PathStep> {
+        let trace = self.clock.as_ref().and_then(|clock| clock.trace.as_ref());
+        let Some((trace, Last { warp, at, end })) = trace.zip(self.last) else { return Vec::new() };
+        let place = |step: Step| {
+            let Step { warp: (block, warp), start, end, spent, pc } = step;
+            let (grid, index) = self.origins.get(&block)?;
+            let site = Site::new(&grid.program, grid.number(), *index, warp, u32::MAX, pc);
+            Some(PathStep { gpu: grid.device, site, start, end, spent })
+        };
+        let mut steps = trace.path(warp, at, start);
+        if end > at {
+            // A launch is over when all that it has stored has arrived.
+            let pc = steps.last().map_or(0, |step| step.pc);
+            steps.push(Step { warp, start: at.max(start), end, spent: Spent::Stored, pc });
+        }
+        steps.into_iter().filter_map(place).collect()
     }
 
     /// When a launch ran that has ended; `None` without a clock, and when it was asked for before.
@@ -368,6 +411,10 @@ impl Lockstep {
             span.end = span.end.max(block.end());
             let last = self.ended.entry(block.common.grid.device).or_default();
             *last = span.end.max(*last);
+            let ((warp, at), end) = (block.last(), block.end());
+            if self.last.is_none_or(|last| end >= last.end) {
+                self.last = Some(Last { warp: (block.common.number, warp), at, end });
+            }
         }
         let (left, counts) = self.launches.get_mut(&number)?;
         *left -= 1;

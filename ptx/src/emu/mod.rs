@@ -72,7 +72,9 @@ mod sync;
 mod threads;
 mod warp;
 
-pub use clock::{A100_NVLINK, H100_NVLINK, H200_ONE_GPU, MachineModel, Timing};
+pub use clock::{
+    A100_NVLINK, H100_NVLINK, H200_ONE_GPU, MachineModel, PathStep, Spent, Timing, totals,
+};
 pub use counts::Counts;
 pub use fault::{Fault, FaultKind, Site};
 pub use lockstep::{Lockstep, Options, Simulated, WarpSchedule};

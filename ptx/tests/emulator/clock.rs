@@ -1,9 +1,11 @@
 //! Virtual time: kernels of which it is known what they wait for.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use ferroccl_ptx::emu::{
-    Checks, H100_NVLINK, Launch, Lockstep, Machine, Mapping, Options, Program, Simulated, Timing,
+    Checks, H100_NVLINK, Launch, Lockstep, Machine, Mapping, Options, PathStep, Program, Simulated,
+    Spent, Timing, totals,
 };
 
 const HEAD: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
@@ -53,7 +55,17 @@ fn run_with(
         schedule.start(&grid);
     }
     schedule.run().unwrap_or_else(|fault| panic!("{fault}"));
+    if options.trace {
+        let path = schedule.critical_path(0);
+        assert!(path.windows(2).all(|two| two[0].end == two[1].start), "{path:?}");
+        PATH.set(path);
+    }
     numbers.iter().map(|number| schedule.simulated(*number).unwrap()).collect()
+}
+
+thread_local! {
+    /// The critical path of the last run that noted it.
+    static PATH: RefCell<Vec<PathStep>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Nanoseconds of a launch.
@@ -97,6 +109,32 @@ fn loads_take_the_way_there_and_back() {
     }
 }
 
+/// What a block has loaded it has in L1, until it fences or acquires; what is not weak goes to L2 each time.
+#[test]
+fn weak_loads_are_cached_until_a_fence() {
+    let t = H100_NVLINK;
+    let [l1, l2] =
+        [t.l1_cycles, t.l2_cycles].map(|c| f64::from(c) * 1000.0 / f64::from(t.clock_mhz));
+    for (load, between, wanted) in [
+        ("ld.global", "", l1),
+        ("ld.volatile.global", "", l2),
+        ("ld.relaxed.gpu.global", "", l2),
+        ("ld.global", "fence.acq_rel.cta;", l1),
+        ("ld.global", "ld.acquire.gpu.global.u64 %b, [%a + 512];", 2.0 * l2),
+    ] {
+        let machine = Machine::new();
+        let words = Words::new(&machine, Some(0), 256);
+        // SAFETY: the words are the test's, and nothing runs.
+        unsafe { (words.address() as *mut u64).write(words.address()) };
+        let body = format!("{load}.u64 %a, [%a]; {between}\n").repeat(64);
+        let text = format!(
+            ".entry k(.param .u64 p) {{ .reg .b64 %a, %b; ld.param.u64 %a, [p]; {body} ret; }}"
+        );
+        let time = nanoseconds(run(&machine, t, &[(&text, 0, 1, 1, vec![words.address()])])[0]);
+        near(time / 64.0, wanted, 0.4, &format!("{load}; {between}"));
+    }
+}
+
 /// Two GPUs that wait for each other's flag, which is in the memory of the one that waits: a round trip is two ways, and what
 /// the polls add.
 #[test]
@@ -130,17 +168,57 @@ fn ping_pong_over_nvlink() {
         let first = u64::from(gpu == 0);
         vec![flags[gpu].address(), flags[1 - gpu].address(), first, 2 * ROUNDS]
     };
-    let spans = run(
-        &machine,
-        H100_NVLINK,
-        &[(&text, 0, 1, 1, parameters(0)), (&text, 1, 1, 1, parameters(1))],
-    );
+    let options = Options { trace: true, ..Options::simulated(H100_NVLINK) };
+    let launches = [(&*text, 0, 1, 1, parameters(0)), (&*text, 1, 1, 1, parameters(1))];
+    let spans = run_with(&machine, options, &launches);
     let hop = nanoseconds(spans[0]) / (2 * ROUNDS) as f64;
     // The store's way, up to a poll's period until the next one comes by, and the answer's way.
     let t = H100_NVLINK;
     let (way, poll) =
         (f64::from(t.peer_ns) / 2.0, f64::from(t.l2_cycles) * 1000.0 / f64::from(t.clock_mhz));
     assert!((way + poll / 2.0..way + 1.5 * poll + 40.0).contains(&hop), "a hop: {hop}");
+    // All of that is on the critical path, which goes from warp to warp with the flag.
+    let path = PATH.take();
+    let last = spans.iter().map(|span| span.end).max().unwrap();
+    let (first, end) = (path.first().unwrap(), path.last().unwrap());
+    assert_eq!(first.start, 0);
+    assert!(end.end <= last && last - end.end < 1_000_000, "{end:?}, {last}");
+    let ways: Vec<&PathStep> = path.iter().filter(|s| s.spent == Spent::StoreToPeer).collect();
+    assert!(
+        (2 * ROUNDS as usize - 1..2 * ROUNDS as usize + 3).contains(&ways.len()),
+        "{}",
+        ways.len()
+    );
+    let waited: u64 = ways.iter().map(|step| step.end - step.start).sum();
+    near(waited as f64 / 1000.0, hop * (2 * ROUNDS) as f64, 0.1, "ns on the way");
+    assert_eq!(totals(&path)[0], (Spent::StoreToPeer, ways.len(), waited));
+}
+
+/// The last one to come to a barrier is who the others have waited for.
+#[test]
+fn a_barrier_is_waited_for_where_the_last_one_comes_from() {
+    let machine = Machine::new();
+    let words = Words::new(&machine, Some(1), 16);
+    let text = "
+        .entry k(.param .u64 p) {
+            .reg .b64 %a, %v; .reg .b32 %t; .reg .pred %q;
+            ld.param.u64 %a, [p]; mov.u32 %t, %tid.x;
+            setp.ne.u32 %q, %t, 64;
+            @%q bra MEET;
+            ld.relaxed.sys.global.u64 %v, [%a];
+            st.global.u64 [%a], %v;
+        MEET:
+            bar.sync 0;
+            ret;
+        }";
+    let options = Options { trace: true, ..Options::simulated(H100_NVLINK) };
+    run_with(&machine, options, &[(text, 0, 1, 128, vec![words.address()])]);
+    let path = PATH.take();
+    let spent: Vec<(u32, Spent)> = path.iter().map(|step| (step.site.warp, step.spent)).collect();
+    let far = path.iter().position(|step| step.spent == Spent::Peer);
+    let barrier = path.iter().position(|step| step.spent == Spent::Barrier);
+    assert!(far.is_some() && far < barrier, "{spent:?}");
+    assert!(path[..=far.unwrap()].iter().all(|step| step.site.warp == 2), "{spent:?}");
 }
 
 /// Blocks that copy to another GPU's memory are as fast as what joins the two, and no faster than L2 within one.

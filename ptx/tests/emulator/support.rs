@@ -101,5 +101,6 @@ pub(crate) fn checked(seed: u64, races: bool, unit: Unit) -> Options {
         checks: Some(Checks { races, uninitialised: true, adversity }),
         most_steps: 10_000_000,
         clock: None,
+        trace: false,
     }
 }

@@ -77,6 +77,9 @@ pub(crate) struct PerfArgs {
     /// Run in virtual time, on the GPUs of this machine: times are simulated then. Ranks take its GPUs in turn
     #[arg(long, value_name = "MACHINE", value_parser = emulated::model, help_heading = "PTX emulator")]
     pub(crate) model: Option<MachineModel>,
+    /// Say where the simulated time of each call goes: the chain of waits that ends last
+    #[arg(long, requires = "model", help_heading = "PTX emulator")]
+    pub(crate) critical_path: bool,
     /// Look for data races, on a memory system as unhelpful as allowed; the seed is 0 unless given
     #[arg(long, help_heading = "PTX emulator")]
     pub(crate) checks: bool,

@@ -5,7 +5,7 @@
 //! emulator, on a machine of which a table says what things take.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::CommandFactory;
 use clap::error::ErrorKind;
@@ -17,6 +17,7 @@ use ferroccl::{Device, Error, Result};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use super::args::PerfArgs;
+use super::critical_path;
 use super::table::Row;
 use super::team::{Layout, Member};
 use super::values::{PtxSchedule, RuntimeKind};
@@ -26,6 +27,8 @@ use super::values::{PtxSchedule, RuntimeKind};
 pub(crate) struct Emulator {
     /// Its GPUs: one, but for a machine of several.
     runtimes: Vec<Arc<PtxRuntime>>,
+    /// What is to be printed of critical paths, where they are wanted.
+    paths: Option<Arc<Mutex<String>>>,
     schedule: PtxSchedule,
     threads: u32,
 }
@@ -68,7 +71,8 @@ pub(crate) fn runtime(args: &PerfArgs, layout: Layout) -> Result<Option<Emulator
     let threads = Config::from_env()?.ptx_threads;
     let runtimes = runtimes.into_iter().map(|runtime| Ok(Arc::new(runtime.from_env()?)));
     let runtimes = runtimes.collect::<Result<_>>()?;
-    Ok(Some(Emulator { runtimes, schedule, threads }))
+    let paths = args.critical_path.then(Arc::default);
+    Ok(Some(Emulator { runtimes, paths, schedule, threads }))
 }
 
 /// The machine of this name.
@@ -78,13 +82,14 @@ pub(crate) fn model(name: &str) -> std::result::Result<MachineModel, String> {
 }
 
 fn options(args: &PerfArgs) -> Options {
-    let plain = Options::plain();
+    let trace = args.critical_path;
+    let plain = Options { trace, ..Options::plain() };
     match (args.checks, args.seed) {
         (false, None) => plain,
         (false, Some(seed)) => Options { seed, schedule: WarpSchedule::Random, ..plain },
         (true, seed) => {
             let checks = Some(ptx::checks(Unit::Line));
-            Options { checks, ..Options::seeded(seed.unwrap_or(0)) }
+            Options { checks, trace, ..Options::seeded(seed.unwrap_or(0)) }
         }
     }
 }
@@ -99,6 +104,26 @@ impl Emulator {
     /// Its figures, which all GPUs share.
     fn figures(&self) -> &PtxRuntime {
         &self.runtimes[0]
+    }
+
+    /// Notes where the time of a call has gone, which `what` names.
+    pub(crate) fn note_path(&self, what: &str) -> Result<()> {
+        if let Some(paths) = &self.paths {
+            let path = self.figures().critical_path()?;
+            critical_path::write(
+                &mut paths.lock().unwrap_or_else(PoisonError::into_inner),
+                what,
+                &path,
+            );
+        }
+        Ok(())
+    }
+
+    /// What was noted of critical paths.
+    pub(crate) fn paths(&self) -> String {
+        let paths = self.paths.as_ref().map(|paths| paths.lock());
+        paths
+            .map_or_else(String::new, |paths| paths.unwrap_or_else(PoisonError::into_inner).clone())
     }
 
     /// Seconds that everything has taken since figures were begun, in virtual time.

@@ -185,6 +185,11 @@ impl<'a, T: TestElement> Bench<'a, T> {
         clock.stop(self.member)?;
         self.member.synchronize()?;
         let ended = clock.seconds(self.member)?.unwrap_or_else(|| start.elapsed().as_secs_f64());
+        if let Some(emulator) = self.emulator.filter(|_| self.member.leads()) {
+            let place = if at.place == Place::In { "in place" } else { "out of place" };
+            let bytes = bytes::<T>(at.shape.send.max(at.shape.recv));
+            emulator.note_path(&format!("{calls} of {bytes} bytes, {place}"))?;
+        }
         let ended = self.emulator.and_then(Emulator::simulated).unwrap_or(ended);
         let time = if self.args.report_cputime { enqueued.as_secs_f64() } else { ended };
         let calls = calls * rounds;

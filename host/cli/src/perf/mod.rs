@@ -8,6 +8,7 @@
 //! interrupted   the record of a measurement that goes no further
 //! measure       fill, warm up, time, check   table, report what is shown
 //! emulated      the PTX emulator's settings and figures
+//! critical_path where the simulated time of a call goes
 //! gpus          GPUs: whose they are, their clocks, graphs
 //! ```
 //!
@@ -15,6 +16,7 @@
 //! first thread that fails ends its process: no other can come further than its next barrier.
 
 mod args;
+mod critical_path;
 mod data;
 mod emulated;
 mod gpus;
@@ -31,7 +33,7 @@ mod team;
 pub(crate) mod values;
 
 use std::any::Any;
-use std::io;
+use std::io::{self, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::mpsc;
@@ -196,7 +198,20 @@ fn measure_as(
         return Ok(0);
     }
     let mut report = report.lock();
-    report.take().map_or(Ok(0), |report| report.end().map_err(Failure::from))
+    let wrong = report.take().map_or(Ok(0), |report| report.end().map_err(Failure::from))?;
+    let paths = emulator.map_or_else(String::new, Emulator::paths);
+    if !paths.is_empty() {
+        let head = "# Critical paths (SIMULATED): what would have to be faster for the calls to end sooner";
+        let text = format!("{head}\n{paths}");
+        match &args.json {
+            // A document on standard output is alone there.
+            Some(file) if file.as_os_str() == "-" => {
+                io::stderr().lock().write_all(text.as_bytes())?;
+            }
+            _ => io::stdout().lock().write_all(text.as_bytes())?,
+        }
+    }
+    Ok(wrong)
 }
 
 /// Bytes in which a thread introduces each of its ranks to the others: its process, host and device.

@@ -350,6 +350,7 @@ fn counts(args: &RunArgs, grid: &Arc<Grid>) -> Result<Counts, Box<Fault>> {
             }),
             most_steps: args.most_steps,
             clock: None,
+            trace: false,
         },
     };
     let mut schedule = Lockstep::new(options);

@@ -445,6 +445,20 @@ fn simulated_times() {
         "{one_gpu}{first}"
     );
     assert_right(&run("a100", "--checks --seed 3"));
+    // The critical path's parts come to the time of the call, and some of it is another GPU's.
+    let traced = run("h100-nvlink", "--algo ring --critical-path");
+    assert_eq!(rows(&traced), rows(&first));
+    let (_, path) = traced.split_once("# Critical paths (SIMULATED)").unwrap();
+    let of_call = path.split("# 1 of ").nth(1).unwrap();
+    let whole = format!("4096 bytes, out of place: {:.2} us", time(&traced));
+    assert!(of_call.starts_with(&whole), "{traced}");
+    let (parts, _) = of_call.split_once("of it, at").unwrap();
+    let parts: f64 = parts
+        .lines()
+        .filter_map(|l| l.strip_prefix("# ")?.split(" us ").next()?.trim().parse::<f64>().ok())
+        .sum();
+    assert!((parts - time(&traced)).abs() < 0.1, "{parts}: {traced}");
+    assert!(of_call.contains("another GPU") || of_call.contains("over NVLink"), "{traced}");
     let document = run("a100", "--json -");
     let document: Value = serde_json::from_str(&document).unwrap();
     assert_eq!(document["simulated_on"], "a100");
@@ -459,6 +473,7 @@ fn flags_of_the_emulator_that_do_not_go_together_are_refused() {
         ("--model a100", "--runtime ptx"),
         ("--runtime ptx --model h100", "a100, h100-nvlink, h200-one-gpu"),
         ("--runtime ptx -t 2 --model a100", "lockstep"),
+        ("--runtime ptx --critical-path", "--model"),
         ("--runtime ptx -t 2 --ptx-schedule lockstep", "lockstep"),
         ("--runtime ptx -t 2 --checks", "lockstep"),
         ("--runtime ptx --ptx-schedule threads --seed 1", "lockstep"),

@@ -13,16 +13,20 @@
 //! * A store is on its way until it arrives. A load that comes there before sees what was there ([`shadow`]). A release and a fence
 //!   wait until all that the block has stored has arrived.
 //!
-//! The schedule always runs what is earliest, so that a run is the same every time. Left out: L1 as a cache of lines that differ
-//! from warp to warp, DRAM behind L2, register banks, dual issue, the time between kernels.
+//! The schedule always runs what is earliest, so that a run is the same every time. L1 has the lines that weak loads of
+//! the block have fetched since its last fence or acquiring load. Left out: DRAM behind L2, register banks, dual issue, the time
+//! between kernels.
 
+pub(crate) mod path;
 pub(crate) mod requests;
 mod shadow;
 mod timing;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 
+use self::path::{Cause, Trace, Wait};
+pub use self::path::{PathStep, Spent, totals};
 use self::shadow::Shadow;
 pub use self::timing::{A100_NVLINK, H100_NVLINK, H200_ONE_GPU, MachineModel, Timing};
 use super::block::Common;
@@ -36,6 +40,8 @@ pub(crate) type Place = u32;
 pub(crate) const HOST: Place = u32::MAX;
 /// Schedulers of an SM (CUDA C++ Programming Guide, "Compute Capability 8.x" and "9.0").
 const SCHEDULERS: usize = 4;
+/// Lines of 128 bytes that L1 holds at most: half of the 256 KiB that it shares with shared memory (NVIDIA's H100 whitepaper).
+const L1_LINES: usize = 1024;
 /// How far a warp may run ahead of the others where it touches nothing of theirs: picoseconds.
 const SLACK: u64 = 10_000;
 
@@ -66,6 +72,8 @@ pub(crate) struct Clock {
     /// When the last store from one place to another arrives.
     last: HashMap<(Place, Place), u64>,
     pub(crate) shadow: Shadow,
+    /// What warps wait for, where it is noted.
+    pub(crate) trace: Option<Trace>,
 }
 
 /// What an SM is busy with.
@@ -74,8 +82,29 @@ pub(crate) struct Sm {
     schedulers: [u64; SCHEDULERS],
     /// Until when its way to memory is busy.
     memory: u64,
-    /// When all that the block has stored so far has arrived.
+    /// When it is known that all has arrived that the block has stored so far.
     pub(crate) stored: u64,
+    /// The lines that L1 has.
+    l1: HashSet<u64>,
+}
+
+impl Sm {
+    /// Whether L1 has all these lines; it has them from now on.
+    fn has_lines(&mut self, lines: impl Iterator<Item = u64>) -> bool {
+        if self.l1.len() > L1_LINES {
+            self.l1.clear();
+        }
+        let mut all = true;
+        for line in lines {
+            all &= !self.l1.insert(line);
+        }
+        all
+    }
+
+    /// What others have stored is to be seen: L1 has nothing any more.
+    fn forget_lines(&mut self) {
+        self.l1.clear();
+    }
 }
 
 /// A warp's time.
@@ -86,6 +115,12 @@ pub(crate) struct WarpTime {
     /// When each register's value is there, and each predicate's.
     ready: Vec<u64>,
     predicates: Vec<u64>,
+    /// What makes each register's value, where it is noted.
+    makers: Vec<Option<Wait>>,
+    /// What the last answer came from.
+    answer: Option<Wait>,
+    /// When it has issued its last instruction, or left a barrier.
+    since: u64,
     /// Requests whose answers a register waits for.
     owed: Vec<u8>,
     /// Requests under way, and those of them that acquire.
@@ -120,13 +155,15 @@ impl WarpTime {
             ready: vec![0; registers],
             predicates: vec![0; predicates],
             owed: vec![0; registers],
+            makers: vec![None; registers],
+            since: at,
             ..WarpTime::default()
         }
     }
 }
 
 impl Clock {
-    pub(crate) fn new(timing: Timing) -> Self {
+    pub(crate) fn new(timing: Timing, trace: bool) -> Self {
         Clock {
             timing,
             now: 0,
@@ -138,6 +175,7 @@ impl Clock {
             l2: HashMap::new(),
             last: HashMap::new(),
             shadow: Shadow::default(),
+            trace: trace.then(Trace::default),
         }
     }
 
@@ -161,9 +199,35 @@ impl Clock {
         self.queue.clear();
     }
 
-    /// From the last arrival at a barrier until all go on.
-    pub(crate) fn barrier(&self) -> u64 {
-        self.timing.cycles(self.timing.barrier_cycles.into())
+    /// A warp of a block leaves a barrier, to which `last` has come last, at a time.
+    pub(crate) fn leave_barrier(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        block: u64,
+        (last, time): (u32, u64),
+    ) {
+        let opens = time + self.timing.cycles(self.timing.barrier_cycles.into());
+        warp.time.at = warp.time.at.max(opens);
+        if let Some(trace) = &mut self.trace {
+            let others = || Cause { warp: (block, last), at: time, spent: Spent::Barrier };
+            let cause = (last != warp.index).then(others);
+            let since = if cause.is_some() { warp.time.since } else { time };
+            let wait = Wait { spent: Spent::Barrier, pc, cause };
+            trace.waited((block, warp.index), since, warp.time.at, wait);
+            warp.time.since = warp.time.at;
+        }
+    }
+
+    /// A warp sleeps for so many nanoseconds.
+    pub(crate) fn sleep(&mut self, warp: &mut Warp, block: u64, pc: u32, nanoseconds: u64) {
+        let from = warp.time.at;
+        warp.time.at += nanoseconds.saturating_mul(1000);
+        if let Some(trace) = &mut self.trace {
+            let wait = Wait { spent: Spent::Sleep, pc, cause: None };
+            trace.waited((block, warp.index), from, warp.time.at, wait);
+            warp.time.since = warp.time.at;
+        }
     }
 
     /// Half of the way to a place and back.
@@ -265,6 +329,13 @@ fn fence(timing: &Timing, scope: Scope) -> u64 {
     }))
 }
 
+/// Something else has to be waited for, until `then`.
+fn later(at: &mut u64, wait: &mut Wait, then: u64, what: Wait) {
+    if then > *at {
+        (*at, *wait) = (then, what);
+    }
+}
+
 /// The warp waits for an answer.
 fn waits(warp: &mut Warp) -> Issue {
     warp.time.waits = true;
@@ -285,16 +356,26 @@ pub(crate) fn issue(
     let inst = &program.code[pc as usize];
     let (touched, predicates) = program.touches(pc);
     let mut at = warp.time.at;
+    // What it waits for longest.
+    let mut wait = Wait { spent: Spent::Issue, pc, cause: None };
     for register in touched {
         let register = usize::from(*register);
         if warp.time.owed[register] > 0 {
             return waits(warp);
         }
-        at = at.max(warp.time.ready[register]);
+        if warp.time.ready[register] > at {
+            at = warp.time.ready[register];
+            let made = Wait { spent: Spent::Result, pc, cause: None };
+            wait = warp.time.makers[register].unwrap_or(made);
+        }
     }
     for predicate in predicates {
-        at = at.max(warp.time.predicates[usize::from(*predicate)]);
+        if warp.time.predicates[usize::from(*predicate)] > at {
+            at = warp.time.predicates[usize::from(*predicate)];
+            wait = Wait { spent: Spent::Result, pc, cause: None };
+        }
     }
+    let answered = warp.time.answer.unwrap_or(wait);
     let kind = if active == 0 { Kind::Own { cycles: 0 } } else { kind(inst, &timing) };
     let fences = match kind {
         Kind::Own { .. } => None,
@@ -302,16 +383,16 @@ pub(crate) fn issue(
             if warp.time.requests > 0 {
                 return waits(warp);
             }
-            at = at.max(warp.time.answered);
+            later(&mut at, &mut wait, warp.time.answered, answered);
             None
         }
         Kind::Memory { releases } => {
             if warp.time.acquires > 0 || releases.is_some() && warp.time.requests > 0 {
                 return waits(warp);
             }
-            at = at.max(warp.time.memory);
+            later(&mut at, &mut wait, warp.time.memory, answered);
             if releases.is_some() {
-                at = at.max(warp.time.answered);
+                later(&mut at, &mut wait, warp.time.answered, answered);
             }
             releases
         }
@@ -319,25 +400,44 @@ pub(crate) fn issue(
             if warp.time.requests > 0 {
                 return waits(warp);
             }
-            at = at.max(warp.time.answered);
+            later(&mut at, &mut wait, warp.time.answered, answered);
             Some(scope)
         }
     };
     if let Some(scope) = fences.filter(|_| !std::mem::take(&mut warp.time.fenced)) {
         if scope > Scope::Cta {
-            at = at.max(common.sm.stored);
+            let stored = Wait { spent: Spent::Stored, pc, cause: None };
+            later(&mut at, &mut wait, common.sm.stored, stored);
         }
         warp.time.at = at + fence(&timing, scope);
         warp.time.fenced = true;
+        if scope > Scope::Cta {
+            common.sm.forget_lines();
+        }
+        if let Some(trace) = &mut clock.trace {
+            let id = (common.number, warp.index);
+            trace.waited(id, warp.time.since, at, wait);
+            trace.waited(id, at, warp.time.at, Wait { spent: Spent::Fence, pc, cause: None });
+            warp.time.since = warp.time.at;
+        }
         return Issue::Later;
     }
     let scheduler = warp.index as usize % SCHEDULERS;
     at = at.max(common.sm.schedulers[scheduler]);
     let slack = if matches!(kind, Kind::Own { .. }) { SLACK } else { 0 };
     if at > clock.limit.saturating_add(slack) {
+        if let Some(trace) = &mut clock.trace {
+            trace.waited((common.number, warp.index), warp.time.since, at, wait);
+            warp.time.since = at;
+        }
         warp.time.at = at;
         warp.time.fenced = fences.is_some();
         return Issue::Later;
+    }
+    if let Some(trace) = &mut clock.trace {
+        let waited = if wait.spent == Spent::Issue { at } else { warp.time.since };
+        trace.waited((common.number, warp.index), waited, at, wait);
+        warp.time.since = at;
     }
     let issue = timing.cycles(timing.issue_cycles.into());
     common.sm.schedulers[scheduler] = at + issue;
@@ -355,6 +455,7 @@ pub(crate) fn issue(
     let (written, predicates) = program.writes(pc);
     for register in written {
         warp.time.ready[usize::from(*register)] = ready;
+        warp.time.makers[usize::from(*register)] = None;
     }
     for predicate in predicates {
         warp.time.predicates[usize::from(*predicate)] = ready;

@@ -7,8 +7,9 @@ use super::super::counts::sectors;
 use super::super::exec::Env;
 use super::super::fault::Trouble;
 use super::super::memory::model::lanes;
-use super::super::program::{Access, Atomic, Load, Reg, Space};
+use super::super::program::{Access, Atomic, Load, Order, Reg, Space};
 use super::super::warp::Warp;
+use super::path::{Spent, Wait};
 use super::{Clock, Due, HOST, Place, Timing};
 
 /// A request under way.
@@ -77,10 +78,12 @@ pub(crate) fn shared(
     for register in registers {
         let there = &mut warp.time.ready[usize::from(register)];
         *there = ready.max(*there);
+        let wait = Wait { spent: Spent::Shared, pc: 0, cause: None };
+        warp.time.makers[usize::from(register)] = clock.trace.as_ref().map(|_| wait);
     }
 }
 
-/// A load from global memory sets out.
+/// A load from global memory sets out, unless L1 has what it loads; whether it has.
 pub(crate) fn load(
     warp: &mut Warp,
     common: &mut Common,
@@ -88,9 +91,23 @@ pub(crate) fn load(
     load: &Load,
     (mask, addresses): (u32, &[u64; 32]),
     pc: u32,
-) {
+) -> bool {
+    let lines = lanes(mask).map(|lane| addresses[lane] / 128);
+    if load.access.order == Order::Weak && common.sm.has_lines(lines) {
+        let ready = warp.time.at + clock.timing.cycles(clock.timing.l1_cycles.into());
+        // Nothing else comes before.
+        clock.now = clock.now.max(warp.time.at);
+        let wait = clock.trace.as_ref().map(|_| Wait { spent: Spent::L1, pc, cause: None });
+        for register in load.d.iter().flatten() {
+            let register = usize::from(*register);
+            warp.time.ready[register] = warp.time.ready[register].max(ready);
+            warp.time.makers[register] = wait;
+        }
+        return true;
+    }
     let what = What::Load(load.clone());
     set_out(warp, common, clock, what, &load.access, (mask, addresses), pc);
+    false
 }
 
 /// An atomic on global memory sets out, with its operands.
@@ -160,6 +177,14 @@ pub(crate) fn store(
         let arrives = clock.store(gpu, place, at, bytes);
         let known = arrives + clock.way(gpu, place);
         common.sm.stored = common.sm.stored.max(known);
+        if let Some(trace) = &mut clock.trace {
+            let from = ((common.number, warp.index), gpu);
+            for lane in lanes(mask) {
+                let wide = u64::from(access.bytes) * u64::from(access.count);
+                let cells = addresses[lane] / 8..=(addresses[lane] + wide - 1) / 8;
+                cells.for_each(|cell| trace.stores(from, cell, (at, arrives)));
+            }
+        }
         (mask, arrives)
     });
     sent.collect()
@@ -177,6 +202,7 @@ pub(crate) fn arrive(
     let Waiting { what, mask, addresses, pc, place, bytes, acquires, .. } = waiting;
     let gpu = common.grid.device;
     let mut back = 0;
+    let mut wait = None;
     if let Some(clock) = env.clock.as_deref_mut() {
         let extra = match &what {
             What::Load(_) => 0,
@@ -188,6 +214,17 @@ pub(crate) fn arrive(
             HOST => clock.moved(HOST, gpu, answered, bytes),
             place => clock.moved(place, gpu, answered, bytes),
         };
+        if let Some(trace) = &mut clock.trace {
+            let spent = match place {
+                HOST => Spent::Host,
+                place if place == gpu => Spent::L2,
+                _ => Spent::Peer,
+            };
+            let cells = lanes(mask).map(|lane| addresses[lane] / 8);
+            let by = ((common.number, warp.index), pc);
+            let cause = trace.looks(by, cells, clock.now, (gpu, place));
+            wait = Some(Wait { spent, pc, cause });
+        }
     }
     match &what {
         What::Load(load) => {
@@ -203,12 +240,17 @@ pub(crate) fn arrive(
     for register in what.registers() {
         let register = usize::from(register);
         time.owed[register] -= 1;
-        time.ready[register] = time.ready[register].max(back);
+        if back >= time.ready[register] {
+            (time.ready[register], time.makers[register]) = (back, wait);
+        }
     }
     time.requests -= 1;
     time.waits = false;
-    time.answered = time.answered.max(back);
+    if back >= time.answered {
+        (time.answered, time.answer) = (back, wait);
+    }
     if acquires {
+        common.sm.forget_lines();
         time.acquires -= 1;
         time.memory = time.memory.max(back);
     }
