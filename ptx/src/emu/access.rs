@@ -11,7 +11,7 @@ use super::exec::{Env, space_of};
 use super::fault::{FaultKind, Trouble};
 use super::memory::model::{Request, Target, lanes};
 use super::memory::raw;
-use super::program::{Access, Atomic, LOCAL_WINDOW, Load, Order, Rmw, SHARED_WINDOW, Space, Store};
+use super::program::{Access, LOCAL_WINDOW, Load, Order, SHARED_WINDOW, Space, Store};
 use super::warp::{Pending, Warp};
 
 pub(crate) type Result<T> = std::result::Result<T, Box<Trouble>>;
@@ -44,7 +44,7 @@ pub(crate) fn parts(
 }
 
 /// Whether all addresses are aligned and memory.
-fn check(
+pub(crate) fn check(
     common: &mut Common,
     access: &Access,
     mask: u32,
@@ -274,7 +274,7 @@ pub(crate) fn fetch(
     Ok(())
 }
 
-fn request<'a>(
+pub(crate) fn request<'a>(
     warp: u32,
     pc: u32,
     mask: u32,
@@ -287,7 +287,7 @@ fn request<'a>(
 }
 
 /// The process's address of byte `at` of a block's own memory.
-fn place(memory: &[u64], at: u64) -> u64 {
+pub(crate) fn place(memory: &[u64], at: u64) -> u64 {
     memory.as_ptr().expose_provenance() as u64 + at
 }
 
@@ -401,126 +401,4 @@ pub(crate) fn store(
         }
     }
     Ok(())
-}
-
-/// Atomics: one lane after the other.
-pub(crate) fn atomic(
-    warp: &mut Warp,
-    common: &mut Common,
-    env: &mut Env<'_>,
-    atomic: &Atomic,
-    mask: u32,
-    pc: u32,
-) -> Result<()> {
-    let access = &atomic.access;
-    let program = std::sync::Arc::clone(&common.grid.program);
-    let (b, c) = (*warp.read(&program, atomic.b), *warp.read(&program, atomic.c));
-    for (mask, space, addresses) in parts(warp, common, access, mask) {
-        if mask == 0 {
-            continue;
-        }
-        check(common, access, mask, space, &addresses)?;
-        common.counts.atomics += 1;
-        match (space, env.clock.as_deref_mut()) {
-            (Space::Global, Some(clock)) => {
-                let at = (mask, &addresses);
-                requests::atomic(warp, common, clock, (atomic, &b, &c), at, pc);
-                continue;
-            }
-            (Space::Shared, Some(_)) => {
-                let passes = u64::from(mask.count_ones());
-                requests::shared(warp, common, env, passes, atomic.d.into_iter());
-            }
-            _ => {}
-        }
-        update(warp, common, env, (atomic, &b, &c), (mask, space, &addresses), pc)?;
-    }
-    Ok(())
-}
-
-/// Changes memory, and gives the lanes what was there.
-pub(crate) fn update(
-    warp: &mut Warp,
-    common: &mut Common,
-    env: &mut Env<'_>,
-    (atomic, b, c): (&Atomic, &Lanes, &Lanes),
-    (mask, space, addresses): (u32, Space, &[u64; 32]),
-    pc: u32,
-) -> Result<()> {
-    let access = &atomic.access;
-    let mut old = [0; 32];
-    let mut changed = false;
-    let new = |lane: usize, old: u64| apply(atomic.how, old, b[lane], c[lane], access.bytes);
-    match (space, env.model.as_deref_mut()) {
-        (Space::Param | Space::Local, _) => {
-            return Err(Trouble::new(
-                FaultKind::Trap("an atomic in local memory".to_owned()),
-                mask,
-            ));
-        }
-        (_, Some(model)) => {
-            let request = request(warp.slot, pc, mask, addresses, access);
-            model.changed = false;
-            if space == Space::Shared {
-                let mut target = Target::Shared { data: &common.shared, cells: &mut common.cells };
-                model.update(&request, &mut target, &mut old, new)?;
-            } else {
-                model.update(&request, &mut Target::Global, &mut old, new)?;
-            }
-            changed = model.changed;
-        }
-        (space, None) => {
-            let start = if space == Space::Shared { place(&common.shared, 0) } else { 0 };
-            for lane in lanes(mask) {
-                // SAFETY: mapped (the contract of `Machine::map`) or the block's own, and aligned, by `check`.
-                old[lane] = unsafe {
-                    raw::update(start + addresses[lane], access.bytes, |old| {
-                        let new = new(lane, old);
-                        changed |= new != old;
-                        new
-                    })
-                };
-            }
-        }
-    }
-    warp.progress |= changed;
-    if let Some(d) = atomic.d {
-        warp.write(d, &old, mask);
-    }
-    Ok(())
-}
-
-/// What an atomic makes of a value.
-fn apply(how: Rmw, old: u64, b: u64, c: u64, bytes: u8) -> u64 {
-    let keep = u64::MAX >> (64 - 8 * u32::from(bytes));
-    let new = match how {
-        Rmw::Exchange => b,
-        Rmw::Cas => {
-            if old == b & keep {
-                c
-            } else {
-                old
-            }
-        }
-        Rmw::Inc => {
-            if old >= b {
-                0
-            } else {
-                old + 1
-            }
-        }
-        Rmw::Dec => {
-            if old == 0 || old > b {
-                b
-            } else {
-                old - 1
-            }
-        }
-        Rmw::Value(run) => {
-            let (mut to, zero): (Lanes, Lanes) = ([0; 32], [0; 32]);
-            run(&mut to, [&[old; 32], &[b; 32], &zero, &zero]);
-            to[0]
-        }
-    };
-    new & keep
 }

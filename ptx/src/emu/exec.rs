@@ -9,7 +9,7 @@ use super::program::{
     LOCAL_WINDOW, Op, Order, PredicateLogic, SHARED_WINDOW, Space, Special, WINDOW_BYTES, WarpSync,
 };
 use super::warp::{Fragment, Park, Warp};
-use super::{access, late, sync};
+use super::{access, atomics, late, sync};
 
 /// What a warp runs in.
 pub(crate) struct Env<'a> {
@@ -195,7 +195,7 @@ pub(crate) fn run<const CLOCK: bool>(
                     access::store(warp, common, env, store, active, pc).map_err(|t| (t, pc))?;
                 }
                 Op::Atomic(atomic) if active != 0 => {
-                    access::atomic(warp, common, env, atomic, active, pc).map_err(|t| (t, pc))?;
+                    atomics::atomic(warp, common, env, atomic, active, pc).map_err(|t| (t, pc))?;
                 }
                 Op::Load(_) | Op::Store(_) | Op::Atomic(_) => {}
                 Op::Branch { target } => {

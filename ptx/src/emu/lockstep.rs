@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::block::Block;
-use super::clock::path::{Step, WarpId};
-use super::clock::{Clock, Due, PathStep, Spent, Timing};
+use super::clock::{PathStep, Timing};
 use super::counts::Counts;
 use super::exec::Env;
-use super::fault::{Fault, FaultKind, Site};
+use super::fault::{Fault, FaultKind};
 use super::machine::Grid;
 use super::memory::model::{Checks, Model};
 use super::random::Random;
+use super::timed::{self, Simulated, Timed};
 
 /// In which order warps run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,22 +77,6 @@ const TURN: u32 = 64;
 /// the device code looks at the clock and its abort flag once in some thousand.
 const IDLE: u64 = 20_000;
 
-/// Instructions that a warp runs at a time in virtual time, where nothing else comes.
-const MOST_AT_A_TIME: u32 = 4096;
-
-/// Puts the warps of a block into the queue that can go on, and are not in it.
-fn queue(clock: &mut Clock, block: &mut Block) {
-    let number = block.common.number;
-    for warp in 0..block.warps.len() {
-        let goes_on = !block.warps[warp].time.queued && block.runnable(warp) && !block.waits(warp);
-        if goes_on {
-            let time = &mut block.warps[warp].time;
-            time.queued = true;
-            clock.push(time.at, Due::Warp { block: number, warp: warp as u32 });
-        }
-    }
-}
-
 /// Who is left out of a schedule for a while.
 #[derive(Clone, Copy)]
 enum Lazy {
@@ -131,34 +115,7 @@ pub struct Lockstep {
     moved: bool,
     /// Who is left out for a while, and until when.
     lazy: (Lazy, u64),
-    clock: Option<Clock>,
-    /// Blocks that have started.
-    started: u64,
-    /// When each launch started and ended, by its number, and when the last one of each GPU ended.
-    spans: HashMap<u64, Simulated>,
-    ended: HashMap<u32, u64>,
-    last: Option<Last>,
-    /// The grid of each block, and its place in it, where waits are noted.
-    origins: HashMap<u64, (Arc<Grid>, u32)>,
-}
-
-/// What ended last.
-#[derive(Clone, Copy)]
-struct Last {
-    /// The warp of its block that ended last, and when.
-    warp: WarpId,
-    at: u64,
-    /// When all that the block had stored had arrived.
-    end: u64,
-}
-
-/// When a launch ran, in virtual time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Simulated {
-    /// Its first instruction, in picoseconds since the schedule was made.
-    pub start: u64,
-    /// When all that it has stored has arrived.
-    pub end: u64,
+    timed: Option<Timed>,
 }
 
 impl std::fmt::Debug for Lockstep {
@@ -190,12 +147,7 @@ impl Lockstep {
             trace: 0,
             moved: false,
             lazy: (Lazy::Nobody, 0),
-            clock: options.clock.map(|timing| Clock::new(timing, options.trace)),
-            started: 0,
-            spans: HashMap::new(),
-            ended: HashMap::new(),
-            last: None,
-            origins: HashMap::new(),
+            timed: options.clock.map(|timing| Timed::new(timing, options.trace)),
         }
     }
 
@@ -205,49 +157,26 @@ impl Lockstep {
             self.before = self.steps;
         }
         self.launches.insert(grid.number(), (grid.blocks(), Counts::default()));
-        let at = self.clock.as_ref().map_or(0, |clock| clock.now);
-        let start = at.max(self.ended.get(&grid.device).copied().unwrap_or(0));
-        if self.clock.is_some() {
-            self.spans.insert(grid.number(), Simulated { start, end: start });
-        }
+        let start = self.timed.as_mut().map_or(0, |timed| timed.start(grid));
         for index in 0..grid.blocks() {
             let mut block = Block::new(grid, index, self.model.as_mut());
-            if let Some(clock) = &mut self.clock {
-                self.started += 1;
-                block.begin(self.started, start);
-                if self.options.trace {
-                    self.origins.insert(self.started, (Arc::clone(grid), index));
-                }
-                queue(clock, &mut block);
+            if let Some(timed) = &mut self.timed {
+                timed.begin(&mut block, start);
             }
             self.blocks.push(block);
         }
+    }
+
+    /// When a launch ran that has ended; `None` without a clock, and when it was asked for before.
+    pub fn simulated(&mut self, launch: u64) -> Option<Simulated> {
+        self.timed.as_mut()?.simulated(launch)
     }
 
     /// The chain of waits that ended last, back to the time `start` in picoseconds: what would have to be faster for all that has
     /// run since then to end sooner. Empty without [`Options::trace`].
     #[must_use]
     pub fn critical_path(&self, start: u64) -> Vec<PathStep> {
-        let trace = self.clock.as_ref().and_then(|clock| clock.trace.as_ref());
-        let Some((trace, Last { warp, at, end })) = trace.zip(self.last) else { return Vec::new() };
-        let place = |step: Step| {
-            let Step { warp: (block, warp), start, end, spent, pc } = step;
-            let (grid, index) = self.origins.get(&block)?;
-            let site = Site::new(&grid.program, grid.number(), *index, warp, u32::MAX, pc);
-            Some(PathStep { gpu: grid.device, site, start, end, spent })
-        };
-        let mut steps = trace.path(warp, at, start);
-        if end > at {
-            // A launch is over when all that it has stored has arrived.
-            let pc = steps.last().map_or(0, |step| step.pc);
-            steps.push(Step { warp, start: at.max(start), end, spent: Spent::Stored, pc });
-        }
-        steps.into_iter().filter_map(place).collect()
-    }
-
-    /// When a launch ran that has ended; `None` without a clock, and when it was asked for before.
-    pub fn simulated(&mut self, launch: u64) -> Option<Simulated> {
-        self.spans.remove(&launch)
+        self.timed.as_ref().map_or_else(Vec::new, |timed| timed.critical_path(start))
     }
 
     /// Whether there is nothing to run.
@@ -284,8 +213,8 @@ impl Lockstep {
             }
         }
         self.launches.clear();
-        if let Some(clock) = &mut self.clock {
-            clock.clear();
+        if let Some(timed) = &mut self.timed {
+            timed.clock.clear();
         }
     }
 
@@ -306,7 +235,7 @@ impl Lockstep {
     /// # Errors
     /// As [`Lockstep::run`].
     pub fn step(&mut self) -> Result<Option<(u64, Counts)>, Box<Fault>> {
-        let result = if self.clock.is_some() { self.next() } else { self.turn() };
+        let result = if self.timed.is_some() { self.next() } else { self.turn() };
         if result.is_err() {
             self.stop();
         }
@@ -315,35 +244,22 @@ impl Lockstep {
 
     /// Runs what comes next in virtual time.
     fn next(&mut self) -> Result<Option<(u64, Counts)>, Box<Fault>> {
-        let Some(clock) = &mut self.clock else { return Ok(None) };
-        let Some(due) = clock.pop() else {
+        let Some(timed) = &mut self.timed else { return Ok(None) };
+        let Some(due) = timed.clock.pop() else {
             let kind = FaultKind::Deadlock;
             return if self.blocks.is_empty() { Ok(None) } else { Err(self.stuck(kind)) };
         };
-        let (number, warp) = match due {
-            Due::Warp { block, warp } | Due::Request { block, warp, .. } => (block, warp as usize),
-        };
+        let (number, warp) = due.warp();
         let Some(at) = self.blocks.iter().position(|block| block.common.number == number) else {
             return Ok(None);
         };
-        self.now = clock.now / 1000;
+        self.now = timed.clock.now / 1000;
         if let Some(model) = &mut self.model {
             model.tick = self.now;
         }
-        let block = &mut self.blocks[at];
         let (model, now) = (self.model.as_mut(), self.now);
-        let mut env = Env { model, now, watch: true, clock: Some(&mut *clock) };
-        let mut ran = 0;
-        match due {
-            Due::Request { id, .. } => {
-                block.arrive(warp, id, &mut env)?;
-            }
-            Due::Warp { .. } => {
-                block.warps[warp].time.queued = false;
-                ran = block.step(warp, MOST_AT_A_TIME, &mut env)?;
-            }
-        }
-        queue(clock, block);
+        let mut env = Env { model, now, watch: true, clock: Some(&mut timed.clock) };
+        let ran = timed::run(&mut self.blocks[at], due, &mut env)?;
         self.after(at, warp, ran)
     }
 
@@ -407,14 +323,8 @@ impl Lockstep {
             block.finish(model);
         }
         let number = block.common.grid.number();
-        if let Some(span) = self.spans.get_mut(&number) {
-            span.end = span.end.max(block.end());
-            let last = self.ended.entry(block.common.grid.device).or_default();
-            *last = span.end.max(*last);
-            let ((warp, at), end) = (block.last(), block.end());
-            if self.last.is_none_or(|last| end >= last.end) {
-                self.last = Some(Last { warp: (block.common.number, warp), at, end });
-            }
+        if let Some(timed) = &mut self.timed {
+            timed.end(&block);
         }
         let (left, counts) = self.launches.get_mut(&number)?;
         *left -= 1;

@@ -7,10 +7,10 @@
 //!            warp.rs     Warp           registers, fragments of lanes that are at one place
 //!            exec.rs                    one instruction after the other
 //!              alu/   arithmetic, 32 lanes at a time          sync.rs   votes, shuffles
-//!              access.rs, late.rs  loads, stores, atomics ─► memory/   the host's, or the model's
+//!              access.rs, atomics.rs, late.rs  loads, stores, atomics ─► memory/   the host's, or the model's
 //! who runs when:
 //!            lockstep.rs  one thread, a schedule that a seed decides, all checks
-//!              clock/     or in virtual time: what is earliest on a machine runs first
+//!              timed.rs, clock/  or in virtual time: what is earliest on a machine runs first
 //!            threads.rs   as fast as it goes, on the host's memory
 //! ```
 //!
@@ -56,6 +56,7 @@
 
 mod access;
 pub mod alu;
+mod atomics;
 mod barrier;
 mod block;
 mod clock;
@@ -70,6 +71,7 @@ mod program;
 mod random;
 mod sync;
 mod threads;
+mod timed;
 mod warp;
 
 pub use clock::{
@@ -77,8 +79,9 @@ pub use clock::{
 };
 pub use counts::Counts;
 pub use fault::{Fault, FaultKind, Site};
-pub use lockstep::{Lockstep, Options, Simulated, WarpSchedule};
+pub use lockstep::{Lockstep, Options, WarpSchedule};
 pub use machine::{Grid, Launch, LaunchError, Machine, Mapping};
 pub use memory::model::{Adversity, Checks, Unit};
 pub use program::{LoadError, Program};
 pub use threads::{BlockRun, Progress, run_on_threads};
+pub use timed::Simulated;

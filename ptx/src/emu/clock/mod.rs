@@ -54,6 +54,14 @@ pub(crate) enum Due {
     Request { block: u64, warp: u32, id: u64 },
 }
 
+impl Due {
+    /// The number of the block, and the warp in it.
+    pub(crate) fn warp(self) -> (u64, usize) {
+        let (Due::Warp { block, warp } | Due::Request { block, warp, .. }) = self;
+        (block, warp as usize)
+    }
+}
+
 /// The time of a schedule.
 pub(crate) struct Clock {
     pub(crate) timing: Timing,

@@ -1,6 +1,5 @@
 //! Loads, stores and atomics on their way.
 
-use super::super::access;
 use super::super::alu::Lanes;
 use super::super::block::Common;
 use super::super::counts::sectors;
@@ -9,6 +8,7 @@ use super::super::fault::Trouble;
 use super::super::memory::model::lanes;
 use super::super::program::{Access, Atomic, Load, Order, Reg, Space};
 use super::super::warp::Warp;
+use super::super::{access, atomics};
 use super::path::{Spent, Wait};
 use super::{Clock, Due, HOST, Place, Timing};
 
@@ -232,7 +232,14 @@ pub(crate) fn arrive(
         }
         What::Atomic(atomic) => {
             let (atomic, b, c) = &**atomic;
-            access::update(warp, common, env, (atomic, b, c), (mask, Space::Global, &addresses), pc)
+            atomics::update(
+                warp,
+                common,
+                env,
+                (atomic, b, c),
+                (mask, Space::Global, &addresses),
+                pc,
+            )
         }
     }
     .map_err(|trouble| (trouble, pc))?;
