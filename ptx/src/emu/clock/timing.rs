@@ -73,15 +73,14 @@ timing! {
 
 /// NVIDIA H100 SXM5, eight of them over NVSwitch.
 ///
-/// - `clock_mhz`: 1,755 (the boost clock under load: the same as in arXiv 2402.13499 and Chips and Cheese's measurements).
-/// - `alu_cycles`, `l1_cycles`, `shared_cycles`, `l2_cycles`: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU
-///   Architecture via Microbenchmarking", arXiv 2402.13499, latencies of the memory levels (H100: L1 40.7, shared 29.0, L2 263).
-/// - `l2_gbs`: Chips and Cheese, "Nvidia's H100: Funny L2, and Tons of Bandwidth", 2023, scaled to 132 SMs.
+/// - `clock_mhz`: the boost clock that Chips and Cheese saw ("Nvidia's H100: Funny L2, and Tons of Bandwidth", 2023).
+/// - `alu_cycles`, `l1_cycles`, `shared_cycles`, `l2_cycles`: after Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU
+///   Architecture via Microbenchmarking", arXiv 2402.13499; not compared with its tables line by line yet.
 /// - `sm_bytes`, `l2_bytes`, `issue_cycles`: CUDA C++ Programming Guide and NVIDIA's H100 whitepaper (128 bytes a cycle of shared
 ///   memory, 64 of L2, an instruction a cycle of each scheduler).
-/// - `peer_gbs`: NVLink 4, 18 links of 25 GB/s a direction, less the packets' headers as NCCL counts them (20.6 a link,
-///   `SM90_NVLINK_BW` in its topo.h).
-/// - `host_gbs`: PCIe 5.0 x16 after encoding and headers. `launch_ns`, `peer_ns`, `host_ns`, fences, barrier: assumed.
+/// - `peer_gbs`: NVLink 4, 18 links, at what NCCL reckons a link to carry (20.6 GB/s, `SM90_NVLINK_BW` in its topo.h).
+/// - `host_gbs`: PCIe 5.0 x16 after encoding and headers.
+/// - Assumed: `l2_gbs`, `launch_ns`, `peer_ns`, `host_ns`, fences, barrier, atomics, branches, shuffles.
 pub const H100_NVLINK: Timing = Timing {
     clock_mhz: 1755,
     alu_cycles: 4,
@@ -106,7 +105,7 @@ pub const H100_NVLINK: Timing = Timing {
     launch_ns: 3000,
 };
 
-/// NVIDIA A100 SXM4, eight of them over NVSwitch. The same sources; NVLink 3, 12 links (`SM80_NVLINK_BW` is 20 a link), PCIe 4.0.
+/// NVIDIA A100 SXM4, eight of them over NVSwitch. The same sources and assumptions; NVLink 3, 12 links (20 GB/s a link, `SM80_NVLINK_BW`), PCIe 4.0.
 pub const A100_NVLINK: Timing = Timing {
     clock_mhz: 1410,
     l1_cycles: 38,
