@@ -30,18 +30,29 @@ impl CommBuilder<'_> {
     ) -> Result<(Vec<Option<Edges>>, Option<NetConnections>)> {
         let region = self.open_recv_region(peers)?;
         let handles: Vec<PeerHandles> = exchange(bootstrap, &region.handles)?;
-        let relays = self.map_relays(&region, peers, |rank| &handles[rank as usize])?;
-        let edges = match self.edges(&region, relays.as_ref(), peers, &handles) {
+        let (edges, relays) = match self.map_peers(&region, peers, &handles) {
             // A rank whose memory is gone may have given up because of another: the bootstrap tells of the first.
             Err(lost @ Error::PeerLost { .. }) => {
                 return Err(bootstrap.barrier().err().map_or(lost, Error::from));
             }
-            edges => edges?,
+            mapped => mapped?,
         };
         // The memory stays open until all peers have mapped it.
         bootstrap.barrier()?;
         let remote = self.net_connections(region, &edges, &handles, relays.as_ref())?;
         Ok((edges, remote))
+    }
+
+    /// Maps the memory of all peers: this rank's edges, and what ranks of this host send for each other by.
+    pub(super) fn map_peers(
+        &self,
+        region: &OpenRecvRegion,
+        peers: &[PeerInfo],
+        handles: &[PeerHandles],
+    ) -> Result<(Vec<Option<Edges>>, Option<MappedRelays>)> {
+        let relays = self.map_relays(region, peers, |rank| &handles[rank as usize])?;
+        let edges = self.edges(region, relays.as_ref(), peers, handles)?;
+        Ok((edges, relays))
     }
 
     /// The connections with ranks on other hosts, if there are such ranks.
@@ -234,7 +245,7 @@ impl CommBuilder<'_> {
     }
 
     /// This rank's ends of its edges, by peer.
-    pub(super) fn edges(
+    fn edges(
         &self,
         mine: &OpenRecvRegion,
         relays: Option<&MappedRelays>,

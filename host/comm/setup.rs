@@ -159,13 +159,10 @@ impl Communicator {
         let network = collnet_network(config, &env, &peers, true)?;
         let heads = collnet_heads::join_all(network.as_ref(), all)?;
         // The regions stay open until all ranks have mapped them.
-        let of_rank = |rank: u32| &handles[rank as usize];
-        let mapped = (0..nranks).zip(&regions).map(|(rank, region)| {
-            let relays = builder(rank).map_relays(region, &peers, of_rank)?;
-            let edges = builder(rank).edges(region, relays.as_ref(), &peers, &handles)?;
-            Ok((edges, relays))
-        });
-        let mapped = mapped.collect::<Result<Vec<_>>>()?;
+        let mapped = (0..nranks)
+            .zip(&regions)
+            .map(|(rank, region)| builder(rank).map_peers(region, &peers, &handles))
+            .collect::<Result<Vec<_>>>()?;
         let made = (0..nranks).zip(regions).zip(mapped).zip(heads);
         let ranks = made.map(|(((rank, region), (edges, relays)), heads)| {
             let builder = builder(rank);

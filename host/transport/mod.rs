@@ -8,7 +8,7 @@
 //!
 //! | transport | reaches | receive region | direct |
 //! |---|---|---|---|
-//! | P2P | ranks of one process | any | on devices of one address space |
+//! | P2P | ranks of one process and one host | any | on devices of one address space |
 //! | SHM | ranks of one host | a memfd, opened through /proc | no |
 //! | NET | all others | any; the sender has memory of its own, and proxies move the data | no |
 

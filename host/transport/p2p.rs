@@ -1,4 +1,4 @@
-//! P2P: ranks of one process, which share its address space.
+//! P2P: ranks of one process, which share its address space, as far as they count as being on one host.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;

@@ -70,9 +70,9 @@ pub(in crate::comm) struct RelayedSlotsHandle {
     clients: Vec<(u32, usize, usize)>,
 }
 
-/// A connection that would have its slots in the GPU's memory.
+/// A connection that may have its slots in the GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Wish {
+struct Candidate {
     /// The rank that this one sends for; `None` for its own connections.
     client: Option<u32>,
     key: ConnectionId,
@@ -93,9 +93,9 @@ impl Places {
         Places { memory: Arc::new(memory), next: 0 }
     }
 
-    fn take(&mut self, wish: &Wish, gdr: Gdr) -> DeviceSlots {
+    fn take(&mut self, candidate: &Candidate, gdr: Gdr) -> DeviceSlots {
         let offset = self.next;
-        self.next += wish.bytes;
+        self.next += candidate.bytes;
         let (by_address, flush) = (gdr.by == GdrAccess::Address, gdr.flush);
         DeviceSlots { memory: Arc::clone(&self.memory), offset, by_address, flush }
     }
@@ -117,8 +117,8 @@ impl CommBuilder<'_> {
         }
         let clients = self.clients(peers, relays);
         let chosen = self.choose_connections((cards, gdr), remote, relays, &clients);
-        let (own, served): (Vec<Wish>, Vec<Wish>) =
-            chosen.into_iter().partition(|wish| wish.client.is_none());
+        let (own, served): (Vec<Candidate>, Vec<Candidate>) =
+            chosen.into_iter().partition(|candidate| candidate.client.is_none());
         if let Err(error) = self.place_own(gdr, &own, &mut placement) {
             self.warn_without(&error);
         }
@@ -153,26 +153,27 @@ impl CommBuilder<'_> {
         remote: &[(bool, bool)],
         relays: Option<&OpenRelayMemory>,
         clients: &[u32],
-    ) -> Vec<Wish> {
+    ) -> Vec<Candidate> {
         let channels = self.channels;
         // Collectives of neighbours, messages, all other collectives.
         let parts = [(0..channels, true), (channels..2 * channels, true), (0..channels, false)];
         let (mut left, mut chosen) = (gdr.most, Vec::new());
         for (part, (indices, neighbours)) in parts.into_iter().enumerate() {
             for index in indices {
-                let mut wishes = self.own_wishes((cards, gdr), remote, relays, (index, neighbours));
+                let mut candidates =
+                    self.own_candidates((cards, gdr), remote, relays, (index, neighbours));
                 if neighbours {
-                    wishes.extend(
-                        clients.iter().flat_map(|rank| self.served_wishes(*rank, gdr, index)),
+                    candidates.extend(
+                        clients.iter().flat_map(|rank| self.served_candidates(*rank, gdr, index)),
                     );
                 }
-                for wish in wishes {
-                    let Some(rest) = left.checked_sub(wish.bytes) else {
+                for candidate in candidates {
+                    let Some(rest) = left.checked_sub(candidate.bytes) else {
                         self.tell_of_full_memory(part == 0);
                         return chosen;
                     };
                     left = rest;
-                    chosen.push(wish);
+                    chosen.push(candidate);
                 }
             }
         }
@@ -191,13 +192,13 @@ impl CommBuilder<'_> {
     }
 
     /// This rank's own connections of a channel: with its neighbours in rings and trees, or with others.
-    fn own_wishes(
+    fn own_candidates(
         &self,
         (cards, gdr): (&Cards, &GdrCards),
         remote: &[(bool, bool)],
         relays: Option<&OpenRelayMemory>,
         (index, neighbours): (u32, bool),
-    ) -> Vec<Wish> {
+    ) -> Vec<Candidate> {
         let ring = self.rings.get(index as usize % self.rings.len().max(1));
         let is_neighbour = |key: ConnectionId| {
             let in_ring = ring.is_some_and(|r| r.next() == key.peer || r.prev() == key.peer);
@@ -211,21 +212,23 @@ impl CommBuilder<'_> {
                 || cards.relay(key).is_some_and(|(by, _)| relays.is_some_and(|r| r.has(by)));
             let receives = here && *from && gdr.of(card).is_some();
             let sends = here && *to && gdr.reads(card) && !by_other();
-            let wish = |receiving| {
+            let candidate = |receiving| {
                 let bytes = self.layout.slots_bytes(receiving);
-                Wish { client: None, key, receiving, card, bytes }
+                Candidate { client: None, key, receiving, card, bytes }
             };
-            [receives.then(|| wish(true)), sends.then(|| wish(false))].into_iter().flatten()
+            [receives.then(|| candidate(true)), sends.then(|| candidate(false))]
+                .into_iter()
+                .flatten()
         };
         (0..).zip(remote).flat_map(of_peer).collect()
     }
 
     /// The connections of a channel that this rank sends on for `client`.
-    fn served_wishes(&self, client: u32, gdr: &GdrCards, index: u32) -> Vec<Wish> {
+    fn served_candidates(&self, client: u32, gdr: &GdrCards, index: u32) -> Vec<Candidate> {
         let connections = self.relayed_to(self.rank, client, index);
-        let wish = |(key, card): (ConnectionId, usize)| {
+        let candidate = |(key, card): (ConnectionId, usize)| {
             let bytes = self.layout.slots_bytes(false);
-            gdr.reads(card).then_some(Wish {
+            gdr.reads(card).then_some(Candidate {
                 client: Some(client),
                 key,
                 receiving: false,
@@ -233,7 +236,7 @@ impl CommBuilder<'_> {
                 bytes,
             })
         };
-        connections.into_iter().filter_map(wish).collect()
+        connections.into_iter().filter_map(candidate).collect()
     }
 
     /// The connections of a channel that rank `by` sends on for `client`, and by which card.
@@ -244,16 +247,22 @@ impl CommBuilder<'_> {
     }
 
     /// Allocates the slots of this rank's own connections.
-    fn place_own(&self, gdr: &GdrCards, own: &[Wish], placement: &mut SlotPlacement) -> Result<()> {
+    fn place_own(
+        &self,
+        gdr: &GdrCards,
+        own: &[Candidate],
+        placement: &mut SlotPlacement,
+    ) -> Result<()> {
         if own.is_empty() {
             return Ok(());
         }
         let mut places = Places::of(self.allocate(gdr, own)?);
-        for wish in own {
-            let Some(card) = gdr.of(wish.card) else { continue };
-            let slots = places.take(wish, card);
-            let edges = if wish.receiving { &mut placement.received } else { &mut placement.sent };
-            edges.entry(wish.key.peer).or_default().insert(wish.key.index, slots);
+        for candidate in own {
+            let Some(card) = gdr.of(candidate.card) else { continue };
+            let slots = places.take(candidate, card);
+            let edges =
+                if candidate.receiving { &mut placement.received } else { &mut placement.sent };
+            edges.entry(candidate.key.peer).or_default().insert(candidate.key.index, slots);
         }
         Ok(())
     }
@@ -264,7 +273,7 @@ impl CommBuilder<'_> {
         (gdr, relays): (&GdrCards, &OpenRelayMemory),
         peers: &[PeerInfo],
         clients: &[u32],
-        served: &[Wish],
+        served: &[Candidate],
         placement: &mut SlotPlacement,
     ) -> Result<()> {
         let SlotMemory { memory, start, dma_buf } = self.allocate(gdr, served)?;
@@ -283,11 +292,11 @@ impl CommBuilder<'_> {
         let mut places = Places::of(SlotMemory { memory, start, dma_buf });
         let mut ranks = Vec::new();
         for client in clients {
-            let mine = served.iter().filter(|wish| wish.client == Some(*client));
+            let mine = served.iter().filter(|candidate| candidate.client == Some(*client));
             let first = placement.served.len();
-            for wish in mine {
-                let Some(card) = gdr.of(wish.card) else { continue };
-                placement.served.insert((*client, wish.key), places.take(wish, card));
+            for candidate in mine {
+                let Some(card) = gdr.of(candidate.card) else { continue };
+                placement.served.insert((*client, candidate.key), places.take(candidate, card));
             }
             ranks.push((*client, first, placement.served.len() - first));
         }
@@ -298,9 +307,9 @@ impl CommBuilder<'_> {
     }
 
     /// Memory for these slots.
-    fn allocate(&self, gdr: &GdrCards, wishes: &[Wish]) -> Result<SlotMemory> {
-        let bytes: usize = wishes.iter().map(|wish| wish.bytes).sum();
-        let used = || wishes.iter().filter_map(|wish| gdr.of(wish.card));
+    fn allocate(&self, gdr: &GdrCards, candidates: &[Candidate]) -> Result<SlotMemory> {
+        let bytes: usize = candidates.iter().map(|candidate| candidate.bytes).sum();
+        let used = || candidates.iter().filter_map(|candidate| gdr.of(candidate.card));
         // SAFETY: no preconditions.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
         let bytes = bytes.next_multiple_of(page);
@@ -358,10 +367,17 @@ impl CommBuilder<'_> {
             let of_channel = |index| self.relayed_to(*by, self.rank, index);
             let connections = (0..2 * self.channels).flat_map(of_channel);
             let read = connections.filter(|(_, card)| handle.cards.contains(card));
-            for (number, (key, _)) in (*first..first + count).zip(read) {
+            let mut places = *first..first + count;
+            for ((key, _), number) in read.zip(places.by_ref()) {
                 let (memory, offset) = (Arc::clone(&memory), number * each);
                 let place = DeviceSlots { memory, offset, by_address: true, flush: false };
                 slots.entry(key.peer).or_default().insert(key.index, place);
+            }
+            if !places.is_empty() {
+                let left = places.len();
+                let text =
+                    format!("rank {by} has slots for {left} connections that it does not send on");
+                return Err(Error::malformed(text));
             }
         }
         Ok(slots)

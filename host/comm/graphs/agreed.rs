@@ -177,8 +177,8 @@ impl CommGraphs {
         Some((self.members[node][by as usize], host.cards[port]?))
     }
 
-    /// The connections of a channel on which other ranks of its host send for `rank`, by their peers. Those of collectives come
-    /// first, those of messages follow.
+    /// The connections of number `index` on which other ranks of its host send for `rank`, by their peers. Of `channels` channels
+    /// the connections of collectives have the first numbers, those of messages the next ones.
     pub(in crate::comm) fn relayed(
         &self,
         rank: u32,
