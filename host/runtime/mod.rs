@@ -321,6 +321,11 @@ pub struct Launch {
     pub done: Done,
 }
 
+/// The threads of a block on a GPU that is to have so many: whole warps, and no more than the kernel takes.
+fn gpu_threads(kernel: &Kernel, threads: u32) -> u32 {
+    threads.clamp(32, kernel.threads.max(32)) / 32 * 32
+}
+
 impl Debug for Launch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Launch")

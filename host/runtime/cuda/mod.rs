@@ -284,7 +284,7 @@ impl Runtime for CudaRuntime {
     }
 
     fn prepare(&self, kernel: &Kernel, threads: u32) -> Result<()> {
-        self.gpu.entry(kernel, stream::threads_of(kernel, threads)).map(drop)
+        self.gpu.entry(kernel, super::gpu_threads(kernel, threads)).map(drop)
     }
 
     fn buffers(&self) -> ([usize; 3], u32) {

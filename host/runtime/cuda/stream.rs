@@ -7,8 +7,6 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
-use ferroccl_device::kernels::Kernel;
-
 use super::capture::{self, Check};
 use super::driver::{self, RawStream};
 use super::gpu::Gpu;
@@ -75,11 +73,6 @@ impl Drop for Word {
     fn drop(&mut self) {
         self.gpu.return_word(self.at);
     }
-}
-
-/// The threads of a block that is to have so many: whole warps, and no more than the kernel takes.
-pub(super) fn threads_of(kernel: &Kernel, threads: u32) -> u32 {
-    threads.clamp(32, kernel.threads.max(32)) / 32 * 32
 }
 
 impl CudaStream {
@@ -270,7 +263,7 @@ impl StreamOps for CudaStream {
         // A driver does not tell when a kernel starts: nobody is told.
         let Launch { kernel, blocks, threads, sharing, work, keep, done, .. } = launch;
         let gpu = &self.gpu;
-        let threads = threads_of(&kernel, threads);
+        let threads = crate::runtime::gpu_threads(&kernel, threads);
         let (function, room) = gpu.entry(&kernel, threads)?;
         let wanted = blocks.saturating_mul(sharing.max(1));
         if wanted > room {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ferroccl_ptx::emu::{self, Counts, Grid, Machine, Mapping, Program, Simulated};
+use ferroccl_ptx::emu::{self, Counts, Grid, LaunchSpan, Machine, Mapping, Program};
 
 use super::{DEFAULT_ARCH, DEFAULT_THREADS};
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ pub(super) struct Emulated {
     pub(super) space: u64,
     gpus: u32,
     /// When the first launch started and the last one ended, in virtual time, since figures were last begun anew.
-    span: Mutex<Option<Simulated>>,
+    span: Mutex<Option<LaunchSpan>>,
     kernels: Mutex<Kernels>,
     counts: Mutex<BTreeMap<&'static str, KernelCounts>>,
     epoch: Mutex<Arc<FaultEpoch>>,
@@ -191,13 +191,13 @@ impl Emulated {
     }
 
     /// A launch has run then, in virtual time.
-    pub(super) fn ran(&self, launch: Simulated) {
+    pub(super) fn ran(&self, launch: LaunchSpan) {
         let mut span = lock(&self.span);
         let all = span.get_or_insert(launch);
         (all.start, all.end) = (all.start.min(launch.start), all.end.max(launch.end));
     }
 
-    pub(super) fn span(&self) -> Option<Simulated> {
+    pub(super) fn span(&self) -> Option<LaunchSpan> {
         *lock(&self.span)
     }
 }

@@ -66,7 +66,7 @@ impl Scheduler for Warps {
     fn prepare(&self, launch: &Launch, stream: StreamId, space: u64) -> Result<Ready> {
         if let Some(gpu) = self.options.clock.and_then(|_| self.emulated.gpu(space)) {
             // As many as on a GPU.
-            let threads = launch.threads.clamp(32, launch.kernel.threads.max(32)) / 32 * 32;
+            let threads = crate::runtime::gpu_threads(&launch.kernel, launch.threads);
             return self.emulated.prepare(launch, gpu, Some(threads));
         }
         // Numbers wrap after 2^32 streams: they only tell neighbours apart.
@@ -95,8 +95,8 @@ impl Scheduler for Warps {
         match stepped {
             Ok(Ok(None)) => {}
             Ok(Ok(Some((number, counts)))) => {
-                if let Some(simulated) = schedule.lockstep.simulated(number) {
-                    self.emulated.ran(simulated);
+                if let Some(span) = schedule.lockstep.launch_span(number) {
+                    self.emulated.ran(span);
                 }
                 if let Some(launched) = schedule.launches.remove(&number) {
                     self.emulated.count(launched.kernel.name, 1, counts);

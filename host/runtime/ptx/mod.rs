@@ -44,7 +44,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub use ferroccl_ptx::emu::{
-    Adversity, Checks, Counts, Fault, FaultKind, MachineModel, Options, PathStep, Simulated, Site,
+    Adversity, Checks, Counts, Fault, FaultKind, LaunchSpan, MachineModel, Options, PathStep, Site,
     Spent, Timing, Unit, WarpSchedule, totals,
 };
 
@@ -362,11 +362,6 @@ impl Runtime for PtxRuntime {
         let name = format!("[{bus_id}] GPU {} ({}, simulated)", self.gpu, model.name);
         let (capability, reach) = (90, (0..model.gpus).map(id).collect());
         Ok(Some(DeviceInfo { name, bus_id, id: id(self.gpu), capability, reach }))
-    }
-
-    /// All are within reach.
-    fn reach(&self, _: &Arc<dyn Memory>) -> Result<()> {
-        Ok(())
     }
 
     fn share_host(&self, local_processes: usize) {

@@ -162,7 +162,7 @@ pub(crate) fn load(
             (Space::Shared, Some(_)) => {
                 let wide = u64::from(load.access.bytes) * u64::from(load.access.count);
                 let passes = bank_passes(mask, &addresses, wide);
-                requests::shared(warp, common, env, passes, load.d.iter().flatten().copied());
+                requests::shared(warp, common, env, (passes, pc), load.d.iter().flatten().copied());
             }
             _ => {}
         }
@@ -243,7 +243,8 @@ pub(crate) fn fetch(
                     // SAFETY: mapped (the contract of `Machine::map`) or the block's own, and aligned, by `check`.
                     values[lane] = unsafe { raw::load(at, access.bytes, order) };
                     if let Some(clock) = env.clock.as_deref().filter(|_| space != Space::Shared) {
-                        values[lane] = clock.shadow.load(at, access.bytes, values[lane], clock.now);
+                        values[lane] =
+                            clock.in_flight.load(at, access.bytes, values[lane], clock.now);
                     }
                 }
             }
@@ -321,7 +322,7 @@ pub(crate) fn store(
             }
             (Space::Shared, Some(_)) => {
                 let passes = bank_passes(mask, &addresses, wide * u64::from(access.count));
-                requests::shared(warp, common, env, passes, std::iter::empty());
+                requests::shared(warp, common, env, (passes, pc), std::iter::empty());
             }
             _ => {}
         }
@@ -385,7 +386,7 @@ pub(crate) fn store(
                                 let at = addresses[lane] + n * wide;
                                 // SAFETY: as below.
                                 let old = unsafe { raw::load(at, access.bytes, Ordering::Relaxed) };
-                                clock.shadow.store(at, access.bytes, old, *arrives);
+                                clock.in_flight.store(at, access.bytes, old, *arrives);
                             }
                         }
                     }

@@ -37,7 +37,7 @@ pub(crate) fn atomic(
             }
             (Space::Shared, Some(_)) => {
                 let passes = u64::from(mask.count_ones());
-                requests::shared(warp, common, env, passes, atomic.d.into_iter());
+                requests::shared(warp, common, env, (passes, pc), atomic.d.into_iter());
             }
             _ => {}
         }

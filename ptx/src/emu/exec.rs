@@ -15,8 +15,10 @@ use super::{access, atomics, late, sync};
 pub(crate) struct Env<'a> {
     /// The memory system; `None` for memory as the host has it.
     pub(crate) model: Option<&'a mut Model>,
-    /// Nanoseconds, for `%globaltimer` and the clocks.
+    /// Nanoseconds, for `%globaltimer`.
     pub(crate) now: u64,
+    /// Cycles, for `%clock`; without virtual time the same.
+    pub(crate) cycles: u64,
     /// Whether it is noted what loads see, to tell who only waits.
     pub(crate) watch: bool,
     /// Virtual time, where it is kept.
@@ -411,9 +413,12 @@ fn special(which: Special, warp: &Warp, common: &Common, env: &Env<'_>) -> Lanes
         Special::LaneMaskLt => each(&|l| (1u64 << l) - 1),
         Special::LaneMaskGe => each(&|l| u64::from(u32::MAX) & !((1u64 << l) - 1)),
         Special::LaneMaskGt => each(&|l| u64::from(u32::MAX) & !((2u64 << l) - 1)),
-        Special::Clock64 | Special::GlobalTimer => [env.now; 32],
-        Special::Clock | Special::GlobalTimerLo => [env.now & u64::from(u32::MAX); 32],
-        Special::ClockHi | Special::GlobalTimerHi => [env.now >> 32; 32],
+        Special::Clock64 => [env.cycles; 32],
+        Special::Clock => [env.cycles & u64::from(u32::MAX); 32],
+        Special::ClockHi => [env.cycles >> 32; 32],
+        Special::GlobalTimer => [env.now; 32],
+        Special::GlobalTimerLo => [env.now & u64::from(u32::MAX); 32],
+        Special::GlobalTimerHi => [env.now >> 32; 32],
         Special::DynamicSharedBytes => [grid.dynamic_shared.into(); 32],
         Special::TotalSharedBytes => [common.shared_bytes as u64; 32],
     }

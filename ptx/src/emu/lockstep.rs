@@ -11,7 +11,7 @@ use super::fault::{Fault, FaultKind};
 use super::machine::Grid;
 use super::memory::model::{Checks, Model};
 use super::random::Random;
-use super::timed::{self, Simulated, Timed};
+use super::timed::{self, LaunchSpan, Timed};
 
 /// In which order warps run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub struct Options {
     /// for no limit.
     pub most_steps: u64,
     /// What things take, for a run in virtual time: what is earliest on that machine runs first, and neither the schedule nor the
-    /// seed decides ([`Lockstep::simulated`]). What comes out is a simulation.
+    /// seed decides ([`Lockstep::launch_span`]). What comes out is a simulation.
     pub clock: Option<Timing>,
     /// Whether it is noted what warps wait for ([`Lockstep::critical_path`]); it takes memory for each wait.
     pub trace: bool,
@@ -168,8 +168,8 @@ impl Lockstep {
     }
 
     /// When a launch ran that has ended; `None` without a clock, and when it was asked for before.
-    pub fn simulated(&mut self, launch: u64) -> Option<Simulated> {
-        self.timed.as_mut()?.simulated(launch)
+    pub fn launch_span(&mut self, launch: u64) -> Option<LaunchSpan> {
+        self.timed.as_mut()?.launch_span(launch)
     }
 
     /// The chain of waits that ended last, back to the time `start` in picoseconds: what would have to be faster for all that has
@@ -258,7 +258,7 @@ impl Lockstep {
             model.tick = self.now;
         }
         let (model, now) = (self.model.as_mut(), self.now);
-        let mut env = Env { model, now, watch: true, clock: Some(&mut timed.clock) };
+        let mut env = Env { model, now, cycles: now, watch: true, clock: Some(&mut timed.clock) };
         let ran = timed::run(&mut self.blocks[at], due, &mut env)?;
         self.after(at, warp, ran)
     }
@@ -275,7 +275,7 @@ impl Lockstep {
             }
         };
         let (model, now) = (self.model.as_mut(), self.now);
-        let mut env = Env { model, now, watch: true, clock: None };
+        let mut env = Env { model, now, cycles: now, watch: true, clock: None };
         let ran = self.blocks[block].step(warp, budget, &mut env)?;
         self.now += u64::from(ran).max(1);
         if let Some(model) = &mut self.model {

@@ -84,4 +84,4 @@ pub use machine::{Grid, Launch, LaunchError, Machine, Mapping};
 pub use memory::model::{Adversity, Checks, Unit};
 pub use program::{LoadError, Program};
 pub use threads::{BlockRun, Progress, run_on_threads};
-pub use timed::Simulated;
+pub use timed::LaunchSpan;

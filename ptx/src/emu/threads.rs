@@ -53,7 +53,7 @@ impl BlockRun {
     /// The [`Fault`] that ends the block.
     pub fn run(&mut self) -> Result<Progress, Box<Fault>> {
         let now = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let mut env = Env { model: None, now, watch: false, clock: None };
+        let mut env = Env { model: None, now, cycles: now, watch: false, clock: None };
         let (mut moved, mut runnable) = (false, false);
         for warp in 0..self.block.warps.len() {
             if !self.block.runnable(warp) {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::block::Block;
-use super::clock::path::{Step, WarpId};
-use super::clock::{Clock, Due, PathStep, Spent, Timing};
+use super::clock::path::{WarpId, WarpStep};
+use super::clock::{Clock, ClockEvent, PathStep, Spent, Timing};
 use super::exec::Env;
 use super::fault::{Fault, Site};
 use super::machine::Grid;
@@ -19,7 +19,7 @@ pub(crate) struct Timed {
     /// Blocks that have started.
     started: u64,
     /// When each launch ran, by its number.
-    spans: HashMap<u64, Simulated>,
+    spans: HashMap<u64, LaunchSpan>,
     /// When the last launch of each GPU ended.
     ended: HashMap<u32, u64>,
     last: Option<Last>,
@@ -39,7 +39,7 @@ struct Last {
 
 /// When a launch ran, in virtual time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Simulated {
+pub struct LaunchSpan {
     /// Its first instruction, in picoseconds since the schedule was made.
     pub start: u64,
     /// When all that it has stored has arrived.
@@ -62,7 +62,7 @@ impl Timed {
     /// A launch starts; when: now, but behind what its GPU has run before.
     pub(crate) fn start(&mut self, grid: &Grid) -> u64 {
         let start = self.clock.now.max(self.ended.get(&grid.device).copied().unwrap_or(0));
-        self.spans.insert(grid.number(), Simulated { start, end: start });
+        self.spans.insert(grid.number(), LaunchSpan { start, end: start });
         start
     }
 
@@ -90,7 +90,7 @@ impl Timed {
         }
     }
 
-    pub(crate) fn simulated(&mut self, launch: u64) -> Option<Simulated> {
+    pub(crate) fn launch_span(&mut self, launch: u64) -> Option<LaunchSpan> {
         self.spans.remove(&launch)
     }
 
@@ -98,8 +98,8 @@ impl Timed {
         let Some((trace, last)) = self.clock.trace.as_ref().zip(self.last) else {
             return Vec::new();
         };
-        let place = |step: Step| {
-            let Step { warp: (block, warp), start, end, spent, pc } = step;
+        let place = |step: WarpStep| {
+            let WarpStep { warp: (block, warp), start, end, spent, pc } = step;
             let (grid, index) = self.origins.get(&block)?;
             let site = Site::new(&grid.program, grid.number(), *index, warp, u32::MAX, pc);
             Some(PathStep { gpu: grid.device, site, start, end, spent })
@@ -109,19 +109,23 @@ impl Timed {
         if end > at {
             // A launch is over when all that it has stored has arrived.
             let pc = steps.last().map_or(0, |step| step.pc);
-            steps.push(Step { warp, start: at.max(start), end, spent: Spent::Stored, pc });
+            steps.push(WarpStep { warp, start: at.max(start), end, spent: Spent::Stored, pc });
         }
         steps.into_iter().filter_map(place).collect()
     }
 }
 
 /// Does what comes next of a block; how many instructions were run.
-pub(crate) fn run(block: &mut Block, due: Due, env: &mut Env<'_>) -> Result<u32, Box<Fault>> {
+pub(crate) fn run(
+    block: &mut Block,
+    due: ClockEvent,
+    env: &mut Env<'_>,
+) -> Result<u32, Box<Fault>> {
     let (_, warp) = due.warp();
     let mut ran = 0;
     match due {
-        Due::Request { id, .. } => block.arrive(warp, id, env)?,
-        Due::Warp { .. } => {
+        ClockEvent::Request { id, .. } => block.arrive(warp, id, env)?,
+        ClockEvent::Warp { .. } => {
             block.warps[warp].time.queued = false;
             ran = block.step(warp, MOST_AT_A_TIME, env)?;
         }
@@ -140,7 +144,7 @@ fn queue(clock: &mut Clock, block: &mut Block) {
         if goes_on {
             let time = &mut block.warps[warp].time;
             time.queued = true;
-            clock.push(time.at, Due::Warp { block: number, warp: warp as u32 });
+            clock.push(time.at, ClockEvent::Warp { block: number, warp: warp as u32 });
         }
     }
 }

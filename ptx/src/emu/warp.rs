@@ -8,7 +8,7 @@
 
 use super::alu::Lanes;
 use super::clock::WarpTime;
-use super::clock::requests::Waiting;
+use super::clock::requests::RequestInFlight;
 use super::memory::model::lanes;
 use super::program::{CONSTANT, Load, Pred, Program, Reg, Truth};
 
@@ -67,7 +67,7 @@ pub(crate) struct Warp {
     pub(crate) sleeps_until: u64,
     /// Its virtual time, and its requests under way.
     pub(crate) time: WarpTime,
-    pub(crate) waiting: Vec<Waiting>,
+    pub(crate) waiting: Vec<RequestInFlight>,
     picks: u32,
 }
 

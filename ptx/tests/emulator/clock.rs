@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use ferroccl_ptx::emu::{
-    Checks, H100_NVLINK, Launch, Lockstep, Machine, Mapping, Options, PathStep, Program, Simulated,
-    Spent, Timing, totals,
+    Checks, H100_NVLINK, Launch, LaunchSpan, Lockstep, Machine, Mapping, Options, PathStep,
+    Program, Spent, Timing, totals,
 };
 
 const HEAD: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
@@ -35,7 +35,7 @@ fn run(
     machine: &Machine,
     timing: Timing,
     launches: &[(&str, u32, u32, u32, Vec<u64>)],
-) -> Vec<Simulated> {
+) -> Vec<LaunchSpan> {
     run_with(machine, Options::simulated(timing), launches)
 }
 
@@ -43,7 +43,7 @@ fn run_with(
     machine: &Machine,
     options: Options,
     launches: &[(&str, u32, u32, u32, Vec<u64>)],
-) -> Vec<Simulated> {
+) -> Vec<LaunchSpan> {
     let mut schedule = Lockstep::new(options);
     let mut numbers = Vec::new();
     for (text, gpu, blocks, threads, parameters) in launches {
@@ -60,7 +60,7 @@ fn run_with(
         assert!(path.windows(2).all(|two| two[0].end == two[1].start), "{path:?}");
         PATH.set(path);
     }
-    numbers.iter().map(|number| schedule.simulated(*number).unwrap()).collect()
+    numbers.iter().map(|number| schedule.launch_span(*number).unwrap()).collect()
 }
 
 thread_local! {
@@ -69,7 +69,7 @@ thread_local! {
 }
 
 /// Nanoseconds of a launch.
-fn nanoseconds(span: Simulated) -> f64 {
+fn nanoseconds(span: LaunchSpan) -> f64 {
     (span.end - span.start) as f64 / 1000.0
 }
 
@@ -132,6 +132,38 @@ fn weak_loads_are_cached_until_a_fence() {
         );
         let time = nanoseconds(run(&machine, t, &[(&text, 0, 1, 1, vec![words.address()])])[0]);
         near(time / 64.0, wanted, 0.4, &format!("{load}; {between}"));
+    }
+}
+
+/// `%clock64` counts cycles, and a second load of a line that is still on its way does not come before it.
+#[test]
+fn a_kernel_can_read_the_clock() {
+    let machine = Machine::new();
+    for (gpu, least) in [(0, H100_NVLINK.l2_cycles), (1, H100_NVLINK.peer_ns)] {
+        let words = Words::new(&machine, Some(gpu), 16);
+        let times = Words::new(&machine, Some(0), 16);
+        let text = "
+            .entry k(.param .u64 p, .param .u64 q) {
+                .reg .b64 %a, %q, %v<2>, %t<3>;
+                ld.param.u64 %a, [p]; ld.param.u64 %q, [q];
+                mov.u64 %t0, %clock64;
+                ld.global.u64 %v0, [%a];
+                ld.global.u64 %v1, [%a + 8];
+                add.u64 %v1, %v1, %t0;
+                mov.u64 %t1, %clock64;
+                add.u64 %v0, %v0, %v1;
+                mov.u64 %t2, %clock64;
+                sub.u64 %t1, %t1, %t0; sub.u64 %t2, %t2, %t0;
+                st.global.v2.u64 [%q], {%t1, %t2};
+                ret;
+            }";
+        run(&machine, H100_NVLINK, &[(text, 0, 1, 1, vec![words.address(), times.address()])]);
+        // SAFETY: the words are the test's, and nothing runs.
+        let [second, both] = unsafe { (times.address() as *const [u64; 2]).read() };
+        assert!(
+            second >= least.into() && both < 2 * u64::from(least) + 100,
+            "{gpu}: {second}, {both}"
+        );
     }
 }
 

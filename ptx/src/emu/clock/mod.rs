@@ -10,24 +10,24 @@
 //!   orders memory for what it orders. Loads and atomics do not hold up what does not need them.
 //! * A request goes to the memory's place: this GPU's L2, another GPU's, the host. It takes half the latency there, and the
 //!   answer the other half. What L2 and links move has a rate, and is queued for.
-//! * A store is on its way until it arrives. A load that comes there before sees what was there ([`shadow`]). A release and a fence
+//! * A store is on its way until it arrives. A load that comes there before sees what was there ([`in_flight`]). A release and a fence
 //!   wait until all that the block has stored has arrived.
 //!
 //! The schedule always runs what is earliest, so that a run is the same every time. L1 has the lines that weak loads of
-//! the block have fetched since its last fence or acquiring load. Left out: DRAM behind L2, register banks, dual issue, the time
-//! between kernels.
+//! the block have fetched since its last fence or acquiring load. Each block has an SM of its own. Left out: DRAM
+//! behind L2, register banks, dual issue, the time between kernels.
 
+mod in_flight;
 pub(crate) mod path;
 pub(crate) mod requests;
-mod shadow;
 mod timing;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{BinaryHeap, HashMap};
 
+use self::in_flight::StoresInFlight;
 use self::path::{Cause, Trace, Wait};
 pub use self::path::{PathStep, Spent, totals};
-use self::shadow::Shadow;
 pub use self::timing::{A100_NVLINK, H100_NVLINK, H200_ONE_GPU, MachineModel, Timing};
 use super::block::Common;
 use super::exec::Env;
@@ -40,24 +40,26 @@ pub(crate) type Place = u32;
 pub(crate) const HOST: Place = u32::MAX;
 /// Schedulers of an SM (CUDA C++ Programming Guide, "Compute Capability 8.x" and "9.0").
 const SCHEDULERS: usize = 4;
-/// Lines of 128 bytes that L1 holds at most: half of the 256 KiB that it shares with shared memory (NVIDIA's H100 whitepaper).
+/// Bytes of a line of L1.
+const L1_LINE: u64 = 128;
+/// Lines that L1 holds at most: half of the 256 KiB that it shares with shared memory (NVIDIA's H100 whitepaper).
 const L1_LINES: usize = 1024;
 /// How far a warp may run ahead of the others where it touches nothing of theirs: picoseconds.
 const SLACK: u64 = 10_000;
 
 /// What comes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Due {
+pub(crate) enum ClockEvent {
     /// A warp of a block goes on.
     Warp { block: u64, warp: u32 },
     /// A request of a warp has come to where its memory is.
     Request { block: u64, warp: u32, id: u64 },
 }
 
-impl Due {
+impl ClockEvent {
     /// The number of the block, and the warp in it.
     pub(crate) fn warp(self) -> (u64, usize) {
-        let (Due::Warp { block, warp } | Due::Request { block, warp, .. }) = self;
+        let (ClockEvent::Warp { block, warp } | ClockEvent::Request { block, warp, .. }) = self;
         (block, warp as usize)
     }
 }
@@ -69,7 +71,7 @@ pub(crate) struct Clock {
     pub(crate) now: u64,
     /// When something else comes.
     limit: u64,
-    queue: BinaryHeap<Reverse<(u64, u64, Due)>>,
+    queue: BinaryHeap<Reverse<(u64, u64, ClockEvent)>>,
     /// Orders what comes at one time, and numbers requests.
     order: u64,
     /// Until when what each place sends, and what it receives, is under way.
@@ -79,7 +81,7 @@ pub(crate) struct Clock {
     l2: HashMap<Place, u64>,
     /// When the last store from one place to another arrives.
     last: HashMap<(Place, Place), u64>,
-    pub(crate) shadow: Shadow,
+    pub(crate) in_flight: StoresInFlight,
     /// What warps wait for, where it is noted.
     pub(crate) trace: Option<Trace>,
 }
@@ -92,21 +94,24 @@ pub(crate) struct Sm {
     memory: u64,
     /// When it is known that all has arrived that the block has stored so far.
     pub(crate) stored: u64,
-    /// The lines that L1 has.
-    l1: HashSet<u64>,
+    /// The lines that L1 has, each from a time on.
+    l1: HashMap<u64, u64>,
 }
 
 impl Sm {
-    /// Whether L1 has all these lines; it has them from now on.
-    fn has_lines(&mut self, lines: impl Iterator<Item = u64>) -> bool {
+    /// From when on L1 has all of these lines; `None` where it has not loaded some of them.
+    fn lines_from(&self, mut lines: impl Iterator<Item = u64>) -> Option<u64> {
+        lines.try_fold(0, |from, line| Some(from.max(*self.l1.get(&line)?)))
+    }
+
+    /// L1 has these lines from then on.
+    fn keep_lines(&mut self, lines: impl Iterator<Item = u64>, from: u64) {
         if self.l1.len() > L1_LINES {
             self.l1.clear();
         }
-        let mut all = true;
         for line in lines {
-            all &= !self.l1.insert(line);
+            self.l1.entry(line).or_insert(from);
         }
-        all
     }
 
     /// What others have stored is to be seen: L1 has nothing any more.
@@ -182,23 +187,23 @@ impl Clock {
             receives: HashMap::new(),
             l2: HashMap::new(),
             last: HashMap::new(),
-            shadow: Shadow::default(),
+            in_flight: StoresInFlight::default(),
             trace: trace.then(Trace::default),
         }
     }
 
-    pub(crate) fn push(&mut self, at: u64, due: Due) {
+    pub(crate) fn push(&mut self, at: u64, due: ClockEvent) {
         self.order += 1;
         self.limit = self.limit.min(at);
         self.queue.push(Reverse((at, self.order, due)));
     }
 
     /// What comes next; time goes on to it.
-    pub(crate) fn pop(&mut self) -> Option<Due> {
+    pub(crate) fn pop(&mut self) -> Option<ClockEvent> {
         let Reverse((at, _, due)) = self.queue.pop()?;
         self.now = self.now.max(at);
         self.limit = self.queue.peek().map_or(u64::MAX, |Reverse((at, ..))| *at);
-        self.shadow.forget(self.now);
+        self.in_flight.forget(self.now);
         Some(due)
     }
 
@@ -238,21 +243,22 @@ impl Clock {
         }
     }
 
-    /// Half of the way to a place and back.
-    fn way(&self, from: Place, to: Place) -> u64 {
+    /// The way between a GPU and a place: half the latency of a load.
+    fn way(&self, one: Place, other: Place) -> u64 {
         let timing = &self.timing;
-        match to {
-            _ if to == from => timing.cycles(timing.l2_cycles.into()) / 2,
-            HOST => u64::from(timing.host_ns) * 500,
-            _ => u64::from(timing.peer_ns) * 500,
+        if one == other {
+            timing.cycles(timing.l2_cycles.into()) / 2
+        } else if one == HOST || other == HOST {
+            u64::from(timing.host_ns) * 500
+        } else {
+            u64::from(timing.peer_ns) * 500
         }
     }
 
     /// When so many bytes that leave a place at `at` have come to another one; both ends move one thing after the other.
     fn moved(&mut self, from: Place, to: Place, at: u64, bytes: u64) -> u64 {
         let timing = self.timing;
-        let way =
-            self.way(if from == HOST { to } else { from }, if from == HOST { HOST } else { to });
+        let way = self.way(from, to);
         if from == to {
             return at + way;
         }
@@ -290,7 +296,7 @@ impl Clock {
 
 /// The kinds of instructions that differ in what they wait for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum IssueClass {
     /// Touches nothing but the warp's own.
     Own {
         cycles: u32,
@@ -304,23 +310,23 @@ enum Kind {
     Meets,
 }
 
-fn kind(inst: &Inst, timing: &Timing) -> Kind {
-    let own = |cycles| Kind::Own { cycles };
+fn kind(inst: &Inst, timing: &Timing) -> IssueClass {
+    let own = |cycles| IssueClass::Own { cycles };
     let released = |order: Order, scope: Scope| order.releases().then_some(scope);
     match &inst.op {
         Op::Load(load) => match load.access.space {
             Space::Param | Space::Local => own(timing.l1_cycles),
-            _ => Kind::Memory { releases: None },
+            _ => IssueClass::Memory { releases: None },
         },
         Op::Store(store) => match store.access.space {
             Space::Local => own(timing.alu_cycles),
-            _ => Kind::Memory { releases: released(store.access.order, store.access.scope) },
+            _ => IssueClass::Memory { releases: released(store.access.order, store.access.scope) },
         },
         Op::Atomic(atomic) => {
-            Kind::Memory { releases: released(atomic.access.order, atomic.access.scope) }
+            IssueClass::Memory { releases: released(atomic.access.order, atomic.access.scope) }
         }
-        Op::Fence { scope, .. } => Kind::Fence(*scope),
-        Op::Barrier(_) | Op::Exit | Op::Trap => Kind::Meets,
+        Op::Fence { scope, .. } => IssueClass::Fence(*scope),
+        Op::Barrier(_) | Op::Exit | Op::Trap => IssueClass::Meets,
         Op::WarpSync { how: WarpSync::Barrier, .. } => own(timing.alu_cycles),
         Op::WarpSync { .. } => own(timing.warp_cycles),
         Op::Branch { .. } | Op::BranchIndexed { .. } => own(timing.branch_cycles),
@@ -384,17 +390,17 @@ pub(crate) fn issue(
         }
     }
     let answered = warp.time.answer.unwrap_or(wait);
-    let kind = if active == 0 { Kind::Own { cycles: 0 } } else { kind(inst, &timing) };
+    let kind = if active == 0 { IssueClass::Own { cycles: 0 } } else { kind(inst, &timing) };
     let fences = match kind {
-        Kind::Own { .. } => None,
-        Kind::Meets => {
+        IssueClass::Own { .. } => None,
+        IssueClass::Meets => {
             if warp.time.requests > 0 {
                 return waits(warp);
             }
             later(&mut at, &mut wait, warp.time.answered, answered);
             None
         }
-        Kind::Memory { releases } => {
+        IssueClass::Memory { releases } => {
             if warp.time.acquires > 0 || releases.is_some() && warp.time.requests > 0 {
                 return waits(warp);
             }
@@ -404,7 +410,7 @@ pub(crate) fn issue(
             }
             releases
         }
-        Kind::Fence(scope) => {
+        IssueClass::Fence(scope) => {
             if warp.time.requests > 0 {
                 return waits(warp);
             }
@@ -432,7 +438,7 @@ pub(crate) fn issue(
     }
     let scheduler = warp.index as usize % SCHEDULERS;
     at = at.max(common.sm.schedulers[scheduler]);
-    let slack = if matches!(kind, Kind::Own { .. }) { SLACK } else { 0 };
+    let slack = if matches!(kind, IssueClass::Own { .. }) { SLACK } else { 0 };
     if at > clock.limit.saturating_add(slack) {
         if let Some(trace) = &mut clock.trace {
             trace.waited((common.number, warp.index), warp.time.since, at, wait);
@@ -451,7 +457,7 @@ pub(crate) fn issue(
     common.sm.schedulers[scheduler] = at + issue;
     warp.time.at = at + issue;
     let cycles = match kind {
-        Kind::Own { cycles } => cycles,
+        IssueClass::Own { cycles } => cycles,
         _ => timing.alu_cycles,
     };
     if let Op::Branch { .. } | Op::BranchIndexed { .. } = inst.op
@@ -468,6 +474,6 @@ pub(crate) fn issue(
     for predicate in predicates {
         warp.time.predicates[usize::from(*predicate)] = ready;
     }
-    env.now = warp.time.at / 1000;
+    (env.now, env.cycles) = (warp.time.at / 1000, timing.cycles_in(warp.time.at));
     Issue::Now
 }

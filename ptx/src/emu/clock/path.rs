@@ -99,7 +99,7 @@ struct Segment {
 
 /// The last store to 8 bytes.
 #[derive(Clone, Copy, Debug)]
-struct Writer {
+struct LastStore {
     warp: WarpId,
     gpu: Place,
     issued: u64,
@@ -110,9 +110,9 @@ struct Writer {
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
     waits: HashMap<WarpId, Vec<Segment>>,
-    writers: HashMap<u64, Writer>,
-    /// When each load of a warp last came by where its memory is.
-    polls: HashMap<(WarpId, u32), u64>,
+    writers: HashMap<u64, LastStore>,
+    /// When each load of a warp last came by where its memory is, and the first of the cells that it looked at.
+    polls: HashMap<(WarpId, u32), (u64, u64)>,
 }
 
 /// A part of the critical path.
@@ -132,7 +132,7 @@ pub struct PathStep {
 
 /// The same, by numbers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Step {
+pub(crate) struct WarpStep {
     pub(crate) warp: WarpId,
     pub(crate) start: u64,
     pub(crate) end: u64,
@@ -155,19 +155,23 @@ impl Trace {
         cell: u64,
         (issued, arrives): (u64, u64),
     ) {
-        self.writers.insert(cell, Writer { warp, gpu, issued, arrives });
+        self.writers.insert(cell, LastStore { warp, gpu, issued, arrives });
     }
 
     /// A load of a warp comes by its memory: the store that it has waited for, if it was not there the last time.
     pub(crate) fn looks(
         &mut self,
         (warp, pc): (WarpId, u32),
-        cells: impl Iterator<Item = u64>,
+        cells: &[u64],
         now: u64,
         (from, to): (Place, Place),
     ) -> Option<Cause> {
-        let before = self.polls.insert((warp, pc), now)?;
-        let arrived = cells.filter_map(|cell| self.writers.get(&cell)).filter(|writer| {
+        let first = *cells.first()?;
+        let (before, place) = self.polls.insert((warp, pc), (now, first))?;
+        if place != first {
+            return None; // a loop over memory, which waits for nobody
+        }
+        let arrived = cells.iter().filter_map(|cell| self.writers.get(cell)).filter(|writer| {
             writer.warp != warp && writer.arrives > before && writer.arrives <= now
         });
         let last = arrived.max_by_key(|writer| writer.arrives)?;
@@ -180,12 +184,12 @@ impl Trace {
     }
 
     /// The chain that ends with a warp's end, back to `start`; its parts in the order of time.
-    pub(crate) fn path(&self, warp: WarpId, end: u64, start: u64) -> Vec<Step> {
+    pub(crate) fn path(&self, warp: WarpId, end: u64, start: u64) -> Vec<WarpStep> {
         let mut steps = Vec::new();
         let (mut warp, mut at) = (warp, end);
         let mut step = |warp: WarpId, start, end, spent, pc| {
             if end > start {
-                steps.push(Step { warp, start, end, spent, pc });
+                steps.push(WarpStep { warp, start, end, spent, pc });
             }
         };
         while at > start {

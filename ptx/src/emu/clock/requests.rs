@@ -10,13 +10,13 @@ use super::super::program::{Access, Atomic, Load, Order, Reg, Space};
 use super::super::warp::Warp;
 use super::super::{access, atomics};
 use super::path::{Spent, Wait};
-use super::{Clock, Due, HOST, Place, Timing};
+use super::{Clock, ClockEvent, HOST, L1_LINE, Place, Timing};
 
 /// A request under way.
 #[derive(Clone, Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct RequestInFlight {
     id: u64,
-    what: What,
+    what: RequestKind,
     mask: u32,
     addresses: [u64; 32],
     pc: u32,
@@ -27,17 +27,17 @@ pub(crate) struct Waiting {
 
 /// What a request does when it has come to its place.
 #[derive(Clone, Debug)]
-enum What {
+enum RequestKind {
     Load(Load),
     Atomic(Box<(Atomic, Lanes, Lanes)>),
 }
 
-impl What {
+impl RequestKind {
     /// The registers that wait for the answer.
     fn registers(&self) -> impl Iterator<Item = Reg> {
         let (load, atomic) = match self {
-            What::Load(load) => (Some(load.d.iter().flatten().copied()), None),
-            What::Atomic(atomic) => (None, atomic.0.d),
+            RequestKind::Load(load) => (Some(load.d.iter().flatten().copied()), None),
+            RequestKind::Atomic(atomic) => (None, atomic.0.d),
         };
         load.into_iter().flatten().chain(atomic)
     }
@@ -67,7 +67,7 @@ pub(crate) fn shared(
     warp: &mut Warp,
     common: &mut Common,
     env: &mut Env<'_>,
-    passes: u64,
+    (passes, pc): (u64, u32),
     registers: impl Iterator<Item = Reg>,
 ) {
     let Some(clock) = env.clock.as_deref_mut() else { return };
@@ -78,7 +78,7 @@ pub(crate) fn shared(
     for register in registers {
         let there = &mut warp.time.ready[usize::from(register)];
         *there = ready.max(*there);
-        let wait = Wait { spent: Spent::Shared, pc: 0, cause: None };
+        let wait = Wait { spent: Spent::Shared, pc, cause: None };
         warp.time.makers[usize::from(register)] = clock.trace.as_ref().map(|_| wait);
     }
 }
@@ -92,9 +92,10 @@ pub(crate) fn load(
     (mask, addresses): (u32, &[u64; 32]),
     pc: u32,
 ) -> bool {
-    let lines = lanes(mask).map(|lane| addresses[lane] / 128);
-    if load.access.order == Order::Weak && common.sm.has_lines(lines) {
-        let ready = warp.time.at + clock.timing.cycles(clock.timing.l1_cycles.into());
+    let weak = load.access.order == Order::Weak;
+    let lines = lanes(mask).map(|lane| addresses[lane] / L1_LINE);
+    if let Some(there) = common.sm.lines_from(lines).filter(|_| weak) {
+        let ready = warp.time.at.max(there) + clock.timing.cycles(clock.timing.l1_cycles.into());
         // Nothing else comes before.
         clock.now = clock.now.max(warp.time.at);
         let wait = clock.trace.as_ref().map(|_| Wait { spent: Spent::L1, pc, cause: None });
@@ -105,7 +106,7 @@ pub(crate) fn load(
         }
         return true;
     }
-    let what = What::Load(load.clone());
+    let what = RequestKind::Load(load.clone());
     set_out(warp, common, clock, what, &load.access, (mask, addresses), pc);
     false
 }
@@ -119,7 +120,7 @@ pub(crate) fn atomic(
     (mask, addresses): (u32, &[u64; 32]),
     pc: u32,
 ) {
-    let what = What::Atomic(Box::new((atomic.clone(), *b, *c)));
+    let what = RequestKind::Atomic(Box::new((atomic.clone(), *b, *c)));
     set_out(warp, common, clock, what, &atomic.access, (mask, addresses), pc);
 }
 
@@ -127,7 +128,7 @@ fn set_out(
     warp: &mut Warp,
     common: &mut Common,
     clock: &mut Clock,
-    what: What,
+    what: RequestKind,
     access: &Access,
     (mask, addresses): (u32, &[u64; 32]),
     pc: u32,
@@ -142,7 +143,7 @@ fn set_out(
         let comes = (at + clock.way(gpu, place)).max(before);
         clock.order += 1;
         let id = clock.order;
-        clock.push(comes, Due::Request { block: common.number, warp: warp.index, id });
+        clock.push(comes, ClockEvent::Request { block: common.number, warp: warp.index, id });
         for register in what.registers() {
             warp.time.owed[usize::from(register)] += 1;
         }
@@ -151,7 +152,16 @@ fn set_out(
         let acquires = access.order.acquires();
         let what = what.clone();
         let addresses = *addresses;
-        warp.waiting.push(Waiting { id, what, mask, addresses, pc, place, bytes, acquires });
+        warp.waiting.push(RequestInFlight {
+            id,
+            what,
+            mask,
+            addresses,
+            pc,
+            place,
+            bytes,
+            acquires,
+        });
     }
 }
 
@@ -199,14 +209,14 @@ pub(crate) fn arrive(
 ) -> Result<(), (Box<Trouble>, u32)> {
     let Some(at) = warp.waiting.iter().position(|waiting| waiting.id == id) else { return Ok(()) };
     let waiting = warp.waiting.remove(at);
-    let Waiting { what, mask, addresses, pc, place, bytes, acquires, .. } = waiting;
+    let RequestInFlight { what, mask, addresses, pc, place, bytes, acquires, .. } = waiting;
     let gpu = common.grid.device;
     let mut back = 0;
     let mut wait = None;
     if let Some(clock) = env.clock.as_deref_mut() {
         let extra = match &what {
-            What::Load(_) => 0,
-            What::Atomic(_) => clock.timing.cycles(clock.timing.atomic_cycles.into()),
+            RequestKind::Load(_) => 0,
+            RequestKind::Atomic(_) => clock.timing.cycles(clock.timing.atomic_cycles.into()),
         };
         let answered = clock.through_l2(place, clock.now, bytes) + extra;
         back = match place {
@@ -220,17 +230,20 @@ pub(crate) fn arrive(
                 place if place == gpu => Spent::L2,
                 _ => Spent::Peer,
             };
-            let cells = lanes(mask).map(|lane| addresses[lane] / 8);
+            let cells: Vec<u64> = lanes(mask).map(|lane| addresses[lane] / 8).collect();
             let by = ((common.number, warp.index), pc);
-            let cause = trace.looks(by, cells, clock.now, (gpu, place));
+            let cause = trace.looks(by, &cells, clock.now, (gpu, place));
             wait = Some(Wait { spent, pc, cause });
         }
     }
     match &what {
-        What::Load(load) => {
+        RequestKind::Load(load) => {
+            if load.access.order == Order::Weak {
+                common.sm.keep_lines(lanes(mask).map(|lane| addresses[lane] / L1_LINE), back);
+            }
             access::fetch(warp, common, env, load, mask, Space::Global, &addresses, pc)
         }
-        What::Atomic(atomic) => {
+        RequestKind::Atomic(atomic) => {
             let (atomic, b, c) = &**atomic;
             atomics::update(
                 warp,

@@ -5,70 +5,54 @@
 
 use serde::{Deserialize, Serialize};
 
-macro_rules! timing {
-    ($($(#[$doc:meta])* $name:ident: $unit:literal,)*) => {
-        /// What things take on a machine.
-        ///
-        /// Cycles are of the SMs' clock, `_ns` are nanoseconds, `_gbs` are 10^9 bytes a second, `_bytes` are bytes a cycle of an
-        /// SM.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-        #[serde(deny_unknown_fields)]
-        pub struct Timing {
-            $($(#[$doc])* pub $name: u32,)*
-        }
-
-        impl Timing {
-            /// Names, units and values, in order.
-            pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str, u32)> {
-                [$((stringify!($name), $unit, self.$name)),*].into_iter()
-            }
-        }
-    };
-}
-
-timing! {
+/// What things take on a machine.
+///
+/// Cycles are of the SMs' clock, `_ns` are nanoseconds, `_gbs` are 10^9 bytes a second, `_bytes` are bytes a cycle of an SM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Timing {
     /// The SMs' clock.
-    clock_mhz: "MHz",
+    pub clock_mhz: u32,
     /// From an arithmetic instruction to the first that can use its result.
-    alu_cycles: "cycles",
+    pub alu_cycles: u32,
     /// Between two instructions of a warp, and of one of an SM's four schedulers.
-    issue_cycles: "cycles",
+    pub issue_cycles: u32,
     /// From a taken branch to the next instruction.
-    branch_cycles: "cycles",
+    pub branch_cycles: u32,
     /// A shuffle, vote, match or barrier of a warp.
-    warp_cycles: "cycles",
+    pub warp_cycles: u32,
     /// From the last arrival at a block's barrier to the next instruction of all.
-    barrier_cycles: "cycles",
+    pub barrier_cycles: u32,
     /// A load from shared memory.
-    shared_cycles: "cycles",
+    pub shared_cycles: u32,
     /// What an SM loads from or stores to shared memory or L1.
-    sm_bytes: "bytes a cycle",
+    pub sm_bytes: u32,
     /// A load that L1 has, or of a parameter.
-    l1_cycles: "cycles",
+    pub l1_cycles: u32,
     /// A load that L2 has.
-    l2_cycles: "cycles",
+    pub l2_cycles: u32,
     /// What L2 moves for all SMs.
-    l2_gbs: "GB/s",
+    pub l2_gbs: u32,
     /// What L2 moves for one SM.
-    l2_bytes: "bytes a cycle",
+    pub l2_bytes: u32,
     /// An atomic, beyond a load.
-    atomic_cycles: "cycles",
+    pub atomic_cycles: u32,
     /// A load from another GPU's memory.
-    peer_ns: "ns",
+    pub peer_ns: u32,
     /// What a GPU sends to all others, and receives of all others.
-    peer_gbs: "GB/s",
+    pub peer_gbs: u32,
     /// A load from the host's memory.
-    host_ns: "ns",
+    pub host_ns: u32,
     /// What a GPU sends to the host, and receives from it.
-    host_gbs: "GB/s",
+    pub host_gbs: u32,
     /// A fence towards the block.
-    fence_cta_cycles: "cycles",
+    pub fence_cta_cycles: u32,
     /// A fence towards the GPU, beyond the wait for what was stored before.
-    fence_gpu_cycles: "cycles",
+    pub fence_gpu_cycles: u32,
     /// A fence towards everybody, beyond that wait.
-    fence_sys_cycles: "cycles",
+    pub fence_sys_cycles: u32,
     /// From a call of the driver to the first instruction. Shown apart, and not a part of what a kernel takes.
-    launch_ns: "ns",
+    pub launch_ns: u32,
 }
 
 /// NVIDIA H100 SXM5, eight of them over NVSwitch.
@@ -160,6 +144,11 @@ impl Timing {
     /// Picoseconds of so many cycles.
     pub(crate) fn cycles(&self, n: u64) -> u64 {
         n * 1_000_000 / u64::from(self.clock_mhz.max(1))
+    }
+
+    /// Cycles in so many picoseconds.
+    pub(crate) fn cycles_in(&self, picoseconds: u64) -> u64 {
+        (u128::from(picoseconds) * u128::from(self.clock_mhz) / 1_000_000) as u64
     }
 
     /// Picoseconds that so many bytes take at so many GB/s.

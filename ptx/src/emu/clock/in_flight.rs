@@ -6,14 +6,14 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 /// By 8 bytes, the stores that have not arrived, in the order in which they were issued.
 #[derive(Debug, Default)]
-pub(crate) struct Shadow {
-    cells: HashMap<u64, Vec<Hidden>, BuildHasherDefault<CellHasher>>,
+pub(crate) struct StoresInFlight {
+    cells: HashMap<u64, Vec<StoreInFlight>, BuildHasherDefault<CellHasher>>,
     arrivals: BinaryHeap<Reverse<(u64, u64)>>,
 }
 
 /// What a store on its way replaces.
 #[derive(Clone, Copy, Debug)]
-struct Hidden {
+struct StoreInFlight {
     arrives: u64,
     /// The bytes of the cell.
     bytes: u64,
@@ -43,12 +43,12 @@ fn bits(address: u64, bytes: u8) -> u64 {
     (u64::MAX >> (64 - 8 * u32::from(bytes).clamp(1, 8))) << (8 * (address % 8))
 }
 
-impl Shadow {
+impl StoresInFlight {
     /// A store of at most 8 bytes, which replaces `old`, arrives then.
     pub(crate) fn store(&mut self, address: u64, bytes: u8, old: u64, arrives: u64) {
         let cell = address / 8;
         let hidden =
-            Hidden { arrives, bytes: bits(address, bytes), old: old << (8 * (address % 8)) };
+            StoreInFlight { arrives, bytes: bits(address, bytes), old: old << (8 * (address % 8)) };
         self.cells.entry(cell).or_default().push(hidden);
         self.arrivals.push(Reverse((arrives, cell)));
     }
@@ -86,17 +86,17 @@ mod tests {
 
     #[test]
     fn what_is_on_its_way_is_not_seen() {
-        let mut shadow = Shadow::default();
+        let mut stores = StoresInFlight::default();
         // Memory held 0x11 in four bytes, then 0x22, then in one byte of them 0x33.
-        shadow.store(0x104, 4, 0x11, 50);
-        shadow.store(0x104, 1, 0x22, 70);
-        let seen = |shadow: &Shadow, now| shadow.load(0x104, 4, 0x33, now);
-        assert_eq!([seen(&shadow, 49), seen(&shadow, 50), seen(&shadow, 70)], [0x11, 0x22, 0x33]);
-        assert_eq!(shadow.load(0x100, 4, 7, 0), 7, "its neighbour");
-        assert_eq!(shadow.load(0x100, 8, 0x33 << 32 | 9, 0), 0x11 << 32 | 9);
-        shadow.forget(60);
-        assert_eq!(seen(&shadow, 60), 0x22);
-        shadow.forget(70);
-        assert!(shadow.cells.is_empty() && shadow.arrivals.is_empty());
+        stores.store(0x104, 4, 0x11, 50);
+        stores.store(0x104, 1, 0x22, 70);
+        let seen = |stores: &StoresInFlight, now| stores.load(0x104, 4, 0x33, now);
+        assert_eq!([seen(&stores, 49), seen(&stores, 50), seen(&stores, 70)], [0x11, 0x22, 0x33]);
+        assert_eq!(stores.load(0x100, 4, 7, 0), 7, "its neighbour");
+        assert_eq!(stores.load(0x100, 8, 0x33 << 32 | 9, 0), 0x11 << 32 | 9);
+        stores.forget(60);
+        assert_eq!(seen(&stores, 60), 0x22);
+        stores.forget(70);
+        assert!(stores.cells.is_empty() && stores.arrivals.is_empty());
     }
 }
