@@ -1,9 +1,11 @@
 //! Aborting calls and communicators from another thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ferroccl_bootstrap::Stop;
+
+use super::shared::WeakComm;
 
 /// Aborts communicators from any thread (`ncclCommAbort`): their calls, their splits, and an
 /// [`init_rank`](crate::Communicator::init_rank) that waits for other ranks. All of them return an error soon.
@@ -31,13 +33,7 @@ pub struct AbortHandle(Arc<GuardedComms>);
 #[derive(Debug, Default)]
 struct GuardedComms {
     aborted: Arc<AtomicBool>,
-    members: Mutex<Vec<Weak<dyn Abortable>>>,
-}
-
-/// What an [`AbortHandle`] can guard: a communicator.
-pub(super) trait Abortable: Send + Sync {
-    /// Stops its kernels; calls that have not ended fail.
-    fn abort(&self);
+    members: Mutex<Vec<WeakComm>>,
 }
 
 impl AbortHandle {
@@ -52,7 +48,7 @@ impl AbortHandle {
         let members = self.0.members.lock().unwrap_or_else(PoisonError::into_inner);
         // Under the lock, so that `guard` sees it for every communicator that is not in the list.
         self.0.aborted.store(true, Ordering::Relaxed);
-        let members: Vec<_> = members.iter().filter_map(Weak::upgrade).collect();
+        let members: Vec<_> = members.iter().filter_map(WeakComm::visit).collect();
         members.iter().for_each(|member| member.abort());
     }
 
@@ -63,12 +59,14 @@ impl AbortHandle {
     }
 
     /// Guards a communicator from now on.
-    pub(super) fn guard(&self, comm: Arc<dyn Abortable>) {
+    pub(super) fn guard(&self, comm: WeakComm) {
         let mut members = self.0.members.lock().unwrap_or_else(PoisonError::into_inner);
-        members.retain(|member| member.strong_count() > 0);
-        members.push(Arc::downgrade(&comm));
+        members.retain(WeakComm::has_owner);
+        members.push(comm.clone());
         drop(members);
-        if self.is_aborted() {
+        if self.is_aborted()
+            && let Some(comm) = comm.visit()
+        {
             comm.abort();
         }
     }

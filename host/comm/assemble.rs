@@ -14,6 +14,7 @@ use super::init_params::TuningParams;
 use super::net::NetConnections;
 use super::nodes::Nodes;
 use super::recorder::FlightRecorder;
+use super::shared::SharedComm;
 use super::stall::{self, Reports};
 use super::state::CommState;
 use super::trees::Trees;
@@ -91,7 +92,7 @@ impl CommBuilder<'_> {
         info!(target: log::INIT, rank = self.rank, nranks = self.nranks, channels = self.channels,
               nodes = nodes.count(), runtime = self.device.runtime().name(), "Init COMPLETE");
         let abort = self.config.abort.clone().unwrap_or_default();
-        let communicator = Communicator(Arc::new(CommState {
+        let communicator = Communicator(SharedComm::new(CommState {
             maker: Maker::this()?,
             _proxy_cores: ProxyCores::new(self.cores),
             group: self.token.group,
@@ -135,7 +136,7 @@ impl CommBuilder<'_> {
             ranks_on_device: ranks_on_device(peers, self.rank),
             p2p_blocks: self.blocks.p2p,
         }));
-        communicator.0.abort.guard(communicator.0.clone());
+        communicator.0.abort.guard(communicator.0.downgrade());
         stall::watch(&communicator.0, self.config.warn_after.unwrap_or(self.env.warn_after))?;
         if let (Some(signal), Some(file)) = (self.env.dump_signal, &communicator.0.dump) {
             flight_recorder::watch_signal(signal, file)?;

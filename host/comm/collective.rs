@@ -8,7 +8,6 @@
 //!
 //! All ranks choose the same, because the choice depends only on the call and on what the ranks have agreed on.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId, ReduceOp};
@@ -17,6 +16,7 @@ use ferroccl_device::kernels::Kernel;
 use super::collnet;
 use super::launch::{KeepAlive, KernelOperands, launch_kernel};
 use super::recorder::RecordId;
+use super::shared::SharedComm;
 use super::state::CommState;
 use crate::buffer::Stream;
 use crate::enqueue::{self, AlgoChoice, CollectiveCall, PlanContext};
@@ -50,7 +50,7 @@ pub(super) enum Subgroup {
 
 impl CollTask {
     /// Puts the kernels of the call into the stream, as the communicator's next call. The caller has locked the order.
-    pub(super) fn launch(self, comm: &Arc<CommState>, stream: &Stream) -> Result<()> {
+    pub(super) fn launch(self, comm: &SharedComm, stream: &Stream) -> Result<()> {
         let choice = self.choose(comm)?;
         let seq = comm.last_seq() + 1;
         let AlgoChoice { algorithm, protocol, channels, .. } = choice;
@@ -109,7 +109,7 @@ impl CollTask {
     /// One kernel over all ranks.
     fn flat(
         self,
-        comm: &Arc<CommState>,
+        comm: &SharedComm,
         (seq, record): (u64, RecordId),
         choice: AlgoChoice,
         stream: &Stream,
@@ -130,7 +130,7 @@ impl CollTask {
     /// Three kernels, each a ring: in each node to its leader, among the leaders, in each node to all.
     fn hierarchical(
         &self,
-        comm: &Arc<CommState>,
+        comm: &SharedComm,
         (seq, record): (u64, RecordId),
         choice: AlgoChoice,
         stream: &Stream,

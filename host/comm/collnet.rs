@@ -22,7 +22,7 @@ use super::collective::{CollTask, Subgroup};
 use super::collnet_heads::{CollnetHeads, on_the_network};
 use super::launch::{KeepAlive, KernelOperands, launch_kernel};
 use super::recorder::RecordId;
-use super::state::CommState;
+use super::shared::SharedComm;
 use crate::buffer::Stream;
 use crate::enqueue::{self, AlgoChoice, CollectiveCall};
 use crate::error::Result;
@@ -31,7 +31,7 @@ use crate::runtime::Event;
 /// Puts an all-reduce into the stream: in each node part by part to its head, through the network, and back to all.
 pub(super) fn all_reduce(
     heads: &CollnetHeads,
-    comm: &Arc<CommState>,
+    comm: &SharedComm,
     (seq, record): (u64, RecordId),
     task: &CollTask,
     choice: AlgoChoice,
@@ -57,7 +57,7 @@ pub(super) fn all_reduce(
     if let Some((first, count)) = parts.get(comm.nodes.local_rank() as usize) {
         let event = Event::new();
         let operation = CollnetReduceOp {
-            comm: Arc::clone(comm),
+            comm: comm.clone(),
             conn: heads.conn(),
             address: at(*output, *first),
             count: *count,
@@ -90,7 +90,7 @@ fn parts(count: usize, heads: u32) -> Vec<(usize, usize)> {
 
 /// A part's reduction by the network.
 struct CollnetReduceOp {
-    comm: Arc<CommState>,
+    comm: SharedComm,
     conn: Arc<Mutex<Box<dyn CollNetComm>>>,
     address: u64,
     count: usize,
@@ -108,7 +108,7 @@ struct CollnetReduceOp {
 impl CollnetReduceOp {
     fn start(mut self) {
         self.deadline = self.comm.control.timeout().and_then(|t| Instant::now().checked_add(t));
-        let comm = Arc::clone(&self.comm);
+        let comm = self.comm.clone();
         if let Err(error) = comm.device.runtime().operate(Box::new(self)) {
             comm.on_launch_failed(&error);
         }

@@ -19,7 +19,6 @@ use std::sync::atomic::Ordering;
 use ferroccl_device::abi::{Fault, FaultKind, Poison};
 use tracing::{debug, info, warn};
 
-use super::abort::Abortable;
 use super::revoke::revoked;
 use super::stall;
 use super::state::CommState;
@@ -34,8 +33,9 @@ use ferroccl_bootstrap::Departure;
 const MAX_TEXT: usize = 1024;
 const MAX_RANKS: usize = 512;
 
-impl Abortable for CommState {
-    fn abort(&self) {
+impl CommState {
+    /// Stops its kernels; calls that have not ended fail.
+    pub(super) fn abort(&self) {
         if !self.maker.is_here() {
             return; // its memory is shared with the parent
         }
@@ -43,9 +43,7 @@ impl Abortable for CommState {
         self.set_cause(&Error::Kernel(Arc::new(KernelFault(fault))));
         self.fail(&fault);
     }
-}
 
-impl CommState {
     /// The failure of this communicator.
     pub(super) fn failure(&self) -> Option<Error> {
         let fault = self.control.fault()?;

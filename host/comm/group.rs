@@ -12,11 +12,11 @@
 //! ```
 
 use std::cell::RefCell;
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 
 use super::collective::CollTask;
 use super::p2p::{P2pBatch, P2pTask};
-use super::state::CommState;
+use super::shared::SharedComm;
 use crate::buffer::Stream;
 use crate::error::Result;
 use crate::runtime::Event;
@@ -29,7 +29,7 @@ pub(super) enum AnyTask {
 
 /// A kept call, with its communicator and stream.
 struct QueuedTask {
-    comm: Arc<CommState>,
+    comm: SharedComm,
     task: AnyTask,
     stream: Stream,
 }
@@ -91,11 +91,11 @@ pub fn group<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
 }
 
 /// Launches a task, or keeps it for the end of the group that this thread is in.
-pub(super) fn submit(comm: &Arc<CommState>, task: AnyTask, stream: &Stream) -> Result<()> {
+pub(super) fn submit(comm: &SharedComm, task: AnyTask, stream: &Stream) -> Result<()> {
     let task = GROUP.with_borrow_mut(|group| match group {
         None => Some(task),
         Some(queued) => {
-            queued.push(QueuedTask { comm: Arc::clone(comm), task, stream: stream.clone() });
+            queued.push(QueuedTask { comm: comm.clone(), task, stream: stream.clone() });
             None
         }
     });
@@ -117,7 +117,7 @@ pub(super) fn submit(comm: &Arc<CommState>, task: AnyTask, stream: &Stream) -> R
 
 /// Calls of one communicator and of one kind, which run one after the other.
 struct TaskBatch {
-    comm: Arc<CommState>,
+    comm: SharedComm,
     /// The streams that its calls were made on. The batch runs in the first, or beside it.
     streams: Vec<Stream>,
     tasks: BatchTasks,
@@ -137,8 +137,7 @@ fn batches(queued: Vec<QueuedTask>) -> Vec<TaskBatch> {
     for QueuedTask { comm, task, stream } in queued {
         let is_message = matches!(task, AnyTask::P2p(_));
         let at = batches.iter().position(|batch| {
-            Arc::ptr_eq(&batch.comm, &comm)
-                && matches!(batch.tasks, BatchTasks::Messages(_)) == is_message
+            batch.comm.is(&comm) && matches!(batch.tasks, BatchTasks::Messages(_)) == is_message
         });
         let at = at.unwrap_or_else(|| {
             let tasks = if is_message {
@@ -146,7 +145,7 @@ fn batches(queued: Vec<QueuedTask>) -> Vec<TaskBatch> {
             } else {
                 BatchTasks::Collectives(Vec::new())
             };
-            batches.push(TaskBatch { comm: Arc::clone(&comm), streams: Vec::new(), tasks });
+            batches.push(TaskBatch { comm: comm.clone(), streams: Vec::new(), tasks });
             batches.len() - 1
         });
         batches[at].add_stream(stream);

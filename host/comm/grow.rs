@@ -14,6 +14,7 @@ use ferroccl_bootstrap::{Invitation, Limit, Stop, UniqueId};
 use tracing::info;
 
 use super::out_of_band::OutOfBand;
+use super::shared::SharedComm;
 use super::split::all_gather;
 use super::state::CommState;
 use super::{AbortHandle, CommConfig, Communicator};
@@ -120,11 +121,7 @@ impl Communicator {
 }
 
 /// See [`Communicator::grow_with`].
-pub(super) fn grow(
-    comm: &Arc<CommState>,
-    nranks: u32,
-    config: &CommConfig,
-) -> Result<Communicator> {
+pub(super) fn grow(comm: &SharedComm, nranks: u32, config: &CommConfig) -> Result<Communicator> {
     comm.check_maker()?;
     if nranks <= comm.nranks {
         let reason = format!("{nranks} is not more than the {} ranks that there are", comm.nranks);

@@ -13,7 +13,7 @@ use tracing::debug;
 use super::collective::Subgroup;
 use super::net::ProxyWork;
 use super::recorder::RecordId;
-use super::state::CommState;
+use super::shared::SharedComm;
 use crate::buffer::Stream;
 use crate::enqueue::{CollectiveCall, KernelPlan};
 use crate::error::Result;
@@ -40,7 +40,7 @@ pub(super) struct KernelOperands {
 
 /// Puts one kernel of a collective into a stream.
 pub(super) fn launch_kernel(
-    comm: &Arc<CommState>,
+    comm: &SharedComm,
     plan: &KernelPlan,
     call: &CollectiveCall,
     operands: KernelOperands,
@@ -67,7 +67,7 @@ pub(super) fn launch_kernel(
         })?,
         None => ProxyWork::new(),
     };
-    let ended = Arc::clone(comm);
+    let ended = comm.clone();
     let KernelOperands { record, last, .. } = operands;
     let seq = plan.signature.seq;
     let launch = Launch {
@@ -78,7 +78,7 @@ pub(super) fn launch_kernel(
         work: Box::new(work),
         keep: Vec::new(),
         bytes: call.bytes() as u64,
-        observer: Some((Arc::clone(comm) as Arc<dyn LaunchObserver>, record.0)),
+        observer: Some((Arc::clone(&comm.recorder) as Arc<dyn LaunchObserver>, record.0)),
         // Holds the buffers too: one allocation instead of three, which a call of 8 bytes notices.
         done: Box::new(move |failure| {
             let result = ended.on_launch_done(failure);
@@ -99,7 +99,7 @@ pub(super) fn launch_kernel(
 /// # Safety
 /// As [`StreamOps::launch`](crate::runtime::StreamOps::launch).
 pub(super) unsafe fn launch_on_stream(
-    comm: &Arc<CommState>,
+    comm: &SharedComm,
     launch: Launch,
     proxy_work: ProxyWork,
     record: RecordId,
@@ -120,13 +120,13 @@ pub(super) unsafe fn launch_on_stream(
 }
 
 /// Has a graph do at each run what a launch outside of graphs does once: look for a failure, and give the proxies work.
-fn capture(comm: &Arc<CommState>, proxy_work: &ProxyWork, stream: &Stream) -> Result<()> {
-    let replayed = Arc::clone(comm);
+fn capture(comm: &SharedComm, proxy_work: &ProxyWork, stream: &Stream) -> Result<()> {
+    let replayed = comm.clone();
     stream.ops().check_replays(Arc::new(move |failure| replayed.on_launch_done(failure)));
     if proxy_work.is_empty() {
         return Ok(());
     }
-    let (comm, work) = (Arc::clone(comm), proxy_work.clone());
+    let (comm, work) = (comm.clone(), proxy_work.clone());
     stream.ops().repeat(Arc::new(move || {
         if let Some(net) = &comm.net
             && let Err(error) = net.submit(&comm, work.clone())

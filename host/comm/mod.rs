@@ -68,6 +68,7 @@ mod recorder;
 mod recv_region;
 mod revoke;
 mod setup;
+mod shared;
 mod shrink;
 mod snapshot;
 mod split;
@@ -80,7 +81,6 @@ use crate::enqueue::{self, AlgoChoice, CollectiveCall};
 use crate::error::Result;
 
 pub use abort::AbortHandle;
-use abort::Abortable as _;
 pub use config::CommConfig;
 pub use group::group;
 pub use in_progress::InProgress;

@@ -31,6 +31,7 @@ use self::proxy_work::StepCounter;
 use self::relay::{BrokenConnection, RelayClient, RelayServer, RelayWaker, both};
 pub(super) use self::relay::{MappedRelays, OpenRelayMemory};
 use super::gdr::ServedSlots;
+use super::shared::SharedComm;
 use super::state::CommState;
 use crate::channel::{ConnLayout, Edges};
 use crate::error::{Error, Result};
@@ -186,7 +187,7 @@ impl NetConnections {
     ///
     /// # Errors
     /// When there can be no proxy thread.
-    pub(super) fn submit(self: &Arc<Self>, comm: &Arc<CommState>, work: ProxyWork) -> Result<()> {
+    pub(super) fn submit(self: &Arc<Self>, comm: &SharedComm, work: ProxyWork) -> Result<()> {
         if work.is_empty() {
             return Ok(());
         }

@@ -6,12 +6,13 @@
 //! ```
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::CommConfig;
 use super::recorder::KnownProgress;
-use super::state::{CommState, Communicator};
+use super::shared::{CommVisit, WeakComm};
+use super::state::Communicator;
 use crate::buffer::Device;
 use crate::error::{Error, Result};
 use ferroccl_bootstrap::{BootstrapError, Departure, Gathers, Limit, Watch};
@@ -57,7 +58,7 @@ impl OutOfBand {
 #[derive(Debug)]
 pub(super) struct LocalGroup {
     gathers: Vec<Gathers>,
-    members: OnceLock<Vec<Weak<CommState>>>,
+    members: OnceLock<Vec<WeakComm>>,
     /// Communicators that one rank has made for others, by rank.
     made: Mutex<HashMap<u32, Communicator>>,
     /// Those that are left, and meet.
@@ -91,7 +92,7 @@ impl LocalGroup {
         let nranks = ranks.len() as u32;
         let group = Arc::new(LocalGroup {
             gathers: (0..nranks).map(|rank| Gathers::new(rank, nranks)).collect(),
-            members: OnceLock::from(ranks.iter().map(|r| Arc::downgrade(&r.0)).collect::<Vec<_>>()),
+            members: OnceLock::from(ranks.iter().map(|r| r.0.downgrade()).collect::<Vec<_>>()),
             made: Mutex::default(),
             reunions: Mutex::default(),
             reunited: Condvar::new(),
@@ -105,16 +106,16 @@ impl LocalGroup {
 
     /// How far each rank is.
     pub(super) fn progress(&self) -> Vec<KnownProgress> {
-        let members = self.members.get().into_iter().flatten().map(Weak::upgrade);
-        let known = |rank: Option<Arc<CommState>>| {
+        let members = self.members.get().into_iter().flatten().map(WeakComm::visit);
+        let known = |rank: Option<CommVisit>| {
             rank.map_or(KnownProgress::Left, |rank| KnownProgress::At(rank.progress()))
         };
         members.map(known).collect()
     }
 
     /// The ranks that are still there.
-    pub(super) fn members(&self) -> impl Iterator<Item = Arc<CommState>> {
-        self.members.get().into_iter().flatten().filter_map(Weak::upgrade)
+    pub(super) fn members(&self) -> impl Iterator<Item = CommVisit> {
+        self.members.get().into_iter().flatten().filter_map(WeakComm::visit)
     }
 
     /// Keeps communicators for `ranks` of the group to take.
@@ -130,7 +131,7 @@ impl LocalGroup {
     pub(super) fn devices(&self, ranks: &[u32]) -> Result<Vec<Device>> {
         let members: Vec<_> = self.members.get().into_iter().flatten().collect();
         let device = |rank: &u32| {
-            let member = members.get(*rank as usize).and_then(|member| member.upgrade());
+            let member = members.get(*rank as usize).and_then(|member| member.visit());
             let gone = || Error::malformed(format!("rank {rank} has left its group"));
             member.map(|member| member.device.clone()).ok_or_else(gone)
         };

@@ -16,6 +16,7 @@ use tracing::debug;
 
 use super::launch::launch_on_stream;
 use super::net::ProxyWork;
+use super::shared::SharedComm;
 use super::state::CommState;
 use crate::buffer::Stream;
 use crate::enqueue::{self, CollectiveCall};
@@ -193,7 +194,7 @@ impl P2pBatch {
     }
 
     /// Puts the kernel into the stream; `seq` is the number of the last collective.
-    pub(super) fn launch(self, comm: &Arc<CommState>, seq: u64, stream: &Stream) -> Result<()> {
+    pub(super) fn launch(self, comm: &SharedComm, seq: u64, stream: &Stream) -> Result<()> {
         let P2pBatch { transfers, table, parts, blocks, bytes, keep } = self;
         let kernel = kernel()?;
         debug!(target: log::COLL, rank = comm.rank, transfers = transfers.len(), bytes, blocks, "SendRecv");
@@ -218,7 +219,7 @@ impl P2pBatch {
             Some(net) => net.counter.p2p(&comm.control, &transfers, seq),
             None => ProxyWork::new(),
         };
-        let ended = Arc::clone(comm);
+        let ended = comm.clone();
         let launch = Launch {
             kernel,
             blocks,
@@ -227,7 +228,7 @@ impl P2pBatch {
             work: Box::new(work),
             keep: Vec::new(),
             bytes,
-            observer: Some((Arc::clone(comm) as Arc<dyn LaunchObserver>, record.0)),
+            observer: Some((Arc::clone(&comm.recorder) as Arc<dyn LaunchObserver>, record.0)),
             done: Box::new(move |failure| {
                 let result = ended.on_launch_done(failure);
                 ended.recorder.end(record, None);

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use ferroccl_device::abi::{Collective, Signature};
 
+use crate::runtime::LaunchObserver;
+
 /// Calls that are remembered.
 const ENTRIES: usize = 128;
 
@@ -278,6 +280,12 @@ pub(crate) fn unix_now() -> u64 {
 /// Whether these are the words of a batch of messages, which has no number of its own.
 pub(super) fn is_messages(call: &[u64; 4]) -> bool {
     call[2].to_le_bytes()[0] == Collective::SendRecv as u8
+}
+
+impl LaunchObserver for FlightRecorder {
+    fn on_started(&self, record: u64) {
+        self.start(RecordId(record));
+    }
 }
 
 impl RankProgress {

@@ -336,17 +336,17 @@ impl Communicator {
         let meeting_place = bootstrap.meeting_place()?;
         // From here on the counters of every edge have their first values, so that kernels may start.
         bootstrap.barrier()?;
-        let comm = Arc::downgrade(&communicator.0);
+        let comm = communicator.0.downgrade();
         let listener = comm.clone();
         let on_peer_lost = move |departure| {
             // Weak: the watch must not keep a communicator alive.
-            if let Some(comm) = comm.upgrade() {
+            if let Some(comm) = comm.visit() {
                 comm.on_peer_lost(departure);
             }
         };
         let watch =
             bootstrap.watch_and_hear(heartbeat(&params), on_peer_lost, move |teller, news| {
-                if let Some(comm) = listener.upgrade() {
+                if let Some(comm) = listener.visit() {
                     match news {
                         News::First(fault) => comm.on_remote_fault(teller, fault),
                         News::Status(report) => comm.on_report(teller, report),

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use ferroccl_bootstrap::{BootstrapError, Limit, MissingRanks, Stop};
 use tracing::info;
 
-use super::abort::Abortable as _;
 use super::out_of_band::OutOfBand;
+use super::shared::SharedComm;
 use super::state::CommState;
 use super::{AbortHandle, CommConfig, Communicator};
 use crate::config::Config;
@@ -104,7 +104,7 @@ impl Communicator {
 
 /// See [`Communicator::shrink_with`].
 pub(super) fn shrink(
-    comm: &Arc<CommState>,
+    comm: &SharedComm,
     exclude: &[u32],
     mode: ShrinkMode,
     config: &CommConfig,
@@ -156,19 +156,14 @@ fn left(comm: &CommState, exclude: &[u32]) -> Result<Vec<u32>> {
 }
 
 /// The new communicator, when all that are left have come.
-fn meet(
-    comm: &Arc<CommState>,
-    left: &[u32],
-    config: &CommConfig,
-    stop: &Stop,
-) -> Result<Communicator> {
+fn meet(comm: &SharedComm, left: &[u32], config: &CommConfig, stop: &Stop) -> Result<Communicator> {
     let env = Config::from_env()?;
     let limit = Limit { time: env.bootstrap_timeout, stop: stop.clone() };
     match (comm.out_of_band.get(), comm.meeting_place.get()) {
         (Some(OutOfBand::Local(member)), _) => {
             let made = member.group.reunite((comm.rank, &comm.device), left, config, &limit)?;
             if let Some(abort) = &config.abort {
-                abort.guard(made.0.clone());
+                abort.guard(made.0.downgrade());
             }
             Ok(made)
         }

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use super::out_of_band::OutOfBand;
+use super::shared::SharedComm;
 use super::state::CommState;
 use super::{CommConfig, Communicator};
 use crate::config::Config;
@@ -127,7 +128,7 @@ pub(super) fn at_once<T: Send>(
 
 /// See [`Communicator::split_with`].
 pub(super) fn split(
-    comm: &Arc<CommState>,
+    comm: &SharedComm,
     color: Option<u32>,
     key: i32,
     config: &CommConfig,
@@ -147,7 +148,7 @@ pub(super) fn split(
 }
 
 fn split_locked(
-    comm: &Arc<CommState>,
+    comm: &SharedComm,
     mine: ColorKey,
     config: &CommConfig,
     stop: &Stop,
@@ -178,7 +179,7 @@ fn split_locked(
         Some(OutOfBand::Local(member)) => {
             let child = member.group.take(comm.rank)?;
             if let Some(abort) = &config.abort {
-                abort.guard(child.0.clone());
+                abort.guard(child.0.downgrade());
             }
             child
         }

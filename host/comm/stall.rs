@@ -8,13 +8,14 @@
 //! A rank that waits asks, because one that is absent does not know that anybody waits. Asking goes out of band.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tracing::warn;
 
 use super::out_of_band::OutOfBand;
 use super::recorder::{FlightRecorder, KnownProgress, PendingCall, RankProgress, is_messages};
+use super::shared::{CommVisit, SharedComm, WeakComm};
 use super::state::CommState;
 use crate::enqueue::describe_call;
 use crate::error::{Error, Result};
@@ -202,7 +203,7 @@ impl CommState {
     /// How far this rank is.
     pub(super) fn progress(&self) -> RankProgress {
         let comms = in_process();
-        let others = comms.iter().filter(|comm| !std::ptr::eq(Arc::as_ptr(comm), self));
+        let others = comms.iter().filter(|comm| !std::ptr::eq(&raw const ***comm, self));
         self.recorder.progress(others.map(|comm| &*comm.recorder))
     }
 
@@ -273,7 +274,7 @@ struct Watched {
 }
 
 struct WatchedRank {
-    comm: Weak<CommState>,
+    comm: WeakComm,
     /// What the thread looks at each time: it owns no communicator meanwhile, whose drop might then be the thread's.
     recorder: Arc<FlightRecorder>,
     /// From when on a waiting call is warned of, if at all.
@@ -290,12 +291,12 @@ fn watched() -> MutexGuard<'static, Watched> {
 ///
 /// # Errors
 /// [`Error::System`] when there can be no thread.
-pub(super) fn watch(comm: &Arc<CommState>, after: Duration) -> Result<()> {
+pub(super) fn watch(comm: &SharedComm, after: Duration) -> Result<()> {
     let after = Some(after).filter(|after| !after.is_zero() && comm.nranks > 1);
     let mut watched = watched();
-    watched.ranks.retain(|rank| rank.comm.strong_count() > 0);
+    watched.ranks.retain(|rank| rank.comm.has_owner());
     let recorder = Arc::clone(&comm.recorder);
-    watched.ranks.push(WatchedRank { comm: Arc::downgrade(comm), recorder, after, warned: None });
+    watched.ranks.push(WatchedRank { comm: comm.downgrade(), recorder, after, warned: None });
     if watched.running || after.is_none() {
         CHANGED.notify_all();
         return Ok(());
@@ -310,13 +311,13 @@ pub(super) fn watch(comm: &Arc<CommState>, after: Duration) -> Result<()> {
 pub(super) fn unwatch() {
     CHANGED.notify_all();
     // Counted, and not asked for: who asks may become the last owner, whose drop comes here.
-    let any = || watched().ranks.iter().any(|rank| rank.comm.strong_count() > 0);
+    let any = || watched().ranks.iter().any(|rank| rank.comm.has_owner());
     flight_recorder::close_unless(any);
 }
 
 /// The communicators of this process. A fork has copies of its parent's, which are not among them.
-pub(super) fn in_process() -> Vec<Arc<CommState>> {
-    let comms = watched().ranks.iter().filter_map(|rank| rank.comm.upgrade()).collect::<Vec<_>>();
+pub(super) fn in_process() -> Vec<CommVisit> {
+    let comms = watched().ranks.iter().filter_map(|rank| rank.comm.visit()).collect::<Vec<_>>();
     comms.into_iter().filter(|comm| comm.maker.is_here()).collect()
 }
 
@@ -324,7 +325,7 @@ pub(super) fn in_process() -> Vec<Arc<CommState>> {
 fn run() {
     let mut watched = watched();
     loop {
-        watched.ranks.retain(|rank| rank.comm.strong_count() > 0);
+        watched.ranks.retain(|rank| rank.comm.has_owner());
         let Some(first) = watched.ranks.iter().filter_map(|rank| rank.after).min() else {
             watched.running = false;
             return;
@@ -338,7 +339,7 @@ fn run() {
         // Asking takes a while. Besides, the last owner of a communicator may be here, and its drop looks at `WATCHED`.
         drop(watched);
         for (comm, pending) in due {
-            if let Some(comm) = comm.upgrade()
+            if let Some(comm) = comm.visit()
                 && comm.failure().is_none()
             {
                 comm.warn_of(&pending);
@@ -350,7 +351,7 @@ fn run() {
 
 impl WatchedRank {
     /// The call to be warned of, if there is one now.
-    fn due(&mut self) -> Option<(Weak<CommState>, PendingCall)> {
+    fn due(&mut self) -> Option<(WeakComm, PendingCall)> {
         let after = self.after?;
         let pending = self.recorder.pending().next()?;
         let again = match self.warned {
@@ -361,7 +362,7 @@ impl WatchedRank {
             return None;
         }
         self.warned = Some((pending.record, pending.waited * 2));
-        Some((Weak::clone(&self.comm), pending))
+        Some((self.comm.clone(), pending))
     }
 }
 

@@ -12,7 +12,8 @@ use super::grow::Growth;
 use super::net::NetConnections;
 use super::nodes::Nodes;
 use super::out_of_band::OutOfBand;
-use super::recorder::{FlightRecorder, RecordId};
+use super::recorder::FlightRecorder;
+use super::shared::SharedComm;
 use super::stall::Reports;
 use super::trees::Trees;
 use crate::buffer::{Device, Stream};
@@ -21,7 +22,7 @@ use crate::enqueue::PlanContext;
 use crate::error::{Error, Result};
 use crate::flight_recorder::DumpFile;
 use crate::fork::Maker;
-use crate::runtime::{Event, Keep, LaunchObserver, Memory};
+use crate::runtime::{Event, Keep, Memory};
 use ferroccl_bootstrap::MeetingPlace;
 
 /// One rank of a group. Calls may be made from any thread. They are numbered in the order in which they are made, and every
@@ -32,7 +33,7 @@ use ferroccl_bootstrap::MeetingPlace;
 /// A process that forks has a copy in its child, where every call is an error, and dropping it does nothing. The child has
 /// none of its parent's threads either: it makes a [`Device`] of its own, or runs another program.
 #[derive(Debug)]
-pub struct Communicator(pub(super) Arc<CommState>);
+pub struct Communicator(pub(super) SharedComm);
 
 /// One rank of a communicator (NCCL's `ncclComm`). Launches keep it alive until their kernels have ended.
 #[derive(Debug)]
@@ -158,12 +159,6 @@ impl CommState {
             net.drain(self, None);
         }
         self.failure().map_or(Ok(()), Err)
-    }
-}
-
-impl LaunchObserver for CommState {
-    fn on_started(&self, record: u64) {
-        self.recorder.start(RecordId(record));
     }
 }
 

@@ -12,7 +12,7 @@ use ferroccl_proxy::{Operation, Progress};
 use tracing::warn;
 
 use super::NetConnections;
-use crate::comm::state::CommState;
+use crate::comm::shared::SharedComm;
 use crate::error::{Error, Result};
 
 /// How long a broken connection waits before it is reported, so that the peer's own failure, which closed the connection,
@@ -30,7 +30,7 @@ const DROPPED: u8 = 2;
 
 /// Moves a communicator's connections on.
 pub(super) struct NetProgressOp {
-    comm: Arc<CommState>,
+    comm: SharedComm,
     ended: bool,
     /// [`STARTING`], [`STARTED`] or [`DROPPED`].
     start: Arc<AtomicU8>,
@@ -55,10 +55,10 @@ impl NetProgressOp {
     ///
     /// # Errors
     /// When there can be no proxy thread.
-    pub(super) fn start(comm: &Arc<CommState>, net: &Arc<NetConnections>) -> Result<()> {
+    pub(super) fn start(comm: &SharedComm, net: &Arc<NetConnections>) -> Result<()> {
         net.running_ops.fetch_add(1, Ordering::Relaxed);
         let guard = ProgressGuard(Arc::clone(net));
-        let comm = Arc::clone(comm);
+        let comm = comm.clone();
         let runtime = Arc::clone(comm.device.runtime());
         let start = Arc::new(AtomicU8::new(STARTING));
         let mine = Arc::clone(&start);
@@ -137,7 +137,7 @@ impl NetConnections {
 
 impl Operation for NetProgressOp {
     fn progress(&mut self) -> Progress {
-        let comm = Arc::clone(&self.comm);
+        let comm = self.comm.clone();
         let Some(net) = &comm.net else { return Progress::Done };
         let progress = self.step(net);
         self.ended = progress == Progress::Done;

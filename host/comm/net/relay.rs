@@ -38,6 +38,7 @@ use super::progress::NetProgressOp;
 use super::{Cards, DROP_LIMIT, EdgeMemory, NetConnections, NetState};
 use crate::channel::{ConnLayout, EdgeEnd};
 use crate::comm::gdr::ServedSlots;
+use crate::comm::shared::SharedComm;
 use crate::comm::state::CommState;
 use crate::error::{Error, Result};
 use crate::log;
@@ -328,7 +329,7 @@ impl NetConnections {
     ///
     /// # Errors
     /// When there can be no thread.
-    pub(in crate::comm) fn serve(self: &Arc<Self>, comm: &Arc<CommState>) -> Result<()> {
+    pub(in crate::comm) fn serve(self: &Arc<Self>, comm: &SharedComm) -> Result<()> {
         if self.relay.is_none() {
             return Ok(());
         }
@@ -340,7 +341,7 @@ impl NetConnections {
         if state.server.clients.is_empty() {
             return Ok(());
         }
-        let (comm, net) = (Arc::clone(comm), Arc::clone(self));
+        let (comm, net) = (comm.clone(), Arc::clone(self));
         let thread = std::thread::Builder::new().name("ferroccl-pxn".to_owned());
         let thread = thread.spawn(move || {
             net.serve_until_all_have_left(&comm);
@@ -382,7 +383,7 @@ impl NetConnections {
         true
     }
 
-    fn serve_until_all_have_left(self: &Arc<Self>, comm: &Arc<CommState>) {
+    fn serve_until_all_have_left(self: &Arc<Self>, comm: &SharedComm) {
         let Some(relay) = &self.relay else { return };
         loop {
             let calls = relay.wake.calls();
