@@ -11,13 +11,14 @@ use super::exec::{Env, space_of};
 use super::fault::{FaultKind, Trouble};
 use super::memory::model::{Request, Target, lanes};
 use super::memory::raw;
-use super::program::{Access, LOCAL_WINDOW, Load, Order, SHARED_WINDOW, Space, Store};
+use super::multimem;
+use super::program::{Access, LOCAL_WINDOW, Load, Order, Reg, SHARED_WINDOW, Space, Store};
 use super::warp::{Pending, Warp};
 
 pub(crate) type Result<T> = std::result::Result<T, Box<Trouble>>;
 
 /// The most elements of an access (`.v8`).
-const MAX_COUNT: usize = 8;
+pub(crate) const MAX_COUNT: usize = 8;
 
 /// The parts of an access: lanes and the space that their addresses are in, made relative to it.
 pub(crate) fn parts(
@@ -103,7 +104,7 @@ pub(crate) fn check(
 }
 
 /// Counts an access.
-fn count(
+pub(crate) fn count(
     common: &mut Common,
     access: &Access,
     mask: u32,
@@ -195,6 +196,32 @@ pub(crate) fn fetch(
     let access = &load.access;
     let mut values = [[0u64; 32]; MAX_COUNT];
     let values = &mut values[..usize::from(access.count)];
+    look(warp, common, env, access, (mask, space, addresses), pc, values)?;
+    note_seen(warp, env, (mask, space, addresses), pc, values);
+    let bits = 8 * u32::from(access.bytes);
+    for (value, d) in values.iter_mut().zip(&load.d) {
+        let Some(d) = d else { continue };
+        if load.extend != 0 {
+            let keep = u64::MAX >> (64 - u32::from(load.extend));
+            value
+                .iter_mut()
+                .for_each(|v| *v = ((*v << (64 - bits)) as i64 >> (64 - bits)) as u64 & keep);
+        }
+        warp.write(*d, value, mask);
+    }
+    Ok(())
+}
+
+/// What memory shows the lanes: element `n` of lane `l` goes to `values[n][l]`.
+pub(crate) fn look(
+    warp: &mut Warp,
+    common: &mut Common,
+    env: &mut Env<'_>,
+    access: &Access,
+    (mask, space, addresses): (u32, Space, &[u64; 32]),
+    pc: u32,
+    values: &mut [Lanes],
+) -> Result<()> {
     let wide = u64::from(access.bytes);
     match (space, env.model.as_deref_mut()) {
         (Space::Param, _) => {
@@ -250,29 +277,28 @@ pub(crate) fn fetch(
             }
         }
     }
-    if env.watch && matches!(space, Space::Global | Space::Shared) {
-        // Something new is progress.
-        let mut hash = 0u64;
-        for lane in lanes(mask) {
-            for v in [addresses[lane]].into_iter().chain(values.iter().map(|values| values[lane])) {
-                hash = (hash.rotate_left(7) ^ v).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            }
-        }
-        warp.progress |= warp.seen.insert(pc, hash) != Some(hash);
-        warp.looked = true;
-    }
-    let bits = 8 * u32::from(access.bytes);
-    for (value, d) in values.iter_mut().zip(&load.d) {
-        let Some(d) = d else { continue };
-        if load.extend != 0 {
-            let keep = u64::MAX >> (64 - u32::from(load.extend));
-            value
-                .iter_mut()
-                .for_each(|v| *v = ((*v << (64 - bits)) as i64 >> (64 - bits)) as u64 & keep);
-        }
-        warp.write(*d, value, mask);
-    }
     Ok(())
+}
+
+/// Notes what was seen: something new is progress.
+pub(crate) fn note_seen(
+    warp: &mut Warp,
+    env: &Env<'_>,
+    (mask, space, addresses): (u32, Space, &[u64; 32]),
+    pc: u32,
+    values: &[Lanes],
+) {
+    if !env.watch || !matches!(space, Space::Global | Space::Shared) {
+        return;
+    }
+    let mut hash = 0u64;
+    for lane in lanes(mask) {
+        for v in [addresses[lane]].into_iter().chain(values.iter().map(|values| values[lane])) {
+            hash = (hash.rotate_left(7) ^ v).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        }
+    }
+    warp.progress |= warp.seen.insert(pc, hash) != Some(hash);
+    warp.looked = true;
 }
 
 pub(crate) fn request<'a>(
@@ -282,9 +308,9 @@ pub(crate) fn request<'a>(
     addresses: &'a [u64; 32],
     access: &Access,
 ) -> Request<'a> {
-    let Access { bytes, count, order, scope, .. } = *access;
+    let Access { bytes, count, order, scope, whole, .. } = *access;
     let (now, arrivals) = (u64::MAX, &[][..]);
-    Request { warp, pc, mask, addresses, bytes, count, order, scope, now, arrivals }
+    Request { warp, pc, mask, addresses, bytes, count, order, scope, whole, now, arrivals }
 }
 
 /// The process's address of byte `at` of a block's own memory.
@@ -293,7 +319,7 @@ pub(crate) fn place(memory: &[u64], at: u64) -> u64 {
 }
 
 /// Where a lane's local memory has an address.
-fn local(common: &Common, lane: usize, address: u64) -> u64 {
+pub(crate) fn local(common: &Common, lane: usize, address: u64) -> u64 {
     (lane * common.grid.program.local_bytes) as u64 + address
 }
 
@@ -307,96 +333,119 @@ pub(crate) fn store(
     pc: u32,
 ) -> Result<()> {
     let access = &store.access;
-    let program = std::sync::Arc::clone(&common.grid.program);
     for (mask, space, addresses) in parts(warp, common, access, mask) {
         if mask == 0 {
             continue;
         }
-        check(common, access, mask, space, &addresses)?;
+        if let Err(trouble) = check(common, access, mask, space, &addresses) {
+            // PTX leaves a store to a multicast object undefined. GPUs send it to all members, as NCCL's kernels expect.
+            let members = if space == Space::Global {
+                multimem::members(common, access, mask, &addresses)
+            } else {
+                None
+            };
+            let Some(members) = members else { return Err(trouble) };
+            multimem::store(warp, common, env, access, &store.s, (mask, &members), pc)?;
+            continue;
+        }
         count(common, access, mask, space, &addresses, true);
-        let wide = u64::from(access.bytes);
         let mut arrivals = Vec::new();
         match (space, env.clock.as_deref_mut()) {
             (Space::Global, Some(clock)) => {
                 arrivals = requests::store(warp, common, clock, access, (mask, &addresses));
             }
             (Space::Shared, Some(_)) => {
-                let passes = bank_passes(mask, &addresses, wide * u64::from(access.count));
+                let wide = u64::from(access.bytes) * u64::from(access.count);
+                let passes = bank_passes(mask, &addresses, wide);
                 requests::shared(warp, common, env, (passes, pc), std::iter::empty());
             }
             _ => {}
         }
-        match (space, env.model.as_deref_mut()) {
-            (Space::Param, _) => {
-                return Err(Trouble::new(
-                    FaultKind::Trap("a store to a parameter".to_owned()),
-                    mask,
-                ));
-            }
-            (Space::Local, _) => {
-                for (n, s) in store.s.iter().enumerate() {
-                    let values = *warp.read(&program, *s);
-                    for lane in lanes(mask) {
-                        let at = local(common, lane, addresses[lane]) + n as u64 * wide;
-                        // SAFETY: within the warp's own local memory, checked and aligned.
-                        unsafe {
-                            raw::store(
-                                place(&warp.local, at),
-                                access.bytes,
-                                values[lane],
-                                Ordering::Relaxed,
-                            );
-                        };
-                    }
+        let to = (mask, space, &addresses);
+        put(warp, common, env, access, &store.s, to, &arrivals, pc)?;
+    }
+    Ok(())
+}
+
+/// Changes memory: element `n` of lane `l` becomes what register `sources[n]` of the lane has.
+pub(crate) fn put(
+    warp: &mut Warp,
+    common: &mut Common,
+    env: &mut Env<'_>,
+    access: &Access,
+    sources: &[Reg],
+    (mask, space, addresses): (u32, Space, &[u64; 32]),
+    arrivals: &[(u32, u64)],
+    pc: u32,
+) -> Result<()> {
+    let program = std::sync::Arc::clone(&common.grid.program);
+    let wide = u64::from(access.bytes);
+    match (space, env.model.as_deref_mut()) {
+        (Space::Param, _) => {
+            return Err(Trouble::new(FaultKind::Trap("a store to a parameter".to_owned()), mask));
+        }
+        (Space::Local, _) => {
+            for (n, s) in sources.iter().enumerate() {
+                let values = *warp.read(&program, *s);
+                for lane in lanes(mask) {
+                    let at = local(common, lane, addresses[lane]) + n as u64 * wide;
+                    // SAFETY: within the warp's own local memory, checked and aligned.
+                    unsafe {
+                        raw::store(
+                            place(&warp.local, at),
+                            access.bytes,
+                            values[lane],
+                            Ordering::Relaxed,
+                        );
+                    };
                 }
             }
-            (_, Some(model)) => {
-                let request = request(warp.slot, pc, mask, &addresses, access);
-                let request = Request { arrivals: &arrivals, ..request };
-                let nothing = [0; 32];
-                let mut from = [&nothing; MAX_COUNT];
-                for (from, s) in from.iter_mut().zip(&store.s) {
-                    *from = warp.read(&program, *s);
-                }
-                let from = &from[..store.s.len()];
-                model.changed = false;
-                if space == Space::Shared {
-                    let mut target =
-                        Target::Shared { data: &common.shared, cells: &mut common.cells };
-                    model.store(&request, &mut target, from)?;
-                } else {
-                    model.store(&request, &mut Target::Global, from)?;
-                }
-                warp.progress |= model.changed;
+        }
+        (_, Some(model)) => {
+            let request = request(warp.slot, pc, mask, addresses, access);
+            let request = Request { arrivals, ..request };
+            let nothing = [0; 32];
+            let mut from = [&nothing; MAX_COUNT];
+            for (from, s) in from.iter_mut().zip(sources) {
+                *from = warp.read(&program, *s);
             }
-            (space, None) => {
-                warp.progress = true;
-                let start = if space == Space::Shared { place(&common.shared, 0) } else { 0 };
-                let order =
-                    if access.order == Order::Weak { Ordering::Relaxed } else { Ordering::Release };
-                let nothing = [0; 32];
-                let mut from: [&Lanes; MAX_COUNT] = [&nothing; MAX_COUNT];
-                for (from, s) in from.iter_mut().zip(&store.s) {
-                    *from = warp.read(&program, *s);
-                }
-                if let Some(clock) = env.clock.as_deref_mut() {
-                    for (lanes_there, arrives) in &arrivals {
-                        for lane in lanes(*lanes_there) {
-                            for n in 0..store.s.len() as u64 {
-                                let at = addresses[lane] + n * wide;
-                                // SAFETY: as below.
-                                let old = unsafe { raw::load(at, access.bytes, Ordering::Relaxed) };
-                                clock.in_flight.store(at, access.bytes, old, *arrives);
-                            }
+            let from = &from[..sources.len()];
+            model.changed = false;
+            if space == Space::Shared {
+                let mut target = Target::Shared { data: &common.shared, cells: &mut common.cells };
+                model.store(&request, &mut target, from)?;
+            } else {
+                model.store(&request, &mut Target::Global, from)?;
+            }
+            warp.progress |= model.changed;
+        }
+        (space, None) => {
+            warp.progress = true;
+            let start = if space == Space::Shared { place(&common.shared, 0) } else { 0 };
+            let order =
+                if access.order == Order::Weak { Ordering::Relaxed } else { Ordering::Release };
+            let nothing = [0; 32];
+            let mut from: [&Lanes; MAX_COUNT] = [&nothing; MAX_COUNT];
+            for (from, s) in from.iter_mut().zip(sources) {
+                *from = warp.read(&program, *s);
+            }
+            if let Some(clock) = env.clock.as_deref_mut() {
+                for (lanes_there, arrives) in arrivals {
+                    for lane in lanes(*lanes_there) {
+                        for n in 0..sources.len() as u64 {
+                            let at = addresses[lane] + n * wide;
+                            // SAFETY: as below.
+                            let old = unsafe { raw::load(at, access.bytes, Ordering::Relaxed) };
+                            clock.in_flight.store(at, access.bytes, old, *arrives);
                         }
                     }
                 }
-                for lane in lanes(mask) {
-                    for (n, from) in from[..store.s.len()].iter().enumerate() {
-                        let at = start + addresses[lane] + n as u64 * wide;
-                        // SAFETY: mapped (the contract of `Machine::map`) or the block's own, and aligned, by `check`.
-                        unsafe { raw::store(at, access.bytes, from[lane], order) };
-                    }
+            }
+            for lane in lanes(mask) {
+                for (n, from) in from[..sources.len()].iter().enumerate() {
+                    let at = start + addresses[lane] + n as u64 * wide;
+                    // SAFETY: mapped (the contract of `Machine::map`) or the block's own, and aligned, by `check`.
+                    unsafe { raw::store(at, access.bytes, from[lane], order) };
                 }
             }
         }

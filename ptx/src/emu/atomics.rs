@@ -21,29 +21,46 @@ pub(crate) fn atomic(
     pc: u32,
 ) -> Result<()> {
     let access = &atomic.access;
-    let program = std::sync::Arc::clone(&common.grid.program);
-    let (b, c) = (*warp.read(&program, atomic.b), *warp.read(&program, atomic.c));
     for (mask, space, addresses) in parts(warp, common, access, mask) {
         if mask == 0 {
             continue;
         }
         check(common, access, mask, space, &addresses)?;
         common.counts.atomics += 1;
-        match (space, env.clock.as_deref_mut()) {
-            (Space::Global, Some(clock)) => {
-                let at = (mask, &addresses);
-                requests::atomic(warp, common, clock, (atomic, &b, &c), at, pc);
-                continue;
-            }
-            (Space::Shared, Some(_)) => {
-                let passes = u64::from(mask.count_ones());
-                requests::shared(warp, common, env, (passes, pc), atomic.d.into_iter());
-            }
-            _ => {}
+        if space == Space::Global {
+            at(warp, common, env, atomic, (mask, &addresses), pc)?;
+            continue;
         }
+        if space == Space::Shared && env.clock.is_some() {
+            let passes = u64::from(mask.count_ones());
+            requests::shared(warp, common, env, (passes, pc), atomic.d.into_iter());
+        }
+        let (b, c) = operands(warp, common, atomic);
         update(warp, common, env, (atomic, &b, &c), (mask, space, &addresses), pc)?;
     }
     Ok(())
+}
+
+/// An atomic at addresses of global memory, which are checked; in virtual time it sets out.
+pub(crate) fn at(
+    warp: &mut Warp,
+    common: &mut Common,
+    env: &mut Env<'_>,
+    atomic: &Atomic,
+    (mask, addresses): (u32, &[u64; 32]),
+    pc: u32,
+) -> Result<()> {
+    let (b, c) = operands(warp, common, atomic);
+    if let Some(clock) = env.clock.as_deref_mut() {
+        requests::atomic(warp, common, clock, (atomic, &b, &c), (mask, addresses), pc);
+        return Ok(());
+    }
+    update(warp, common, env, (atomic, &b, &c), (mask, Space::Global, addresses), pc)
+}
+
+fn operands(warp: &Warp, common: &Common, atomic: &Atomic) -> (Lanes, Lanes) {
+    let program = &common.grid.program;
+    (*warp.read(program, atomic.b), *warp.read(program, atomic.c))
 }
 
 /// Changes memory, and gives the lanes what was there.

@@ -9,7 +9,7 @@ use super::program::{
     LOCAL_WINDOW, Op, Order, PredicateLogic, SHARED_WINDOW, Space, Special, WINDOW_BYTES, WarpSync,
 };
 use super::warp::{Fragment, Park, Warp};
-use super::{access, atomics, late, sync};
+use super::{access, assert, atomics, late, multimem, sync};
 
 /// What a warp runs in.
 pub(crate) struct Env<'a> {
@@ -199,7 +199,18 @@ pub(crate) fn run<const CLOCK: bool>(
                 Op::Atomic(atomic) if active != 0 => {
                     atomics::atomic(warp, common, env, atomic, active, pc).map_err(|t| (t, pc))?;
                 }
-                Op::Load(_) | Op::Store(_) | Op::Atomic(_) => {}
+                Op::Multimem(op) if active != 0 => {
+                    multimem::multimem(warp, common, env, op, active, pc).map_err(|t| (t, pc))?;
+                }
+                Op::Load(_) | Op::Store(_) | Op::Atomic(_) | Op::Multimem(_) => {}
+                Op::AssertFail(at) => {
+                    if active != 0 {
+                        return fail(
+                            FaultKind::Trap(assert::failed(warp, common, *at, active)),
+                            active,
+                        );
+                    }
+                }
                 Op::Branch { target } => {
                     if active != 0 && program.spins[pc as usize] {
                         common.counts.spins += 1;
@@ -288,7 +299,8 @@ pub(crate) fn run<const CLOCK: bool>(
                     }
                 }
             }
-            let moves = matches!(inst.op, Op::Load(_) | Op::Store(_) | Op::Atomic(_));
+            let moves =
+                matches!(inst.op, Op::Load(_) | Op::Store(_) | Op::Atomic(_) | Op::Multimem(_));
             pc += 1;
             // An adversary takes over where it matters: around accesses.
             if moves && env.model.as_deref_mut().is_some_and(Model::interrupts) {

@@ -27,7 +27,8 @@ pub(crate) fn settle_for(
     let program = std::sync::Arc::clone(&common.grid.program);
     let op = &program.code[pc as usize].op;
     let orders = match op {
-        Op::Fence { .. } | Op::Barrier(_) | Op::Atomic(_) | Op::Exit | Op::Trap => true,
+        Op::Fence { .. } | Op::Barrier(_) | Op::Atomic(_) | Op::Multimem(_) => true,
+        Op::Exit | Op::Trap | Op::AssertFail(_) => true,
         Op::WarpSync { how, .. } => matches!(how, WarpSync::Barrier),
         Op::Load(load) => load.access.order.acquires(),
         Op::Store(store) => store.access.order.releases(),

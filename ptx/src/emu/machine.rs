@@ -63,6 +63,28 @@ impl Machine {
         self.map_there(start, bytes, name, gpu.unwrap_or(HOST))
     }
 
+    /// Makes `bytes` bytes from `start` on the addresses of a multicast object (CUDA's `cuMulticastCreate`): what is done to one of
+    /// them is done to the same place behind each of `members`, where memory is mapped. `multimem` instructions access them, and
+    /// stores, which PTX leaves undefined and GPUs send to all members, as NCCL's kernels expect. Nothing else of the process
+    /// should have these addresses; they are never accessed by the process itself.
+    ///
+    /// ```
+    /// use ferroccl_ptx::emu::Machine;
+    ///
+    /// let machine = Machine::new();
+    /// let mut gpus = [[0u64; 16]; 2];
+    /// let members = gpus.each_mut().map(|words| words.as_mut_ptr().expose_provenance() as u64);
+    /// // SAFETY: the arrays outlive the mappings.
+    /// let memory = [0, 1].map(|g| unsafe { machine.map_on(Some(g), members[g as usize], 128, "words") });
+    /// let multicast = machine.map_multicast(1 << 50, 128, &members, "all words");
+    /// # drop((multicast, memory));
+    /// ```
+    #[must_use]
+    pub fn map_multicast(&self, start: u64, bytes: usize, members: &[u64], name: &str) -> Mapping {
+        let number = self.map.add_multicast(start, bytes as u64, members, name);
+        Mapping { number, map: Arc::clone(&self.map) }
+    }
+
     fn map_there(&self, start: u64, bytes: usize, name: &str, place: Place) -> Mapping {
         let number = self.map.add(start, bytes as u64, name, place);
         Mapping { number, map: Arc::clone(&self.map) }

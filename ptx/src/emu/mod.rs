@@ -7,7 +7,7 @@
 //!            warp.rs     Warp           registers, fragments of lanes that are at one place
 //!            exec.rs                    one instruction after the other
 //!              alu/   arithmetic, 32 lanes at a time          sync.rs   votes, shuffles
-//!              access.rs, atomics.rs, late.rs  loads, stores, atomics ─► memory/   the host's, or the model's
+//!              access.rs, atomics.rs, late.rs, multimem.rs  loads, stores, atomics ─► memory/   the host's, or the model's
 //! who runs when:
 //!            lockstep.rs  one thread, a schedule that a seed decides, all checks
 //!              timed.rs, clock/  or in virtual time: what is earliest on a machine runs first
@@ -56,6 +56,7 @@
 
 mod access;
 pub mod alu;
+mod assert;
 mod atomics;
 mod barrier;
 mod block;
@@ -67,6 +68,7 @@ mod late;
 mod lockstep;
 mod machine;
 mod memory;
+mod multimem;
 mod program;
 mod random;
 mod sync;

@@ -6,6 +6,7 @@ mod cuda;
 mod hostile;
 mod litmus;
 mod machine;
+mod multicast;
 #[path = "../instructions/rng.rs"]
 #[allow(dead_code, reason = "shared with the tests of instructions")]
 mod rng;

@@ -31,7 +31,7 @@ pub use self::path::{PathStep, Spent, totals};
 pub use self::timing::{A100_NVLINK, H100_NVLINK, H200_ONE_GPU, MachineModel, Timing};
 use super::block::Common;
 use super::exec::Env;
-use super::program::{Inst, Op, Order, Scope, Space, WarpSync};
+use super::program::{Access, Inst, Op, Order, Scope, Space, WarpSync};
 use super::warp::Warp;
 
 /// Where memory is: a GPU's number, or [`HOST`].
@@ -292,6 +292,47 @@ impl Clock {
         *last = arrives.max(*last);
         *last
     }
+
+    /// The way to the switch that joins all GPUs, there and to a GPU.
+    fn way_by_switch(&self) -> u64 {
+        u64::from(self.timing.peer_ns) * 500
+    }
+
+    /// When a store that a GPU issues at `at` arrives at each of `places`: it is sent once, and the switch sends it to all.
+    fn store_to_all(&mut self, from: Place, places: &[Place], at: u64, bytes: u64) -> Vec<u64> {
+        let (way, takes) = (self.way_by_switch(), Timing::moving(bytes, self.timing.peer_gbs));
+        let sends = self.sends.entry((from, false)).or_default();
+        let start = at.max(*sends);
+        *sends = start + takes;
+        let arrive = |place: &Place| {
+            let receives = self.receives.entry((*place, false)).or_default();
+            let comes = (start + way).max(*receives) + takes;
+            *receives = comes;
+            let arrives = self.through_l2(*place, comes, bytes);
+            let last = self.last.entry((from, *place)).or_default();
+            *last = arrives.max(*last);
+            *last
+        };
+        places.iter().map(arrive).collect()
+    }
+
+    /// When what a load has asked all of `places` for, at `at`, has come to a GPU: each sends it, and the switch sends one
+    /// result on.
+    fn load_from_all(&mut self, to: Place, places: &[Place], at: u64, bytes: u64) -> u64 {
+        let (way, takes) = (self.way_by_switch(), Timing::moving(bytes, self.timing.peer_gbs));
+        let mut all = at;
+        for place in places {
+            let answered = self.through_l2(*place, at, bytes);
+            let sends = self.sends.entry((*place, false)).or_default();
+            let start = answered.max(*sends);
+            *sends = start + takes;
+            all = all.max(start);
+        }
+        let receives = self.receives.entry((to, false)).or_default();
+        let comes = (all + way).max(*receives) + takes;
+        *receives = comes;
+        comes
+    }
 }
 
 /// The kinds of instructions that differ in what they wait for.
@@ -325,8 +366,12 @@ fn kind(inst: &Inst, timing: &Timing) -> IssueClass {
         Op::Atomic(atomic) => {
             IssueClass::Memory { releases: released(atomic.access.order, atomic.access.scope) }
         }
+        Op::Multimem(multimem) => {
+            let Access { order, scope, .. } = multimem.access;
+            IssueClass::Memory { releases: released(order, scope) }
+        }
         Op::Fence { scope, .. } => IssueClass::Fence(*scope),
-        Op::Barrier(_) | Op::Exit | Op::Trap => IssueClass::Meets,
+        Op::Barrier(_) | Op::Exit | Op::Trap | Op::AssertFail(_) => IssueClass::Meets,
         Op::WarpSync { how: WarpSync::Barrier, .. } => own(timing.alu_cycles),
         Op::WarpSync { .. } => own(timing.warp_cycles),
         Op::Branch { .. } | Op::BranchIndexed { .. } => own(timing.branch_cycles),

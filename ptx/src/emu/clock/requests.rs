@@ -6,6 +6,7 @@ use super::super::counts::sectors;
 use super::super::exec::Env;
 use super::super::fault::Trouble;
 use super::super::memory::model::lanes;
+use super::super::multimem::ReducingLoad;
 use super::super::program::{Access, Atomic, Load, Order, Reg, Space};
 use super::super::warp::Warp;
 use super::super::{access, atomics};
@@ -29,17 +30,19 @@ pub(crate) struct RequestInFlight {
 #[derive(Clone, Debug)]
 enum RequestKind {
     Load(Load),
+    FromAll(Box<ReducingLoad>),
     Atomic(Box<(Atomic, Lanes, Lanes)>),
 }
 
 impl RequestKind {
     /// The registers that wait for the answer.
     fn registers(&self) -> impl Iterator<Item = Reg> {
-        let (load, atomic) = match self {
-            RequestKind::Load(load) => (Some(load.d.iter().flatten().copied()), None),
-            RequestKind::Atomic(atomic) => (None, atomic.0.d),
+        let (loaded, atomic) = match self {
+            RequestKind::Load(load) => (&load.d[..], None),
+            RequestKind::FromAll(load) => (&load.d[..], None),
+            RequestKind::Atomic(atomic) => (&[][..], atomic.0.d),
         };
-        load.into_iter().flatten().chain(atomic)
+        loaded.iter().flatten().copied().chain(atomic)
     }
 }
 
@@ -141,28 +144,79 @@ fn set_out(
         // Behind what the GPU has stored there, as on one way.
         let before = clock.last.get(&(gpu, place)).copied().unwrap_or(0);
         let comes = (at + clock.way(gpu, place)).max(before);
-        clock.order += 1;
-        let id = clock.order;
-        clock.push(comes, ClockEvent::Request { block: common.number, warp: warp.index, id });
-        for register in what.registers() {
-            warp.time.owed[usize::from(register)] += 1;
-        }
-        warp.time.requests += 1;
-        warp.time.acquires += u32::from(access.order.acquires());
-        let acquires = access.order.acquires();
-        let what = what.clone();
-        let addresses = *addresses;
-        warp.waiting.push(RequestInFlight {
-            id,
-            what,
-            mask,
-            addresses,
-            pc,
-            place,
-            bytes,
-            acquires,
-        });
+        let what = (what.clone(), access.order.acquires());
+        wait_for(warp, common, clock, what, (mask, *addresses), (pc, place, bytes, comes));
     }
+}
+
+/// The warp has a request under way, which comes to its place at `comes`.
+fn wait_for(
+    warp: &mut Warp,
+    common: &Common,
+    clock: &mut Clock,
+    (what, acquires): (RequestKind, bool),
+    (mask, addresses): (u32, [u64; 32]),
+    (pc, place, bytes, comes): (u32, Place, u64, u64),
+) {
+    clock.order += 1;
+    let id = clock.order;
+    clock.push(comes, ClockEvent::Request { block: common.number, warp: warp.index, id });
+    for register in what.registers() {
+        warp.time.owed[usize::from(register)] += 1;
+    }
+    warp.time.requests += 1;
+    warp.time.acquires += u32::from(acquires);
+    let request = RequestInFlight { id, what, mask, addresses, pc, place, bytes, acquires };
+    warp.waiting.push(request);
+}
+
+/// A load from all members of a multicast object sets out.
+pub(crate) fn load_from_all(
+    warp: &mut Warp,
+    common: &mut Common,
+    clock: &mut Clock,
+    load: ReducingLoad,
+    mask: u32,
+    pc: u32,
+) {
+    let gpu = common.grid.device;
+    let addresses = load.members.first().copied().unwrap_or([0; 32]);
+    let bytes = moved(mask, &addresses, &load.access);
+    let at = common.sm.memory.max(warp.time.at);
+    common.sm.memory = at + clock.timing.cycles(lines(&clock.timing, bytes));
+    // Behind what the GPU has stored there.
+    let before = places(common, mask, &load.members).into_iter();
+    let before = before.filter_map(|place| clock.last.get(&(gpu, place)).copied()).max();
+    let comes = (at + clock.way_by_switch()).max(before.unwrap_or(0));
+    let acquires = load.access.order.acquires();
+    let what = RequestKind::FromAll(Box::new(load));
+    wait_for(warp, common, clock, (what, acquires), (mask, addresses), (pc, gpu, bytes, comes));
+}
+
+/// A store to all members of a multicast object sets out; when it arrives at each.
+pub(crate) fn store_to_all(
+    warp: &mut Warp,
+    common: &mut Common,
+    clock: &mut Clock,
+    access: &Access,
+    (mask, members): (u32, &[[u64; 32]]),
+) -> Vec<u64> {
+    let gpu = common.grid.device;
+    let Some(addresses) = members.first() else { return Vec::new() };
+    let bytes = moved(mask, addresses, access);
+    let at = common.sm.memory.max(warp.time.at);
+    common.sm.memory = at + clock.timing.cycles(lines(&clock.timing, bytes));
+    let arrivals = clock.store_to_all(gpu, &places(common, mask, members), at, bytes);
+    for (addresses, arrives) in members.iter().zip(&arrivals) {
+        sent(warp, common, clock, access, (mask, addresses), (at, *arrives, clock.way_by_switch()));
+    }
+    arrivals
+}
+
+/// Where each member's memory is.
+fn places(common: &mut Common, mask: u32, members: &[[u64; 32]]) -> Vec<Place> {
+    let lane = lanes(mask).next().unwrap_or(0);
+    members.iter().map(|addresses| common.view.place(addresses[lane])).collect()
 }
 
 /// Cycles for which bytes keep an SM's way to L2 busy.
@@ -179,25 +233,36 @@ pub(crate) fn store(
     (mask, addresses): (u32, &[u64; 32]),
 ) -> Vec<(u32, u64)> {
     let gpu = common.grid.device;
-    let places = by_place(common, mask, addresses).into_iter();
-    let sent = places.map(|(place, mask)| {
+    let by_place = by_place(common, mask, addresses).into_iter();
+    let all = by_place.map(|(place, mask)| {
         let bytes = moved(mask, addresses, access);
         let at = common.sm.memory.max(warp.time.at);
         common.sm.memory = at + clock.timing.cycles(lines(&clock.timing, bytes));
         let arrives = clock.store(gpu, place, at, bytes);
-        let known = arrives + clock.way(gpu, place);
-        common.sm.stored = common.sm.stored.max(known);
-        if let Some(trace) = &mut clock.trace {
-            let from = ((common.number, warp.index), gpu);
-            for lane in lanes(mask) {
-                let wide = u64::from(access.bytes) * u64::from(access.count);
-                let cells = addresses[lane] / 8..=(addresses[lane] + wide - 1) / 8;
-                cells.for_each(|cell| trace.stores(from, cell, (at, arrives)));
-            }
-        }
+        let way = clock.way(gpu, place);
+        sent(warp, common, clock, access, (mask, addresses), (at, arrives, way));
         (mask, arrives)
     });
-    sent.collect()
+    all.collect()
+}
+
+/// A store has set out at `at`, and arrives; when that is known is `way` later.
+fn sent(
+    warp: &Warp,
+    common: &mut Common,
+    clock: &mut Clock,
+    access: &Access,
+    (mask, addresses): (u32, &[u64; 32]),
+    (at, arrives, way): (u64, u64, u64),
+) {
+    common.sm.stored = common.sm.stored.max(arrives + way);
+    let Some(trace) = &mut clock.trace else { return };
+    let from = ((common.number, warp.index), common.grid.device);
+    for lane in lanes(mask) {
+        let wide = u64::from(access.bytes) * u64::from(access.count);
+        let cells = addresses[lane] / 8..=(addresses[lane] + wide - 1) / 8;
+        cells.for_each(|cell| trace.stores(from, cell, (at, arrives)));
+    }
 }
 
 /// A request has come to its place: it is done there, and its answer goes back.
@@ -215,17 +280,22 @@ pub(crate) fn arrive(
     let mut wait = None;
     if let Some(clock) = env.clock.as_deref_mut() {
         let extra = match &what {
-            RequestKind::Load(_) => 0,
+            RequestKind::Load(_) | RequestKind::FromAll(_) => 0,
             RequestKind::Atomic(_) => clock.timing.cycles(clock.timing.atomic_cycles.into()),
         };
-        let answered = clock.through_l2(place, clock.now, bytes) + extra;
-        back = match place {
-            place if place == gpu => answered + clock.way(gpu, gpu),
-            HOST => clock.moved(HOST, gpu, answered, bytes),
-            place => clock.moved(place, gpu, answered, bytes),
+        back = if let RequestKind::FromAll(load) = &what {
+            let places = places(common, mask, &load.members);
+            clock.load_from_all(gpu, &places, clock.now, bytes)
+        } else {
+            let answered = clock.through_l2(place, clock.now, bytes) + extra;
+            match place {
+                place if place == gpu => answered + clock.way(gpu, gpu),
+                place => clock.moved(place, gpu, answered, bytes),
+            }
         };
         if let Some(trace) = &mut clock.trace {
             let spent = match place {
+                _ if matches!(what, RequestKind::FromAll(_)) => Spent::Peer,
                 HOST => Spent::Host,
                 place if place == gpu => Spent::L2,
                 _ => Spent::Peer,
@@ -243,6 +313,7 @@ pub(crate) fn arrive(
             }
             access::fetch(warp, common, env, load, mask, Space::Global, &addresses, pc)
         }
+        RequestKind::FromAll(load) => load.run(warp, common, env, mask, pc),
         RequestKind::Atomic(atomic) => {
             let (atomic, b, c) = &**atomic;
             atomics::update(

@@ -18,11 +18,23 @@ struct Region {
     place: Place,
 }
 
+/// Addresses of a multicast object: an access goes to the same place behind each member's start.
+#[derive(Clone, Debug)]
+pub(crate) struct Multicast {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// Where the members' memory begins.
+    pub(crate) members: Arc<[u64]>,
+    name: Arc<str>,
+    number: u64,
+}
+
 /// All regions of a machine.
 #[derive(Debug, Default)]
 pub(crate) struct Map {
     /// By start. Replaced whole at each change.
     regions: RwLock<Arc<Vec<Region>>>,
+    multicasts: RwLock<Arc<Vec<Multicast>>>,
     /// Changes so far: who holds the regions of an older one looks again.
     generation: AtomicU64,
 }
@@ -41,9 +53,26 @@ impl Map {
         number
     }
 
+    /// Adds a multicast object; its number takes it back.
+    pub(crate) fn add_multicast(&self, start: u64, bytes: u64, members: &[u64], name: &str) -> u64 {
+        let _regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
+        let mut multicasts = self.multicasts.write().unwrap_or_else(PoisonError::into_inner);
+        let number = self.generation.load(Ordering::Relaxed);
+        let (end, name) = (start.saturating_add(bytes), name.into());
+        let multicast = Multicast { start, end, members: members.into(), name, number };
+        Arc::make_mut(&mut multicasts).push(multicast);
+        // Pairs with the acquire in `View::find`.
+        self.generation.store(number + 1, Ordering::Release);
+        number
+    }
+
     pub(crate) fn remove(&self, number: u64) {
         let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
         Arc::make_mut(&mut regions).retain(|r| r.number != number);
+        let mut multicasts = self.multicasts.write().unwrap_or_else(PoisonError::into_inner);
+        if multicasts.iter().any(|m| m.number == number) {
+            Arc::make_mut(&mut multicasts).retain(|m| m.number != number);
+        }
         let generation = self.generation.load(Ordering::Relaxed);
         self.generation.store(generation + 1, Ordering::Release);
     }
@@ -54,6 +83,7 @@ impl Map {
 pub(crate) struct View {
     map: Arc<Map>,
     regions: Arc<Vec<Region>>,
+    multicasts: Arc<Vec<Multicast>>,
     generation: u64,
     last: (u64, u64),
     /// Where the region that was found last is.
@@ -62,8 +92,9 @@ pub(crate) struct View {
 
 impl View {
     pub(crate) fn new(map: &Arc<Map>) -> Self {
-        let (regions, last) = (Arc::default(), (0, 0));
-        View { map: Arc::clone(map), regions, generation: u64::MAX, last, place: HOST }
+        let (regions, multicasts, last) = (Arc::default(), Arc::default(), (0, 0));
+        let (map, generation, place) = (Arc::clone(map), u64::MAX, HOST);
+        View { map, regions, multicasts, generation, last, place }
     }
 
     /// Whether all of `start..end` is in one region.
@@ -79,6 +110,8 @@ impl View {
         if generation != self.generation {
             let regions = self.map.regions.read().unwrap_or_else(PoisonError::into_inner);
             self.regions = Arc::clone(&regions);
+            let multicasts = self.map.multicasts.read().unwrap_or_else(PoisonError::into_inner);
+            self.multicasts = Arc::clone(&multicasts);
             (self.generation, self.last) = (generation, (0, 0));
         }
         let at = self.regions.partition_point(|r| r.start <= start);
@@ -95,8 +128,18 @@ impl View {
         if self.covers(address, address + 1) { self.place } else { HOST }
     }
 
+    /// The multicast object that an address is in.
+    pub(crate) fn multicast(&mut self, address: u64) -> Option<&Multicast> {
+        // Looks for changes.
+        self.covers(address, address);
+        self.multicasts.iter().find(|m| (m.start..m.end).contains(&address))
+    }
+
     /// What lies at or next to an address that is not covered.
     pub(crate) fn near(&self, address: u64) -> String {
+        if let Some(m) = self.multicasts.iter().find(|m| (m.start..m.end).contains(&address)) {
+            return format!("of the multicast object {}, from which only `multimem` loads", m.name);
+        }
         let at = self.regions.partition_point(|r| r.start <= address);
         let before = self.regions[..at].iter().max_by_key(|r| r.end);
         let after = self.regions.get(at);

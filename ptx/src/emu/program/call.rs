@@ -26,6 +26,7 @@ impl<'a> Decoder<'_, 'a> {
         };
         let function = match self.functions.get(name.text) {
             Some(function) => *function,
+            None if name.text == "__assertfail" => return self.assert_fail(i, guard, given),
             None if self.names.find(name.text).is_some() => {
                 return Err(self.error(name.span(), "calls through a pointer are not emulated"));
             }
@@ -81,6 +82,27 @@ impl<'a> Decoder<'_, 'a> {
         self.names.leave(hidden);
         result?;
         self.labels[end as usize] = Some(self.code_len() as u32);
+        Ok(())
+    }
+
+    /// The function that `assert` of CUDA C++ calls: message, file, line, function and the size of a character (CUDA C++
+    /// Programming Guide, "Assertion").
+    fn assert_fail(
+        &mut self,
+        i: &Instruction<'a>,
+        guard: Option<(Pred, bool)>,
+        given: &[Operand<'a>],
+    ) -> Result<()> {
+        let mut at = [0; 4];
+        for (at, operand) in at.iter_mut().zip(given) {
+            let Operand::Name(name) = operand else { return Err(self.unknown(i)) };
+            let Meaning::Local(place) = self.meaning(*name)? else { return Err(self.unknown(i)) };
+            *at = place;
+        }
+        if given.len() != 5 {
+            return Err(self.unknown(i));
+        }
+        self.emit(guard, Op::AssertFail(at), i.span);
         Ok(())
     }
 

@@ -239,6 +239,7 @@ impl<'a> Decoder<'_, 'a> {
         let last = i.modifiers.last().map_or("", |m| m.text);
         Ok(match i.opcode.text {
             "ld" | "ldu" | "st" | "atom" | "red" => self.memory(i)?,
+            "multimem" => self.multimem(i)?,
             "fence" | "membar" => self.fence(i)?,
             "bar" | "barrier" | "vote" | "shfl" | "match" | "redux" | "elect" => self.sync(i)?,
             "activemask" => Op::Activemask { d: self.destination(self.at(i, 0)?)? },
@@ -373,6 +374,9 @@ impl<'a> Decoder<'_, 'a> {
             let (d, a) = (self.predicate_destination(to)?, self.truth(from)?);
             return Ok(Op::Logic { how: PredicateLogic::Move, d, a, b: Truth::Always(false) });
         }
+        if ty == "b128" {
+            return self.mov128(i, to, from);
+        }
         let ty = Type::from_name(ty).filter(|t| t.bits() <= 64).ok_or_else(|| self.unknown(i))?;
         let part = |n: usize| ty.bits() / (n.max(1) as u32);
         match (to, from) {
@@ -408,6 +412,28 @@ impl<'a> Decoder<'_, 'a> {
                 Ok(Op::Convert { d, s: self.value(from, ty)?, add: 0 })
             }
         }
+    }
+
+    /// `mov.b128`, between a register of 128 bits and two of 64, or another one: two moves.
+    fn mov128(&mut self, i: &Instruction<'a>, to: &Operand<'a>, from: &Operand<'a>) -> Result<Op> {
+        let parts = |list: &[Operand<'a>]| list.len() == 2;
+        let from = match from {
+            Operand::Vector(list, _) if parts(list) => {
+                [self.value(&list[0], Type::B64)?, self.value(&list[1], Type::B64)?]
+            }
+            one => self.halves(one)?,
+        };
+        let to = match to {
+            Operand::Vector(list, _) if parts(list) => {
+                [self.destination(&list[0])?, self.destination(&list[1])?]
+            }
+            one => self.halves(one)?,
+        };
+        if to[0] == from[1] {
+            return Err(self.unknown(i));
+        }
+        self.then = Some(Op::Convert { d: to[1], s: from[1], add: 0 });
+        Ok(Op::Convert { d: to[0], s: from[0], add: 0 })
     }
 
     fn cvta(&mut self, i: &Instruction<'a>) -> Result<Op> {

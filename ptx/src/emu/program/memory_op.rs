@@ -4,7 +4,7 @@
 
 use super::decode::{Decoder, Result};
 use super::{
-    Access, Atomic, Barrier, BarrierKind, Load, Op, Order, Rmw, Scope, Shuffle, Space, Store,
+    Access, Atomic, Barrier, BarrierKind, Load, Op, Order, Reg, Rmw, Scope, Shuffle, Space, Store,
     WarpSync,
 };
 use crate::emu::alu::{self, Kind, Lanes};
@@ -13,17 +13,45 @@ use crate::syntax::{Instruction, Operand};
 use crate::types::Type;
 
 /// The operations of atomics (9.7.13.5).
-const OPERATIONS: [&str; 10] =
+pub(super) const OPERATIONS: [&str; 10] =
     ["exch", "cas", "inc", "dec", "add", "min", "max", "and", "or", "xor"];
 
 impl<'a> Decoder<'_, 'a> {
     pub(super) fn memory(&mut self, i: &Instruction<'a>) -> Result<Op> {
         let said = isa::memory(i).ok_or_else(|| self.unknown(i))?;
-        let atomic = matches!(said.access, isa::Access::Atomic | isa::Access::Reduce);
-        let known = atomic || matches!(said.access, isa::Access::Load | isa::Access::Store);
-        let ty = said.ty.filter(|t| known && t.bits() <= 64 && *t != Type::Pred);
-        let ty = ty.ok_or_else(|| self.unknown(i))?;
+        let loads = matches!(i.opcode.text, "ld" | "ldu");
         let at = usize::from(!matches!(said.access, isa::Access::Store | isa::Access::Reduce));
+        let (access, ty) = self.access(i, &said, at)?;
+        if loads {
+            let d = self.destinations(i, 0, &said)?;
+            let width = self.elements(i, 0)?.iter().map(|one| self.width(one)).max().unwrap_or(64);
+            let extend = if ty.is_signed() && ty.bits() < width { width as u8 } else { 0 };
+            return Ok(Op::Load(Load { access, d, extend }));
+        }
+        if i.opcode.text == "st" {
+            return Ok(Op::Store(Store { access, s: self.sources(i, 1, &said)? }));
+        }
+        if said.vector != 1 || ty.bytes() < 2 || access.whole {
+            return Err(self.unknown(i));
+        }
+        let how = self.rmw(i, ty)?;
+        let d =
+            if i.opcode.text == "atom" { Some(self.destination(self.at(i, 0)?)?) } else { None };
+        let b = self.value(self.at(i, at + 1)?, ty)?;
+        let c = if let Rmw::Cas = how { self.value(self.at(i, at + 2)?, ty)? } else { b };
+        Ok(Op::Atomic(Box::new(Atomic { access, d, b, c, how })))
+    }
+
+    /// The access of an instruction whose operand `at` is the address, and the type of its elements.
+    pub(super) fn access(
+        &mut self,
+        i: &Instruction<'a>,
+        said: &isa::Memory,
+        at: usize,
+    ) -> Result<(Access, Type)> {
+        let copies = matches!(said.access, isa::Access::Copy { .. });
+        let ty = said.ty.filter(|ty| !copies && *ty != Type::Pred);
+        let ty = ty.ok_or_else(|| self.unknown(i))?;
         let space = match said.space {
             isa::Space::Generic => Space::Generic,
             isa::Space::Global | isa::Space::Const => Space::Global,
@@ -32,88 +60,103 @@ impl<'a> Decoder<'_, 'a> {
             isa::Space::Param => Space::Param,
             isa::Space::Cluster => return Err(self.unknown(i)),
         };
+        // 128 bits are two elements of 64 that arrive together.
+        let whole = ty == Type::B128;
+        if ty.bytes() * said.vector > 32 || whole && said.vector != 1 {
+            return Err(self.unknown(i));
+        }
         let (base, offset, space) = self.address(self.at(i, at)?, space)?;
         let access = Access {
             space,
             base,
             offset,
-            bytes: ty.bytes() as u8,
-            count: said.vector as u8,
+            bytes: if whole { 8 } else { ty.bytes() as u8 },
+            count: if whole { 2 } else { said.vector as u8 },
             order: if said.order == Order::Volatile { Order::Relaxed } else { said.order },
             scope: said.scope.unwrap_or(Scope::Sys),
+            whole,
         };
-        if ty.bytes() * said.vector > 32 {
-            return Err(self.unknown(i));
+        Ok((access, ty))
+    }
+
+    /// The elements that operand `n` names: those of a vector, or itself.
+    fn elements<'i>(&self, i: &'i Instruction<'a>, n: usize) -> Result<&'i [Operand<'a>]> {
+        let operand = self.at(i, n)?;
+        Ok(if let Operand::Vector(list, _) = operand {
+            &list[..]
+        } else {
+            std::slice::from_ref(operand)
+        })
+    }
+
+    fn check_count(&self, i: &Instruction<'a>, n: usize, said: &isa::Memory) -> Result<()> {
+        if n == said.vector as usize {
+            return Ok(());
         }
-        let wrong_count = |this: &Self, n: usize| {
-            let what = format!("{} elements are named, `.v{}` has as many", n, said.vector);
-            Err(this.error(i.span, what))
-        };
-        match i.opcode.text {
-            "ld" | "ldu" => {
-                let to = self.at(i, 0)?;
-                let list = if let Operand::Vector(list, _) = to {
-                    &list[..]
-                } else {
-                    std::slice::from_ref(to)
-                };
-                if list.len() != said.vector as usize {
-                    return wrong_count(self, list.len());
-                }
-                let width = list.iter().map(|one| self.width(one)).max().unwrap_or(64);
-                let d = list
-                    .iter()
-                    .map(|one| match one {
-                        Operand::Sink(_) => Ok(None),
-                        one => self.destination(one).map(Some),
-                    })
-                    .collect::<Result<_>>()?;
-                let extend = if ty.is_signed() && ty.bits() < width { width as u8 } else { 0 };
-                Ok(Op::Load(Load { access, d, extend }))
-            }
-            "st" => {
-                let from = self.at(i, 1)?;
-                let list = if let Operand::Vector(list, _) = from {
-                    &list[..]
-                } else {
-                    std::slice::from_ref(from)
-                };
-                if list.len() != said.vector as usize {
-                    return wrong_count(self, list.len());
-                }
-                let s = list.iter().map(|one| self.value(one, ty)).collect::<Result<_>>()?;
-                Ok(Op::Store(Store { access, s }))
-            }
-            opcode => {
-                if said.vector != 1 || ty.bytes() < 2 {
-                    return Err(self.unknown(i));
-                }
-                let how = i.modifiers.iter().map(|m| m.text).find(|m| OPERATIONS.contains(m));
-                let how = how.ok_or_else(|| self.unknown(i))?;
-                let how = match how {
-                    "exch" => Rmw::Exchange,
-                    "cas" => Rmw::Cas,
-                    "inc" => Rmw::Inc,
-                    "dec" => Rmw::Dec,
-                    how => {
-                        let rounding: &[&str] =
-                            if ty.is_float() && how == "add" { &["rn"] } else { &[] };
-                        let words: Vec<&str> =
-                            rounding.iter().copied().chain([ty.name()]).collect();
-                        match alu::select(how, &words).map(|alu| alu.kind) {
-                            Ok(Kind::Value(run)) if !matches!(how, "sub" | "mul") => {
-                                Rmw::Value(run)
-                            }
-                            _ => return Err(self.unknown(i)),
-                        }
-                    }
-                };
-                let d =
-                    if opcode == "atom" { Some(self.destination(self.at(i, 0)?)?) } else { None };
-                let b = self.value(self.at(i, at + 1)?, ty)?;
-                let c = if let Rmw::Cas = how { self.value(self.at(i, at + 2)?, ty)? } else { b };
-                Ok(Op::Atomic(Box::new(Atomic { access, d, b, c, how })))
-            }
+        let what = format!("{n} elements are named, `.v{}` has as many", said.vector);
+        Err(self.error(i.span, what))
+    }
+
+    /// The registers of operand `n` that a load writes.
+    pub(super) fn destinations(
+        &mut self,
+        i: &Instruction<'a>,
+        n: usize,
+        said: &isa::Memory,
+    ) -> Result<Vec<Option<Reg>>> {
+        let list = self.elements(i, n)?;
+        self.check_count(i, list.len(), said)?;
+        if said.ty == Some(Type::B128) {
+            return Ok(self.halves(self.at(i, n)?)?.map(Some).to_vec());
+        }
+        list.iter()
+            .map(|one| match one {
+                Operand::Sink(_) => Ok(None),
+                one => self.destination(one).map(Some),
+            })
+            .collect()
+    }
+
+    /// The registers of operand `n` that a store reads.
+    pub(super) fn sources(
+        &mut self,
+        i: &Instruction<'a>,
+        n: usize,
+        said: &isa::Memory,
+    ) -> Result<Vec<Reg>> {
+        let list = self.elements(i, n)?;
+        self.check_count(i, list.len(), said)?;
+        let ty = said.ty.ok_or_else(|| self.unknown(i))?;
+        if ty == Type::B128 {
+            return Ok(self.halves(self.at(i, n)?)?.to_vec());
+        }
+        list.iter().map(|one| self.value(one, ty)).collect()
+    }
+
+    /// What an instruction makes of the old value and its operand.
+    pub(super) fn rmw(&mut self, i: &Instruction<'a>, ty: Type) -> Result<Rmw> {
+        let how = i.modifiers.iter().map(|m| m.text).find(|m| OPERATIONS.contains(m));
+        Ok(match how.ok_or_else(|| self.unknown(i))? {
+            "exch" => Rmw::Exchange,
+            "cas" => Rmw::Cas,
+            "inc" => Rmw::Inc,
+            "dec" => Rmw::Dec,
+            how => Rmw::Value(self.combination(i, how, ty)?),
+        })
+    }
+
+    /// The function of an operation on two elements.
+    pub(super) fn combination(
+        &mut self,
+        i: &Instruction<'a>,
+        how: &str,
+        ty: Type,
+    ) -> Result<fn(&mut Lanes, [&Lanes; 4])> {
+        let rounding: &[&str] = if ty.is_float() && how == "add" { &["rn"] } else { &[] };
+        let words: Vec<&str> = rounding.iter().copied().chain([ty.name()]).collect();
+        match alu::select(how, &words).map(|alu| alu.kind) {
+            Ok(Kind::Value(run)) if !matches!(how, "sub" | "mul") => Ok(run),
+            _ => Err(self.unknown(i)),
         }
     }
 

@@ -12,6 +12,7 @@ mod control;
 mod declare;
 mod decode;
 mod memory_op;
+mod multimem_op;
 mod names;
 mod op;
 mod operand;

@@ -9,7 +9,7 @@ use crate::types::Type;
 /// What a name stands for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Meaning {
-    /// A value register of this type.
+    /// A value register of this type; of 128 bits it is the first of two.
     Value(Reg, Type),
     /// A predicate register.
     Predicate(Pred),
@@ -20,6 +20,11 @@ pub(super) enum Meaning {
     Parameter(u64),
     /// Number of a module's variable.
     Global(usize),
+}
+
+/// Registers of 64 bits that one of a type takes.
+fn words(ty: Type) -> u32 {
+    ty.bits().div_ceil(64)
 }
 
 /// Registers `NAME0` to `NAMEn`, or one alone.
@@ -98,14 +103,14 @@ impl<'a> Names<'a> {
         let error = |what: String| SyntaxError::new(source, variable.span.start, what);
         let ty = Type::from_name(variable.ty.text)
             .ok_or_else(|| error(format!("there is no type `.{}`", variable.ty)))?;
-        if variable.vector != 1 || ty.bits() > 64 {
+        if variable.vector != 1 {
             return Err(error(format!("registers of `.{}` are not emulated", variable.ty)));
         }
         for declared in &variable.names {
             let count = declared.count.unwrap_or(1);
             let used = if ty == Type::Pred { &mut self.predicates } else { &mut self.values };
             let first = *used;
-            *used = used.saturating_add(count);
+            *used = used.saturating_add(count.saturating_mul(words(ty)));
             // Half of the numbers are left for constants.
             if *used > u32::from(Reg::MAX / 2) {
                 return Err(error(format!("more than {} registers", Reg::MAX / 2)));
@@ -139,7 +144,7 @@ impl<'a> Names<'a> {
             }
             // `declare` has made sure that all numbers fit.
             Some(match first {
-                Meaning::Value(reg, ty) => Meaning::Value(reg + number as Reg, ty),
+                Meaning::Value(reg, ty) => Meaning::Value(reg + (number * words(ty)) as Reg, ty),
                 Meaning::Predicate(p) => Meaning::Predicate(p + number as Pred),
                 other => other,
             })

@@ -111,6 +111,9 @@ pub(crate) enum Op {
     Load(Load),
     Store(Store),
     Atomic(Box<Atomic>),
+    Multimem(Box<Multimem>),
+    /// `__assertfail`: where the addresses of its message, file and function, and the line, are in local memory.
+    AssertFail([u64; 4]),
     Fence {
         order: Order,
         scope: Scope,
@@ -160,6 +163,8 @@ pub(crate) struct Access {
     pub(crate) count: u8,
     pub(crate) order: Order,
     pub(crate) scope: Scope,
+    /// Whether 16 bytes arrive together (`.b128`), however small the memory's units are.
+    pub(crate) whole: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -184,6 +189,37 @@ pub(crate) struct Atomic {
     pub(crate) b: Reg,
     pub(crate) c: Reg,
     pub(crate) how: Rmw,
+}
+
+/// An access to all members of a multicast object (9.7.9.14 to 9.7.9.16).
+#[derive(Clone, Debug)]
+pub(crate) struct Multimem {
+    pub(crate) access: Access,
+    pub(crate) how: MultimemKind,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum MultimemKind {
+    /// Loads what all members have, combined.
+    LoadReduce { d: Vec<Option<Reg>>, combine: Combination },
+    /// Stores to all members.
+    Store(Vec<Reg>),
+    /// Changes all members: for each element its operand.
+    Reduce { b: Vec<Reg>, how: Rmw },
+}
+
+/// How the elements of all members become one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Combination {
+    Each(fn(&mut Lanes, [&Lanes; 4])),
+    /// In single precision, and rounded once (`.acc::f32`).
+    Single {
+        widen: fn(&mut Lanes, [&Lanes; 4]),
+        add: fn(&mut Lanes, [&Lanes; 4]),
+        narrow: fn(&mut Lanes, [&Lanes; 4]),
+        /// Whether an element has two.
+        packed: bool,
+    },
 }
 
 /// What an atomic makes of the old value and its operand.
@@ -335,7 +371,23 @@ impl Inst {
                 g(d, Write);
             }
             Op::BranchIndexed { index, .. } => f(index, Read),
-            Op::Branch { .. } | Op::Exit | Op::Trap | Op::Nop | Op::Fence { .. } => {}
+            Op::Branch { .. }
+            | Op::Exit
+            | Op::Trap
+            | Op::Nop
+            | Op::Fence { .. }
+            | Op::AssertFail(_) => {}
+            Op::Multimem(multimem) => {
+                f(&mut multimem.access.base, Read);
+                match &mut multimem.how {
+                    MultimemKind::LoadReduce { d, .. } => {
+                        d.iter_mut().flatten().for_each(|d| f(d, Write));
+                    }
+                    MultimemKind::Store(s) | MultimemKind::Reduce { b: s, .. } => {
+                        s.iter_mut().for_each(|s| f(s, Read));
+                    }
+                }
+            }
             Op::Load(Load { access, d, .. }) => {
                 f(&mut access.base, Read);
                 d.iter_mut().flatten().for_each(|d| f(d, Write));

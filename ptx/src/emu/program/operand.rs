@@ -60,9 +60,19 @@ impl<'a> Decoder<'_, 'a> {
             return Ok(self.names.fresh());
         }
         match self.meaning(name)? {
-            Meaning::Value(reg, _) if reg < CONSTANT => Ok(reg),
+            Meaning::Value(reg, ty) if reg < CONSTANT && ty != Type::B128 => Ok(reg),
             _ => Err(self.error(name.span(), format!("`{name}` is no register of a value"))),
         }
+    }
+
+    /// The two registers that a register of 128 bits is, its low half first.
+    pub(super) fn halves(&mut self, operand: &Operand<'a>) -> Result<[Reg; 2]> {
+        if let Operand::Name(name) = operand
+            && let Meaning::Value(reg, Type::B128) = self.meaning(*name)?
+        {
+            return Ok([reg, reg + 1]);
+        }
+        Err(self.error(operand.span(), "expected a register of 128 bits"))
     }
 
     /// Bits of the register that an operand names.
@@ -129,6 +139,9 @@ impl<'a> Decoder<'_, 'a> {
                     return Ok(self.constant(32));
                 }
                 match self.meaning(*name)? {
+                    Meaning::Value(_, Type::B128) if ty != Type::B128 => {
+                        Err(self.error(name.span(), format!("`{name}` has 128 bits")))
+                    }
                     Meaning::Value(reg, _) => Ok(reg),
                     Meaning::Shared(at) | Meaning::Local(at) | Meaning::Parameter(at) => {
                         Ok(self.constant(at))

@@ -23,6 +23,8 @@ pub(crate) struct Request<'a> {
     pub(crate) count: u8,
     pub(crate) order: Order,
     pub(crate) scope: Scope,
+    /// Whether 16 bytes arrive together, whatever the unit of memory.
+    pub(crate) whole: bool,
     /// When a load comes by, in virtual time; the end of it where there is none.
     pub(crate) now: u64,
     /// When the stores of which lanes arrive there.
@@ -194,7 +196,11 @@ impl Model {
         global: &mut Cells,
         to: &mut [Lanes],
     ) -> Result<(), Box<Trouble>> {
-        let shift = self.checks.adversity.map_or(3, |a| a.unit.shift());
+        let unit = self.checks.adversity.map_or(3, |a| a.unit.shift());
+        // What is seen together: of whole accesses at least 16 bytes, whose own units' floors all count.
+        let shift = if request.whole { unit.max(4) } else { unit };
+        let units_of =
+            |together: u64| (together << (shift - unit))..((together + 1) << (shift - unit));
         // Of each unit, the store that must be seen, and those after it that may be.
         let mut units: Vec<Visible> = Vec::new();
         for (_, lane, address) in request.elements() {
@@ -209,7 +215,9 @@ impl Model {
             if self.checks.adversity.is_some() && !cell.stores.is_empty() {
                 let unit = address >> shift;
                 let at = units.iter().rposition(|u| u.unit == unit).unwrap_or_else(|| {
-                    let floor = self.clock(request.warp).floors.get(&unit).map_or(0, |f| f.0);
+                    let floors = &self.clock(request.warp).floors;
+                    let floor = units_of(unit).filter_map(|unit| Some(floors.get(&unit)?.0));
+                    let floor = floor.max().unwrap_or(0);
                     units.push(Visible { unit, must: floor, may: Vec::new(), chosen: u64::MAX });
                     units.len() - 1
                 });
@@ -266,8 +274,10 @@ impl Model {
         }
         let (tick, late) = (self.tick, self.checks.adversity.map_or(0, |a| u64::from(a.late)));
         let floors = &mut self.warps[request.warp as usize].floors;
-        for unit in units.iter().filter(|unit| unit.chosen != u64::MAX) {
-            floors.insert(unit.unit, (unit.chosen, tick));
+        for together in units.iter().filter(|unit| unit.chosen != u64::MAX) {
+            for unit in units_of(together.unit) {
+                floors.insert(unit, (together.chosen, tick));
+            }
         }
         if floors.len() > 4096 {
             // What was read before all that may still be hidden was stored binds nobody any more.
@@ -331,7 +341,7 @@ impl Model {
                 }
             }
             let release = self.release(request, lane);
-            let (sequence, due) = self.sequence(&mut sequences, address);
+            let (sequence, due) = self.sequence(&mut sequences, address, request.whole);
             self.put(
                 request,
                 lane,
@@ -362,8 +372,9 @@ impl Model {
     }
 
     /// When a store takes place in the order of all, and when everybody sees it.
-    fn sequence(&mut self, known: &mut Sequences, address: u64) -> (u64, u64) {
+    fn sequence(&mut self, known: &mut Sequences, address: u64, whole: bool) -> (u64, u64) {
         let (shift, late) = self.checks.adversity.map_or((3, 0), |a| (a.unit.shift(), a.late));
+        let shift = if whole { shift.max(4) } else { shift };
         let unit = address >> shift;
         if let Some(&(_, sequence, due)) = known.0.iter().rev().find(|(u, ..)| *u == unit) {
             return (sequence, due);
@@ -458,7 +469,7 @@ impl Model {
             let before = target.read(address, request.bytes);
             old[lane] = before;
             let value = new(lane, before);
-            let at = self.sequence(&mut Sequences::default(), address);
+            let at = self.sequence(&mut Sequences::default(), address, request.whole);
             self.put(request, lane, address, value, release, at, target, &mut global);
         }
         self.global = global;
