@@ -8,7 +8,7 @@ use super::exec::Env;
 use super::fault::{FaultKind, Trouble};
 use super::memory::model::{Target, lanes};
 use super::memory::raw;
-use super::program::{Atomic, Rmw, Space};
+use super::program::{Access, Atomic, Rmw, Space};
 use super::warp::Warp;
 
 /// Atomics: one lane after the other.
@@ -73,9 +73,29 @@ pub(crate) fn update(
     pc: u32,
 ) -> Result<()> {
     let access = &atomic.access;
+    let new = |lane: usize, old: u64| apply(atomic.how, old, b[lane], c[lane], access.bytes);
+    let to = (mask, space, addresses);
+    let (old, changed) = modify(warp.slot, common, env, access, to, pc, new)?;
+    warp.progress |= changed;
+    if let Some(d) = atomic.d {
+        warp.write(d, &old, mask);
+    }
+    Ok(())
+}
+
+/// Changes memory at once, for each lane in its turn; what was there, and whether anything has changed. `slot` is who does it, to the
+/// memory model.
+pub(crate) fn modify(
+    slot: u32,
+    common: &mut Common,
+    env: &mut Env<'_>,
+    access: &Access,
+    (mask, space, addresses): (u32, Space, &[u64; 32]),
+    pc: u32,
+    mut new: impl FnMut(usize, u64) -> u64,
+) -> Result<(Lanes, bool)> {
     let mut old = [0; 32];
     let mut changed = false;
-    let new = |lane: usize, old: u64| apply(atomic.how, old, b[lane], c[lane], access.bytes);
     match (space, env.model.as_deref_mut()) {
         (Space::Param | Space::Local, _) => {
             return Err(Trouble::new(
@@ -84,7 +104,7 @@ pub(crate) fn update(
             ));
         }
         (_, Some(model)) => {
-            let request = request(warp.slot, pc, mask, addresses, access);
+            let request = request(slot, pc, mask, addresses, access);
             model.changed = false;
             if space == Space::Shared {
                 let mut target = Target::Shared { data: &common.shared, cells: &mut common.cells };
@@ -108,15 +128,11 @@ pub(crate) fn update(
             }
         }
     }
-    warp.progress |= changed;
-    if let Some(d) = atomic.d {
-        warp.write(d, &old, mask);
-    }
-    Ok(())
+    Ok((old, changed))
 }
 
 /// What an atomic makes of a value.
-fn apply(how: Rmw, old: u64, b: u64, c: u64, bytes: u8) -> u64 {
+pub(crate) fn apply(how: Rmw, old: u64, b: u64, c: u64, bytes: u8) -> u64 {
     let keep = u64::MAX >> (64 - 8 * u32::from(bytes));
     let new = match how {
         Rmw::Exchange => b,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::asynchronous::{self, Copies};
 use super::barrier::Barriers;
 use super::clock::{Sm, WarpTime, requests};
 use super::counts::Counts;
@@ -20,6 +21,7 @@ pub(crate) struct Common {
     pub(crate) shared_bytes: usize,
     pub(crate) cells: Cells,
     pub(crate) barriers: Barriers,
+    pub(crate) copies: Copies,
     pub(crate) counts: Counts,
     pub(crate) view: View,
     pub(crate) warps: u32,
@@ -66,6 +68,7 @@ impl Block {
             shared_bytes,
             cells: Cells::new(false),
             barriers: Barriers::default(),
+            copies: Copies::default(),
             counts: Counts::default(),
             view: View::new(&grid.machine.map),
             warps: count,
@@ -95,6 +98,18 @@ impl Block {
             .map_err(|(trouble, pc)| self.fault(warp, *trouble, pc))
     }
 
+    /// A copy has come as far as its time says.
+    pub(crate) fn copy_arrives(
+        &mut self,
+        warp: usize,
+        id: u64,
+        env: &mut Env<'_>,
+    ) -> Result<(), Box<Fault>> {
+        self.warps[warp].progress = true;
+        asynchronous::arrive(&mut self.common, env, id)
+            .map_err(|trouble| self.fault(warp, *trouble, 0))
+    }
+
     /// Whether a warp has to wait for the answer to a request.
     pub(crate) fn waits(&self, warp: usize) -> bool {
         self.warps[warp].time.waits
@@ -109,16 +124,22 @@ impl Block {
     /// When all that it has done is over, in virtual time.
     pub(crate) fn end(&self) -> u64 {
         let warps = self.warps.iter().map(|warp| warp.time.at).max().unwrap_or(0);
-        warps.max(self.common.sm.stored)
+        warps.max(self.common.sm.stored).max(self.common.copies.over)
     }
 
     pub(crate) fn ended(&self) -> bool {
+        self.exited() && self.common.copies.is_empty()
+    }
+
+    fn exited(&self) -> bool {
         self.warps.iter().all(|warp| warp.live == 0)
     }
 
     /// Tells the memory model that it has ended.
     pub(crate) fn finish(&self, model: &mut Model) {
-        model.end_warps(&self.slots);
+        let slots: Vec<u32> =
+            self.slots.iter().copied().chain(self.common.copies.slots()).collect();
+        model.end_warps(&slots);
     }
 
     /// Whether a warp could run an instruction.
@@ -134,6 +155,8 @@ impl Block {
         env: &mut Env<'_>,
     ) -> Result<u32, Box<Fault>> {
         let mut left = budget;
+        asynchronous::drift(&mut self.common, env)
+            .map_err(|trouble| self.fault(warp, *trouble, 0))?;
         loop {
             let run = if env.clock.is_some() { run::<true> } else { run::<false> };
             let stop = run(&mut self.warps[warp], &mut self.common, env, &mut left)
@@ -159,6 +182,10 @@ impl Block {
                         .map_err(|trouble| self.fault(warp, *trouble, pc))?;
                 }
             }
+        }
+        if self.exited() {
+            asynchronous::finish(&mut self.common, env)
+                .map_err(|trouble| self.fault(warp, *trouble, 0))?;
         }
         Ok(budget - left)
     }
@@ -191,6 +218,7 @@ impl Block {
     }
 
     fn fault(&self, warp: usize, trouble: Trouble, pc: u32) -> Box<Fault> {
+        let (warp, pc) = trouble.at.map_or((warp, pc), |(warp, pc)| (warp as usize, pc));
         let site = self.site(warp, trouble.lanes, pc);
         Box::new(Fault { kind: trouble.kind, site, others: trouble.other.into_iter().collect() })
     }

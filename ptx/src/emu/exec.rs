@@ -9,7 +9,7 @@ use super::program::{
     LOCAL_WINDOW, Op, Order, PredicateLogic, SHARED_WINDOW, Space, Special, WINDOW_BYTES, WarpSync,
 };
 use super::warp::{Fragment, Park, Warp};
-use super::{access, assert, atomics, late, multimem, sync};
+use super::{access, assert, asynchronous, atomics, late, mbarrier, multimem, sync};
 
 /// What a warp runs in.
 pub(crate) struct Env<'a> {
@@ -202,7 +202,30 @@ pub(crate) fn run<const CLOCK: bool>(
                 Op::Multimem(op) if active != 0 => {
                     multimem::multimem(warp, common, env, op, active, pc).map_err(|t| (t, pc))?;
                 }
+                Op::Mbarrier(op) if active != 0 => {
+                    mbarrier::mbarrier(warp, common, env, op, active, pc).map_err(|t| (t, pc))?;
+                }
+                Op::AsyncCopy(op) if active != 0 => {
+                    asynchronous::issue(warp, common, env, op, active, pc).map_err(|t| (t, pc))?;
+                }
                 Op::Load(_) | Op::Store(_) | Op::Atomic(_) | Op::Multimem(_) => {}
+                Op::Mbarrier(_) | Op::AsyncCopy(_) => {}
+                Op::AsyncCommit { group } => asynchronous::commit(warp, common, *group, active),
+                Op::AsyncWait { group, most, read } => {
+                    let wait = (*group, *most, *read);
+                    let then = asynchronous::wait(warp, common, env, wait, active);
+                    if let Some(then) = then.map_err(|t| (t, pc))? {
+                        warp.time.at = warp.time.at.max(then);
+                        warp.fragments[picked].pc = pc;
+                        return Ok(Stop::Later);
+                    }
+                }
+                Op::ProxyFence => {
+                    common.counts.fences += 1;
+                    if let Some(model) = env.model.as_deref_mut() {
+                        model.fence_proxy(warp.slot, active);
+                    }
+                }
                 Op::AssertFail(at) => {
                     if active != 0 {
                         return fail(
@@ -299,8 +322,15 @@ pub(crate) fn run<const CLOCK: bool>(
                     }
                 }
             }
-            let moves =
-                matches!(inst.op, Op::Load(_) | Op::Store(_) | Op::Atomic(_) | Op::Multimem(_));
+            let moves = matches!(
+                inst.op,
+                Op::Load(_)
+                    | Op::Store(_)
+                    | Op::Atomic(_)
+                    | Op::Multimem(_)
+                    | Op::Mbarrier(_)
+                    | Op::AsyncCopy(_)
+            );
             pc += 1;
             // An adversary takes over where it matters: around accesses.
             if moves && env.model.as_deref_mut().is_some_and(Model::interrupts) {

@@ -198,11 +198,13 @@ pub(crate) struct Trouble {
     pub(crate) lanes: u32,
     /// Who else: warp slot, lanes, and the instruction.
     pub(crate) other: Option<Site>,
+    /// The warp and the instruction that it is about, where they are not those that run.
+    pub(crate) at: Option<(u32, u32)>,
 }
 
 impl Trouble {
     pub(crate) fn new(kind: FaultKind, lanes: u32) -> Box<Self> {
-        Box::new(Trouble { kind, lanes, other: None })
+        Box::new(Trouble { kind, lanes, other: None, at: None })
     }
 }
 

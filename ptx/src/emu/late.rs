@@ -28,6 +28,7 @@ pub(crate) fn settle_for(
     let op = &program.code[pc as usize].op;
     let orders = match op {
         Op::Fence { .. } | Op::Barrier(_) | Op::Atomic(_) | Op::Multimem(_) => true,
+        Op::Mbarrier(_) | Op::AsyncCopy(_) | Op::AsyncWait { .. } | Op::ProxyFence => true,
         Op::Exit | Op::Trap | Op::AssertFail(_) => true,
         Op::WarpSync { how, .. } => matches!(how, WarpSync::Barrier),
         Op::Load(load) => load.access.order.acquires(),

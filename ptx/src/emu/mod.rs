@@ -8,6 +8,7 @@
 //!            exec.rs                    one instruction after the other
 //!              alu/   arithmetic, 32 lanes at a time          sync.rs   votes, shuffles
 //!              access.rs, atomics.rs, late.rs, multimem.rs  loads, stores, atomics ─► memory/   the host's, or the model's
+//!              asynchronous.rs, mbarrier.rs  copies that go on by themselves, and who waits for them
 //! who runs when:
 //!            lockstep.rs  one thread, a schedule that a seed decides, all checks
 //!              timed.rs, clock/  or in virtual time: what is earliest on a machine runs first
@@ -22,9 +23,8 @@
 //! torn as PTX allows, and finds races and deadlocks ([`Checks`]). [`BlockRun`] runs a block on whatever
 //! thread calls it.
 //!
-//! What it does not know: textures and surfaces, tensor cores, the asynchronous proxy (`cp.async`, `mbarrier`,
-//! bulk copies), clusters, recursion and calls through pointers, floating-point atomics of vectors. They are errors when a
-//! kernel is loaded ([`LoadError`]).
+//! What it does not know: textures and surfaces, tensor cores, copies of tensors, clusters of more than one block, recursion and
+//! calls through pointers, floating-point atomics of vectors. They are errors when a kernel is loaded ([`LoadError`]).
 //!
 //! Time is virtual with [`Options::clock`]: what each instruction would wait for on a machine of which a table says what things
 //! take ([`Timing`]). Without it an instruction is a nanosecond in [`Lockstep`], which is no GPU's time.
@@ -57,6 +57,7 @@
 mod access;
 pub mod alu;
 mod assert;
+mod asynchronous;
 mod atomics;
 mod barrier;
 mod block;
@@ -67,6 +68,7 @@ mod fault;
 mod late;
 mod lockstep;
 mod machine;
+mod mbarrier;
 mod memory;
 mod multimem;
 mod program;

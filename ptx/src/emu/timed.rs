@@ -125,6 +125,7 @@ pub(crate) fn run(
     let mut ran = 0;
     match due {
         ClockEvent::Request { id, .. } => block.arrive(warp, id, env)?,
+        ClockEvent::Copy { id, .. } => block.copy_arrives(warp, id, env)?,
         ClockEvent::Warp { .. } => {
             block.warps[warp].time.queued = false;
             ran = block.step(warp, MOST_AT_A_TIME, env)?;

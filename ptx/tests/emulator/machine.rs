@@ -32,7 +32,8 @@ fn what_is_not_emulated_is_an_error_with_its_line() {
         ("add.u32 %r1, %r2;", "`add` takes 3 operands, not 2"),
         ("ld.global.v2.u32 %r1, [%p];", "1 elements are named, `.v2` has as many"),
         ("mov.u32 5, %r1;", "expected a register"),
-        ("mbarrier.init.shared.b64 [%p], 1;", "line 14:1: "),
+        ("cp.async.bulk.commit_group 1;", "line 14:1: "),
+        ("wgmma.fence.sync.aligned;", "line 14:1: "),
     ] {
         let error = Program::load(&source(body), "k").unwrap_err().to_string();
         assert!(error.contains(what), "{body}: {error}");

@@ -1,5 +1,6 @@
 //! The emulator on small kernels: what warps do, what memory may do, and what is found out.
 
+mod asynchronous;
 mod checks;
 mod clock;
 mod cuda;

@@ -117,6 +117,8 @@ struct Kernel {
     average: bool,
     /// Whether a switch reduces.
     reducing_switch: bool,
+    /// Bytes of shared memory that a launch adds.
+    shared: u32,
 }
 
 fn runs(name: &str, text: &str) -> Result<(), Failed> {
@@ -135,9 +137,12 @@ fn runs(name: &str, text: &str) -> Result<(), Failed> {
         float: Float::of(short),
         average: short.contains("_avg_"),
         reducing_switch: short.contains("LDMC"),
+        shared: if short.contains("Tma") { symmetric::TMA_SHARED } else { 0 },
     };
     for ranks in [2u32, 4, 8] {
-        for (count, blocks) in [(1, 1), (2, 4), (1000, 2), (4099, 3)] {
+        // What copies in bulk does so for whole tiles on each rank and block alone.
+        let large = (kernel.shared > 0 && ranks < 8).then_some((60_000, 1));
+        for (count, blocks) in [(1, 1), (2, 4), (1000, 2), (4099, 3)].into_iter().chain(large) {
             for options in [Options::plain(), Options::seeded(7), Options::simulated(H100_NVLINK)] {
                 check(&kernel, ranks, (count, blocks), options).map_err(|e| {
                     let e = e.message().unwrap_or("");
@@ -180,7 +185,7 @@ fn check(
         Collective::AllGather => (float.bytes * count, 1), // it moves bytes
         _ => (count, float.bytes),
     };
-    let call = Call { count: count_of_call, element, blocks, shared: 0, scalar };
+    let call = Call { count: count_of_call, element, blocks, shared: kernel.shared, scalar };
     for rank in 0..n {
         let input: Vec<u8> = (0..inputs).flat_map(|i| float.bytes(value(rank, i))).collect();
         group.set_input(rank as u32, &input);
@@ -189,7 +194,8 @@ fn check(
     for _ in 0..2 {
         let bytes = float.bytes * outputs;
         (0..ranks).for_each(|rank| group.set_output(rank, &vec![0xff; bytes]));
-        group.run(&kernel.program, &call, options).map_err(|e| e.to_string())?;
+        let ran = group.run(&kernel.program, &call, options).map_err(|e| e.to_string())?;
+        assert_eq!(ran.spans.len(), if options.clock.is_some() { n } else { 0 });
         for rank in 0..n {
             let output = group.output(rank as u32, bytes);
             for (i, got) in output.chunks_exact(float.bytes).enumerate() {

@@ -27,6 +27,8 @@ pub(crate) const MAX_BLOCKS: u32 = 64;
 pub(crate) const THREADS: u32 = 512;
 /// `NCCL_SYM_KERNEL_CELL_SIZE`: blocks share a call in pieces of so many bytes.
 const CELL: usize = 1024;
+/// Shared memory of the kernels that copy in bulk: `ncclTmaShmemScratchWarpSize` of device.h for each of 16 warps.
+pub(crate) const TMA_SHARED: u32 = 16 * (10 << 10);
 /// Bytes of the argument (`ncclSymkDevWorkArgs4K`).
 const ARGUMENT: usize = 4096;
 const PAGE: usize = 4096;
@@ -47,6 +49,7 @@ pub(crate) struct Call {
 }
 
 /// What a run came to.
+#[allow(dead_code, reason = "the bench looks at all of it")]
 #[derive(Debug)]
 pub(crate) struct Ran {
     /// When each rank's launch ran, in virtual time, if there is a clock.

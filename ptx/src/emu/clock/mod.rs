@@ -31,7 +31,7 @@ pub use self::path::{PathStep, Spent, totals};
 pub use self::timing::{A100_NVLINK, H100_NVLINK, H200_ONE_GPU, MachineModel, Timing};
 use super::block::Common;
 use super::exec::Env;
-use super::program::{Access, Inst, Op, Order, Scope, Space, WarpSync};
+use super::program::{Access, Inst, Op, Order, Pred, Scope, Space, WarpSync};
 use super::warp::Warp;
 
 /// Where memory is: a GPU's number, or [`HOST`].
@@ -54,12 +54,16 @@ pub(crate) enum ClockEvent {
     Warp { block: u64, warp: u32 },
     /// A request of a warp has come to where its memory is.
     Request { block: u64, warp: u32, id: u64 },
+    /// A copy that a warp has issued has read, or written.
+    Copy { block: u64, warp: u32, id: u64 },
 }
 
 impl ClockEvent {
     /// The number of the block, and the warp in it.
     pub(crate) fn warp(self) -> (u64, usize) {
-        let (ClockEvent::Warp { block, warp } | ClockEvent::Request { block, warp, .. }) = self;
+        let (ClockEvent::Warp { block, warp }
+        | ClockEvent::Request { block, warp, .. }
+        | ClockEvent::Copy { block, warp, .. }) = self;
         (block, warp as usize)
     }
 }
@@ -162,6 +166,12 @@ pub(crate) enum Issue {
 }
 
 impl WarpTime {
+    /// A predicate is there then.
+    pub(crate) fn set_predicate(&mut self, p: Pred, then: u64) {
+        let there = &mut self.predicates[usize::from(p)];
+        *there = then.max(*there);
+    }
+
     pub(crate) fn new(at: u64, registers: usize, predicates: usize) -> Self {
         WarpTime {
             at,
@@ -370,6 +380,14 @@ fn kind(inst: &Inst, timing: &Timing) -> IssueClass {
             let Access { order, scope, .. } = multimem.access;
             IssueClass::Memory { releases: released(order, scope) }
         }
+        Op::Mbarrier(barrier) => {
+            let Access { order, scope, .. } = barrier.access;
+            IssueClass::Memory { releases: released(order, scope) }
+        }
+        Op::AsyncCopy(_) | Op::AsyncCommit { .. } | Op::AsyncWait { .. } => {
+            IssueClass::Memory { releases: None }
+        }
+        Op::ProxyFence => IssueClass::Fence(Scope::Cta),
         Op::Fence { scope, .. } => IssueClass::Fence(*scope),
         Op::Barrier(_) | Op::Exit | Op::Trap | Op::AssertFail(_) => IssueClass::Meets,
         Op::WarpSync { how: WarpSync::Barrier, .. } => own(timing.alu_cycles),

@@ -213,6 +213,55 @@ pub(crate) fn store_to_all(
     arrivals
 }
 
+/// A bulk load sets out: when it reads there, and when all has come.
+pub(crate) fn bulk_load(
+    warp: &Warp,
+    common: &mut Common,
+    clock: &mut Clock,
+    from: u64,
+    bytes: u64,
+) -> (u64, u64) {
+    let (gpu, place) = (common.grid.device, common.view.place(from));
+    let at = common.sm.memory.max(warp.time.at);
+    common.sm.memory = at + clock.timing.cycles(lines(&clock.timing, bytes));
+    let before = clock.last.get(&(gpu, place)).copied().unwrap_or(0);
+    let comes = (at + clock.way(gpu, place)).max(before);
+    let read = clock.through_l2(place, comes, bytes);
+    let streams = clock.timing.cycles(lines(&clock.timing, bytes));
+    (read, clock.moved(place, gpu, read, bytes).max(read + clock.way(place, gpu) + streams))
+}
+
+/// A bulk store out of shared memory sets out, to these addresses of global memory, or to none to shared memory: when it has read,
+/// when all has arrived, and when that is known.
+pub(crate) fn bulk_store(
+    warp: &Warp,
+    common: &mut Common,
+    clock: &mut Clock,
+    to: &[u64],
+    bytes: u64,
+) -> (u64, u64, u64) {
+    let gpu = common.grid.device;
+    let timing = clock.timing;
+    let at = common.sm.memory.max(warp.time.at);
+    let takes = timing.cycles(bytes.div_ceil(u64::from(timing.sm_bytes.max(1))).max(1));
+    let read = at + timing.cycles(timing.shared_cycles.into()) + takes;
+    common.sm.memory = at + timing.cycles(lines(&timing, bytes));
+    match to {
+        [] => (read, read + takes, read + takes),
+        [one] => {
+            let place = common.view.place(*one);
+            let arrives = clock.store(gpu, place, read, bytes);
+            (read, arrives, arrives + clock.way(gpu, place))
+        }
+        all => {
+            let places: Vec<Place> = all.iter().map(|at| common.view.place(*at)).collect();
+            let arrivals = clock.store_to_all(gpu, &places, read, bytes);
+            let arrives = arrivals.into_iter().max().unwrap_or(read);
+            (read, arrives, arrives + clock.way_by_switch())
+        }
+    }
+}
+
 /// Where each member's memory is.
 fn places(common: &mut Common, mask: u32, members: &[[u64; 32]]) -> Vec<Place> {
     let lane = lanes(mask).next().unwrap_or(0);

@@ -238,7 +238,10 @@ impl<'a> Decoder<'_, 'a> {
     fn op(&mut self, i: &Instruction<'a>) -> Result<Op> {
         let last = i.modifiers.last().map_or("", |m| m.text);
         Ok(match i.opcode.text {
+            "st" | "red" if i.has("async") => self.send(i)?,
             "ld" | "ldu" | "st" | "atom" | "red" => self.memory(i)?,
+            "cp" => self.copy(i)?,
+            "mbarrier" => self.mbarrier(i)?,
             "multimem" => self.multimem(i)?,
             "fence" | "membar" => self.fence(i)?,
             "bar" | "barrier" | "vote" | "shfl" | "match" | "redux" | "elect" => self.sync(i)?,

@@ -55,10 +55,10 @@ impl<'a> Decoder<'_, 'a> {
         let space = match said.space {
             isa::Space::Generic => Space::Generic,
             isa::Space::Global | isa::Space::Const => Space::Global,
-            isa::Space::Shared => Space::Shared,
+            // A cluster is one block.
+            isa::Space::Shared | isa::Space::Cluster => Space::Shared,
             isa::Space::Local => Space::Local,
             isa::Space::Param => Space::Param,
-            isa::Space::Cluster => return Err(self.unknown(i)),
         };
         // 128 bits are two elements of 64 that arrive together.
         let whole = ty == Type::B128;
@@ -163,6 +163,13 @@ impl<'a> Decoder<'_, 'a> {
     /// `fence` and `membar`, which is the strongest fence since sm_70 (9.7.13.4).
     pub(super) fn fence(&mut self, i: &Instruction<'a>) -> Result<Op> {
         match isa::fence(i) {
+            // Towards the asynchronous proxy; with a scope it orders for others, too, which no kernel here needs.
+            Some(_) if i.has("proxy") && i.has("async") => Ok(Op::ProxyFence),
+            // There is one address for a place but for multicast objects, whose accesses are the members' own.
+            Some(_) if i.has("proxy") && i.has("alias") => Ok(Op::Nop),
+            Some(fence) if i.has("mbarrier_init") => {
+                Ok(Op::Fence { order: fence.order, scope: fence.scope })
+            }
             Some(fence) if !fence.proxy && i.modifiers.len() <= 2 => {
                 Ok(Op::Fence { order: fence.order, scope: fence.scope })
             }

@@ -7,6 +7,7 @@
 //! What is not supported is an error here, with its line: nothing is found out half way through a run.
 
 mod allocate;
+mod async_op;
 mod call;
 mod control;
 mod declare;

@@ -112,6 +112,20 @@ pub(crate) enum Op {
     Store(Store),
     Atomic(Box<Atomic>),
     Multimem(Box<Multimem>),
+    Mbarrier(Box<Mbarrier>),
+    AsyncCopy(Box<AsyncCopy>),
+    AsyncCommit {
+        group: AsyncGroup,
+    },
+    AsyncWait {
+        group: AsyncGroup,
+        /// Groups that may still be under way.
+        most: u32,
+        /// Whether they need only have read.
+        read: bool,
+    },
+    /// `fence.proxy.async`.
+    ProxyFence,
     /// `__assertfail`: where the addresses of its message, file and function, and the line, are in local memory.
     AssertFail([u64; 4]),
     Fence {
@@ -206,6 +220,82 @@ pub(crate) enum MultimemKind {
     Store(Vec<Reg>),
     /// Changes all members: for each element its operand.
     Reduce { b: Vec<Reg>, how: Rmw },
+}
+
+/// An address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Address {
+    pub(crate) space: Space,
+    pub(crate) base: Reg,
+    pub(crate) offset: i64,
+}
+
+/// An asynchronous copy.
+#[derive(Clone, Debug)]
+pub(crate) struct AsyncCopy {
+    pub(crate) to: Address,
+    pub(crate) source: AsyncSource,
+    pub(crate) done: AsyncDone,
+    /// What becomes of what is there: the bytes of an element, and how.
+    pub(crate) reduce: Option<(u8, Rmw)>,
+    /// Whether it is a bulk copy, by the asynchronous proxy.
+    pub(crate) bulk: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum AsyncSource {
+    /// Of `bytes` bytes so many are `given`, the others are zeros.
+    Memory { from: Address, bytes: Reg, given: Option<Reg> },
+    /// Registers of so many bytes each.
+    Values { values: Vec<Reg>, bytes: u8 },
+}
+
+/// How a copy says that it has ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AsyncDone {
+    Barrier(Address),
+    Group(AsyncGroup),
+}
+
+/// Groups of bulk copies, and of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum AsyncGroup {
+    Bulk,
+    Small,
+}
+
+/// An instruction on barriers in shared memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Mbarrier {
+    pub(crate) access: Access,
+    pub(crate) how: MbarrierKind,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum MbarrierKind {
+    Init {
+        count: Reg,
+    },
+    Invalidate,
+    Arrive {
+        d: Option<Reg>,
+        count: Reg,
+        /// Bytes that are expected besides.
+        expect: Option<Reg>,
+        drops: bool,
+    },
+    Expect {
+        bytes: Reg,
+    },
+    Complete {
+        bytes: Reg,
+    },
+    /// Whether the phase is over that a state is of, or of a parity.
+    Test {
+        p: Pred,
+        phase: Reg,
+        parity: bool,
+    },
 }
 
 /// How the elements of all members become one.
@@ -376,7 +466,44 @@ impl Inst {
             | Op::Trap
             | Op::Nop
             | Op::Fence { .. }
+            | Op::AsyncCommit { .. }
+            | Op::AsyncWait { .. }
+            | Op::ProxyFence
             | Op::AssertFail(_) => {}
+            Op::Mbarrier(barrier) => {
+                f(&mut barrier.access.base, Read);
+                match &mut barrier.how {
+                    MbarrierKind::Init { count: s }
+                    | MbarrierKind::Expect { bytes: s }
+                    | MbarrierKind::Complete { bytes: s } => f(s, Read),
+                    MbarrierKind::Invalidate => {}
+                    MbarrierKind::Arrive { d, count, expect, .. } => {
+                        f(count, Read);
+                        expect.iter_mut().for_each(|s| f(s, Read));
+                        d.iter_mut().for_each(|d| f(d, Write));
+                    }
+                    MbarrierKind::Test { p, phase, .. } => {
+                        f(phase, Read);
+                        g(p, Write);
+                    }
+                }
+            }
+            Op::AsyncCopy(copy) => {
+                f(&mut copy.to.base, Read);
+                match &mut copy.source {
+                    AsyncSource::Memory { from, bytes, given } => {
+                        f(&mut from.base, Read);
+                        f(bytes, Read);
+                        given.iter_mut().for_each(|s| f(s, Read));
+                    }
+                    AsyncSource::Values { values, .. } => {
+                        values.iter_mut().for_each(|s| f(s, Read));
+                    }
+                }
+                if let AsyncDone::Barrier(barrier) = &mut copy.done {
+                    f(&mut barrier.base, Read);
+                }
+            }
             Op::Multimem(multimem) => {
                 f(&mut multimem.access.base, Read);
                 match &mut multimem.how {

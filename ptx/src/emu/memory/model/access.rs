@@ -133,7 +133,7 @@ impl Model {
             if store.bytes & bytes == 0 {
                 continue;
             }
-            if mine.ordered(request.warp, lane, store.warp, store.lane.into(), store.time) {
+            if mine.sees(request.warp, lane, store.warp, store.lane.into(), store.time) {
                 // What it replaced was compared with it.
                 if store.bytes & bytes == bytes {
                     break;
@@ -298,7 +298,7 @@ impl Model {
         let mine = self.clock(request.warp);
         for store in cell.stores.iter().filter(|store| store.bytes & bytes != 0) {
             let must = store.due <= self.tick
-                || mine.ordered(request.warp, lane, store.warp, store.lane.into(), store.time);
+                || mine.sees(request.warp, lane, store.warp, store.lane.into(), store.time);
             if must {
                 unit.must = unit.must.max(store.sequence);
             }

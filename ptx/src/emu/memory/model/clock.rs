@@ -10,46 +10,62 @@ use super::lanes;
 use crate::emu::Program;
 use crate::emu::program::Scope;
 
+/// For each lane of each warp a time.
+type Times = Arc<Vec<u32>>;
+
 /// For each lane of each warp the time up to which its accesses are known. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Knowledge(Arc<Vec<u32>>);
+pub(crate) struct Knowledge {
+    all: Times,
+    /// The same for what the asynchronous proxy sees of them: what came before a proxy fence (chapter 8, "Causality
+    /// Order": proxy-preserved base causality order), and what it has done itself.
+    proxied: Times,
+}
+
+fn of(times: &Times, agent: usize) -> u32 {
+    times.get(agent).copied().unwrap_or(0)
+}
+
+fn join(mine: &mut Times, other: &Times) {
+    if Arc::ptr_eq(mine, other) || other.is_empty() {
+        return;
+    }
+    if mine.len() <= other.len() && mine.iter().zip(other.iter()).all(|(a, b)| a <= b) {
+        *mine = Arc::clone(other);
+        return;
+    }
+    if other.len() <= mine.len() && other.iter().zip(mine.iter()).all(|(b, a)| b <= a) {
+        return;
+    }
+    let mine = Arc::make_mut(mine);
+    if mine.len() < other.len() {
+        mine.resize(other.len(), 0);
+    }
+    mine.iter_mut().zip(other.iter()).for_each(|(a, b)| *a = (*a).max(*b));
+}
+
+fn set(times: &mut Times, agent: usize, time: u32) {
+    let times = Arc::make_mut(times);
+    if times.len() <= agent {
+        times.resize(agent + 1, 0);
+    }
+    times[agent] = times[agent].max(time);
+}
 
 impl Knowledge {
-    fn of(&self, agent: usize) -> u32 {
-        self.0.get(agent).copied().unwrap_or(0)
-    }
-
     fn same(&self, other: &Knowledge) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.all, &other.all) && Arc::ptr_eq(&self.proxied, &other.proxied)
     }
 
     /// Takes over what `other` knows.
-    pub(super) fn join(&mut self, other: &Knowledge) {
-        if self.same(other) || other.0.is_empty() {
-            return;
-        }
-        if self.0.len() <= other.0.len() && self.0.iter().zip(other.0.iter()).all(|(a, b)| a <= b) {
-            self.0 = Arc::clone(&other.0);
-            return;
-        }
-        let covered =
-            other.0.len() <= self.0.len() && other.0.iter().zip(self.0.iter()).all(|(b, a)| b <= a);
-        if covered {
-            return;
-        }
-        let mine = Arc::make_mut(&mut self.0);
-        if mine.len() < other.0.len() {
-            mine.resize(other.0.len(), 0);
-        }
-        mine.iter_mut().zip(other.0.iter()).for_each(|(a, b)| *a = (*a).max(*b));
+    pub(crate) fn join(&mut self, other: &Knowledge) {
+        join(&mut self.all, &other.all);
+        join(&mut self.proxied, &other.proxied);
     }
 
-    fn set(&mut self, agent: usize, time: u32) {
-        let mine = Arc::make_mut(&mut self.0);
-        if mine.len() <= agent {
-            mine.resize(agent + 1, 0);
-        }
-        mine[agent] = mine[agent].max(time);
+    /// What it knows is what the asynchronous proxy sees, too.
+    pub(super) fn fence_proxy(&mut self) {
+        self.proxied = Arc::clone(&self.all);
     }
 }
 
@@ -81,6 +97,8 @@ pub(super) struct WarpClock {
     pub(super) clock: u32,
     /// Its first time: earlier ones were another warp's in this place.
     started: u32,
+    /// Of asynchronous copies, for each the lane that has issued it, and when it began; each copy is a lane here.
+    copies: Option<Box<[(u8, u32); 32]>>,
     knows: [Knowledge; 32],
     /// What a lane has read from strong stores without acquiring: the next fence makes it known.
     acquired: [Knowledge; 32],
@@ -97,7 +115,30 @@ impl WarpClock {
         self.clock += 1;
         self.started = self.clock;
         self.knows = std::array::from_fn(|_| knows.clone());
+        self.copies = None;
         self.forget();
+    }
+
+    /// Becomes that of asynchronous copies.
+    pub(super) fn start_copies(&mut self) {
+        self.copies = Some(Box::new([(0, 0); 32]));
+    }
+
+    /// Copy `copy` begins, which `lane` has issued, after all of which is known.
+    pub(super) fn start_copy(&mut self, copy: usize, lane: u8, knows: Knowledge) {
+        self.clock += 1;
+        self.knows[copy] = knows;
+        if let Some(copies) = &mut self.copies {
+            copies[copy] = (lane, self.clock);
+        }
+    }
+
+    /// The lanes that have issued these copies; of a warp the same lanes.
+    pub(super) fn issuers(&self, mask: u32) -> u32 {
+        match &self.copies {
+            Some(copies) => lanes(mask).fold(0, |all, copy| all | 1 << copies[copy].0),
+            None => mask,
+        }
     }
 
     /// Drops what matters while it runs only.
@@ -117,8 +158,34 @@ impl WarpClock {
         theirs: usize,
         time: u32,
     ) -> bool {
-        (me == other && lane == theirs && time >= self.started)
-            || self.knows[lane].of(other as usize * 32 + theirs) >= time
+        (me == other && lane == theirs && time >= self.own(lane))
+            || of(&self.knows[lane].all, other as usize * 32 + theirs) >= time
+    }
+
+    /// The same of what a store has done. An asynchronous copy sees what came before a proxy fence alone.
+    #[inline]
+    pub(super) fn sees(&self, me: u32, lane: usize, other: u32, theirs: usize, time: u32) -> bool {
+        if self.copies.is_none() {
+            return self.ordered(me, lane, other, theirs, time);
+        }
+        (me == other && lane == theirs && time >= self.own(lane))
+            || of(&self.knows[lane].proxied, other as usize * 32 + theirs) >= time
+    }
+
+    /// The first time of a lane.
+    #[inline]
+    fn own(&self, lane: usize) -> u32 {
+        self.copies.as_ref().map_or(self.started, |copies| copies[lane].1)
+    }
+
+    /// The asynchronous proxy sees what a lane knows and has done.
+    pub(super) fn fence_proxy(&mut self, slot: u32, mask: u32) {
+        for lane in lanes(mask) {
+            let mut knows = self.snapshot(slot, lane);
+            knows.fence_proxy();
+            self.knows[lane] = knows;
+        }
+        self.clock += 1;
     }
 
     pub(super) fn learn(&mut self, lane: usize, other: &Knowledge) {
@@ -145,7 +212,7 @@ impl WarpClock {
             last = Some(knows);
         }
         for lane in lanes(mask) {
-            joined.set(slot as usize * 32 + lane, self.clock);
+            self.add_own(slot, lane, joined);
         }
         self.clock += 1;
     }
@@ -154,8 +221,17 @@ impl WarpClock {
     /// instruction.
     pub(super) fn snapshot(&self, slot: u32, lane: usize) -> Knowledge {
         let mut knows = self.knows[lane].clone();
-        knows.set(slot as usize * 32 + lane, self.clock);
+        self.add_own(slot, lane, &mut knows);
         knows
+    }
+
+    /// Adds what a lane has done so far.
+    fn add_own(&self, slot: u32, lane: usize, to: &mut Knowledge) {
+        let agent = slot as usize * 32 + lane;
+        set(&mut to.all, agent, self.clock);
+        if self.copies.is_some() {
+            set(&mut to.proxied, agent, self.clock);
+        }
     }
 
     pub(super) fn note_release(&mut self, slot: u32, mask: u32, scope: Scope) {

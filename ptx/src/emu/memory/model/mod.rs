@@ -20,8 +20,8 @@
 //! The accesses of a vector are separate ones, cell by cell, unless [`Unit`] says more.
 //!
 //! **What it leaves out.** Coherence order is the order in which stores run, so that two lanes' stores are seen
-//! in one order by all; a store never waits for an earlier one. `fence.proxy` and the asynchronous proxy are
-//! not modelled. A launch starts after all that have ended.
+//! in one order by all; a store never waits for an earlier one. Of proxies there are the generic and the asynchronous one: a
+//! copy by the latter sees what came before a `fence.proxy.async`. A launch starts after all that have ended.
 //!
 //! Sources: PTX ISA 9.0, chapter 8 "Memory Consistency Model"; Lustig, Sahasrabuddhe, Giroux, "A Formal Analysis of the
 //! NVIDIA PTX Memory Consistency Model", ASPLOS 2019; Lidbury and Donaldson, "Dynamic Race Detection for C++11", POPL
@@ -147,11 +147,66 @@ impl Model {
             self.warps.push(WarpClock::default());
             (self.warps.len() - 1) as u32
         });
-        let knows = self.ended.clone();
+        let mut knows = self.ended.clone();
+        // Between launches there is nothing that a proxy would not see.
+        knows.fence_proxy();
         if let Some(warp) = self.warps.get_mut(slot as usize) {
             warp.start(origin, knows);
         }
         slot
+    }
+
+    /// A place for the asynchronous copies that a warp issues: each is an agent of its own.
+    pub(crate) fn start_copies(&mut self, issuer: u32) -> u32 {
+        let origin = self.warps.get(issuer as usize).and_then(|warp| warp.origin.clone());
+        let Some(origin) = origin else { return issuer };
+        let slot = self.start_warp(origin);
+        if let Some(warp) = self.warps.get_mut(slot as usize) {
+            warp.start_copies();
+        }
+        slot
+    }
+
+    /// Copy number `copy` of `slot` begins, which `lane` of warp `issuer` issues. One by the asynchronous proxy sees only what
+    /// came before a proxy fence.
+    pub(crate) fn start_copy(
+        &mut self,
+        (slot, copy): (u32, usize),
+        (issuer, lane): (u32, usize),
+        asynchronous_proxy: bool,
+    ) {
+        let Some(warp) = self.warps.get_mut(issuer as usize) else { return };
+        let mut knows = warp.snapshot(issuer, lane);
+        warp.clock += 1;
+        if !asynchronous_proxy {
+            knows.fence_proxy();
+        }
+        if let Some(warp) = self.warps.get_mut(slot as usize) {
+            warp.start_copy(copy, lane as u8, knows);
+        }
+    }
+
+    /// What a copy has done and seen so far.
+    pub(crate) fn copied(&mut self, (slot, copy): (u32, usize)) -> Knowledge {
+        let mut knows = Knowledge::default();
+        if let Some(warp) = self.warps.get_mut(slot as usize) {
+            warp.contribute(slot, 1 << copy, &mut knows);
+        }
+        knows
+    }
+
+    /// A lane learns of what copies have done.
+    pub(crate) fn learn(&mut self, slot: u32, lane: usize, knows: &Knowledge) {
+        if let Some(warp) = self.warps.get_mut(slot as usize) {
+            warp.learn(lane, knows);
+        }
+    }
+
+    /// `fence.proxy.async`.
+    pub(crate) fn fence_proxy(&mut self, slot: u32, mask: u32) {
+        if let Some(warp) = self.warps.get_mut(slot as usize) {
+            warp.fence_proxy(slot, mask);
+        }
     }
 
     /// A block has ended.
@@ -177,7 +232,8 @@ impl Model {
 
     /// Where a lane was when it ran `pc`.
     fn site(&self, slot: u32, lanes: u32, pc: u32) -> Option<Site> {
-        let origin = self.warps.get(slot as usize)?.origin.as_ref()?;
+        let warp = self.warps.get(slot as usize)?;
+        let (origin, lanes) = (warp.origin.as_ref()?, warp.issuers(lanes));
         Some(Site::new(&origin.program, origin.launch, origin.block, origin.warp, lanes, pc))
     }
 
