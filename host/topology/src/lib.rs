@@ -22,6 +22,7 @@ mod files;
 pub mod fuzz;
 pub mod graph;
 mod load;
+pub mod merge;
 pub mod path;
 pub mod policy;
 pub mod speed;

@@ -3,6 +3,7 @@
 mod detect;
 mod files;
 mod graphs;
+mod merge;
 mod systems;
 mod xml;
 
