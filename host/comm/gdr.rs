@@ -287,6 +287,7 @@ mod tests {
             max_receives: 8,
             cuda: true,
             dma_buf: true,
+            members: Vec::new(),
         }
     }
 

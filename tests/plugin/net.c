@@ -124,6 +124,14 @@ struct comm {
     int part;
 };
 
+/* Devices that are made of several. As of other plugins that have any, they are the library's and stay. */
+__attribute__((unused)) static struct { int count, devices[4]; } made[4];
+static int made_count;
+
+static int no_such(int device) {
+    return device < 0 || device >= DEVICES + made_count;
+}
+
 static int net_listen(int device, void *opaque, void **out) {
 #ifdef NO_LISTENER
     *out = NULL;
@@ -132,7 +140,7 @@ static int net_listen(int device, void *opaque, void **out) {
 #ifdef LISTEN_TAKES_MS
     usleep(1000 * LISTEN_TAKES_MS);
 #endif
-    if (device < 0 || device >= DEVICES || *(uint64_t *)opaque != 0) return internal_error;
+    if (no_such(device) || *(uint64_t *)opaque != 0) return internal_error;
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof at;
     struct listener *listener = calloc(1, sizeof *listener);
@@ -160,7 +168,7 @@ static struct comm *new_comm(int fd) {
 static int net_connect(int device, void *opaque, void **out, void **on_device) {
     struct handle *handle = opaque;
     *out = NULL;
-    if (device < 0 || device >= DEVICES || !on_device || *on_device) return internal_error;
+    if (no_such(device) || !on_device || *on_device) return internal_error;
     if (handle->magic != magic) return invalid_argument;
     if (!handle->fd_and_1) {
         struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -416,7 +424,7 @@ static int net_test(void *opaque, int *done, int *sizes) {
 }
 
 static int net_devices(int *count) {
-    *count = DEVICES;
+    *count = DEVICES + made_count;
     return ok;
 }
 
@@ -442,8 +450,8 @@ typedef struct {
 } properties_t;
 
 static int net_get_properties(int device, properties_t *p) {
-    if (device < 0 || device >= DEVICES) return invalid_argument;
-    p->name = DEVICE_NAME;
+    if (no_such(device)) return invalid_argument;
+    p->name = device < DEVICES ? DEVICE_NAME : "lo+lo";
     p->pci_path = device ? NULL : PCI_PATH;
     p->guid = 0x1122334455667788 + device;
     p->ptr_support = POINTERS;
@@ -457,6 +465,13 @@ static int net_get_properties(int device, properties_t *p) {
 #if NET_VERSION >= 9
     p->v_props.count = 1;
     p->v_props.devices[0] = device;
+    if (device >= DEVICES) {
+        memcpy(&p->v_props, &made[device - DEVICES], sizeof p->v_props);
+        p->speed = SPEED * p->v_props.count;
+    }
+#ifdef MEMBERS
+    p->v_props.count = MEMBERS;
+#endif
     p->max_p2p_bytes = MAX_P2P_BYTES;
     p->max_coll_bytes = MAX_P2P_BYTES;
 #endif
@@ -521,6 +536,25 @@ static int irecv_v(void *comm, int n, void **data, bytes_t *sizes, int *tags, vo
     }
     return post(comm, receives, n, data, bytes, tags, memory, out);
 }
+
+#if NET_VERSION >= 9 && !defined(NO_VIRTUAL_DEVICES)
+static int net_make_v_device(int *device, void *opaque) {
+#ifdef MAKES
+    (void)opaque;
+    *device = MAKES;
+    return ok;
+#else
+    if (made_count == 4) return invalid_usage;
+    memcpy(&made[made_count], opaque, sizeof made[0]);
+    for (int i = 0; i < made[made_count].count; i++)
+        if (made[made_count].devices[i] < 0 || made[made_count].devices[i] >= DEVICES) return invalid_argument;
+    *device = DEVICES + made_count++;
+    return ok;
+#endif
+}
+#else
+#define net_make_v_device NULL
+#endif
 
 struct table {
     const char *name;
@@ -640,6 +674,9 @@ struct table TABLE = {
     .close_send = net_close_send,
     .close_recv = net_close_recv,
     .close_listen = net_close_listen,
+#if NET_VERSION >= 9
+    .make_v_device = net_make_v_device,
+#endif
 #if NET_VERSION >= 11
     .finalize = net_finalize,
 #endif

@@ -60,6 +60,14 @@ impl Net for FaultNet {
         self.inner.properties(device)
     }
 
+    fn max_devices_per_nic(&self) -> usize {
+        self.inner.max_devices_per_nic()
+    }
+
+    fn make_virtual_device(&self, members: &[usize]) -> Result<usize, NetError> {
+        self.inner.make_virtual_device(members)
+    }
+
     fn listen(&self, device: usize) -> Result<Box<dyn Listener>, NetError> {
         let inner = self.inner.listen(device)?;
         Ok(Box::new(Faulty { inner, plans: self.plans.clone(), net: self.name().to_owned() }))

@@ -1,4 +1,5 @@
-//! A network within a process, of one device or several: a message is copied when both ends have named their buffers.
+//! A network within a process, of one device or several: a message is copied when both ends have named their buffers. Several
+//! devices can be one, each of which then carries an equal part of a message.
 //!
 //! It has no threads, no clock and no chance, so that what runs over it can be replayed; a schedule of one thread
 //! (`Device::cpu_seeded` of the library) takes it for that. It is lazy, too: a request is done at the second
@@ -10,12 +11,15 @@ use std::sync::{Arc, Mutex, Weak};
 
 use super::{
     Connecting, Listener, MAX_REQUESTS, MemoryHandle, MemoryKind, Net, Properties, RecvBuffer,
-    RecvComm, Request, SendComm,
+    RecvComm, Request, SendComm, check_members,
 };
 use crate::NetError;
 use crate::sync::lock;
 
 const NAME: &str = "Local";
+
+/// Devices of a virtual one at most: as of the other networks.
+const MAX_MEMBERS: usize = 4;
 
 /// The network. Clones are the same one.
 ///
@@ -46,8 +50,10 @@ const NAME: &str = "Local";
 #[derive(Clone, Debug)]
 pub struct LocalNet {
     listeners: Arc<Mutex<Listeners>>,
-    /// Bytes that each device has sent.
+    /// Bytes that each real device has sent.
     sent: Arc<[AtomicU64]>,
+    /// The members of virtual devices, which are numbered behind the real ones.
+    virtual_devices: Arc<Mutex<Vec<Vec<usize>>>>,
 }
 
 impl Default for LocalNet {
@@ -61,14 +67,21 @@ impl LocalNet {
     #[must_use]
     pub fn with_devices(devices: usize) -> Self {
         let sent = (0..devices.max(1)).map(|_| AtomicU64::new(0)).collect();
-        LocalNet { listeners: Arc::default(), sent }
+        LocalNet { listeners: Arc::default(), sent, virtual_devices: Arc::default() }
     }
 
-    /// Bytes that each device has sent.
+    /// Bytes that each real device has sent, by itself or as a member of a virtual one.
     #[must_use]
     pub fn sent(&self) -> Vec<u64> {
         // Orders nothing: a figure to look at.
         self.sent.iter().map(|sent| sent.load(Ordering::Relaxed)).collect()
+    }
+
+    /// The real devices of a device.
+    fn members(&self, device: usize) -> Result<Vec<usize>, NetError> {
+        let Some(place) = device.checked_sub(self.sent.len()) else { return Ok(vec![device]) };
+        let members = lock(&self.virtual_devices).get(place).cloned();
+        members.ok_or_else(|| error("properties", format!("there is no device {device}")))
     }
 }
 
@@ -115,9 +128,9 @@ struct PendingRecv {
 #[derive(Debug)]
 struct LocalSendComm {
     pipe: Pipe,
-    /// Its network's counts, and its device.
+    /// Its network's counts, and its real devices.
     sent: Arc<[AtomicU64]>,
-    device: usize,
+    members: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -138,24 +151,43 @@ impl Net for LocalNet {
     }
 
     fn devices(&self) -> usize {
-        self.sent.len()
+        self.sent.len() + lock(&self.virtual_devices).len()
     }
 
     fn properties(&self, device: usize) -> Result<Properties, NetError> {
-        if device >= self.devices() {
-            return Err(error("properties", format!("there is no device {device}")));
-        }
+        let members = self.members(device)?;
+        let name = |device: &usize| match device {
+            0 => "local".to_owned(),
+            device => format!("local{device}"),
+        };
         Ok(Properties {
-            name: if device == 0 { "local".to_owned() } else { format!("local{device}") },
+            name: members.iter().map(name).collect::<Vec<_>>().join("+"),
             pci_path: None,
-            guid: device as u64,
-            speed: 100_000,
+            guid: members[0] as u64,
+            speed: 100_000 * members.len() as u32,
             port: 0,
             max_requests: MAX_REQUESTS,
             max_receives: 1,
             cuda: false,
             dma_buf: false,
+            members: if members.len() > 1 { members } else { Vec::new() },
         })
+    }
+
+    fn max_devices_per_nic(&self) -> usize {
+        MAX_MEMBERS
+    }
+
+    fn make_virtual_device(&self, members: &[usize]) -> Result<usize, NetError> {
+        let real = self.sent.len();
+        check_members(members, real, MAX_MEMBERS)
+            .map_err(|reason| error("make_virtual_device", reason))?;
+        let mut known = lock(&self.virtual_devices);
+        let place = known.iter().position(|one| one == members).unwrap_or(known.len());
+        if place == known.len() {
+            known.push(members.to_vec());
+        }
+        Ok(real + place)
     }
 
     fn listen(&self, device: usize) -> Result<Box<dyn Listener>, NetError> {
@@ -169,14 +201,14 @@ impl Net for LocalNet {
     }
 
     fn connect(&self, device: usize, handle: &[u8]) -> Result<Box<dyn Connecting>, NetError> {
-        self.properties(device)?;
+        let members = self.members(device)?;
         let handle = handle.try_into().map(u64::from_le_bytes);
         let handle = handle.map_err(|_| error("connect", "the handle is not of this network"))?;
         let queue = lock(&self.listeners).open.get(&handle).and_then(Weak::upgrade);
         let queue = queue.ok_or_else(|| error("connect", "nobody listens"))?;
         let pipe = Pipe::default();
         lock(&queue).push_back(LocalRecvComm(Arc::clone(&pipe)));
-        let sender = LocalSendComm { pipe, sent: Arc::clone(&self.sent), device };
+        let sender = LocalSendComm { pipe, sent: Arc::clone(&self.sent), members };
         Ok(Box::new(LocalConnecting(Some(sender))))
     }
 }
@@ -264,7 +296,11 @@ impl SendComm for LocalSendComm {
         }
         let send = PendingSend { address: address as usize, bytes, done: false, looks: 0 };
         state.sends.push_back(send);
-        self.sent[self.device].fetch_add(bytes as u64, Ordering::Relaxed);
+        let count = self.members.len();
+        for (i, device) in self.members.iter().enumerate() {
+            let part = bytes * (i + 1) / count - bytes * i / count;
+            self.sent[*device].fetch_add(part as u64, Ordering::Relaxed);
+        }
         Ok(Some(Request(state.first_send + state.sends.len() as u64 - 1)))
     }
 

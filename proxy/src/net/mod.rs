@@ -12,6 +12,7 @@
 //! * Messages of a connection arrive in the order in which they were sent, each in the oldest buffer. A message may be shorter
 //!   than its buffer, even empty, but not longer.
 //! * At most [`MAX_REQUESTS`] are under way on a connection. A network accepts at least [`Properties::max_requests`].
+//! * Several devices can be one ([`Net::make_virtual_device`]), if the network can send a message over all of them.
 //! * Dropping an end closes the connection: no buffer is touched any more, and the other end gets an error.
 
 mod comm_base;
@@ -54,7 +55,7 @@ pub trait Net: Debug + Send + Sync {
     /// Its name, as in `NCCL_NET` and in logs: `Socket`, `IB`, a plugin's.
     fn name(&self) -> &str;
 
-    /// Its devices; they are numbered from 0.
+    /// Its devices; they are numbered from 0. Virtual ones come behind the others.
     fn devices(&self) -> usize;
 
     /// What a device is.
@@ -62,6 +63,22 @@ pub trait Net: Debug + Send + Sync {
     /// # Errors
     /// When there is no such device, or its properties cannot be read.
     fn properties(&self, device: usize) -> Result<Properties, NetError>;
+
+    /// Devices of a virtual one at most; 1 for a network that makes none.
+    fn max_devices_per_nic(&self) -> usize {
+        1
+    }
+
+    /// Makes a device of several (NCCL's `makeVDevice`): its connections use all of them. Members that are one device already
+    /// give that one. It stays for as long as the network.
+    ///
+    /// # Errors
+    /// When the network makes none, as by default; when a member is not there, or virtual itself, or there are too few or
+    /// too many; when the members do not go together.
+    fn make_virtual_device(&self, members: &[usize]) -> Result<usize, NetError> {
+        let reason = format!("it makes no virtual devices, not of {members:?} either");
+        Err(NetError::new(self.name(), "make_virtual_device", reason))
+    }
 
     /// Makes a listener, to which others connect. It accepts any number of connections.
     ///
@@ -97,6 +114,26 @@ pub struct Properties {
     pub cuda: bool,
     /// Whether it reaches GPU memory as [`MemoryKind::DmaBuf`].
     pub dma_buf: bool,
+    /// The devices that a virtual one is made of ([`Net::make_virtual_device`]); none for a real one.
+    pub members: Vec<usize>,
+}
+
+/// Whether so many devices can be members of a virtual one: each is a real one of `real`, and there once.
+///
+/// # Errors
+/// What is wrong with them.
+fn check_members(members: &[usize], real: usize, most: usize) -> Result<(), String> {
+    let again = |(i, device): (usize, &usize)| members[..i].contains(device);
+    if let Some(wrong) = members.iter().find(|device| **device >= real) {
+        return Err(format!("device {wrong} is none of the {real} real ones"));
+    }
+    if members.iter().enumerate().any(again) {
+        return Err(format!("a device is there twice: {members:?}"));
+    }
+    if !(2..=most).contains(&members.len()) {
+        return Err(format!("{} devices, where a virtual one has 2 to {most}", members.len()));
+    }
+    Ok(())
 }
 
 /// Accepts connections. When it is dropped, the connections that it has accepted stay.

@@ -80,6 +80,16 @@ impl Net for TraceNet {
         Ok(properties)
     }
 
+    fn max_devices_per_nic(&self) -> usize {
+        self.inner.max_devices_per_nic()
+    }
+
+    fn make_virtual_device(&self, members: &[usize]) -> Result<usize, NetError> {
+        let device = told(0, self.inner.make_virtual_device(members))?;
+        debug!(target: TARGET, "{}: device {device} is made of {members:?}", self.name());
+        Ok(device)
+    }
+
     fn listen(&self, device: usize) -> Result<Box<dyn Listener>, NetError> {
         let inner = told(0, self.inner.listen(device))?;
         let listener = number();

@@ -7,3 +7,4 @@ mod middleware;
 mod socket;
 mod strangers;
 mod support;
+mod virtual_devices;

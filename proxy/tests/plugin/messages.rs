@@ -9,7 +9,9 @@ use ferroccl_proxy::net::{
     Request,
 };
 
-use crate::support::{Chance, Counts, Pair, VERSIONS, all, connect, load, until};
+use crate::support::{
+    Chance, Counts, Pair, VERSIONS, all, connect, connect_from, load, load_path, until,
+};
 
 #[test]
 fn what_devices_are() {
@@ -25,6 +27,7 @@ fn what_devices_are() {
             max_receives: 4,
             cuda: false,
             dma_buf: false,
+            members: Vec::new(),
         };
         assert_eq!(net.properties(0).unwrap(), expected);
         let guid = expected.guid + 1;
@@ -33,6 +36,44 @@ fn what_devices_are() {
         let error = net.properties(2).unwrap_err().to_string();
         assert_eq!(error, "loopback: getProperties: there is no device 2, only 2");
         assert!(net.listen(2).is_err() && net.connect(usize::MAX, &[0; 128]).is_err());
+    }
+}
+
+/// From version 9 on.
+#[test]
+fn devices_are_made_of_several() {
+    for version in VERSIONS {
+        let net = load("virtual", version, &["DEVICES=3"]);
+        if version == 8 {
+            assert_eq!(net.max_devices_per_nic(), 1);
+            let error = net.make_virtual_device(&[0, 1]).unwrap_err().to_string();
+            assert_eq!(error, "loopback: makeVDevice: the plugin has no such function");
+            continue;
+        }
+        assert_eq!((net.max_devices_per_nic(), net.devices()), (4, 3));
+        assert_eq!(net.make_virtual_device(&[0, 2]).unwrap(), 3);
+        let made = net.properties(3).unwrap();
+        assert_eq!((made.name.as_str(), made.speed, made.members), ("lo+lo", 80_000, vec![0, 2]));
+        assert_eq!(net.devices(), 4);
+        // The same one, also for who loads the plugin again.
+        let again = load_path(net.library().as_ref()).unwrap();
+        for net in [&net, &again] {
+            assert_eq!((net.make_virtual_device(&[0, 2]).unwrap(), net.devices()), (3, 4));
+        }
+        let mut pair = connect_from(&net, 3, 3);
+        let (message, mut buffer) = (pair.message(vec![7; 1000]), pair.buffer(1000));
+        let (sent, received) = (pair.isend(&message, 0), pair.irecv(&mut buffer));
+        until(|| pair.sender.test(sent).unwrap().then_some(()));
+        until(|| pair.receiver.test(received, &mut [0]).unwrap().then_some(()));
+        for (members, wrong) in [
+            (&[1, 3][..], "device 3 is made of [0, 2]"),
+            (&[1, 4], "device 4 is none of the 4 real ones"),
+            (&[1], "1 devices, where a virtual one has 2 to 4"),
+            (&[1, 1], "a device is there twice: [1, 1]"),
+        ] {
+            let error = net.make_virtual_device(members).unwrap_err().to_string();
+            assert_eq!(error, format!("loopback: makeVDevice: {wrong}"));
+        }
     }
 }
 

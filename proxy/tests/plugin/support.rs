@@ -128,8 +128,13 @@ pub(crate) struct Pair {
 }
 
 pub(crate) fn connect(net: &PluginNet) -> Pair {
-    let mut listener = net.listen(0).unwrap();
-    let mut connecting = net.connect(1, listener.handle()).unwrap();
+    connect_from(net, 1, 0)
+}
+
+/// A connection from a device to another one.
+pub(crate) fn connect_from(net: &PluginNet, from: usize, to: usize) -> Pair {
+    let mut listener = net.listen(to).unwrap();
+    let mut connecting = net.connect(from, listener.handle()).unwrap();
     let (mut sender, mut receiver) = (None, None);
     until(|| {
         sender = sender.take().or_else(|| connecting.poll().unwrap());

@@ -95,6 +95,22 @@ fn properties_that_are_less() {
 }
 
 #[test]
+fn virtual_devices_that_cannot_be() {
+    for version in [9, 11] {
+        let net = load("makes", version, &["MAKES=7"]);
+        let error = net.make_virtual_device(&[0, 1]).unwrap_err().to_string();
+        assert_eq!(error, "loopback: makeVDevice: it makes device 7, and has 2");
+        let net = load("members", version, &["MEMBERS=5"]);
+        let error = net.properties(0).unwrap_err().to_string();
+        assert_eq!(error, "loopback: getProperties: device 0: vProps.ndevs is 5, not 0 to 4");
+        let net = load("none", version, &["NO_VIRTUAL_DEVICES"]);
+        assert_eq!(net.max_devices_per_nic(), 1);
+        let error = net.make_virtual_device(&[0, 1]).unwrap_err().to_string();
+        assert_eq!(error, "loopback: makeVDevice: the plugin has no such function");
+    }
+}
+
+#[test]
 fn no_listener() {
     for version in [8, 11] {
         let net = load("no-listener", version, &["NO_LISTENER"]);

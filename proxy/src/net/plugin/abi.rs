@@ -96,11 +96,14 @@ pub(super) struct PropertiesV8 {
     pub(super) net_device_version: c_int,
 }
 
-/// `ncclNetVDeviceProps_v9_t` to `_v11_t`: the devices that one is made of, at most `NCCL_NET_MAX_DEVS_PER_NIC` (`net.h`).
+/// `NCCL_NET_MAX_DEVS_PER_NIC` (`net.h`).
+pub(super) const MAX_DEVICES_PER_NIC: usize = 4;
+
+/// `ncclNetVDeviceProps_v9_t` to `_v11_t`: the devices that one is made of.
 #[repr(C)]
 pub(super) struct VDeviceProperties {
     pub(super) ndevs: c_int,
-    pub(super) devs: [c_int; 4],
+    pub(super) devs: [c_int; MAX_DEVICES_PER_NIC],
 }
 
 /// `ncclNetProperties_v9_t` and `ncclNetProperties_v10_t`, which are the same.

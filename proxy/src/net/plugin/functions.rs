@@ -6,9 +6,9 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use super::abi::{
-    Accept, Close, Code, DeregMr, Iflush, MAX_NET_SIZE, Object, PropertiesV8, PropertiesV9,
-    PropertiesV11, RegMr, RegMrDmaBuf, SUCCESS, Table, Test, V8, V9, V10, V11, VDeviceProperties,
-    Version,
+    Accept, Close, Code, DeregMr, Iflush, MAX_DEVICES_PER_NIC, MAX_NET_SIZE, MakeVDevice, Object,
+    PropertiesV8, PropertiesV9, PropertiesV11, RegMr, RegMrDmaBuf, SUCCESS, Table, Test, V8, V9,
+    V10, V11, VDeviceProperties, Version,
 };
 use super::calls::call;
 use super::symbol::{Config, Symbol};
@@ -20,6 +20,8 @@ use crate::net::{MAX_REQUESTS, RecvBuffer};
 pub(super) struct Functions {
     pub(super) common: Common,
     of_version: OfVersion,
+    /// Of versions that have it, where the plugin has it.
+    make_v_device: Option<MakeVDevice>,
     context: Object,
     config: Config,
     plugin: Arc<str>,
@@ -144,6 +146,15 @@ impl Functions {
                     .map(|table| OfVersion::V11(table, (&raw const (*at).finalize).read())),
             }
         };
+        // SAFETY: the caller's.
+        let make_v_device = unsafe {
+            match symbol {
+                Symbol::V8(_) => None,
+                Symbol::V9(at) => (&raw const (*at).make_v_device).read(),
+                Symbol::V10(at) => (&raw const (*at).make_v_device).read(),
+                Symbol::V11(at) => (&raw const (*at).make_v_device).read(),
+            }
+        };
         let of_version = of_version.inspect_err(|_| {
             // SAFETY: the caller's; nobody else has the context, and the configuration is still here.
             call(plugin, "finalize", || unsafe { symbol.finalize(context) });
@@ -154,7 +165,8 @@ impl Functions {
             OfVersion::V10(table) => Common::of(table),
             OfVersion::V11(table, _) => Common::of(table),
         };
-        Ok(Functions { common, of_version, context, config, plugin: Arc::clone(plugin) })
+        let plugin = Arc::clone(plugin);
+        Ok(Functions { common, of_version, make_v_device, context, config, plugin })
     }
 
     /// `getProperties`.
@@ -177,6 +189,24 @@ impl Functions {
             OfVersion::V10(table) => get(table.get_properties, device).map(from_v9),
             OfVersion::V11(table, _) => get(table.get_properties, device),
         })
+    }
+
+    /// Whether there is [`make_v_device`](Self::make_v_device).
+    pub(super) fn makes_v_devices(&self) -> bool {
+        self.make_v_device.is_some()
+    }
+
+    /// `makeVDevice`: the number of a device of so many, at most [`MAX_DEVICES_PER_NIC`]; `None` where the plugin has no such
+    /// function.
+    pub(super) fn make_v_device(&self, members: &[c_int]) -> Option<Result<c_int, Code>> {
+        let make = self.make_v_device?;
+        let mut devs = [0; MAX_DEVICES_PER_NIC];
+        devs.iter_mut().zip(members).for_each(|(place, member)| *place = *member);
+        let mut of = VDeviceProperties { ndevs: int(members.len().min(devs.len())), devs };
+        let mut device = -1;
+        // SAFETY: the plugin's function.
+        let code = call(&self.plugin, "makeVDevice", || unsafe { make(&mut device, &mut of) });
+        Some(out(code, device))
     }
 
     /// `listen`.

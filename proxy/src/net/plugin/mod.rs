@@ -23,7 +23,10 @@
 //!   made, what the plugin has allocated leaks: the ABI has no function for that.
 //! * **A message is at most 2 GiB - 1**, since `test` returns its size as an `int` in every version.
 //!
-//! Not used: devices made of several (`makeVDevice`), kernels that unpack (`netDeviceType`; such a device is an error),
+//! * **A device that is made of several** (`makeVDevice`) gets the next number. It stays, also for who loads the plugin again
+//!   (of version 10 and older), so that one of the same members is looked for first.
+//!
+//! Not used: kernels that unpack (`netDeviceType`; such a device is an error),
 //! attributes (`setNetAttr`) and profiler events.
 
 mod abi;
@@ -37,19 +40,21 @@ mod symbol;
 
 use std::ffi::c_int;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use self::abi::{
-    Code, DEVICE_HOST, MAX_NET_SIZE, PTR_CUDA, PTR_DMABUF, PTR_HOST, SUCCESS, code_name,
+    Code, DEVICE_HOST, MAX_DEVICES_PER_NIC, MAX_NET_SIZE, PTR_CUDA, PTR_DMABUF, PTR_HOST, SUCCESS,
+    code_name,
 };
 use self::calls::{Watched, call};
 use self::connection::{PluginConnecting, PluginListener};
 use self::functions::Functions;
 use self::log::string;
 use self::symbol::Config;
-use super::{Connecting, Listener, MAX_REQUESTS, Net, Properties};
+use super::{Connecting, Listener, MAX_REQUESTS, Net, Properties, check_members};
 use crate::NetError;
+use crate::sync::lock;
 
 /// Devices of a plugin at most: NCCL's `NCCL_TOPO_MAX_NODES` (`src/include/graph.h`), what a machine's topology has room
 /// for.
@@ -75,7 +80,8 @@ const MAX_DEVICES: usize = 640;
 pub struct PluginNet {
     plugin: Arc<Plugin>,
     library: String,
-    devices: usize,
+    /// How many there are; it grows by virtual ones.
+    devices: Mutex<usize>,
 }
 
 /// A plugin that is initialised. Whoever has something of it has this, too: it is finalised after all of them.
@@ -123,7 +129,8 @@ impl PluginNet {
         let version = symbol.version();
         let plugin = Plugin { name, version, functions, _watched: watched };
         let devices = plugin.devices()?;
-        Ok(Some(Arc::new(PluginNet { plugin: Arc::new(plugin), library, devices })))
+        let (plugin, devices) = (Arc::new(plugin), Mutex::new(devices));
+        Ok(Some(Arc::new(PluginNet { plugin, library, devices })))
     }
 
     /// The version of the ABI, 8 to 11: the newest that plugin and we have.
@@ -145,7 +152,41 @@ impl Net for PluginNet {
     }
 
     fn devices(&self) -> usize {
-        self.devices
+        *lock(&self.devices)
+    }
+
+    fn max_devices_per_nic(&self) -> usize {
+        if self.plugin.functions.makes_v_devices() { MAX_DEVICES_PER_NIC } else { 1 }
+    }
+
+    fn make_virtual_device(&self, members: &[usize]) -> Result<usize, NetError> {
+        const MAKE: &str = "makeVDevice";
+        let mut devices = lock(&self.devices);
+        let error = |reason| self.plugin.error(MAKE, reason);
+        for device in 0..*devices {
+            // One that cannot be used may stand beside those that can.
+            let Ok(Device { properties, .. }) = self.plugin.device(device) else { continue };
+            let known = properties.members;
+            if known == members && !known.is_empty() {
+                return Ok(device);
+            }
+            if !known.is_empty() && members.contains(&device) {
+                return Err(error(format!("device {device} is made of {known:?}")));
+            }
+        }
+        check_members(members, *devices, MAX_DEVICES_PER_NIC).map_err(error)?;
+        let numbers: Vec<c_int> = members.iter().map(|member| *member as c_int).collect(); // below MAX_DEVICES
+        let made = self.plugin.functions.make_v_device(&numbers);
+        let made = made.ok_or_else(|| error("the plugin has no such function".to_owned()))?;
+        let device = made.map_err(|code| self.plugin.failed(MAKE, code))?;
+        let count = self.plugin.devices()?;
+        match usize::try_from(device) {
+            Ok(device) if device < count => {
+                *devices = count;
+                Ok(device)
+            }
+            _ => Err(error(format!("it makes device {device}, and has {count}"))),
+        }
     }
 
     fn properties(&self, device: usize) -> Result<Properties, NetError> {
@@ -165,8 +206,9 @@ impl Net for PluginNet {
 
 impl PluginNet {
     fn device(&self, device: usize) -> Result<Device, NetError> {
-        if device >= self.devices {
-            let reason = format!("there is no device {device}, only {}", self.devices);
+        let devices = self.devices();
+        if device >= devices {
+            let reason = format!("there is no device {device}, only {devices}");
             return Err(self.plugin.error("getProperties", reason));
         }
         self.plugin.device(device)
@@ -237,6 +279,19 @@ impl Plugin {
             let reason = format!("maxP2pBytes is {}, not 1 to 2^40", given.max_p2p_bytes);
             return Err(error(reason));
         }
+        // A plugin may leave them at 0, and one that is made of one device is that device.
+        let members = match usize::try_from(given.v_props.ndevs) {
+            Ok(0 | 1) => Vec::new(),
+            Ok(count @ ..=MAX_DEVICES_PER_NIC) => {
+                let members = &given.v_props.devs[..count];
+                let member = |dev: &c_int| at_least("vProps.devs", 0, *dev).map(|dev| dev as usize);
+                members.iter().map(member).collect::<Result<_, _>>()?
+            }
+            _ => {
+                let n = given.v_props.ndevs;
+                return Err(error(format!("vProps.ndevs is {n}, not 0 to {MAX_DEVICES_PER_NIC}")));
+            }
+        };
         let has = |bit| given.ptr_support & bit != 0;
         let properties = Properties {
             name: name.ok_or_else(|| error("name is NULL".to_owned()))?,
@@ -251,6 +306,7 @@ impl Plugin {
             dma_buf: has(PTR_DMABUF)
                 && self.functions.common.iflush.is_some()
                 && self.functions.common.reg_mr_dma_buf.is_some(),
+            members,
         };
         let max_bytes = given.max_p2p_bytes.min(c_int::MAX as usize);
         Ok(Device { number, properties, max_bytes })

@@ -225,6 +225,7 @@ impl Net for SocketNet {
             max_receives: 1,
             cuda: false,
             dma_buf: false,
+            members: Vec::new(),
         })
     }
 

@@ -152,6 +152,7 @@ impl Net for VerbsNet {
             max_receives: MAX_RECEIVES,
             cuda: memory::peer_memory(),
             dma_buf: port.dma_buf,
+            members: Vec::new(),
         })
     }
 
