@@ -44,8 +44,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub use ferroccl_ptx::emu::{
-    Adversity, Checks, Counts, Fault, FaultKind, LaunchSpan, MachineModel, Options, PathStep, Site,
-    Spent, Timing, Unit, WarpSchedule, totals,
+    ASSUMED, Adversity, Checks, Counts, Fault, FaultKind, LaunchSpan, MachineModel, Options,
+    PathStep, Site, Source, Spent, Timing, Unit, UnknownFigure, WarpSchedule, totals,
 };
 
 use ferroccl_proxy::Operation;
@@ -157,7 +157,7 @@ impl PtxRuntime {
         let first = Self::scheduled(model.gpus, Options { clock: Some(model.timing), ..options });
         let gpu = |gpu| {
             let (emulated, mode) = (Arc::clone(&first.emulated), first.mode.clone());
-            PtxRuntime { emulated, mode, gpu, model: Some(model) }
+            PtxRuntime { emulated, mode, gpu, model: Some(model.clone()) }
         };
         (0..model.gpus.max(1)).map(gpu).collect()
     }
@@ -334,7 +334,7 @@ impl Runtime for PtxRuntime {
 
     /// In lockstep two: it has one thread but is there to have things happen at the same time.
     fn parallelism(&self) -> u32 {
-        if let Some(model) = self.model {
+        if let Some(model) = &self.model {
             return model.sms;
         }
         match &self.mode {
@@ -344,18 +344,18 @@ impl Runtime for PtxRuntime {
     }
 
     fn resident_blocks(&self, ranks: u32) -> u32 {
-        self.model.map_or(u32::MAX, |model| (model.sms / ranks.max(1)).max(1))
+        self.model.as_ref().map_or(u32::MAX, |model| (model.sms / ranks.max(1)).max(1))
     }
 
     fn buffers(&self) -> ([usize; 3], u32) {
-        match self.model {
+        match &self.model {
             Some(_) => super::GPU_BUFFERS,
             None => (cpu_tuning::BUFFER_BYTES, cpu_tuning::SLOTS),
         }
     }
 
     fn device_info(&self) -> Result<Option<DeviceInfo>> {
-        let Some(model) = self.model else { return Ok(None) };
+        let Some(model) = &self.model else { return Ok(None) };
         let id = |gpu: u32| std::array::from_fn(|i| if i == 0 { gpu as u8 } else { 0xfe });
         // Those of HGX H100's GPUs in NVIDIA's files of its topology.
         let bus_id = format!("0000:{}1:00.0", self.gpu + 1);

@@ -79,7 +79,8 @@ mod timed;
 mod warp;
 
 pub use clock::{
-    A100_NVLINK, H100_NVLINK, H200_ONE_GPU, MachineModel, PathStep, Spent, Timing, totals,
+    A100_NVLINK, ASSUMED, H100_NVLINK, H200_ONE_GPU, MachineModel, PathStep, Source, Spent, Timing,
+    UnknownFigure, totals,
 };
 pub use counts::Counts;
 pub use fault::{Fault, FaultKind, Site};

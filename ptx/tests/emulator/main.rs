@@ -5,6 +5,7 @@ mod checks;
 mod clock;
 mod cuda;
 mod hostile;
+mod literature;
 mod litmus;
 mod machine;
 mod multicast;

@@ -53,8 +53,8 @@ pub(crate) fn runtime(args: &PerfArgs, layout: Layout) -> Result<Option<Emulator
         PtxSchedule::Lockstep if !alone => {
             refuse("the lockstep schedule is for ranks of one thread of one process: -g, not -t")
         }
-        PtxSchedule::Lockstep => match args.model {
-            Some(model) => PtxRuntime::simulated_with(model, options(args)),
+        PtxSchedule::Lockstep => match &args.model {
+            Some(model) => PtxRuntime::simulated_with(model.clone(), options(args)),
             None => vec![PtxRuntime::lockstep(options(args))],
         },
         PtxSchedule::Threads if args.model.is_some() => {
@@ -77,7 +77,8 @@ pub(crate) fn runtime(args: &PerfArgs, layout: Layout) -> Result<Option<Emulator
 
 /// The machine of this name.
 pub(crate) fn model(name: &str) -> std::result::Result<MachineModel, String> {
-    let names = || MachineModel::ALL.iter().map(|model| model.name).collect::<Vec<_>>().join(", ");
+    let names =
+        || MachineModel::ALL.iter().map(|model| &*model.name).collect::<Vec<_>>().join(", ");
     MachineModel::find(name).ok_or_else(|| format!("there are {}", names()))
 }
 

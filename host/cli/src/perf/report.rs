@@ -55,7 +55,7 @@ struct Document<'a> {
     runtime: String,
     /// The machine on which times are simulated.
     #[serde(skip_serializing_if = "Option::is_none")]
-    simulated_on: Option<&'static str>,
+    simulated_on: Option<&'a str>,
     algorithm: Option<String>,
     protocol: Option<String>,
     channels: Option<u32>,
@@ -149,7 +149,7 @@ impl Report {
         if self.args.report_cputime {
             text += "# Times are of enqueueing a call\n";
         }
-        match (self.args.runtime, self.args.model) {
+        match (self.args.runtime, &self.args.model) {
             (RuntimeKind::Ptx, Some(model)) => {
                 let nanoseconds = model.timing.launch_ns;
                 text += &format!(
@@ -223,7 +223,7 @@ impl Report {
             ferroccl: env!("CARGO_PKG_VERSION"),
             collective: self.args.collective.to_string(),
             runtime: self.args.runtime.to_string(),
-            simulated_on: self.args.model.map(|model| model.name),
+            simulated_on: self.args.model.as_ref().map(|model| &*model.name),
             algorithm: algorithm.map(|a| a.to_string()),
             protocol: protocol.map(|p| p.to_string()),
             channels,

@@ -14,10 +14,13 @@
 //!   wait until all that the block has stored has arrived.
 //!
 //! The schedule always runs what is earliest, so that a run is the same every time. L1 has the lines that weak loads of
-//! the block have fetched since its last fence or acquiring load. Each block has an SM of its own. Left out: DRAM
-//! behind L2, register banks, dual issue, the time between kernels.
+//! the block have fetched since its last fence or acquiring load. Each block has an SM of its own. L2 has what was used last
+//! ([`l2`]). Left out: the parts of L2 and how far they are, translation of addresses, register banks, dual issue, the time between
+//! kernels.
 
 mod in_flight;
+mod l2;
+mod models;
 pub(crate) mod path;
 pub(crate) mod requests;
 mod timing;
@@ -26,9 +29,13 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use self::in_flight::StoresInFlight;
+use self::l2::L2;
+pub use self::models::{
+    A100_NVLINK, ASSUMED, H100_NVLINK, H200_ONE_GPU, MachineModel, Source, UnknownFigure,
+};
 use self::path::{Cause, Trace, Wait};
 pub use self::path::{PathStep, Spent, totals};
-pub use self::timing::{A100_NVLINK, H100_NVLINK, H200_ONE_GPU, MachineModel, Timing};
+pub use self::timing::Timing;
 use super::block::Common;
 use super::exec::Env;
 use super::program::{Access, Inst, Op, Order, Pred, Scope, Space, WarpSync};
@@ -40,8 +47,8 @@ pub(crate) type Place = u32;
 pub(crate) const HOST: Place = u32::MAX;
 /// Schedulers of an SM (CUDA C++ Programming Guide, "Compute Capability 8.x" and "9.0").
 const SCHEDULERS: usize = 4;
-/// Bytes of a line of L1.
-const L1_LINE: u64 = 128;
+/// Bytes of a line of L1 and of L2.
+const LINE: u64 = 128;
 /// Lines that L1 holds at most: half of the 256 KiB that it shares with shared memory (NVIDIA's H100 whitepaper).
 const L1_LINES: usize = 1024;
 /// How far a warp may run ahead of the others where it touches nothing of theirs: picoseconds.
@@ -81,8 +88,8 @@ pub(crate) struct Clock {
     /// Until when what each place sends, and what it receives, is under way.
     sends: HashMap<(Place, bool), u64>,
     receives: HashMap<(Place, bool), u64>,
-    /// Until when each GPU's L2 is busy.
-    l2: HashMap<Place, u64>,
+    /// Each GPU's L2, and the memory behind it.
+    l2: HashMap<Place, L2>,
     /// When the last store from one place to another arrives.
     last: HashMap<(Place, Place), u64>,
     pub(crate) in_flight: StoresInFlight,
@@ -283,21 +290,27 @@ impl Clock {
         comes + takes
     }
 
-    /// When L2 of a GPU has moved so many bytes that are asked for at `at`.
-    fn through_l2(&mut self, gpu: Place, at: u64, bytes: u64) -> u64 {
+    /// When L2 of a GPU, or the memory behind it, gives these bytes that are asked for at `at`.
+    fn read(&mut self, gpu: Place, at: u64, bytes: u64, lines: impl Iterator<Item = u64>) -> u64 {
         if gpu == HOST {
-            return at;
+            at
+        } else {
+            self.l2.entry(gpu).or_default().read(&self.timing, at, bytes, lines)
         }
-        let busy = self.l2.entry(gpu).or_default();
-        let start = at.max(*busy);
-        *busy = start + Timing::moving(bytes, self.timing.l2_gbs);
-        start
     }
 
     /// When a store arrives that a GPU issues at `at`.
-    fn store(&mut self, from: Place, to: Place, at: u64, bytes: u64) -> u64 {
-        let comes = self.moved(from, to, at, bytes);
-        let arrives = self.through_l2(to, comes, bytes);
+    fn store(
+        &mut self,
+        (from, to): (Place, Place),
+        at: u64,
+        bytes: u64,
+        lines: impl Iterator<Item = u64>,
+    ) -> u64 {
+        let mut arrives = self.moved(from, to, at, bytes);
+        if to != HOST {
+            arrives = self.l2.entry(to).or_default().write(&self.timing, arrives, bytes, lines);
+        }
         let last = self.last.entry((from, to)).or_default();
         *last = arrives.max(*last);
         *last
@@ -308,31 +321,45 @@ impl Clock {
         u64::from(self.timing.peer_ns) * 500
     }
 
-    /// When a store that a GPU issues at `at` arrives at each of `places`: it is sent once, and the switch sends it to all.
-    fn store_to_all(&mut self, from: Place, places: &[Place], at: u64, bytes: u64) -> Vec<u64> {
+    /// When a store that a GPU issues at `at` arrives at each of `members`, whose lines are given: it is sent once, and the switch
+    /// sends it to all.
+    fn store_to_all(
+        &mut self,
+        from: Place,
+        members: &[(Place, Vec<u64>)],
+        at: u64,
+        bytes: u64,
+    ) -> Vec<u64> {
         let (way, takes) = (self.way_by_switch(), Timing::moving(bytes, self.timing.peer_gbs));
         let sends = self.sends.entry((from, false)).or_default();
         let start = at.max(*sends);
         *sends = start + takes;
-        let arrive = |place: &Place| {
+        let arrive = |(place, lines): &(Place, Vec<u64>)| {
             let receives = self.receives.entry((*place, false)).or_default();
             let comes = (start + way).max(*receives) + takes;
             *receives = comes;
-            let arrives = self.through_l2(*place, comes, bytes);
+            let l2 = self.l2.entry(*place).or_default();
+            let arrives = l2.write(&self.timing, comes, bytes, lines.iter().copied());
             let last = self.last.entry((from, *place)).or_default();
             *last = arrives.max(*last);
             *last
         };
-        places.iter().map(arrive).collect()
+        members.iter().map(arrive).collect()
     }
 
-    /// When what a load has asked all of `places` for, at `at`, has come to a GPU: each sends it, and the switch sends one
+    /// When what a load has asked all of `members` for, at `at`, has come to a GPU: each sends it, and the switch sends one
     /// result on.
-    fn load_from_all(&mut self, to: Place, places: &[Place], at: u64, bytes: u64) -> u64 {
+    fn load_from_all(
+        &mut self,
+        to: Place,
+        members: &[(Place, Vec<u64>)],
+        at: u64,
+        bytes: u64,
+    ) -> u64 {
         let (way, takes) = (self.way_by_switch(), Timing::moving(bytes, self.timing.peer_gbs));
         let mut all = at;
-        for place in places {
-            let answered = self.through_l2(*place, at, bytes);
+        for (place, lines) in members {
+            let answered = self.read(*place, at, bytes, lines.iter().copied());
             let sends = self.sends.entry((*place, false)).or_default();
             let start = answered.max(*sends);
             *sends = start + takes;

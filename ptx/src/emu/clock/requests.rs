@@ -11,7 +11,7 @@ use super::super::program::{Access, Atomic, Load, Order, Reg, Space};
 use super::super::warp::Warp;
 use super::super::{access, atomics};
 use super::path::{Spent, Wait};
-use super::{Clock, ClockEvent, HOST, L1_LINE, Place, Timing};
+use super::{Clock, ClockEvent, HOST, LINE, Place, Timing};
 
 /// A request under way.
 #[derive(Clone, Debug)]
@@ -96,7 +96,7 @@ pub(crate) fn load(
     pc: u32,
 ) -> bool {
     let weak = load.access.order == Order::Weak;
-    let lines = lanes(mask).map(|lane| addresses[lane] / L1_LINE);
+    let lines = lanes(mask).map(|lane| addresses[lane] / LINE);
     if let Some(there) = common.sm.lines_from(lines).filter(|_| weak) {
         let ready = warp.time.at.max(there) + clock.timing.cycles(clock.timing.l1_cycles.into());
         // Nothing else comes before.
@@ -185,8 +185,8 @@ pub(crate) fn load_from_all(
     let at = common.sm.memory.max(warp.time.at);
     common.sm.memory = at + clock.timing.cycles(lines(&clock.timing, bytes));
     // Behind what the GPU has stored there.
-    let before = places(common, mask, &load.members).into_iter();
-    let before = before.filter_map(|place| clock.last.get(&(gpu, place)).copied()).max();
+    let before = members(common, mask, &load.members).into_iter();
+    let before = before.filter_map(|(place, _)| clock.last.get(&(gpu, place)).copied()).max();
     let comes = (at + clock.way_by_switch()).max(before.unwrap_or(0));
     let acquires = load.access.order.acquires();
     let what = RequestKind::FromAll(Box::new(load));
@@ -199,15 +199,15 @@ pub(crate) fn store_to_all(
     common: &mut Common,
     clock: &mut Clock,
     access: &Access,
-    (mask, members): (u32, &[[u64; 32]]),
+    (mask, addresses_of_all): (u32, &[[u64; 32]]),
 ) -> Vec<u64> {
     let gpu = common.grid.device;
-    let Some(addresses) = members.first() else { return Vec::new() };
+    let Some(addresses) = addresses_of_all.first() else { return Vec::new() };
     let bytes = moved(mask, addresses, access);
     let at = common.sm.memory.max(warp.time.at);
     common.sm.memory = at + clock.timing.cycles(lines(&clock.timing, bytes));
-    let arrivals = clock.store_to_all(gpu, &places(common, mask, members), at, bytes);
-    for (addresses, arrives) in members.iter().zip(&arrivals) {
+    let arrivals = clock.store_to_all(gpu, &members(common, mask, addresses_of_all), at, bytes);
+    for (addresses, arrives) in addresses_of_all.iter().zip(&arrivals) {
         sent(warp, common, clock, access, (mask, addresses), (at, *arrives, clock.way_by_switch()));
     }
     arrivals
@@ -226,7 +226,7 @@ pub(crate) fn bulk_load(
     common.sm.memory = at + clock.timing.cycles(lines(&clock.timing, bytes));
     let before = clock.last.get(&(gpu, place)).copied().unwrap_or(0);
     let comes = (at + clock.way(gpu, place)).max(before);
-    let read = clock.through_l2(place, comes, bytes);
+    let read = clock.read(place, comes, bytes, from / LINE..(from + bytes).div_ceil(LINE));
     let streams = clock.timing.cycles(lines(&clock.timing, bytes));
     (read, clock.moved(place, gpu, read, bytes).max(read + clock.way(place, gpu) + streams))
 }
@@ -250,22 +250,30 @@ pub(crate) fn bulk_store(
         [] => (read, read + takes, read + takes),
         [one] => {
             let place = common.view.place(*one);
-            let arrives = clock.store(gpu, place, read, bytes);
+            let lines = *one / LINE..(one + bytes).div_ceil(LINE);
+            let arrives = clock.store((gpu, place), read, bytes, lines);
             (read, arrives, arrives + clock.way(gpu, place))
         }
         all => {
-            let places: Vec<Place> = all.iter().map(|at| common.view.place(*at)).collect();
-            let arrivals = clock.store_to_all(gpu, &places, read, bytes);
+            let member = |at: &u64| {
+                (common.view.place(*at), (at / LINE..(at + bytes).div_ceil(LINE)).collect())
+            };
+            let members: Vec<_> = all.iter().map(member).collect();
+            let arrivals = clock.store_to_all(gpu, &members, read, bytes);
             let arrives = arrivals.into_iter().max().unwrap_or(read);
             (read, arrives, arrives + clock.way_by_switch())
         }
     }
 }
 
-/// Where each member's memory is.
-fn places(common: &mut Common, mask: u32, members: &[[u64; 32]]) -> Vec<Place> {
-    let lane = lanes(mask).next().unwrap_or(0);
-    members.iter().map(|addresses| common.view.place(addresses[lane])).collect()
+/// Where each member's memory is, and its lines.
+fn members(common: &mut Common, mask: u32, all: &[[u64; 32]]) -> Vec<(Place, Vec<u64>)> {
+    let first = lanes(mask).next().unwrap_or(0);
+    let member = |addresses: &[u64; 32]| {
+        let lines = lanes(mask).map(|lane| addresses[lane] / LINE).collect();
+        (common.view.place(addresses[first]), lines)
+    };
+    all.iter().map(member).collect()
 }
 
 /// Cycles for which bytes keep an SM's way to L2 busy.
@@ -287,7 +295,8 @@ pub(crate) fn store(
         let bytes = moved(mask, addresses, access);
         let at = common.sm.memory.max(warp.time.at);
         common.sm.memory = at + clock.timing.cycles(lines(&clock.timing, bytes));
-        let arrives = clock.store(gpu, place, at, bytes);
+        let lines = lanes(mask).map(|lane| addresses[lane] / LINE);
+        let arrives = clock.store((gpu, place), at, bytes, lines);
         let way = clock.way(gpu, place);
         sent(warp, common, clock, access, (mask, addresses), (at, arrives, way));
         (mask, arrives)
@@ -333,10 +342,11 @@ pub(crate) fn arrive(
             RequestKind::Atomic(_) => clock.timing.cycles(clock.timing.atomic_cycles.into()),
         };
         back = if let RequestKind::FromAll(load) = &what {
-            let places = places(common, mask, &load.members);
-            clock.load_from_all(gpu, &places, clock.now, bytes)
+            let members = members(common, mask, &load.members);
+            clock.load_from_all(gpu, &members, clock.now, bytes)
         } else {
-            let answered = clock.through_l2(place, clock.now, bytes) + extra;
+            let lines = lanes(mask).map(|lane| addresses[lane] / LINE);
+            let answered = clock.read(place, clock.now, bytes, lines) + extra;
             match place {
                 place if place == gpu => answered + clock.way(gpu, gpu),
                 place => clock.moved(place, gpu, answered, bytes),
@@ -358,7 +368,7 @@ pub(crate) fn arrive(
     match &what {
         RequestKind::Load(load) => {
             if load.access.order == Order::Weak {
-                common.sm.keep_lines(lanes(mask).map(|lane| addresses[lane] / L1_LINE), back);
+                common.sm.keep_lines(lanes(mask).map(|lane| addresses[lane] / LINE), back);
             }
             access::fetch(warp, common, env, load, mask, Space::Global, &addresses, pc)
         }
