@@ -85,6 +85,9 @@ pub(crate) fn nightly() -> Vec<Step> {
             ),
         Step::new("assemble", "every kernel assembled for sm_90; `test` takes samples")
             .run_with("cargo test -p ferroccl --test ptx", &[("FERROCCL_ASSEMBLE", "all")]),
+        Step::new("nccl", "NCCL's own kernels in the emulator: right results under all checks")
+            .needs(nccl_kernels)
+            .run("scripts/nccl-kernels"),
         Step::new("asan", "unit tests, communicators and collectives under AddressSanitizer")
             .run("scripts/sanitize address"),
         Step::new("sanitize", "the proxy, networks and the bootstrap under ThreadSanitizer")
@@ -155,6 +158,13 @@ fn oldest_toolchain() -> String {
     let exact = format!("{version}.0");
     let has = |name: &str| toolchain(name).is_none();
     if !has(&version) && has(&exact) { exact } else { version }
+}
+
+/// What takes NCCL's kernels out of its library.
+fn nccl_kernels() -> Option<String> {
+    let there = std::path::Path::new(".toolchain/cuda/bin/cuobjdump").exists()
+        && answers("python3", &["-m", "pip", "--version"]);
+    (!there).then(|| "no cuobjdump, or no pip: scripts/setup".to_owned())
 }
 
 fn component(name: &str, toolchain: &str) -> Option<String> {
