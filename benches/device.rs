@@ -1,4 +1,6 @@
 //! The primitives on a GPU: `cargo bench --bench device`; `-- hop`, `-- copy` for a part, `-- --quick` for a look.
+//! `-- --model FILE` writes a machine for the emulator's clock (`ferroccl perf --runtime ptx --model FILE`): the figures that were
+//! measured, marked as that, and those of `--base NAME` (h200-one-gpu) for the rest.
 //!
 //! Times are the GPU's, between events around a graph of calls, so that no launch of the host is in them; each figure is
 //! the median of several rounds. What needs a clock within a kernel is taken from differences instead:
@@ -17,6 +19,7 @@ use std::process::ExitCode;
 
 use ferroccl::runtime::Settings;
 use ferroccl::runtime::cuda::{self, CudaGraph, CudaTimer, GpuInfo};
+use ferroccl::runtime::ptx::MachineModel;
 use ferroccl::{
     Algorithm, CommConfig, Communicator, Device, DeviceBuffer, ProtocolId, ReduceOp, Result,
     Stream, group,
@@ -38,8 +41,21 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     // What cargo and libtest would say.
     let quick = words.iter().any(|word| word == "--quick" || word == "--test");
-    let parts: Vec<&str> =
-        words.iter().map(String::as_str).filter(|word| !word.starts_with('-')).collect();
+    let after = |flag: &str| {
+        let at = words.iter().position(|word| word == flag)?;
+        words.get(at + 1).map(String::as_str)
+    };
+    let (model, base) = (after("--model"), after("--base"));
+    let parts: Vec<&str> = words
+        .iter()
+        .map(String::as_str)
+        .filter(|word| !word.starts_with('-') && Some(*word) != model && Some(*word) != base)
+        .collect();
+    let base = base.unwrap_or("h200-one-gpu");
+    let Some(mut machine) = MachineModel::find(base) else {
+        eprintln!("device: --base {base}: there is no such machine");
+        return ExitCode::FAILURE;
+    };
     let effort = if quick {
         Effort { rounds: 3, calls: 5, large: MIB }
     } else {
@@ -53,7 +69,10 @@ fn main() -> ExitCode {
         }
     };
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| part.contains(p));
-    match measure(&device, effort, &wanted) {
+    let done = measure(&device, effort, &wanted, &mut machine)
+        .map_err(|error| error.to_string())
+        .and_then(|()| model.map_or(Ok(()), |path| write(path, &machine)));
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("device: {error}");
@@ -62,7 +81,26 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure(device: &Device, effort: Effort, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
+/// Writes a machine as a file.
+fn write(path: &str, machine: &MachineModel) -> std::result::Result<(), String> {
+    let text = serde_json::to_string_pretty(machine).map_err(|error| error.to_string())?;
+    std::fs::write(path, text + "\n").map_err(|error| format!("{path}: {error}"))
+}
+
+/// Marks a figure of a machine as measured.
+fn measured(machine: &mut MachineModel, figure: &str, value: f64, how: &str) -> Result<()> {
+    let source = format!("measured on {} by benches/device: {how}", machine.name);
+    machine
+        .replace(figure, value.round().max(1.0) as u32, &source)
+        .map_err(|error| ferroccl::Error::argument("figure", error.to_string()))
+}
+
+fn measure(
+    device: &Device,
+    effort: Effort,
+    wanted: &dyn Fn(&str) -> bool,
+    machine: &mut MachineModel,
+) -> Result<()> {
     let info = cuda::shared(0, &Settings::default())?.info()?;
     println!(
         "# {} (sm_{}, {} multiprocessors, {:.2} GHz), driver of CUDA {}.{}, FerroCCL {}",
@@ -74,6 +112,10 @@ fn measure(device: &Device, effort: Effort, wanted: &dyn Fn(&str) -> bool) -> Re
         info.driver_version % 1000 / 10,
         env!("CARGO_PKG_VERSION"),
     );
+    machine.name = info.name.clone().into();
+    (machine.gpus, machine.sms) = (1, info.multiprocessors);
+    let clock_mhz = f64::from(info.clock_khz) / 1000.0;
+    measured(machine, "clock_mhz", clock_mhz, "the most that the driver says")?;
     if wanted("hop") {
         println!("\n| one hop of 8 bytes | us | cycles |\n|---|---|---|");
         for &protocol in ProtocolId::ALL {
@@ -98,6 +140,8 @@ fn measure(device: &Device, effort: Effort, wanted: &dyn Fn(&str) -> bool) -> Re
             effort.large / MIB
         );
         println!("| the driver's copy on the device | {driver:.0} | 1.00 |");
+        // What is copied is read and written.
+        measured(machine, "dram_gbs", 2.0 * driver, "the driver's copy, read and written")?;
         if wanted("copy") {
             let ours = copy_loop(device, effort)?;
             println!("| copy loop | {ours:.0} | {:.2} |", ours / driver);

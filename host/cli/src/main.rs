@@ -4,6 +4,7 @@
 mod env;
 mod explain;
 mod machine;
+mod model;
 mod output_file;
 mod perf;
 mod ptx;

@@ -8,7 +8,6 @@ use ferroccl::device::abi::MAX_CHANNELS;
 use ferroccl::runtime::ptx::MachineModel;
 use ferroccl::{Algorithm, DataType, ProtocolId, ReduceOp};
 
-use super::emulated;
 use super::operation::{Operation, Shape};
 use super::size::Bytes;
 use super::sweep::{Step, Sweep};
@@ -74,8 +73,9 @@ pub(crate) struct PerfArgs {
     /// Draw the schedule from this seed instead of letting warps take turns
     #[arg(long, value_name = "N", help_heading = "PTX emulator")]
     pub(crate) seed: Option<u64>,
-    /// Run in virtual time, on the GPUs of this machine: times are simulated then. Ranks take its GPUs in turn
-    #[arg(long, value_name = "MACHINE", value_parser = emulated::model, help_heading = "PTX emulator")]
+    /// Run in virtual time, on the GPUs of this machine: times are simulated then. Ranks take its GPUs in turn. A name, or a
+    /// file (`ferroccl ptx models`)
+    #[arg(long, value_name = "MACHINE", value_parser = crate::model::find, help_heading = "PTX emulator")]
     pub(crate) model: Option<MachineModel>,
     /// Say where the simulated time of each call goes: the chain of waits that ends last
     #[arg(long, requires = "model", help_heading = "PTX emulator")]

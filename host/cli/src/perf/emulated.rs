@@ -10,9 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use ferroccl::config::Config;
-use ferroccl::runtime::ptx::{
-    self, Counts, KernelCounts, MachineModel, Options, PtxRuntime, Unit, WarpSchedule,
-};
+use ferroccl::runtime::ptx::{self, Counts, KernelCounts, Options, PtxRuntime, Unit, WarpSchedule};
 use ferroccl::{Device, Error, Result};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
@@ -73,13 +71,6 @@ pub(crate) fn runtime(args: &PerfArgs, layout: Layout) -> Result<Option<Emulator
     let runtimes = runtimes.collect::<Result<_>>()?;
     let paths = args.critical_path.then(Arc::default);
     Ok(Some(Emulator { runtimes, paths, schedule, threads }))
-}
-
-/// The machine of this name.
-pub(crate) fn model(name: &str) -> std::result::Result<MachineModel, String> {
-    let names =
-        || MachineModel::ALL.iter().map(|model| &*model.name).collect::<Vec<_>>().join(", ");
-    MachineModel::find(name).ok_or_else(|| format!("there are {}", names()))
 }
 
 fn options(args: &PerfArgs) -> Options {

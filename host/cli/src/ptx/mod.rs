@@ -5,6 +5,7 @@
 //! list     all of them                 show    the text of one, with source lines
 //! stats    its figures, loop by loop   diff    two of them
 //! cfg      a drawing of its blocks     run     in the emulator
+//! models   the machines that its clock goes by
 //! tools    ptxas and nvdisasm, if there are any
 //! ```
 //!
@@ -14,6 +15,7 @@ mod cfg;
 mod diff;
 mod kernel;
 mod list;
+mod models;
 mod paint;
 mod run;
 mod sass;
@@ -41,6 +43,7 @@ Examples:
   ferroccl ptx cfg ll128_sum_float -o kernel.html
   ferroccl ptx stats --file mine.ptx
   ferroccl ptx run --file mine.ptx --threads 256 --arg u32[256]
+  ferroccl ptx models h100-nvlink
 
 Exit status: 0; 1 when there is no such kernel, a file is wrong or a tool fails; 2 for a bad command line.";
 
@@ -60,6 +63,7 @@ enum PtxCommand {
     Run(Box<run::RunArgs>),
     Diff(diff::DiffArgs),
     Cfg(cfg::CfgArgs),
+    Models(models::ModelsArgs),
 }
 
 pub(crate) fn execute(args: &PtxArgs) -> ExitCode {
@@ -70,6 +74,7 @@ pub(crate) fn execute(args: &PtxArgs) -> ExitCode {
         PtxCommand::Run(args) => ("run", run::run(args)),
         PtxCommand::Diff(args) => ("diff", diff::run(args)),
         PtxCommand::Cfg(args) => ("cfg", cfg::run(args)),
+        PtxCommand::Models(args) => ("models", models::run(args)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

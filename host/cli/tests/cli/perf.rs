@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use ferroccl::runtime::ptx::MachineModel;
 use serde_json::Value;
 
 use super::skip;
@@ -459,6 +460,13 @@ fn simulated_times() {
         .sum();
     assert!((parts - time(&traced)).abs() < 0.1, "{parts}: {traced}");
     assert!(of_call.contains("another GPU") || of_call.contains("over NVLink"), "{traced}");
+    // A file is a machine as well, and its figures count.
+    let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+    let mut model = MachineModel::find("h100-nvlink").unwrap();
+    model.replace("peer_ns", 10_000, "measured").unwrap();
+    std::fs::write(file.path(), serde_json::to_string(&model).unwrap()).unwrap();
+    let slow = run(file.path().to_str().unwrap(), "--algo ring");
+    assert!(time(&slow) > 2.0 * time(&first), "{slow}{first}");
     let document = run("a100", "--json -");
     let document: Value = serde_json::from_str(&document).unwrap();
     assert_eq!(document["simulated_on"], "a100");
@@ -472,6 +480,8 @@ fn flags_of_the_emulator_that_do_not_go_together_are_refused() {
         ("--ptx-schedule threads", "--runtime ptx"),
         ("--model a100", "--runtime ptx"),
         ("--runtime ptx --model h100", "a100, h100-nvlink, h200-one-gpu"),
+        ("--runtime ptx --model ./none.json", "No such file"),
+        ("--runtime ptx --model ./Cargo.toml", "expected value"),
         ("--runtime ptx -t 2 --model a100", "lockstep"),
         ("--runtime ptx --critical-path", "--model"),
         ("--runtime ptx -t 2 --ptx-schedule lockstep", "lockstep"),

@@ -281,3 +281,30 @@ fn blocks_are_drawn() {
         assert!(text(&out.stderr).contains(error), "{}", text(&out.stderr));
     }
 }
+
+/// Machines of the emulator's clock: what is printed as a file is read again, and says of each figure where it is from.
+#[test]
+fn machines_are_listed_and_written_as_files() {
+    let list = printed(&["models"]);
+    for name in ["a100", "h100-nvlink", "h200-one-gpu"] {
+        assert!(list.contains(name), "{list}");
+    }
+    let table = printed(&["models", "h100-nvlink"]);
+    assert!(table.contains("peer_gbs") && table.contains("NCCL"), "{table}");
+    assert!(table.contains("assumed"), "{table}");
+    let whole = printed(&["models", "h100-nvlink", "--json"]);
+    let mut model: Value = serde_json::from_str(&whole).unwrap();
+    assert_eq!(model["version"], 1);
+    model["timing"]["peer_ns"] = serde_json::json!({ "value": 712, "source": "measured" });
+    let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+    let path = file.path().to_str().unwrap();
+    std::fs::write(path, model.to_string()).unwrap();
+    let again: Value = serde_json::from_str(&printed(&["models", path, "--json"])).unwrap();
+    assert_eq!(again, model);
+    model["timing"]["peer_ns"]["unit"] = "ns".into();
+    std::fs::write(path, model.to_string()).unwrap();
+    let out = ptx(&["models", path]).output().unwrap();
+    let error = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{error}");
+    assert!(error.contains("unknown field `unit`"), "{error}");
+}

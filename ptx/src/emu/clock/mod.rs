@@ -18,6 +18,7 @@
 //! ([`l2`]). Left out: the parts of L2 and how far they are, translation of addresses, register banks, dual issue, the time between
 //! kernels.
 
+mod file;
 mod in_flight;
 mod l2;
 mod models;
