@@ -1,4 +1,4 @@
-//! How fast the emulator is: lane-instructions a second, by kind of code, by blocks and threads, and what each check costs.
+//! How fast the emulator is: lane-instructions a second, by kind of code, by blocks and threads, and what each check and the clock cost.
 //!
 //! `elem/s` in the output are instructions of lanes.
 #![allow(missing_docs, reason = "criterion's macros make functions of their own")]
@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ferroccl_ptx::emu::{
-    Adversity, Checks, Counts, Grid, Launch, Lockstep, Machine, Mapping, Options, Program,
-    WarpSchedule, run_on_threads,
+    Adversity, Checks, Counts, Grid, H100_NVLINK, Launch, Lockstep, Machine, Mapping, Options,
+    Program, WarpSchedule, run_on_threads,
 };
 
 const THREADS: u32 = 256;
@@ -54,15 +54,18 @@ struct Bench {
 
 impl Bench {
     fn new(blocks: u32) -> Self {
-        let mut bench = Bench {
-            machine: Machine::new(),
-            buffer: vec![0; blocks as usize * BYTES / 8 + 2],
-            mapping: None,
-        };
-        let bytes = 8 * bench.buffer.len();
+        Self::of(&Machine::new(), None, blocks as usize * BYTES)
+    }
+
+    /// Memory of a machine: the first GPU's unless one is named.
+    fn of(machine: &Machine, gpu: Option<u32>, bytes: usize) -> Self {
+        let machine = machine.clone();
+        let mut bench = Bench { machine, buffer: vec![0; bytes / 8 + 2], mapping: None };
+        let (gpu, bytes) = (gpu.or(Some(0)), 8 * bench.buffer.len() - 16);
         // SAFETY: the buffer lives as long as the mapping, and nobody else looks at it.
-        bench.mapping =
-            Some(unsafe { bench.machine.map(bench.start(), bytes - 16, "the bench's buffer") });
+        let mapping =
+            unsafe { bench.machine.map_on(gpu, bench.start(), bytes, "the bench's buffer") };
+        bench.mapping = Some(mapping);
         bench
     }
 
@@ -133,9 +136,83 @@ fn checks(c: &mut Criterion) {
     group.finish();
 }
 
+/// Virtual time: the same kernels with warps in turn, with the clock, and with the clock that notes what is waited for.
+fn clock(c: &mut Criterion) {
+    let timed = Options::simulated(H100_NVLINK);
+    let all =
+        [("off", Options::plain()), ("on", timed), ("noted", Options { trace: true, ..timed })];
+    for (kernel, body) in KERNELS {
+        let mut group = c.benchmark_group(format!("emulator/clock/{kernel}"));
+        let (program, bench) = (program(body), Bench::new(BLOCKS));
+        for (name, options) in all {
+            let counts = lockstep(&bench.grid(&program, BLOCKS), options);
+            group.throughput(Throughput::Elements(counts.lane_instructions));
+            group.bench_function(BenchmarkId::from_parameter(name), |b| {
+                b.iter(|| black_box(lockstep(&bench.grid(&program, BLOCKS), options)));
+            });
+        }
+        group.finish();
+    }
+    let mut group = c.benchmark_group("emulator/clock/all-reduce");
+    let one_shot = OneShot::new(64 << 10);
+    for (name, options) in all {
+        group.throughput(Throughput::Elements(one_shot.run(options)));
+        group.bench_function(BenchmarkId::from_parameter(name), |b| {
+            b.iter(|| black_box(one_shot.run(options)));
+        });
+    }
+    group.finish();
+}
+
+/// An all-reduce of two ranks, as NVIDIA's compiler makes it of CUDA C (`tests/fixtures/timing.cu`).
+struct OneShot {
+    program: Arc<Program>,
+    /// Data, flags, input and output of each rank.
+    ranks: [[Bench; 4]; 2],
+    machine: Machine,
+    elements: u32,
+    calls: std::cell::Cell<u32>,
+}
+
+impl OneShot {
+    fn new(bytes: usize) -> Self {
+        let source = include_str!("../tests/fixtures/timing.sm_80.ptx");
+        let program = Arc::new(Program::load(source, "one_shot").expect("the fixture's kernel"));
+        let machine = Machine::new();
+        let ranks = [0, 1].map(|gpu| {
+            [bytes, 1024, bytes, bytes].map(|bytes| Bench::of(&machine, Some(gpu), bytes))
+        });
+        let elements = bytes as u32 / 16;
+        OneShot { program, ranks, machine, elements, calls: std::cell::Cell::new(0) }
+    }
+
+    /// Lane-instructions of a call.
+    fn run(&self, options: Options) -> u64 {
+        let mut schedule = Lockstep::new(options);
+        self.calls.set(self.calls.get() + 1);
+        for (rank, [.., input, output]) in self.ranks.iter().enumerate() {
+            let mut parameters = Vec::new();
+            for which in 0..2 {
+                for peer in 0..8 {
+                    let address = self.ranks.get(peer).map_or(0, |ranks| ranks[which].start());
+                    parameters.extend(address.to_le_bytes());
+                }
+            }
+            parameters.extend([input.start(), output.start()].map(u64::to_le_bytes).as_flattened());
+            let numbers = [rank as u32, self.ranks.len() as u32, self.elements, self.calls.get()];
+            parameters.extend(numbers.map(u32::to_le_bytes).as_flattened());
+            let launch = Launch::new(&self.program, BLOCKS, THREADS, parameters);
+            let launch = Launch { device: rank as u32, ..launch };
+            schedule.start(&self.machine.launch(launch).expect("the bench's own launch"));
+        }
+        let ended = schedule.run().expect("the fixture's kernel is right");
+        ended.iter().map(|(_, counts)| counts.lane_instructions).sum()
+    }
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default().sample_size(10).measurement_time(std::time::Duration::from_secs(2));
-    targets = kinds, growth, checks
+    targets = kinds, growth, checks, clock
 }
 criterion_main!(benches);

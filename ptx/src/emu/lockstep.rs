@@ -179,6 +179,28 @@ impl Lockstep {
         self.timed.as_ref().map_or_else(Vec::new, |timed| timed.critical_path(start))
     }
 
+    /// What all warps have waited for since the time `start` in picoseconds: warp by warp, in the order of time. Between two waits a
+    /// warp runs, or waits for its turn. Empty without [`Options::trace`].
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use ferroccl_ptx::emu::{H100_NVLINK, Launch, Lockstep, Machine, Options, Program, Spent};
+    ///
+    /// let source = ".version 8.0\n.target sm_90\n.address_size 64\n.entry k() {
+    ///     .reg .b32 %t; .shared .b32 s; ld.shared.u32 %t, [s]; add.u32 %t, %t, 1; bar.sync 0; ret; }";
+    /// let grid = Machine::new().launch(Launch::new(&Arc::new(Program::load(source, "k")?), 1, 64, vec![]))?;
+    /// let mut schedule = Lockstep::new(Options { trace: true, ..Options::simulated(H100_NVLINK) });
+    /// schedule.start(&grid);
+    /// schedule.run()?;
+    /// let waits = schedule.waits(0);
+    /// assert!(waits.iter().any(|wait| wait.site.warp == 1 && wait.spent == Spent::Shared));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn waits(&self, start: u64) -> Vec<PathStep> {
+        self.timed.as_ref().map_or_else(Vec::new, |timed| timed.waits(start))
+    }
+
     /// Whether there is nothing to run.
     #[must_use]
     pub fn is_idle(&self) -> bool {

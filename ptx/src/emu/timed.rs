@@ -94,6 +94,26 @@ impl Timed {
         self.spans.remove(&launch)
     }
 
+    /// What each warp has waited for since a time: warp by warp, in the order of time.
+    pub(crate) fn waits(&self, start: u64) -> Vec<PathStep> {
+        let Some(trace) = &self.clock.trace else { return Vec::new() };
+        let mut sites: HashMap<(u64, u32), Site> = HashMap::new();
+        let place = |step: WarpStep| {
+            let WarpStep { warp: (block, warp), start, end, spent, pc } = step;
+            let (grid, index) = self.origins.get(&block)?;
+            let new = || Site::new(&grid.program, grid.number(), *index, warp, u32::MAX, pc);
+            let site = sites.entry((grid.number(), pc)).or_insert_with(new).clone();
+            Some(PathStep {
+                gpu: grid.device,
+                site: Site { block: *index, warp, ..site },
+                start,
+                end,
+                spent,
+            })
+        };
+        trace.all(start).filter_map(place).collect()
+    }
+
     pub(crate) fn critical_path(&self, start: u64) -> Vec<PathStep> {
         let Some((trace, last)) = self.clock.trace.as_ref().zip(self.last) else {
             return Vec::new();

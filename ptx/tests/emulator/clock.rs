@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use ferroccl_ptx::emu::{
-    Checks, H100_NVLINK, Launch, LaunchSpan, Lockstep, Machine, Mapping, Options, PathStep,
-    Program, Spent, Timing, totals,
+    Checks, FaultKind, H100_NVLINK, Launch, LaunchSpan, Lockstep, Machine, Mapping, Options,
+    PathStep, Program, Spent, Timing, totals,
 };
 
 const HEAD: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
@@ -357,4 +357,100 @@ fn a_run_is_the_same_every_time() {
     });
     assert_eq!((&runs[0], &runs[0], &runs[3]), (&runs[1], &runs[2], &runs[4]));
     assert_eq!(runs[0].1 & 0xffff_ffff, 7 * 96);
+}
+
+/// Checks see what they see without a clock: what nothing orders is a race, also where time has put it in order; what is ordered is
+/// none, whatever the seed, and the times are those of a run without checks.
+#[test]
+fn a_race_is_found_with_the_clock_on() {
+    let text = |store: &str, load: &str| {
+        format!(
+            ".entry k(.param .u64 p) {{
+                .reg .b64 %a, %v, %d; .reg .b32 %b; .reg .pred %q, %r;
+                ld.param.u64 %a, [p]; mov.u32 %b, %ctaid.x; setp.ne.u32 %q, %b, 0;
+                @%q bra WAIT;
+                st.global.u64 [%a], 7;
+                {store}.global.u64 [%a + 128], 1;
+                ret;
+            WAIT:
+                {load}.global.u64 %v, [%a + 128];
+                setp.eq.u64 %r, %v, 0;
+                @%r bra WAIT;
+                ld.global.u64 %d, [%a];
+                st.global.u64 [%a + 256], %d;
+                ret;
+            }}"
+        )
+    };
+    let run = |store: &str, load: &str, options: Options| {
+        let machine = Machine::new();
+        let words = Words::new(&machine, Some(0), 64);
+        let program = Program::load(&format!("{HEAD}{}", text(store, load)), "k").unwrap();
+        let launch = Launch::new(&Arc::new(program), 2, 1, words.address().to_le_bytes().to_vec());
+        let grid = machine.launch(launch).unwrap();
+        let mut schedule = Lockstep::new(options);
+        schedule.start(&grid);
+        let ended = schedule.run().map(|_| schedule.launch_span(grid.number()).unwrap());
+        ended.map_err(|fault| fault.kind)
+    };
+    let timed = Options::simulated(H100_NVLINK);
+    let races = Options { checks: Some(Checks { adversity: None, ..Checks::default() }), ..timed };
+    let seeded = |seed| Options { clock: timed.clock, ..Options::seeded(seed) };
+    let ordered = ("st.release.gpu", "ld.acquire.gpu");
+    let plain = run(ordered.0, ordered.1, timed).unwrap();
+    assert_eq!(run(ordered.0, ordered.1, races), Ok(plain));
+    for seed in 0..8 {
+        let first = run(ordered.0, ordered.1, seeded(seed));
+        assert!(first.is_ok(), "seed {seed}: {first:?}");
+        assert_eq!(run(ordered.0, ordered.1, seeded(seed)), first, "seed {seed}");
+    }
+    for (store, load) in [
+        ("st.relaxed.gpu", "ld.acquire.gpu"),
+        ("st.release.gpu", "ld.relaxed.gpu"),
+        ("st.release.cta", "ld.acquire.cta"),
+    ] {
+        assert!(run(store, load, timed).is_ok(), "nobody looks");
+        for options in [races, seeded(3)] {
+            let found = run(store, load, options);
+            assert!(matches!(found, Err(FaultKind::Race { .. })), "{store}, {load}: {found:?}");
+        }
+    }
+}
+
+/// What is noted for a path and a trace is the same every time as well, and each warp's waits follow each other.
+#[test]
+fn what_is_noted_is_the_same_every_time() {
+    let noted = || {
+        let machine = Machine::new();
+        let far = Words::new(&machine, Some(1), 64);
+        let text = "
+            .entry k(.param .u64 p) {
+                .reg .b64 %a, %v; .reg .b32 %t;
+                ld.param.u64 %a, [p]; mov.u32 %t, %tid.x; mul.wide.u32 %v, %t, 8; add.u64 %a, %a, %v;
+                ld.relaxed.sys.global.u64 %v, [%a];
+                add.u64 %v, %v, 1;
+                bar.sync 0;
+                st.release.sys.global.u64 [%a], %v;
+                ret;
+            }";
+        let program = Arc::new(Program::load(&format!("{HEAD}{text}"), "k").unwrap());
+        let launch = Launch::new(&program, 2, 64, far.address().to_le_bytes().to_vec());
+        let mut schedule =
+            Lockstep::new(Options { trace: true, ..Options::simulated(H100_NVLINK) });
+        schedule.start(&machine.launch(launch).unwrap());
+        schedule.run().unwrap();
+        (schedule.critical_path(0), schedule.waits(0))
+    };
+    let (path, waits) = noted();
+    assert_eq!((&path, &waits), (&noted().0, &noted().1));
+    let warps: std::collections::BTreeSet<_> =
+        waits.iter().map(|wait| (wait.site.block, wait.site.warp)).collect();
+    assert_eq!(warps.into_iter().collect::<Vec<_>>(), [(0, 0), (0, 1), (1, 0), (1, 1)]);
+    for two in waits.windows(2) {
+        let same = |wait: &PathStep| (wait.site.block, wait.site.warp);
+        assert!(same(&two[0]) < same(&two[1]) || two[0].end <= two[1].start, "{two:?}");
+    }
+    for spent in [Spent::Peer, Spent::Fence, Spent::Barrier] {
+        assert!(waits.iter().any(|wait| wait.spent == spent), "{spent:?}");
+    }
 }

@@ -1,14 +1,28 @@
 //! What stores on their way hide: the values that are still there for who comes before them.
 
 use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
 use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// By 8 bytes, the stores that have not arrived, in the order in which they were issued.
 #[derive(Debug, Default)]
 pub(crate) struct StoresInFlight {
-    cells: HashMap<u64, Vec<StoreInFlight>, BuildHasherDefault<CellHasher>>,
-    arrivals: BinaryHeap<Reverse<(u64, u64)>>,
+    cells: HashMap<u64, Cell, BuildHasherDefault<CellHasher>>,
+    /// When cells' stores arrive that were issued one after the other and arrive together: times and places in `batches`.
+    arrivals: BinaryHeap<Reverse<(u64, usize)>>,
+    batches: Vec<Vec<u64>>,
+    /// Batches that are empty.
+    free: Vec<usize>,
+    /// The batch of the last store, and when it arrives.
+    open: Option<(u64, usize)>,
+}
+
+/// The stores to a cell: seldom more than one.
+#[derive(Debug)]
+struct Cell {
+    first: StoreInFlight,
+    later: Vec<StoreInFlight>,
 }
 
 /// What a store on its way replaces.
@@ -49,16 +63,34 @@ impl StoresInFlight {
         let cell = address / 8;
         let hidden =
             StoreInFlight { arrives, bytes: bits(address, bytes), old: old << (8 * (address % 8)) };
-        self.cells.entry(cell).or_default().push(hidden);
-        self.arrivals.push(Reverse((arrives, cell)));
+        match self.cells.entry(cell) {
+            Entry::Occupied(mut there) => there.get_mut().later.push(hidden),
+            Entry::Vacant(place) => {
+                place.insert(Cell { first: hidden, later: Vec::new() });
+            }
+        }
+        let batch = match self.open {
+            Some((at, batch)) if at == arrives => batch,
+            _ => {
+                let batch = self.free.pop().unwrap_or(self.batches.len());
+                if batch == self.batches.len() {
+                    self.batches.push(Vec::new());
+                }
+                self.arrivals.push(Reverse((arrives, batch)));
+                self.open = Some((arrives, batch));
+                batch
+            }
+        };
+        self.batches[batch].push(cell);
     }
 
     /// What a load that comes at `now` sees where memory holds `value`.
     pub(crate) fn load(&self, address: u64, bytes: u8, value: u64, now: u64) -> u64 {
-        let Some(stores) = self.cells.get(&(address / 8)) else { return value };
+        let Some(Cell { first, later }) = self.cells.get(&(address / 8)) else { return value };
         let shift = 8 * (address % 8);
         let mut value = value << shift;
-        for store in stores.iter().rev().filter(|store| store.arrives > now) {
+        let stores = later.iter().rev().chain([first]);
+        for store in stores.filter(|store| store.arrives > now) {
             value = value & !store.bytes | store.old & store.bytes;
         }
         (value & bits(address, bytes)) >> shift
@@ -66,16 +98,25 @@ impl StoresInFlight {
 
     /// Forgets what has arrived.
     pub(crate) fn forget(&mut self, now: u64) {
-        while let Some(Reverse((arrives, cell))) = self.arrivals.peek().copied()
+        while let Some(&Reverse((arrives, batch))) = self.arrivals.peek()
             && arrives <= now
         {
             self.arrivals.pop();
-            if let Some(stores) = self.cells.get_mut(&cell) {
-                stores.retain(|store| store.arrives > now);
-                if stores.is_empty() {
-                    self.cells.remove(&cell);
+            self.open = self.open.filter(|(_, open)| *open != batch);
+            for cell in self.batches[batch].drain(..) {
+                // A cell may be in a batch twice.
+                let Entry::Occupied(mut there) = self.cells.entry(cell) else { continue };
+                let Cell { first, later } = there.get_mut();
+                later.retain(|store| store.arrives > now);
+                if first.arrives <= now {
+                    if later.is_empty() {
+                        there.remove();
+                    } else {
+                        *first = later.remove(0);
+                    }
                 }
             }
+            self.free.push(batch);
         }
     }
 }
@@ -98,5 +139,6 @@ mod tests {
         assert_eq!(seen(&stores, 60), 0x22);
         stores.forget(70);
         assert!(stores.cells.is_empty() && stores.arrivals.is_empty());
+        assert_eq!(stores.free.len(), stores.batches.len());
     }
 }

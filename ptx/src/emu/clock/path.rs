@@ -9,8 +9,10 @@
 //! where it waited at a barrier, at the last one to come.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::BuildHasherDefault;
 
 use super::Place;
+use super::in_flight::CellHasher;
 use crate::emu::fault::Site;
 
 /// What time is spent on.
@@ -110,7 +112,7 @@ struct LastStore {
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
     waits: HashMap<WarpId, Vec<Segment>>,
-    writers: HashMap<u64, LastStore>,
+    writers: HashMap<u64, LastStore, BuildHasherDefault<CellHasher>>,
     /// When each load of a warp last came by where its memory is, and the first of the cells that it looked at.
     polls: HashMap<(WarpId, u32), (u64, u64)>,
 }
@@ -181,6 +183,21 @@ impl Trace {
             _ => Spent::StoreToPeer,
         };
         Some(Cause { warp: last.warp, at: last.issued, spent })
+    }
+
+    /// What each warp has waited for since a time.
+    pub(crate) fn all(&self, start: u64) -> impl Iterator<Item = WarpStep> {
+        let mut warps: Vec<&WarpId> = self.waits.keys().collect();
+        warps.sort_unstable();
+        let of = move |warp: &WarpId| {
+            let (warp, waits) = (*warp, &self.waits[warp]);
+            let first = waits.partition_point(|wait| wait.end <= start);
+            waits[first..].iter().map(move |&Segment { start: began, end, wait }| {
+                let spent = wait.cause.map_or(wait.spent, |cause| cause.spent);
+                WarpStep { warp, start: began.max(start), end, spent, pc: wait.pc }
+            })
+        };
+        warps.into_iter().flat_map(of)
     }
 
     /// The chain that ends with a warp's end, back to `start`; its parts in the order of time.
