@@ -1,6 +1,7 @@
 //! The `ferroccl` command: measure collectives, start the processes of a job, explain choices, look at the
 //! kernels' PTX, show the knobs.
 
+mod critical_path;
 mod env;
 mod explain;
 mod machine;

@@ -176,6 +176,27 @@ impl PtxRuntime {
         }
     }
 
+    /// What all warps have waited for since figures were last begun anew: warp by warp, in the order of time. Empty unless
+    /// [`Options::trace`] is set.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] from within a function that runs in the schedule.
+    pub fn waits(&self) -> Result<Vec<PathStep>> {
+        match (&self.mode, self.emulated.span()) {
+            (Mode::Lockstep(streams), Some(span)) => {
+                streams.ask(|schedule| schedule.lockstep.waits(span.start))
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// When the first launch started and the last one ended since figures were last begun anew, in virtual time; `None` without a
+    /// clock, and where nothing has run.
+    #[must_use]
+    pub fn simulated_span(&self) -> Option<LaunchSpan> {
+        self.emulated.span()
+    }
+
     /// From the start of the first launch to the end of the last one since figures were last begun anew
     /// ([`PtxRuntime::reset_counts`]), in virtual time; `None` without a clock, and where nothing has run.
     #[must_use]

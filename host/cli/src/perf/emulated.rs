@@ -15,10 +15,10 @@ use ferroccl::{Device, Error, Result};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use super::args::PerfArgs;
-use super::critical_path;
 use super::table::Row;
 use super::team::{Layout, Member};
 use super::values::{PtxSchedule, RuntimeKind};
+use crate::critical_path::{Origins, Summary};
 
 /// The emulator that ranks run on.
 #[derive(Clone, Debug)]
@@ -102,11 +102,9 @@ impl Emulator {
     pub(crate) fn note_path(&self, what: &str) -> Result<()> {
         if let Some(paths) = &self.paths {
             let path = self.figures().critical_path()?;
-            critical_path::write(
-                &mut paths.lock().unwrap_or_else(PoisonError::into_inner),
-                what,
-                &path,
-            );
+            let mut paths = paths.lock().unwrap_or_else(PoisonError::into_inner);
+            paths.push_str("#\n");
+            Summary::of(&path, &mut Origins::default()).write(&mut paths, "# ", what);
         }
         Ok(())
     }

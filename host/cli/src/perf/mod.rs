@@ -8,7 +8,6 @@
 //! interrupted   the record of a measurement that goes no further
 //! measure       fill, warm up, time, check   table, report what is shown
 //! emulated      the PTX emulator's settings and figures
-//! critical_path where the simulated time of a call goes
 //! gpus          GPUs: whose they are, their clocks, graphs
 //! ```
 //!
@@ -16,7 +15,6 @@
 //! first thread that fails ends its process: no other can come further than its next barrier.
 
 mod args;
-mod critical_path;
 mod data;
 mod emulated;
 mod gpus;
@@ -47,10 +45,13 @@ use ferroccl::{CommConfig, Device};
 
 pub(crate) use args::PerfArgs;
 use emulated::Emulator;
+pub(crate) use operation::Operation;
 use report::{RankInfo, Report};
+pub(crate) use size::Bytes;
 use sweep::Sweep;
 use team::{Layout, Member};
 use values::Root;
+pub(crate) use values::one_of;
 
 use crate::machine;
 

@@ -6,12 +6,14 @@
 //! stats    its figures, loop by loop   diff    two of them
 //! cfg      a drawing of its blocks     run     in the emulator
 //! models   the machines that its clock goes by
+//! critical_path  where the simulated time of a call goes
 //! tools    ptxas and nvdisasm, if there are any
 //! ```
 //!
 //! What there is to know of a kernel is found out by `ferroccl_ptx::inspect`; here it is printed.
 
 mod cfg;
+mod critical_path;
 mod diff;
 mod kernel;
 mod list;
@@ -44,6 +46,7 @@ Examples:
   ferroccl ptx stats --file mine.ptx
   ferroccl ptx run --file mine.ptx --threads 256 --arg u32[256]
   ferroccl ptx models h100-nvlink
+  ferroccl ptx critical-path all_reduce --ranks 8 --size 64K -o trace.json
 
 Exit status: 0; 1 when there is no such kernel, a file is wrong or a tool fails; 2 for a bad command line.";
 
@@ -64,6 +67,7 @@ enum PtxCommand {
     Diff(diff::DiffArgs),
     Cfg(cfg::CfgArgs),
     Models(models::ModelsArgs),
+    CriticalPath(Box<critical_path::CriticalPathArgs>),
 }
 
 pub(crate) fn execute(args: &PtxArgs) -> ExitCode {
@@ -75,6 +79,7 @@ pub(crate) fn execute(args: &PtxArgs) -> ExitCode {
         PtxCommand::Diff(args) => ("diff", diff::run(args)),
         PtxCommand::Cfg(args) => ("cfg", cfg::run(args)),
         PtxCommand::Models(args) => ("models", models::run(args)),
+        PtxCommand::CriticalPath(args) => ("critical-path", critical_path::run(args)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -115,6 +120,12 @@ enum Failure {
     Extension { path: PathBuf },
     #[error("{tool}: {what}")]
     Tool { tool: String, what: String },
+    #[error(
+        "{0}: of collectives there are all_reduce, all_gather, reduce_scatter, broadcast and reduce"
+    )]
+    NotTraced(String),
+    #[error(transparent)]
+    Call(#[from] ferroccl::Error),
     #[error("output: {0}")]
     Output(#[from] io::Error),
     #[error("JSON: {0}")]

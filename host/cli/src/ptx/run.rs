@@ -37,19 +37,7 @@ pub(super) struct RunArgs {
     /// The kernel, or a part of its name
     kernel: Option<String>,
     #[command(flatten)]
-    from: From,
-    /// Blocks, in x, y and z
-    #[arg(long, value_name = "X[,Y[,Z]]", default_value = "1")]
-    blocks: Dimensions,
-    /// Threads of a block, in x, y and z
-    #[arg(long, value_name = "X[,Y[,Z]]", default_value = "32")]
-    threads: Dimensions,
-    /// Bytes of shared memory beyond what the kernel declares
-    #[arg(long, value_name = "BYTES", default_value_t = 0)]
-    shared: u32,
-    /// A parameter; once for each
-    #[arg(long = "arg", value_name = "ARGUMENT", allow_hyphen_values = true)]
-    arguments: Vec<Argument>,
+    launch: LaunchArgs,
     /// Who runs when: `turns` and seeds replay, `threads` is fastest
     #[arg(long, value_enum, default_value_t = Schedule::Turns, conflicts_with = "seed")]
     schedule: Schedule,
@@ -68,6 +56,67 @@ pub(super) struct RunArgs {
     /// Print everything as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// A kernel, and what it is launched with.
+#[derive(Args, Clone, Debug)]
+pub(super) struct LaunchArgs {
+    #[command(flatten)]
+    from: From,
+    /// Blocks, in x, y and z
+    #[arg(long, value_name = "X[,Y[,Z]]", default_value = "1")]
+    blocks: Dimensions,
+    /// Threads of a block, in x, y and z
+    #[arg(long, value_name = "X[,Y[,Z]]", default_value = "32")]
+    threads: Dimensions,
+    /// Bytes of shared memory beyond what the kernel declares
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    shared: u32,
+    /// A parameter; once for each
+    #[arg(long = "arg", value_name = "ARGUMENT", allow_hyphen_values = true)]
+    arguments: Vec<Argument>,
+}
+
+/// A launch that is ready to run.
+pub(super) struct Ready {
+    /// The kernel's name.
+    pub(super) name: String,
+    /// Its module's text, without other kernels.
+    pub(super) text: String,
+    pub(super) grid: Arc<Grid>,
+    buffers: Vec<Buffer>,
+}
+
+impl LaunchArgs {
+    /// The kernel of this name, or of which this is a part of the name, with its buffers.
+    pub(super) fn prepare(&self, kernel: Option<&str>) -> Result<Ready, Failure> {
+        let kernel = self.from.kernel(kernel)?;
+        let text = kernel.tree()?.alone();
+        let program = Program::load(&text, &kernel.name)
+            .map_err(|e| Failure::Load { origin: kernel.origin.clone(), source: e })?;
+        let machine = Machine::new();
+        let mut buffers = Vec::new();
+        let mut parameters = Vec::new();
+        for (number, argument) in self.arguments.iter().enumerate() {
+            let (bytes, size) = match argument {
+                Argument::Number { ty, bytes } => (*bytes, ty.bytes()),
+                Argument::Buffer { ty, data } => {
+                    let buffer = Buffer::new(&machine, number, *ty, data);
+                    let address = buffer.address().to_le_bytes();
+                    buffers.push(buffer);
+                    (address, 8)
+                }
+            };
+            // A parameter is aligned to its size.
+            parameters.resize(parameters.len().next_multiple_of(size), 0);
+            parameters.extend_from_slice(&bytes[..size]);
+        }
+        let mut launch = Launch::new(&Arc::new(program), 1, 1, parameters);
+        (launch.grid, launch.block, launch.dynamic_shared) =
+            (self.blocks.0, self.threads.0, self.shared);
+        let grid = machine.launch(launch)?;
+        Ok(Ready { name: kernel.name, text, grid, buffers })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -296,36 +345,12 @@ impl Buffer {
 }
 
 pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
-    let kernel = args.from.kernel(args.kernel.as_deref())?;
-    let text = kernel.tree()?.alone();
-    let program = Program::load(&text, &kernel.name)
-        .map_err(|e| Failure::Load { origin: kernel.origin.clone(), source: e })?;
-    let machine = Machine::new();
-    let mut buffers = Vec::new();
-    let mut parameters = Vec::new();
-    for (number, argument) in args.arguments.iter().enumerate() {
-        let (bytes, size) = match argument {
-            Argument::Number { ty, bytes } => (*bytes, ty.bytes()),
-            Argument::Buffer { ty, data } => {
-                let buffer = Buffer::new(&machine, number, *ty, data);
-                let address = buffer.address().to_le_bytes();
-                buffers.push(buffer);
-                (address, 8)
-            }
-        };
-        // A parameter is aligned to its size.
-        parameters.resize(parameters.len().next_multiple_of(size), 0);
-        parameters.extend_from_slice(&bytes[..size]);
-    }
-    let mut launch = Launch::new(&Arc::new(program), 1, 1, parameters);
-    (launch.grid, launch.block, launch.dynamic_shared) =
-        (args.blocks.0, args.threads.0, args.shared);
-    let grid = machine.launch(launch)?;
+    let Ready { name, grid, buffers, .. } = args.launch.prepare(args.kernel.as_deref())?;
     let counts = counts(args, &grid)?;
     let out = if args.json {
-        json(args, &kernel.name, &buffers, &counts)?
+        json(args, &name, &buffers, &counts)?
     } else {
-        text_of(args, &kernel.name, &buffers, &counts)
+        text_of(args, &name, &buffers, &counts)
     };
     io::stdout().lock().write_all(out.as_bytes())?;
     Ok(())
@@ -362,8 +387,8 @@ fn text_of(args: &RunArgs, name: &str, buffers: &[Buffer], counts: &Counts) -> S
     let dimensions = |d: Dimensions| d.0.map(|n| n.to_string()).join("x");
     let mut out = format!(
         "{name}: {} blocks of {} threads\n",
-        dimensions(args.blocks),
-        dimensions(args.threads)
+        dimensions(args.launch.blocks),
+        dimensions(args.launch.threads)
     );
     for buffer in buffers {
         let count = buffer.bytes / buffer.ty.bytes();
@@ -396,6 +421,6 @@ fn json(
         .collect();
     let counts: serde_json::Map<String, serde_json::Value> =
         counts.iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
-    let all = json!({ "kernel": name, "blocks": args.blocks.0, "threads": args.threads.0, "buffers": buffers, "counts": counts });
+    let all = json!({ "kernel": name, "blocks": args.launch.blocks.0, "threads": args.launch.threads.0, "buffers": buffers, "counts": counts });
     Ok(serde_json::to_string_pretty(&all)? + "\n")
 }

@@ -107,3 +107,64 @@ fn faults_and_wrong_arguments_are_told() {
     let recursion = run("call.sm_90", &["recursion", "--arg", "s32[32]"]);
     assert!(text(&recursion.stderr).contains("recursion is not emulated"));
 }
+
+/// Where a kernel's simulated time goes: the path's parts come to the whole, and the trace has a track for each warp.
+#[test]
+fn a_critical_path_is_summed_up_and_traced() {
+    let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+    let path = file.path().to_str().unwrap();
+    let mut command =
+        ferroccl(["ptx", "critical-path", "--file", "ptx/tests/fixtures/reduce.sm_90.ptx"]);
+    let launch = "--kernel block_sum --blocks 3 --threads 96 --arg f32[2] --arg f32[1000]=0.. --arg s32=1000";
+    command.args(launch.split(' ')).args(["-o", path]).current_dir(ROOT);
+    let shown = finish(&mut command);
+    assert!(shown.status.success(), "{}", text(&shown.stderr));
+    let shown = text(&shown.stdout);
+    assert!(shown.contains("SIMULATED on h100-nvlink") && shown.contains("of a launch"), "{shown}");
+    assert!(shown.contains("ptx/tests/fixtures/reduce.cu:"), "{shown}");
+    let document = finish(command.arg("--json"));
+    let document: Value = serde_json::from_str(&text(&document.stdout)).unwrap();
+    let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{value}"));
+    let whole = number(&document["us"]);
+    let sum =
+        |list: &Value| list.as_array().unwrap().iter().map(|part| number(&part["us"])).sum::<f64>();
+    let summary = &document["critical_path"];
+    for parts in [&summary["parts"], &summary["spots"]] {
+        assert!((sum(parts) - whole).abs() < 1e-3, "{document}");
+    }
+    let steps = document["steps"].as_array().unwrap();
+    for two in steps.windows(2) {
+        assert!((number(&two[0]["end_us"]) - number(&two[1]["start_us"])).abs() < 1e-9, "{two:?}");
+    }
+
+    let trace: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    assert_eq!(trace["otherData"]["simulated"], true);
+    let events = trace["traceEvents"].as_array().unwrap();
+    let mut tracks = std::collections::BTreeMap::new();
+    let mut names = std::collections::BTreeMap::new();
+    for event in events {
+        let track = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
+        match event["ph"].as_str().unwrap() {
+            "M" if event["name"] == "thread_name" => {
+                names.insert(track, event["args"]["name"].as_str().unwrap());
+            }
+            "M" => {}
+            "X" => {
+                let (start, long) = (number(&event["ts"]), number(&event["dur"]));
+                assert!(start >= 0.0 && long > 0.0, "{event}");
+                tracks.entry(track).or_insert_with(Vec::new).push((start, start + long));
+            }
+            other => panic!("{other}"),
+        }
+    }
+    let warps: Vec<_> = names.iter().filter(|(_, name)| name.contains("warp")).collect();
+    assert_eq!(warps.len(), 9, "3 blocks of 3 warps: {names:?}");
+    assert!(warps.iter().all(|(track, _)| tracks.contains_key(track)), "{names:?}");
+    let launch = tracks[&(0, 0)][0];
+    assert!((launch.1 - number(&document["launch_us"])).abs() < 1e-9, "{launch:?}");
+    for (track, spans) in &tracks {
+        // Nothing begins before the launch is over, and nothing before what is before it has ended.
+        assert!(spans[0].0 >= launch.1 - 1e-9 || spans[0] == launch, "{track:?}");
+        assert!(spans.windows(2).all(|two| two[0].1 <= two[1].0 + 1e-6), "{track:?}: {spans:?}");
+    }
+}
