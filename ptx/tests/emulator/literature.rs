@@ -243,7 +243,9 @@ const A100_NVLINK: &str = "NVIDIA/nccl-tests issue 149";
 const HOP: &str = "NCCL, src/graph/tuning.cc, hwLatencies, NVLink, ring, LL";
 const P2P: &str = "p2pBandwidthLatencyTest, NVIDIA/nccl issue 1264";
 const SGLANG: &str = "TensorRT-LLM's kernel, sgl-project/sglang pull request 2904";
+// Rounded to 1 us.
 const VLLM: &str = "vLLM's kernel, vllm-project/vllm pull request 24111";
+// "Just over 3 microseconds", for which 3.1 stands.
 const NCCL: &str = "NCCL's symmetric kernel on 8 B200, NVIDIA/nccl-tests issue 333";
 
 /// What stands for a published figure that was not found.

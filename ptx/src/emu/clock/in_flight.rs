@@ -141,4 +141,20 @@ mod tests {
         assert!(stores.cells.is_empty() && stores.arrivals.is_empty());
         assert_eq!(stores.free.len(), stores.batches.len());
     }
+
+    /// What is issued first may arrive last, from further away.
+    #[test]
+    fn stores_arrive_in_any_order_and_are_forgotten() {
+        let mut stores = StoresInFlight::default();
+        for (old, arrives) in [(1, 90), (2, 70), (3, 80)] {
+            stores.store(0x200, 8, old, arrives);
+            stores.store(0x300, 8, old, arrives);
+        }
+        for (now, seen) in [(60, 1), (75, 1), (85, 1), (90, 4)] {
+            stores.forget(now);
+            assert_eq!([0x200, 0x300].map(|at| stores.load(at, 8, 4, now)), [seen; 2], "at {now}");
+        }
+        assert!(stores.cells.is_empty() && stores.arrivals.is_empty());
+        assert_eq!(stores.free.len(), stores.batches.len());
+    }
 }
