@@ -50,10 +50,10 @@ pub(super) struct CriticalPathArgs {
     #[arg(short, long, value_name = "SIZE", default_value = "8", conflicts_with = "file")]
     size: Bytes,
     /// The algorithm, instead of what the tuner takes
-    #[arg(long, value_parser = one_of::<Algorithm>(), conflicts_with = "file")]
+    #[arg(long, value_parser = one_of::<Algorithm>(), ignore_case = true, conflicts_with = "file")]
     algo: Option<Algorithm>,
     /// The protocol, instead of what the tuner takes
-    #[arg(long, value_parser = one_of::<ProtocolId>(), conflicts_with = "file")]
+    #[arg(long, value_parser = one_of::<ProtocolId>(), ignore_case = true, conflicts_with = "file")]
     proto: Option<ProtocolId>,
     /// Calls before the one that is shown; the first one of a communicator opens its connections
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "file")]

@@ -4,6 +4,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
+use super::skip;
 use super::support::{ROOT, ferroccl, finish, text};
 
 /// `ferroccl ptx run --file FIXTURE ARGUMENTS`.
@@ -167,4 +168,43 @@ fn a_critical_path_is_summed_up_and_traced() {
         assert!(spans[0].0 >= launch.1 - 1e-9 || spans[0] == launch, "{track:?}");
         assert!(spans.windows(2).all(|two| two[0].1 <= two[1].0 + 1e-6), "{track:?}: {spans:?}");
     }
+}
+
+/// The same of a call of the library's: what it waits for are other GPUs, and nothing of that where all ranks are on one.
+#[test]
+fn the_critical_path_of_a_call_leads_from_gpu_to_gpu() {
+    if let Some(why) = ferroccl::ptx::unavailable() {
+        return skip::skip(why);
+    }
+    let run = |flags: &str| -> Value {
+        let mut command = ferroccl(["ptx", "critical-path", "--json"]);
+        let out = finish(command.args(flags.split(' ')));
+        assert!(out.status.success(), "{flags}: {}", text(&out.stderr));
+        serde_json::from_str(&text(&out.stdout)).unwrap()
+    };
+    let ring = "all_reduce --ranks 4 --size 1K --algo ring --proto ll";
+    let first = run(ring);
+    assert_eq!(run(ring), first, "the same every time");
+    let of = |document: &Value, what: &str| -> f64 {
+        let parts = document["critical_path"]["parts"].as_array().unwrap().iter();
+        parts
+            .filter(|part| part["what"].as_str().unwrap().contains(what))
+            .map(|p| p["us"].as_f64().unwrap())
+            .sum()
+    };
+    assert!((of(&first, "") - first["us"].as_f64().unwrap()).abs() < 1e-3, "{first}");
+    assert!(of(&first, "another GPU") + of(&first, "NVLink") > 1.0, "{first}");
+    let gpus: std::collections::BTreeSet<u64> = first["steps"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|step| step["gpu"].as_u64().unwrap())
+        .collect();
+    assert!(gpus.len() > 1, "{gpus:?}");
+    let spots = first["critical_path"]["spots"].as_array().unwrap();
+    assert!(spots.iter().any(|spot| !spot["inlined_through"].as_array().unwrap().is_empty()));
+    let one = run(&format!("{ring} --model h200-one-gpu"));
+    assert_eq!(of(&one, "another GPU") + of(&one, "NVLink"), 0.0, "{one}");
+    // The first call of a communicator is not the second.
+    assert_ne!(run(&format!("{ring} --warmup 0"))["us"], first["us"]);
 }
