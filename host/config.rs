@@ -30,6 +30,7 @@ use crate::log::{LogLevel, Subsystems};
 use ferroccl_bootstrap::{AddressFamily, CommId, InterfaceFilter, Secret};
 use ferroccl_device::abi::ProtocolId;
 use ferroccl_topology::graph::tuning::{Algorithm, Selection};
+use ferroccl_topology::merge::{MergeGroups, MergeLevel};
 
 /// One row of the table.
 #[derive(Clone, Copy, Debug)]
@@ -164,6 +165,8 @@ knobs! {
         "whether a card may reorder its writes to memory; 2: if it can";
     "NCCL_IB_USE_INLINE" ib_use_inline: bool = true, (),
         "small writes take their bytes along, if the card can";
+    "NCCL_IB_MERGE_NICS" ib_merge_nics: bool = true, (),
+        "InfiniBand and RoCE devices may be used as one, if their link layers are alike";
     "NCCL_COMM_ID" comm_id: Option<CommId> = None, CommId::FORM,
         "where rank 0 waits for the others, instead of an id that is handed around";
     "FERROCCL_SECRET" secret: Option<Secret> = None, "at least 16 bytes, the same on all ranks",
@@ -206,6 +209,10 @@ knobs! {
         "processes of one host do not share memory";
     "NCCL_NET_DISABLE_INTRA" net_disable_intra: bool = false, (),
         "GPUs of one host do not talk over the network where that is faster than between them";
+    "NCCL_NET_MERGE_LEVEL" net_merge_level: MergeLevel = MergeLevel::Port, MergeLevel::FORM,
+        "how near network cards are to each other that are used as one; LOC: none are";
+    "NCCL_NET_FORCE_MERGE" net_force_merge: Option<MergeGroups> = None, MergeGroups::FORM,
+        "network cards that are used as one, however far apart they are";
     "NCCL_IGNORE_CPU_AFFINITY" ignore_cpu_affinity: bool = false, (),
         "threads run on the cores near their GPU, also where the process was started for others";
     "NCCL_P2P_LEVEL" p2p_level: Option<Level> = None, Level::FORM,
@@ -426,6 +433,8 @@ mod tests {
             ("NCCL_IB_HCA", "mlx5_0:x", "DEVICE:PORT"),
             ("NCCL_IB_TIMEOUT", "0", "1 to 31"),
             ("NCCL_IB_QPS_PER_CONNECTION", "129", "1 to 128"),
+            ("NCCL_NET_MERGE_LEVEL", "NVL", "LOC, PORT, PIX"),
+            ("NCCL_NET_FORCE_MERGE", "mlx5_0,mlx5_1;mlx5_0", "is there twice"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
             assert!(text.starts_with(&format!("invalid setting {name}={value}: ")), "{text}");

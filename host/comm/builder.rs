@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::CommConfig;
 use super::control::RankOrder;
+use super::fusion;
 use super::graphs::CommGraphs;
 use super::init_params::{GroupToken, TuningParams};
 use crate::buffer::Device;
@@ -100,7 +101,7 @@ pub(super) fn ranks_on_device(peers: &[PeerInfo], rank: u32) -> u32 {
     peers.iter().filter(same).count() as u32
 }
 
-/// The network, if one of the peers of `rank` is reached by nothing else.
+/// The network, if one of the peers of `rank` is reached by nothing else. Its cards are merged as the settings say.
 ///
 /// # Errors
 /// [`Error::Unavailable`] when no transport reaches a peer; the errors of the network.
@@ -118,11 +119,14 @@ pub(super) fn open_net(
         remote |= transport::select(me, peer, allowed)?.is_remote();
     }
     let limit = config.timeout.filter(|t| !t.is_zero()).unwrap_or(Duration::MAX);
-    match (&config.net, remote) {
-        (_, false) => Ok(None),
-        (Some(net), true) => Ok(Some(Arc::clone(net))),
-        (None, true) => select_net::open(env, secret, limit).map(Some),
-    }
+    let net = match (&config.net, remote) {
+        (_, false) => return Ok(None),
+        (Some(net), true) => Arc::clone(net),
+        (None, true) => select_net::open(env, secret, limit)?,
+    };
+    let played = env.topo_ranks.is_some() && peers.iter().all(|peer| peer.device.is_none());
+    fusion::fuse(&*net, played, env)?;
+    Ok(Some(net))
 }
 
 /// The transports that the settings allow, and the topology, where that is known.

@@ -20,7 +20,7 @@ use ferroccl_proxy::net::{Net, Properties};
 use tracing::{info, warn};
 
 pub(super) use self::slots::{RelayedSlotsHandle, ServedSlots, SlotPlacement};
-use super::graphs;
+use super::{fusion, graphs};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log;
@@ -107,7 +107,7 @@ struct GpuLocality {
 impl GpuLocality {
     /// # Errors
     /// When a file is asked for (`NCCL_TOPO_FILE`) that makes no sense.
-    fn of(gpu: &DeviceInfo, env: &Config) -> Result<Self> {
+    fn of(gpu: &DeviceInfo, net: &dyn Net, env: &Config) -> Result<Self> {
         let mut env = env.clone();
         env.topo_dump_file = None; // rank 0 writes it (`graphs`)
         let system = match topology::load(&env.topology_files()) {
@@ -117,6 +117,7 @@ impl GpuLocality {
             }
             system => system?,
         };
+        let system = fusion::merged(&system, net, false)?;
         let id = gpu.bus_id.parse::<BusId>().ok();
         let found = system.gpus().into_iter().find(|(_, gpu)| Some(gpu.bus_id) == id);
         let gpu = found.map(|(node, _)| node);
@@ -127,7 +128,9 @@ impl GpuLocality {
     fn distance(&self, card: &Properties) -> Option<Distance> {
         let id = graphs::pci_device(card);
         let nets = self.system.nets();
-        let named = nets.iter().find(|(_, net)| net.name == card.name && net.port == card.port);
+        // A virtual card is known by its name alone.
+        let is_port = |port: u32| card.port == port || !card.members.is_empty();
+        let named = nets.iter().find(|(_, net)| net.name == card.name && is_port(net.port));
         let placed = || {
             nets.iter().find(|(node, _)| id.is_some() && graphs::nic_of(&self.system, *node) == id)
         };
@@ -186,18 +189,21 @@ pub(super) fn choose(
     (turn, named): (usize, &BTreeSet<u32>),
     env: &Config,
 ) -> Result<NetCard> {
-    let devices = net.devices();
-    let in_turn = turn.checked_rem(devices).ok_or_else(|| Error::Unavailable {
+    let (devices, usable) = (net.devices(), fusion::usable(net)?);
+    let in_turn = turn.checked_rem(usable.len()).map(|place| usable[place]);
+    let in_turn = in_turn.ok_or_else(|| Error::Unavailable {
         what: format!("network {}", net.name()),
         reason: "it has no device".to_owned(),
     })?;
     let Some(gpu) = gpu else {
         return Ok(NetCard { device: in_turn, gdr: GdrCards::default() });
     };
-    let around = GpuLocality::of(gpu, env)?;
+    let around = GpuLocality::of(gpu, net, env)?;
     let cards = (0..devices).map(|device| net.properties(device));
     let cards = cards.collect::<std::result::Result<Vec<_>, _>>()?;
-    let distances: Vec<_> = cards.iter().map(|card| around.distance(card)).collect();
+    // Members of virtual cards are not used by themselves.
+    let distance = |(device, card)| around.distance(card).filter(|_| usable.contains(&device));
+    let distances: Vec<_> = cards.iter().enumerate().map(distance).collect();
     let device = nearest(&distances, turn).unwrap_or(in_turn);
     let name = format!("NET/{}", net.name());
     let used = |card: usize| card == device || named.iter().any(|named| *named as usize == card);
@@ -380,6 +386,23 @@ mod tests {
         assert_eq!((none.device, none.gdr.most), (3, 0));
         let empty = choose(&mlx(&[]), (None, None), (0, &BTreeSet::new()), &config).unwrap_err();
         assert!(empty.to_string().contains("no device"), "{empty}");
+    }
+
+    /// Both cards of a switch are one, which is as near as they are.
+    #[test]
+    fn a_virtual_card_stands_for_its_members() {
+        let mut cards = mlx(&[7, 0, 1, 2, 3]);
+        cards.0.push(Properties { members: vec![1, 2], ..card("mlx5_0+mlx5_1", None) });
+        for turn in 0..3 {
+            let card = on_dgx(&cards, "0000:11:00.0", turn, &ALL, &[]);
+            assert_eq!((card.device, card.own().is_some()), (5, true));
+        }
+        // No GPU: in turn, without those that are part of another one.
+        let config = Config::from_lookup(|_| None).unwrap();
+        let turns = (0..5).map(|turn| {
+            choose(&cards, (None, None), (turn, &BTreeSet::new()), &config).unwrap().device
+        });
+        assert_eq!(turns.collect::<Vec<_>>(), [0, 3, 4, 5, 0]);
     }
 
     #[test]

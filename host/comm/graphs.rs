@@ -30,7 +30,7 @@ use tracing::{info, warn};
 pub(super) use self::agreed::{CommGraphs, too_far};
 use self::pxn::Relays;
 use super::nodes::Nodes;
-use super::{CommConfig, log_topology};
+use super::{CommConfig, fusion, log_topology};
 use crate::config::{Config, TopoRanks};
 use crate::error::{Error, Result};
 use crate::log;
@@ -174,7 +174,13 @@ impl GraphQuery<'_> {
             Node::Gpu(gpu) => gpus.contains(&gpu.bus_id),
             _ => true,
         });
-        Ok(Some((topology::trim(&used), gpus)))
+        let used = topology::trim(&used);
+        let played = self.peers.iter().all(|peer| peer.device.is_none());
+        let used = match self.net {
+            Some(net) => fusion::merged(&used, net, played)?,
+            None => used,
+        };
+        Ok(Some((used, gpus)))
     }
 
     /// Who sends for whom on this host; nobody, where there is no other host.
@@ -230,10 +236,15 @@ impl GraphQuery<'_> {
         let played = self.peers.iter().all(|peer| peer.device.is_none());
         let card = |(id, port): (NodeId, &topology::Net)| {
             let bus_id = nic_of(system, id);
-            let named = |card: &Properties| card.name == port.name && card.port == port.port;
-            let placed = |card: &Properties| bus_id.is_some() && pci_device(card) == bus_id;
+            // A virtual card is known by its name alone.
+            let is_port = |card: &Properties| card.port == port.port || !card.members.is_empty();
+            let named = |card: &Properties| card.name == port.name && is_port(card);
+            let placed = |card: &Properties| {
+                bus_id.is_some() && pci_device(card) == bus_id && card.members.is_empty()
+            };
             let found = devices.iter().position(named).or_else(|| devices.iter().position(placed));
-            let numbered = || Some(port.dev as usize).filter(|dev| played && *dev < devices.len());
+            let real = |dev: &usize| devices.get(*dev).is_some_and(|card| card.members.is_empty());
+            let numbered = || Some(port.dev as usize).filter(|dev| played && real(dev));
             found.or_else(numbered).and_then(|device| u32::try_from(device).ok())
         };
         Ok(system.nets().into_iter().map(card).collect())

@@ -296,3 +296,70 @@ fn ranks_talk_over_the_network_where_it_is_faster() {
         }
     }
 }
+
+/// On DGX A100 two cards and two GPUs are behind each switch. Where the network makes one card of each two, the channels name it.
+#[test]
+fn channels_name_the_virtual_card() {
+    use ferroccl_proxy::net::LocalNet;
+
+    let peers: Vec<_> = (0..16).map(|rank| peer(rank, rank / 8)).collect();
+    let file = env("dgx-a100", "all").topo_file;
+    let with = |name: &'static str, value: &'static str| {
+        let lookup = |asked: &str| match asked {
+            "NCCL_TOPO_FILE" => file.clone(),
+            "FERROCCL_TOPO_RANKS" => Some("all".to_owned()),
+            asked => (asked == name).then(|| value.to_owned()),
+        };
+        Config::from_lookup(lookup).unwrap()
+    };
+    let cards = |env: &Config| {
+        let net = LocalNet::with_devices(8);
+        fusion::fuse(&net, true, env)?;
+        let nodes = Nodes::new(0, &peers, None);
+        let config = CommConfig::default();
+        let query = GraphQuery {
+            peers: &peers,
+            nodes: &nodes,
+            env,
+            config: &config,
+            net: Some(&net),
+            driven: true,
+        };
+        let host = query.search(0)?.channels.unwrap();
+        let used = host.ring.channels.iter().flat_map(|channel| channel.nets.into_iter().flatten());
+        let used: BTreeSet<u32> = used.map(|port| host.cards[port].unwrap()).collect();
+        let members = |device: u32| net.properties(device as usize).unwrap().members;
+        let bw = host.ring.bw_inter * host.ring.channels.len() as f64;
+        Ok::<_, Error>((used.into_iter().map(members).collect::<Vec<_>>(), bw))
+    };
+    let (apart, bw) = cards(&with("", "")).unwrap();
+    assert_eq!(apart, vec![Vec::<usize>::new(); 8], "PORT: no card has two ports");
+    let pairs = [[0, 1], [2, 3], [4, 5], [6, 7]].map(Vec::from);
+    let (merged, merged_bw) = cards(&with("NCCL_NET_MERGE_LEVEL", "PIX")).unwrap();
+    assert_eq!((merged, merged_bw), (pairs.to_vec(), bw));
+    let all = "local,local4;local1,local5;local2,local6;local3,local7";
+    let (forced, _) = cards(&with("NCCL_NET_FORCE_MERGE", all)).unwrap();
+    assert_eq!(forced.iter().flatten().collect::<BTreeSet<_>>().len(), 8, "{forced:?}");
+    let error = cards(&with("NCCL_NET_FORCE_MERGE", "local,eth7")).unwrap_err().to_string();
+    let wrong = "invalid setting NCCL_NET_FORCE_MERGE=local,eth7: there is no card eth7; there are";
+    assert!(error.starts_with(wrong), "{error}");
+    // A network that makes none.
+    let interface = ferroccl_proxy::net::socket::SocketInterface {
+        name: "lo".to_owned(),
+        address: std::net::Ipv4Addr::LOCALHOST.into(),
+        scope_id: 0,
+    };
+    let config = ferroccl_proxy::net::socket::SocketConfig {
+        interfaces: vec![interface],
+        threads: None,
+        sockets_per_thread: None,
+        secret: [0; 32],
+        connect_timeout: std::time::Duration::from_secs(1),
+    };
+    let sockets = ferroccl_proxy::net::socket::SocketNet::new(config).unwrap();
+    assert!(fusion::fuse(&sockets, true, &with("NCCL_NET_MERGE_LEVEL", "SYS")).is_ok());
+    let error = fusion::fuse(&sockets, true, &with("NCCL_NET_FORCE_MERGE", "lo,eth0"));
+    let error = error.unwrap_err().to_string();
+    let wrong = "NCCL_NET_FORCE_MERGE=lo,eth0: network Socket makes no virtual devices";
+    assert!(error.contains(wrong), "{error}");
+}

@@ -49,6 +49,7 @@ mod collnet_heads;
 mod config;
 mod control;
 mod faults;
+mod fusion;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod gdr;

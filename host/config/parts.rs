@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use super::Config;
 use crate::{bootstrap, runtime};
 use ferroccl_topology::graph::{SearchSettings, tuning};
+use ferroccl_topology::merge::MergeRules;
 use ferroccl_topology::{CrossNic, Files, MessagePxn, PathKind, Policy};
 
 impl Config {
@@ -55,6 +56,15 @@ impl Config {
     #[must_use]
     pub fn graph_files(&self) -> Files {
         Files { read: self.graph_file.clone(), dump: self.graph_dump_file.clone() }
+    }
+
+    /// Which network cards are used as one (`NCCL_NET_MERGE_LEVEL`, `NCCL_NET_FORCE_MERGE`).
+    #[must_use]
+    pub fn merge_rules(&self) -> MergeRules {
+        MergeRules {
+            level: self.net_merge_level,
+            groups: self.net_force_merge.clone().unwrap_or_default(),
+        }
     }
 
     /// Whether there is to be no network (`NCCL_NET=none`).

@@ -13,6 +13,7 @@ use crate::log::{LogLevel, Subsystems};
 use ferroccl_bootstrap::{AddressFamily, CommId, InterfaceFilter};
 use ferroccl_topology::PathKind;
 use ferroccl_topology::graph::tuning::{Selectable, Selection};
+use ferroccl_topology::merge::{MergeGroups, MergeLevel};
 
 /// A type a knob can have.
 pub trait Setting: Sized {
@@ -79,7 +80,9 @@ by_from_str!(
     Faults,
     HcaFilter,
     DumpSignal,
-    TopoRanks
+    TopoRanks,
+    MergeLevel,
+    MergeGroups
 );
 
 impl<T: Selectable> Setting for Selection<T> {

@@ -59,7 +59,6 @@ const NCCLS: &[&str] = &[
     "NCCL_IB_ECE_ENABLE",
     "NCCL_IB_FIFO_TC",
     "NCCL_IB_CUDA_SUPPORT",
-    "NCCL_IB_MERGE_NICS",
     "NCCL_IB_MERGE_VFS",
     "NCCL_IB_ADDR_FAMILY",
     "NCCL_IB_ADDR_RANGE",

@@ -125,6 +125,28 @@ fn over_the_cards_of_a_topology() {
     }
 }
 
+/// As above, with cards that are one: those of a switch, and two that are named. Each carries half of every message.
+#[test]
+fn over_cards_that_are_merged() {
+    let at = |file: &str| format!("{}/tests/topology_files/{file}.xml", env!("CARGO_MANIFEST_DIR"));
+    for (file, gpus, cards, setting) in [
+        ("dgx-a100", "6-7", "6,7", ("NCCL_NET_MERGE_LEVEL", "PIX")),
+        ("aws-p4d-24xl-topo", "6,7", "2,3", ("NCCL_NET_FORCE_MERGE", "local2,local3")),
+    ] {
+        let variables = [
+            ("NCCL_TOPO_FILE", &*at(file)),
+            ("FERROCCL_TOPO_RANKS", gpus),
+            (CARDS, cards),
+            (MERGED, "1"),
+            setting,
+        ];
+        elsewhere(module_path!(), "over_many_cards", &variables);
+    }
+}
+
+/// Whether the cards are one.
+const MERGED: &str = "FERROCCL_TEST_MERGED";
+
 const CARDS: &str = "FERROCCL_TEST_CARDS";
 
 /// Its part in a process with the topology's settings, from a seed.
@@ -159,6 +181,10 @@ fn over_many_cards() {
             team.messages(seed, &[0, 3, 150]);
             let sent = net.sent();
             assert!(cards.iter().all(|card| sent[*card] > 50_000), "{name}: {sent:?}");
+            if std::env::var_os(MERGED).is_some() {
+                let [one, other] = [sent[cards[0]], sent[cards[1]]];
+                assert!(one.abs_diff(other) < one / 50, "{name}: {sent:?}");
+            }
         }
     }
 }

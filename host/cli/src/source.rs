@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use ferroccl::config::Config;
-use ferroccl::topology::{self, Assume, System, TopologyError};
+use ferroccl::topology::{self, Assume, System, TopologyError, merge};
 
 /// The machine that a command is about.
 #[derive(Args, Clone, Debug)]
@@ -40,6 +40,26 @@ impl Source {
             }
             None => topology::load(&config.topology_files()),
         }
+    }
+
+    /// The system with its cards merged, as far as the network that it will have merges any (`NCCL_NET_MERGE_LEVEL`).
+    ///
+    /// # Errors
+    /// When the cards of `NCCL_NET_FORCE_MERGE` are not there.
+    pub(crate) fn merged(system: &System, config: &Config) -> Result<System, ferroccl::Error> {
+        let rules = config.merge_rules();
+        let sockets = config.net.as_deref().is_some_and(|net| net.eq_ignore_ascii_case("Socket"));
+        let none = "network Socket makes no virtual devices".to_owned();
+        let merged = match sockets {
+            true if rules.groups.is_empty() => Ok(system.clone()),
+            true => Err(none),
+            false => merge::merge_ports(system, &rules),
+        };
+        merged.map_err(|reason| ferroccl::Error::InvalidSetting {
+            name: "NCCL_NET_FORCE_MERGE".to_owned(),
+            value: rules.groups.to_string(),
+            reason,
+        })
     }
 
     /// What to call it.

@@ -139,7 +139,7 @@ fn explain(args: &ExplainArgs) -> Result<(), Failure> {
     let config = Config::from_env()?;
     ferroccl::log::init(&config)?;
     let sizes = args.sizes().unwrap_or_else(|reason| refuse(reason));
-    let system = args.source.system(&config)?;
+    let system = Source::merged(&args.source.system(&config)?, &config)?;
     let machine = Machine::new(system, args, &config).unwrap_or_else(|reason| refuse(reason));
     let text = if args.plot.is_some() {
         let scale = scale::Scale::new(&machine, args.collective, &sizes, args.nodes)?;

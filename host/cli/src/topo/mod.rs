@@ -94,7 +94,8 @@ fn run(args: &TopoArgs) -> Result<(), Failure> {
     ferroccl::log::init(&config)?;
     let name = args.source.name(&config);
     let name = name.rsplit('/').next().unwrap_or(&name).to_owned();
-    let view = view(name, args.source.system(&config)?, &config, args.nodes)?;
+    let system = Source::merged(&args.source.system(&config)?, &config)?;
+    let view = view(name, system, &config, args.nodes)?;
     if let Some(path) = &args.svg {
         write(path, &svg::draw(&view))?;
     }

@@ -45,6 +45,42 @@ fn thousands_of_hosts_from_one_file() {
 }
 
 #[test]
+fn cards_that_are_one() {
+    let topo = |settings: &[(&str, &str)]| {
+        let mut command = ferroccl(["topo", "--nodes", "2", "--file", &file("dgx-a100")]);
+        let out = command.envs(settings.iter().copied()).output().unwrap();
+        (out.status.success(), format!("{}{}", text(&out.stdout), text(&out.stderr)))
+    };
+    let (_, apart) = topo(&[]);
+    assert!(
+        apart.contains("8 network ports") && apart.contains("NET 7 mlx5_7: 25 GB/s"),
+        "{apart}"
+    );
+    let (ok, merged) = topo(&[("NCCL_NET_MERGE_LEVEL", "PIX")]);
+    assert!(ok && merged.contains("4 network ports"), "{merged}");
+    for line in ["NIC 0000:19:00.0 [48]", "NET 8 mlx5_0+mlx5_1: 50 GB/s [50]", "NET/11"] {
+        assert!(merged.contains(line), "{line} in {merged}");
+    }
+    let forced = ("NCCL_NET_FORCE_MERGE", "mlx5_0,mlx5_7");
+    let (ok, merged) = topo(&[forced]);
+    assert!(ok && merged.contains("NET 8 mlx5_0+mlx5_7: 50 GB/s"), "{merged}");
+    for (settings, wrong) in [
+        (
+            &[("NCCL_NET_FORCE_MERGE", "mlx5_0,mlx5_9")][..],
+            "NCCL_NET_FORCE_MERGE=mlx5_0,mlx5_9: there is no card mlx5_9; there are mlx5_0,",
+        ),
+        (
+            &[forced, ("NCCL_NET", "Socket")],
+            "NCCL_NET_FORCE_MERGE=mlx5_0,mlx5_7: network Socket makes no virtual devices",
+        ),
+        (&[("NCCL_NET_MERGE_LEVEL", "NVL")], "NCCL_NET_MERGE_LEVEL=NVL: none of LOC, PORT, PIX"),
+    ] {
+        let (ok, error) = topo(settings);
+        assert!(!ok && error.contains(wrong), "{error}");
+    }
+}
+
+#[test]
 fn a_drawing_and_a_graph_for_graphviz() {
     let directory = tempfile::tempdir().unwrap();
     let svg = directory.path().join("system.svg");

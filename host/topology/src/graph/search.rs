@@ -296,12 +296,7 @@ impl Search<'_> {
             }
         };
         let inter = if self.wanted.network {
-            let near = |net: usize| {
-                (0..n)
-                    .filter(|gpu| self.paths.net_gpu(net, *gpu).kind <= kind_inter)
-                    .map(|gpu| self.paths.net_gpu(net, gpu).bw)
-                    .fold(0.0, f64::max)
-            };
+            let near = |net: usize| self.port_ceiling(net, kind_inter);
             (0..self.ways.nets).map(near).sum()
         } else {
             f64::INFINITY
@@ -309,6 +304,22 @@ impl Search<'_> {
         let least = f64::min(intra, inter);
         // One GPU without a network: nothing limits it.
         if least.is_finite() { least } else { crate::speed::LOC }
+    }
+
+    /// What a port can receive for GPUs on paths of this kind: as much as all of them take, and no more than the links that all
+    /// their ways have.
+    fn port_ceiling(&self, net: usize, kind_inter: PathKind) -> f64 {
+        let near = |gpu: &usize| self.paths.net_gpu(net, *gpu).kind <= kind_inter;
+        let gpus: Vec<usize> = (0..self.ways.gpus).filter(near).collect();
+        let Some((first, rest)) = gpus.split_first() else { return 0.0 };
+        let shared = self.ways.net_gpu(net, *first).iter().filter(|(link, _)| {
+            let has = |gpu: &usize| self.ways.net_gpu(net, *gpu).iter().any(|(own, _)| own == link);
+            rest.iter().all(has)
+        });
+        let narrowest =
+            shared.map(|(link, _)| self.ways.capacity[*link]).fold(f64::INFINITY, f64::min);
+        let taken = gpus.iter().map(|gpu| self.paths.net_gpu(net, *gpu).bw).sum();
+        narrowest.min(taken)
     }
 
     fn finish(&self, system: &System, found: Found) -> ChannelGraph {

@@ -1,11 +1,13 @@
 //! NIC fusion: which cards become one, and what that one is.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 
+use ferroccl_topology::graph::{self, SearchSettings};
 use ferroccl_topology::merge::{
     self, MOST_CARDS, MergeCard, MergeError, MergeLevel, MergeRules, distance, merge_ports,
 };
-use ferroccl_topology::{Assume, Node, PathKind, Paths, Policy, System, build, xml};
+use ferroccl_topology::{Assume, Files, Node, PathKind, Paths, Policy, System, build, xml};
 
 /// Two CPUs. Under the first a switch with two cards, of which the second has two ports, a switch below that with a card, and a
 /// card of two functions; under the second a card, and an interface for sockets.
@@ -195,4 +197,20 @@ fn what_the_network_refuses_stays_apart() {
     unknown[0].node = None;
     let made = merge::merge(&system, &unknown, &rules("SYS", ""), MOST_CARDS, pairs).unwrap();
     assert_eq!(made[0], (vec![1, 2, 3, 4], 4));
+}
+
+/// On DGX A100 each two cards and two GPUs are behind a switch. A virtual card of both serves both GPUs, and as much goes through
+/// all of them as through the cards apart.
+#[test]
+fn channels_fill_virtual_cards() {
+    let total = |level: &str| {
+        let merged = merge_ports(&file("dgx-a100"), &rules(level, "")).unwrap();
+        let paths = Paths::new(&merged, &Policy::default());
+        let settings = SearchSettings::default();
+        let graphs = graph::file::load(&merged, &paths, &settings, &Files::default(), 2).unwrap();
+        let used = graphs.ring.channels.iter().flat_map(|channel| channel.nets.unwrap());
+        let used: BTreeSet<usize> = used.collect();
+        (graphs.ring.bw_inter * graphs.ring.channels.len() as f64, used.len())
+    };
+    assert_eq!((total("LOC"), total("PIX")), ((192.0, 8), (192.0, 4)));
 }
