@@ -109,6 +109,7 @@ fn ib(
         ar_threshold: env.ib_ar_threshold.0,
         relaxed_ordering: (env.ib_pci_relaxed_ordering < 2)
             .then_some(env.ib_pci_relaxed_ordering == 1),
+        merge_nics: env.ib_merge_nics,
         inline: env.ib_use_inline,
         ..VerbsConfig::new(interface, secret)
     };

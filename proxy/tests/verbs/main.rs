@@ -13,6 +13,7 @@ mod rdma;
 mod skip;
 #[path = "../net/support.rs"]
 mod support;
+mod virtual_devices;
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;

@@ -33,7 +33,8 @@ pub struct VerbsConfig {
     pub timeout: u8,
     /// How often it does, 0 to 7 (`NCCL_IB_RETRY_CNT`).
     pub retry_cnt: u8,
-    /// Queue pairs of a connection, 1 to 128 (`NCCL_IB_QPS_PER_CONNECTION`). Of two ends that differ, the sender's counts.
+    /// Queue pairs of a connection for each of the sender's ports, 1 to 128 (`NCCL_IB_QPS_PER_CONNECTION`); 128 in all. Of two ends
+    /// that differ, the sender's counts.
     pub qps_per_connection: usize,
     /// Whether each message goes over all of them, instead of over one in turn (`NCCL_IB_SPLIT_DATA_ON_QPS`). Of two ends
     /// that differ, the sender's counts.
@@ -45,6 +46,8 @@ pub struct VerbsConfig {
     pub ar_threshold: usize,
     /// Whether the card may reorder its writes to memory (`NCCL_IB_PCI_RELAXED_ORDERING`). `None`: if it can.
     pub relaxed_ordering: Option<bool>,
+    /// Whether several ports may be one device (`NCCL_IB_MERGE_NICS`).
+    pub merge_nics: bool,
     /// Whether small writes take their bytes along, if the card can.
     pub inline: bool,
     /// Whether [`iflush`](crate::net::RecvComm::iflush) reads back what is in host memory, too, which needs none: to try on
@@ -75,6 +78,7 @@ impl VerbsConfig {
             adaptive_routing: None,
             ar_threshold: 8192,
             relaxed_ordering: None,
+            merge_nics: true,
             inline: true,
             flush_host: false,
         }

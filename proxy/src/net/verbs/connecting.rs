@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use tracing::{debug, warn};
 
-use super::config::VerbsConfig;
+use super::config::{MAX_QPS, VerbsConfig};
 use super::control::{ConnectionInfo, ControlMessage, ControlSocket};
-use super::device::Port;
+use super::device::VerbsDevice;
 use super::endpoint::UnconnectedEndpoint;
 use super::fifo::{FIFO, SIZES};
 use super::memory::RegisteredWords;
@@ -21,7 +22,7 @@ use crate::net::{self, RecvComm, SendComm};
 
 /// The connecting side: the sender's.
 pub(super) struct VerbsConnecting {
-    port: Arc<Port>,
+    device: Arc<VerbsDevice>,
     config: Arc<VerbsConfig>,
     state: State,
     since: Instant,
@@ -47,12 +48,12 @@ struct ConnectingEndpoint {
 impl VerbsConnecting {
     pub(super) fn new(
         connector: SocketsConnector,
-        port: &Arc<Port>,
+        device: &Arc<VerbsDevice>,
         config: &Arc<VerbsConfig>,
     ) -> VerbsConnecting {
-        let (port, config) = (Arc::clone(port), Arc::clone(config));
+        let (device, config) = (Arc::clone(device), Arc::clone(config));
         VerbsConnecting {
-            port,
+            device,
             config,
             state: State::Authenticating(connector),
             since: Instant::now(),
@@ -90,11 +91,13 @@ impl VerbsConnecting {
         mut control: ControlSocket,
         peer: SocketAddr,
     ) -> Result<ConnectingEndpoint, String> {
-        let endpoint =
-            UnconnectedEndpoint::new(&self.port, &self.config, self.config.qps_per_connection, 0)?;
-        let words = |count| RegisteredWords::new(&self.port.context, count).map_err(|e| e.reason);
+        let ports = &self.device.ports;
+        let most = MAX_QPS / ports.len();
+        let pairs = self.config.qps_per_connection.min(most) * ports.len();
+        let endpoint = UnconnectedEndpoint::new(&self.device, &self.config, (pairs, 0), 0)?;
+        let words = |count| RegisteredWords::new(ports, count).map_err(|e| e.reason);
         let (fifo, sizes) = (words(FIFO)?, words(SIZES)?);
-        let place = (fifo.address(0), fifo.rkey());
+        let place = (fifo.address(0), fifo.rkeys());
         let info = endpoint.connection_info(self.config.split_data_on_qps, place);
         control.queue(&ControlMessage::Connect(info));
         Ok(ConnectingEndpoint { endpoint, fifo, sizes, control, peer, theirs: None })
@@ -134,7 +137,7 @@ impl net::Connecting for VerbsConnecting {
             Ok(sender) => Ok(sender.map(|sender| Box::new(sender) as _)),
             Err(reason) => {
                 self.state = State::Done;
-                Err(error("connect", format!("{}: {reason}", self.port.name())))
+                Err(error("connect", format!("{}: {reason}", self.device.name())))
             }
         }
     }
@@ -143,8 +146,10 @@ impl net::Connecting for VerbsConnecting {
 /// The listening side: receivers'.
 pub(super) struct VerbsListener {
     acceptor: SocketsAcceptor,
-    port: Arc<Port>,
+    device: Arc<VerbsDevice>,
     config: Arc<VerbsConfig>,
+    /// Connections that have been prepared.
+    prepared: AtomicUsize,
     /// Who is trusted, and not connected yet.
     arriving: Vec<AcceptingEndpoint>,
 }
@@ -168,19 +173,24 @@ struct PreparedRecv {
 impl VerbsListener {
     pub(super) fn new(
         acceptor: SocketsAcceptor,
-        port: &Arc<Port>,
+        device: &Arc<VerbsDevice>,
         config: &Arc<VerbsConfig>,
     ) -> VerbsListener {
-        let (port, config) = (Arc::clone(port), Arc::clone(config));
-        VerbsListener { acceptor, port, config, arriving: Vec::new() }
+        let (device, config) = (Arc::clone(device), Arc::clone(config));
+        let prepared = AtomicUsize::new(0);
+        VerbsListener { acceptor, device, config, prepared, arriving: Vec::new() }
     }
 
     /// Makes what the answer to a [`ConnectionInfo`] describes.
     fn prepare(&self, theirs: ConnectionInfo) -> Result<PreparedRecv, String> {
+        let (ports, pairs) = (&self.device.ports, theirs.pairs.len());
+        // Orders nothing. Where the sender has fewer pairs than we have ports, connections begin at different ports.
+        let number = self.prepared.fetch_add(1, Ordering::Relaxed);
+        let first = if pairs < ports.len() { number } else { 0 };
         // Room for completions of the pair that flushes.
-        let endpoint = UnconnectedEndpoint::new(&self.port, &self.config, theirs.pairs.len(), 1)?;
+        let mut endpoint = UnconnectedEndpoint::new(&self.device, &self.config, (pairs, first), 1)?;
         endpoint.connect(&theirs)?;
-        let words = |count| RegisteredWords::new(&self.port.context, count).map_err(|e| e.reason);
+        let words = |count| RegisteredWords::new(ports, count).map_err(|e| e.reason);
         Ok(PreparedRecv { endpoint, entries: words(FIFO)?, sizes: words(SIZES)?, theirs })
     }
 
@@ -209,7 +219,7 @@ impl VerbsListener {
                 Ok(false) if one.since.elapsed() < timeout => waiting.push(one),
                 Ok(false) => warn!("NET/{NAME}: gave up {peer}: it is silent for {timeout:?}"),
                 Err(reason) => {
-                    warn!("NET/{NAME}: refused {peer}: {}: {reason}", self.port.name());
+                    warn!("NET/{NAME}: refused {peer}: {}: {reason}", self.device.name());
                     one.control.end(0, &reason);
                 }
             }
@@ -219,7 +229,7 @@ impl VerbsListener {
             return Ok(None);
         };
         let PreparedRecv { endpoint, entries, sizes, theirs } = prepared;
-        debug!("NET/{NAME}: {} receives from {peer}", self.port.name());
+        debug!("NET/{NAME}: {} receives from {peer}", self.device.name());
         let endpoint = endpoint.into_endpoint(control, peer, &theirs);
         Ok(Some(VerbsRecvComm::new(endpoint, theirs.split, entries, sizes)))
     }
@@ -231,7 +241,7 @@ impl VerbsListener {
             (None, _) => Ok(false),
             (Some(ControlMessage::Connect(theirs)), None) => {
                 let prepared = self.prepare(theirs)?;
-                let place = (prepared.sizes.address(0), prepared.sizes.rkey());
+                let place = (prepared.sizes.address(0), prepared.sizes.rkeys());
                 let info = prepared.endpoint.connection_info(prepared.theirs.split, place);
                 one.control.queue(&ControlMessage::Connect(info));
                 one.prepared = Some(prepared);

@@ -16,12 +16,12 @@ use std::io;
 use socket2::Socket;
 
 use super::config::MAX_QPS;
-use super::device::{LinkLayer, PortAddress};
+use super::device::{LinkLayer, MAX_PORTS, PortAddress};
 use super::sys;
 use crate::net::handshake::{Malformed, Reader, stream};
 
 /// The version of all this; not of the handshake, which comes first.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const MAGIC: [u8; 4] = *b"FRCv";
 
 /// Bytes of a frame at most. A [`ConnectionInfo`] with the most queue pairs has less.
@@ -35,15 +35,32 @@ const MAX_REASON: usize = 800;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ConnectionInfo {
     pub(super) link: LinkLayer,
-    pub(super) address: PortAddress,
+    /// The ports of the device, at least one.
+    pub(super) ports: Vec<PortInfo>,
     /// The number of the first packet, 24 bits.
     pub(super) psn: u32,
     /// The sender's: whether each message goes over all queue pairs.
     pub(super) split: bool,
-    /// Where the other end writes to, and the key for it: the sender's FIFO, the receiver's sizes.
-    pub(super) memory: (u64, u32),
-    /// The numbers of the queue pairs; each is connected with that in the same place of the other end.
-    pub(super) pairs: Vec<u32>,
+    /// Where the other end writes to: the sender's FIFO, the receiver's sizes.
+    pub(super) memory: u64,
+    /// The queue pairs; each is connected with that in the same place of the other end.
+    pub(super) pairs: Vec<PairInfo>,
+}
+
+/// A port of an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PortInfo {
+    pub(super) address: PortAddress,
+    /// The key for [`ConnectionInfo::memory`] by way of this port.
+    pub(super) key: u32,
+}
+
+/// A queue pair of an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PairInfo {
+    pub(super) number: u32,
+    /// Which of the end's ports it is of.
+    pub(super) port: u8,
 }
 
 /// A message, one in each frame.
@@ -63,18 +80,24 @@ impl ControlMessage {
         let mut rest = Vec::new();
         let kind = match self {
             ControlMessage::Connect(ours) => {
-                let ConnectionInfo { link, address, psn, split, memory, pairs } = ours;
+                let ConnectionInfo { link, ports, psn, split, memory, pairs } = ours;
                 rest.extend(MAGIC);
                 rest.extend(VERSION.to_le_bytes());
                 rest.extend([u8::from(*link == LinkLayer::Ethernet), u8::from(*split)]);
-                rest.extend(address.lid.to_le_bytes());
-                rest.extend(address.gid);
-                rest.extend(address.mtu.to_le_bytes());
-                rest.extend(address.max_message.to_le_bytes());
                 rest.extend(psn.to_le_bytes());
-                rest.extend(memory.0.to_le_bytes());
-                rest.extend(memory.1.to_le_bytes());
-                pairs.iter().for_each(|number| rest.extend(number.to_le_bytes()));
+                rest.extend(memory.to_le_bytes());
+                rest.push(ports.len() as u8); // at most MAX_PORTS
+                for PortInfo { address, key } in ports {
+                    rest.extend(address.lid.to_le_bytes());
+                    rest.extend(address.gid);
+                    rest.extend(address.mtu.to_le_bytes());
+                    rest.extend(address.max_message.to_le_bytes());
+                    rest.extend(key.to_le_bytes());
+                }
+                for PairInfo { number, port } in pairs {
+                    rest.extend(number.to_le_bytes());
+                    rest.push(*port);
+                }
                 1
             }
             ControlMessage::Ready => 2,
@@ -109,22 +132,27 @@ impl ControlMessage {
                     1 => LinkLayer::Ethernet,
                     _ => return Err(Malformed::Field("link", link.into())),
                 };
-                let (lid, gid) = (reader.u16()?, reader.take()?);
-                let (mtu, max_message) = (reader.u32()?, reader.u32()?);
-                if !(sys::IBV_MTU_256..=sys::IBV_MTU_4096).contains(&mtu) {
-                    return Err(Malformed::Field("MTU code", mtu.into()));
-                }
                 let psn = reader.u32()? & 0xff_ffff;
-                let memory = (reader.u64()?, reader.u32()?);
-                let pairs: Vec<u32> =
-                    std::iter::from_fn(|| reader.u32().ok()).take(MAX_QPS + 1).collect();
+                let memory = reader.u64()?;
+                let [count] = reader.take()?;
+                if !(1..=MAX_PORTS).contains(&usize::from(count)) {
+                    return Err(Malformed::Field("ports", count.into()));
+                }
+                let ports: Vec<PortInfo> =
+                    (0..count).map(|_| port_info(&mut reader)).collect::<Result<_, _>>()?;
+                let pair = || Some((reader.u32().ok()?, reader.take::<1>().ok()?));
+                let pairs = std::iter::from_fn(pair).take(MAX_QPS + 1);
+                let pairs: Vec<PairInfo> =
+                    pairs.map(|(number, [port])| PairInfo { number, port }).collect();
                 if !(1..=MAX_QPS).contains(&pairs.len()) {
                     return Err(Malformed::Field("queue pairs", pairs.len() as u64));
                 }
-                let address = PortAddress { gid, gid_index: 0, lid, mtu, max_message };
+                if let Some(pair) = pairs.iter().find(|pair| pair.port >= count) {
+                    return Err(Malformed::Field("a queue pair of port", pair.port.into()));
+                }
                 Ok(ControlMessage::Connect(ConnectionInfo {
                     link,
-                    address,
+                    ports,
                     psn,
                     split: split != 0,
                     memory,
@@ -142,6 +170,16 @@ impl ControlMessage {
             _ => Err(Malformed::Field("kind", kind.into())),
         }
     }
+}
+
+fn port_info(reader: &mut Reader<'_>) -> Result<PortInfo, Malformed> {
+    let (lid, gid) = (reader.u16()?, reader.take()?);
+    let (mtu, max_message) = (reader.u32()?, reader.u32()?);
+    if !(sys::IBV_MTU_256..=sys::IBV_MTU_4096).contains(&mtu) {
+        return Err(Malformed::Field("MTU code", mtu.into()));
+    }
+    let key = reader.u32()?;
+    Ok(PortInfo { address: PortAddress { gid, gid_index: 0, lid, mtu, max_message }, key })
 }
 
 /// The socket of a connection's end.
@@ -264,7 +302,11 @@ pub(crate) mod fuzz {
         }
         if let ControlMessage::Connect(info) = message {
             assert!((1..=MAX_QPS).contains(&info.pairs.len()) && info.psn < 1 << 24);
-            assert!((sys::IBV_MTU_256..=sys::IBV_MTU_4096).contains(&info.address.mtu));
+            assert!((1..=MAX_PORTS).contains(&info.ports.len()));
+            for PortInfo { address, .. } in &info.ports {
+                assert!((sys::IBV_MTU_256..=sys::IBV_MTU_4096).contains(&address.mtu));
+            }
+            assert!(info.pairs.iter().all(|pair| usize::from(pair.port) < info.ports.len()));
         }
     }
 }
@@ -276,19 +318,16 @@ mod tests {
     use super::*;
 
     fn connection_info(pairs: usize) -> ConnectionInfo {
+        let address =
+            PortAddress { gid: [3; 16], gid_index: 0, lid: 7, mtu: 5, max_message: 1 << 31 };
+        let pair = |number| PairInfo { number, port: (number % MAX_PORTS as u32) as u8 };
         ConnectionInfo {
             link: LinkLayer::Ethernet,
-            address: PortAddress {
-                gid: [3; 16],
-                gid_index: 0,
-                lid: 7,
-                mtu: 5,
-                max_message: 1 << 31,
-            },
+            ports: (0..MAX_PORTS as u32).map(|key| PortInfo { address, key }).collect(),
             psn: 0xff_ffff,
             split: true,
-            memory: (u64::MAX - 7, 9),
-            pairs: (0..pairs as u32).collect(),
+            memory: u64::MAX - 7,
+            pairs: (0..pairs as u32).map(pair).collect(),
         }
     }
 
@@ -324,9 +363,13 @@ mod tests {
             decoded(&bytes).map_err(|e| e.to_string())
         };
         assert_eq!(with(0, 0), Err("speaks another protocol".to_owned()));
-        assert_eq!(with(4, 2), Err("has version 2".to_owned()));
+        assert_eq!(with(4, 1), Err("has version 1".to_owned()));
         assert_eq!(with(8, 2), Err("has link 2".to_owned()));
-        assert_eq!(with(28, 6), Err("has MTU code 6".to_owned()));
+        assert_eq!(with(22, 0), Err("has ports 0".to_owned()));
+        assert_eq!(with(22, 5), Err("has ports 5".to_owned()));
+        assert_eq!(with(41, 6), Err("has MTU code 6".to_owned()));
+        let last = 23 + 30 * MAX_PORTS + 4;
+        assert_eq!(with(last, 4), Err("has a queue pair of port 4".to_owned()));
         let none = ControlMessage::Connect(connection_info(0)).encode();
         assert_eq!(decoded(&none), Err(Malformed::Field("queue pairs", 0)));
         let many = ControlMessage::Connect(connection_info(MAX_QPS + 1)).encode();

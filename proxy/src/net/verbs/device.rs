@@ -40,6 +40,29 @@ pub(super) struct Port {
     pub(super) dma_buf: bool,
 }
 
+/// A device of the network: a port, or several that are used as one.
+#[derive(Debug)]
+pub(super) struct VerbsDevice {
+    /// At least one; all of one link layer.
+    pub(super) ports: Vec<Arc<Port>>,
+    /// Their numbers, where there are several.
+    pub(super) members: Vec<usize>,
+}
+
+/// Ports of a device at most: NCCL's `NCCL_IB_MAX_DEVS_PER_NIC` (`net_ib.cc`).
+pub(super) const MAX_PORTS: usize = 4;
+
+impl VerbsDevice {
+    /// Its name with the numbers of its ports: `mlx5_0:1+mlx5_1:1`.
+    pub(super) fn name(&self) -> String {
+        self.ports.iter().map(|port| port.name()).collect::<Vec<_>>().join("+")
+    }
+
+    pub(super) fn link(&self) -> LinkLayer {
+        self.ports[0].link
+    }
+}
+
 /// Where a port is found on its network, and by which of its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PortAddress {

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use super::config::VerbsConfig;
 use super::context::EventSource;
-use super::control::{ConnectionInfo, ControlMessage, ControlSocket};
-use super::device::{LinkLayer, Port, PortAddress};
-use super::memory::{self, MemoryRegion};
+use super::control::{ConnectionInfo, ControlMessage, ControlSocket, PairInfo, PortInfo};
+use super::device::{LinkLayer, Port, PortAddress, VerbsDevice};
+use super::memory::{self, Keys, Regions, RemoteMemory};
 use super::queue_pair::{CompletionQueue, QueuePair, WorkCompletion, WrId};
 use super::sys;
 use super::{NAME, error};
@@ -32,61 +32,79 @@ const MAX_WRITE: u32 = 1 << 31;
 
 /// The queue pairs of a connection that is being made.
 pub(super) struct UnconnectedEndpoint {
-    pub(super) port: Arc<Port>,
+    pub(super) device: Arc<VerbsDevice>,
     pub(super) config: Arc<VerbsConfig>,
-    address: PortAddress,
+    /// Those of the device's ports.
+    addresses: Vec<PortAddress>,
     psn: u32,
-    completions: Arc<CompletionQueue>,
+    /// By port.
+    completions: Vec<Arc<CompletionQueue>>,
+    /// Of the ports in turn.
     pairs: Vec<QueuePair>,
 }
 
 impl UnconnectedEndpoint {
-    /// With `pairs` queue pairs, and a completion queue that has room for `spare` more.
+    /// With `pairs` queue pairs, which are of the ports in turn from number `first` on, and completion queues that have room for
+    /// `spare` more.
     pub(super) fn new(
-        port: &Arc<Port>,
+        device: &Arc<VerbsDevice>,
         config: &Arc<VerbsConfig>,
-        pairs: usize,
+        (pairs, first): (usize, usize),
         spare: usize,
     ) -> Result<UnconnectedEndpoint, String> {
-        let name = port.name();
-        let address = port.address(config.gid_index)?;
+        let ports = &device.ports;
+        let addresses = ports.iter().map(|port| port.address(config.gid_index));
+        let addresses = addresses.collect::<Result<_, _>>()?;
         let psn = getrandom::u32().map_err(|e| e.to_string())? & 0xff_ffff;
-        let completions = CompletionQueue::new(&port.context, pairs + spare)
-            .map_err(|e| format!("{name}: no completion queue: {e}"))?;
-        let pairs = (0..pairs)
-            .map(|_| QueuePair::new(port, &completions, config))
-            .collect::<io::Result<_>>()
-            .map_err(|e| format!("{name}: no queue pair: {e}"))?;
-        let (port, config) = (Arc::clone(port), Arc::clone(config));
-        Ok(UnconnectedEndpoint { port, config, address, psn, completions, pairs })
+        let room = pairs.div_ceil(ports.len()) + spare;
+        let queue = |(i, port): (usize, &Arc<Port>)| {
+            CompletionQueue::new(&port.context, i, room)
+                .map_err(|e| format!("{}: no completion queue: {e}", port.name()))
+        };
+        let completions = ports.iter().enumerate().map(queue).collect::<Result<Vec<_>, _>>()?;
+        let pair = |i: usize| {
+            let port = (first + i) % ports.len();
+            QueuePair::new(&ports[port], &completions[port], config)
+                .map_err(|e| format!("{}: no queue pair: {e}", ports[port].name()))
+        };
+        let pairs = (0..pairs).map(pair).collect::<Result<_, _>>()?;
+        let (device, config) = (Arc::clone(device), Arc::clone(config));
+        Ok(UnconnectedEndpoint { device, config, addresses, psn, completions, pairs })
     }
 
-    /// What the peer needs to know; it may write to `memory`.
-    pub(super) fn connection_info(&self, split: bool, memory: (u64, u32)) -> ConnectionInfo {
+    /// What the peer needs to know; it may write to memory that begins there and has these keys.
+    pub(super) fn connection_info(&self, split: bool, memory: (u64, Keys)) -> ConnectionInfo {
+        let ports = self.addresses.iter().zip(memory.1);
+        let pair = |pair: &QueuePair| PairInfo { number: pair.number, port: pair.port() as u8 };
         ConnectionInfo {
-            link: self.port.link,
-            address: self.address,
+            link: self.device.link(),
+            ports: ports.map(|(address, key)| PortInfo { address: *address, key }).collect(),
             psn: self.psn,
             split,
-            memory,
-            pairs: self.pairs.iter().map(|pair| pair.number).collect(),
+            memory: memory.0,
+            pairs: self.pairs.iter().map(pair).collect(),
         }
     }
 
     /// Connects the queue pairs with those of the other end.
-    pub(super) fn connect(&self, theirs: &ConnectionInfo) -> Result<(), String> {
-        let (name, ours) = (self.port.name(), (&*self.port, &self.address));
-        if theirs.link != self.port.link {
-            let (a, b) = (self.port.link, theirs.link);
+    pub(super) fn connect(&mut self, theirs: &ConnectionInfo) -> Result<(), String> {
+        if theirs.link != self.device.link() {
+            let (name, a, b) = (self.device.name(), self.device.link(), theirs.link);
             return Err(format!("{name} is of {a:?}, the other port of {b:?}"));
         }
         if theirs.pairs.len() != self.pairs.len() {
             let (a, b) = (self.pairs.len(), theirs.pairs.len());
             return Err(format!("{a} queue pairs are to meet {b}"));
         }
-        for (pair, &number) in self.pairs.iter().zip(&theirs.pairs) {
+        for (pair, PairInfo { number, port: to }) in self.pairs.iter_mut().zip(&theirs.pairs) {
+            let port = &self.device.ports[pair.port()];
+            let ours = (&**port, &self.addresses[pair.port()]);
+            let to = usize::from(*to);
+            let address = &theirs.ports.get(to).ok_or("a queue pair of no port")?.address;
             let psns = (self.psn, theirs.psn);
-            pair.connect(ours, (&theirs.address, number), psns, &self.config).map_err(|e| {
+            pair.theirs = to;
+            pair.connect(ours, (address, *number), psns, &self.config).map_err(|e| {
+                let name = port.name();
                 format!("{name}: queue pair {} cannot be connected: {e}", pair.number)
             })?;
         }
@@ -113,18 +131,22 @@ impl UnconnectedEndpoint {
         peer: SocketAddr,
         theirs: &ConnectionInfo,
     ) -> Endpoint {
-        let UnconnectedEndpoint { port, config, address, completions, pairs, .. } = self;
-        let max_write = address.max_message.min(theirs.address.max_message).clamp(1, MAX_WRITE);
+        let UnconnectedEndpoint { device, config, addresses, completions, pairs, .. } = self;
+        let of_theirs = theirs.ports.iter().map(|port| port.address.max_message);
+        let longest = addresses.iter().map(|address| address.max_message).chain(of_theirs).min();
+        let mut keys = Keys::default();
+        keys.iter_mut().zip(&theirs.ports).for_each(|(key, port)| *key = port.key);
         Endpoint {
+            lanes: device.ports.len().max(theirs.ports.len()).min(pairs.len()).max(1),
             pairs,
             completions,
             memory: RegisteredMemory::new(NAME),
-            port,
+            device,
             config,
             control,
             base: CommBase::new(NAME, peer),
-            theirs: theirs.memory,
-            max_write,
+            theirs: RemoteMemory { address: theirs.memory, keys },
+            max_write: longest.unwrap_or(MAX_WRITE).clamp(1, MAX_WRITE),
             filled: 0,
             peer_closed: None,
             done: VecDeque::new(),
@@ -147,15 +169,18 @@ struct PeerClosed {
 pub(super) struct Endpoint {
     /// Dropped first, so that no memory is touched any more; gone when it is broken.
     pub(super) pairs: Vec<QueuePair>,
-    pub(super) completions: Arc<CompletionQueue>,
+    /// Queue pairs that each message goes over: those of all ports of the end that has more.
+    lanes: usize,
+    /// By port.
+    pub(super) completions: Vec<Arc<CompletionQueue>>,
     /// What is empty is not registered.
-    pub(super) memory: RegisteredMemory<Option<Arc<MemoryRegion>>>,
-    pub(super) port: Arc<Port>,
+    pub(super) memory: RegisteredMemory<Regions>,
+    pub(super) device: Arc<VerbsDevice>,
     pub(super) config: Arc<VerbsConfig>,
     control: ControlSocket,
     pub(super) base: CommBase,
-    /// The peer's FIFO or sizes: address and key.
-    pub(super) theirs: (u64, u32),
+    /// The peer's FIFO or sizes.
+    pub(super) theirs: RemoteMemory,
     /// Bytes of a write at most.
     pub(super) max_write: u32,
     /// Requests of the receiver that are filled, as far as this end knows.
@@ -178,16 +203,16 @@ impl Endpoint {
         bytes: usize,
         kind: MemoryKind,
     ) -> Result<MemoryHandle, NetError> {
-        let region = match (bytes, kind) {
-            (0, MemoryKind::Host) => None,
-            _ => {
-                let place = (address as usize, bytes);
-                let relaxed = self.config.relaxed_ordering;
-                // SAFETY: the caller's.
-                Some(unsafe { memory::register(&self.port.context, place, kind, relaxed)? })
-            }
+        let (place, relaxed) = ((address as usize, bytes), self.config.relaxed_ordering);
+        let region = |port: &Arc<Port>| {
+            // SAFETY: the caller's.
+            unsafe { memory::register(&port.context, place, kind, relaxed) }
         };
-        Ok(self.memory.add(address, bytes, region))
+        let regions = match (bytes, kind) {
+            (0, MemoryKind::Host) => Vec::new(),
+            _ => self.device.ports.iter().map(region).collect::<Result<_, _>>()?,
+        };
+        Ok(self.memory.add(address, bytes, regions))
     }
 
     /// Breaks the connection: the peer is told the reason, and no buffer is touched any more.
@@ -202,36 +227,44 @@ impl Endpoint {
 
     /// Whether switches may route each packet by itself, so that a long message's bytes get a write of their own.
     pub(super) fn adapts(&self) -> bool {
-        self.config.adaptive_routing.unwrap_or(self.port.link == LinkLayer::InfiniBand)
+        self.config.adaptive_routing.unwrap_or(self.device.link() == LinkLayer::InfiniBand)
     }
 
-    /// The queue pairs that a request's messages go over: all, or one in turn.
+    /// The queue pairs that a request's messages go over: all, or some in turn, of which each port has one.
     pub(super) fn pairs_of(&mut self, sequence: u64, split: bool) -> &mut [QueuePair] {
-        match self.pairs.len() {
+        match self.pairs.len() / self.lanes {
             0 => &mut [],
             _ if split => &mut self.pairs,
             n => {
-                let one = (sequence % n as u64) as usize;
-                &mut self.pairs[one..=one]
+                let first = (sequence % n as u64) as usize * self.lanes;
+                &mut self.pairs[first..first + self.lanes]
             }
         }
+    }
+
+    /// The port of a queue pair or a completion.
+    fn port(&self, place: usize) -> &Port {
+        &self.device.ports[place]
     }
 
     /// Posts what waits, as far as the queue pairs have room.
     pub(super) fn post_waiting(&mut self) {
         // SAFETY: what is posted is of messages and buffers that are under way, which nobody else touches, or words.
-        let failed = self.pairs.iter_mut().find_map(|pair| unsafe { pair.post_waiting() }.err());
-        if let Some(failed) = failed {
-            self.fail(format!("{}: a work request is refused: {failed}", self.port.name()));
+        let post =
+            |pair: &mut QueuePair| Some((unsafe { pair.post_waiting() }.err()?, pair.port()));
+        if let Some((failed, port)) = self.pairs.iter_mut().find_map(post) {
+            let name = self.port(port).name();
+            self.fail(format!("{name}: a work request is refused: {failed}"));
         }
     }
 
     /// The next completion. One that failed ends the connection.
     pub(super) fn next(&mut self) -> Option<WorkCompletion> {
         if self.done.is_empty()
-            && let Err(failed) = self.completions.poll(&mut self.done)
+            && let Some((port, failed)) = self.poll()
         {
-            self.fail(format!("{}: completions cannot be polled: {failed}", self.port.name()));
+            let name = self.port(port).name();
+            self.fail(format!("{name}: completions cannot be polled: {failed}"));
         }
         let done = self.done.pop_front()?;
         if done.failed.is_some() {
@@ -246,10 +279,17 @@ impl Endpoint {
             return None;
         }
         if !matches!(done.work, WrId::Arrived(_)) {
-            let pair = self.pairs.iter_mut().find(|pair| pair.number == done.pair);
+            let pair = self.pairs.iter_mut().find(|pair| pair.is_of(&done));
             pair.into_iter().for_each(QueuePair::completed);
         }
         Some(done)
+    }
+
+    /// Polls the queues of all ports; the first that cannot be polled.
+    fn poll(&mut self) -> Option<(usize, io::Error)> {
+        let queues = self.completions.iter().enumerate();
+        let mut polled = queues.map(|(port, queue)| (port, queue.poll(&mut self.done).err()));
+        polled.find_map(|(port, failed)| Some((port, failed?)))
     }
 
     /// The completion that has the cause: when a queue pair fails, its other work requests complete as flushed, and may come
@@ -259,34 +299,36 @@ impl Endpoint {
             return failed;
         }
         // The connection is broken in any case.
-        let _ = self.completions.poll(&mut self.done);
+        let _ = self.poll();
         let behind = self.done.iter().find(|done| done.failed.is_some() && !is_flushed(done));
         behind.copied().unwrap_or(failed)
     }
 
     fn explain(&self, done: &WorkCompletion) -> String {
-        let (name, what) = (self.port.name(), done.work.what());
+        let port = self.port(done.port);
+        let (name, what) = (port.name(), done.work.what());
         let (status, vendor) = done.failed.unwrap_or_default();
-        let text = self.port.context.library.status(status);
+        let text = port.context.library.status(status);
         let mut reason = format!(
             "{name}, queue pair {}: {what} failed: {text} (status {status}, vendor error {vendor:#x})",
             done.pair
         );
-        if let Some(event) = self.event() {
+        if let Some(event) = self.event(done.port) {
             reason += &format!("; {event}");
         }
-        if self.port.context.events.is_down(self.port.number) {
+        if port.context.events.is_down(port.number) {
             reason += "; the port is down";
         }
         reason
     }
 
-    /// An asynchronous event after which this connection cannot go on.
-    fn event(&self) -> Option<String> {
-        self.port.context.events.fatal(|of| match of {
+    /// An asynchronous event of a port's device after which this connection cannot go on.
+    fn event(&self, port: usize) -> Option<String> {
+        let pairs = self.pairs.iter().filter(|pair| pair.port() == port);
+        self.port(port).context.events.fatal(|of| match of {
             EventSource::Device => true,
-            EventSource::QueuePair(number) => self.pairs.iter().any(|pair| pair.number == number),
-            EventSource::CompletionQueue(address) => self.completions.address() == address,
+            EventSource::QueuePair(number) => pairs.clone().any(|pair| pair.number == number),
+            EventSource::CompletionQueue(address) => self.completions[port].address() == address,
         })
     }
 
@@ -311,8 +353,9 @@ impl Endpoint {
             return;
         }
         self.look = now + CHECK_EVERY;
-        if let Some(event) = self.event() {
-            return self.fail(format!("{}: {event}", self.port.name()));
+        let mut ports = 0..self.device.ports.len();
+        if let Some((port, event)) = ports.find_map(|port| Some((port, self.event(port)?))) {
+            return self.fail(format!("{}: {event}", self.port(port).name()));
         }
         self.receive();
     }

@@ -3,16 +3,17 @@
 //! It lies at the sender, and the receiver writes it by RDMA: a ring of entries, one for each buffer. An entry is eight words:
 //!
 //! ```text
-//! address | bytes | key, tag << 32 | count | 0 | 0 | number + 1 | check
+//! address | bytes | key, tag << 32 | count, key << 32 | keys | 0 | number + 1 | check
 //! ```
 //!
-//! The buffers of a request have adjacent entries, each with their count. The entries of successive requests are adjacent, too,
+//! There is a key for each port of the receiver, four at most. The buffers of a request have adjacent entries, each with their count. The entries of successive requests are adjacent, too,
 //! so that one write announces several requests. There is an entry for every buffer that may be under way, so an entry is
 //! overwritten only after its request is done. The bytes of a write may become visible in any order: the check word says
 //! whether an entry is complete.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::memory::Keys;
 use crate::net::MAX_REQUESTS;
 
 /// Buffers of a request at most: NCCL's `NCCL_NET_IB_MAX_RECVS` (`net_ib.cc`).
@@ -57,7 +58,8 @@ pub(super) fn store(word: &AtomicU64, value: u64) {
 pub(super) struct Entry {
     pub(super) address: u64,
     pub(super) bytes: u64,
-    pub(super) key: u32,
+    /// By the receiver's port.
+    pub(super) keys: Keys,
     pub(super) tag: u32,
     /// Buffers of its request.
     pub(super) count: u32,
@@ -67,8 +69,10 @@ pub(super) struct Entry {
 
 impl Entry {
     fn words(&self) -> [u64; ENTRY] {
-        let keys = u64::from(self.key) | u64::from(self.tag) << 32;
-        let first = [self.address, self.bytes, keys, self.count.into(), 0, 0, self.number + 1];
+        let two = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let [a, b, c, d] = self.keys;
+        let (tag, count) = (two(a, self.tag), two(self.count, b));
+        let first = [self.address, self.bytes, tag, count, two(c, d), 0, self.number + 1];
         let mut words = [0; ENTRY];
         words[..ENTRY - 1].copy_from_slice(&first);
         words[ENTRY - 1] = check(&first);
@@ -101,7 +105,7 @@ impl Entry {
         Ok(Some(Entry {
             address: words[0],
             bytes: words[1],
-            key: words[2] as u32,
+            keys: [words[2], words[3] >> 32, words[4], words[4] >> 32].map(|word| word as u32),
             tag: (words[2] >> 32) as u32,
             count: words[3] as u32,
             number,
@@ -138,7 +142,7 @@ pub(crate) mod fuzz {
         match Entry::get(&fifo, number.into()) {
             Ok(Some(entry)) => {
                 assert_eq!(entry.number, u64::from(number));
-                assert_eq!(entry.words()[..3], words[..3]);
+                assert_eq!(entry.words()[..5], words[..5]);
             }
             Ok(None) => assert!(words[6] <= number.into() || words[7] != check(&words[..7])),
             Err(_) => assert_eq!(words[7], check(&words[..7])),
@@ -160,10 +164,10 @@ mod tests {
         /// In whatever order words come: an entry is had when all have, and not before.
         #[test]
         fn an_entry_is_whole_or_not_there(
-            address: u64, bytes: u64, key: u32, tag: u32, count in 1u32..=8, number in 0u64..1000,
+            address: u64, bytes: u64, keys: Keys, tag: u32, count in 1u32..=8, number in 0u64..1000,
             order in Just((0..ENTRY).collect::<Vec<_>>()).prop_shuffle(),
         ) {
-            let entry = Entry { address, bytes, key, tag, count, number };
+            let entry = Entry { address, bytes, keys, tag, count, number };
             let (staged, fifo) = (words(), words());
             if let Some(before) = number.checked_sub(ENTRIES as u64) {
                 Entry { number: before, ..entry }.put(&fifo);

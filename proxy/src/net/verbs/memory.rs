@@ -10,8 +10,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
 
 use super::context::Context;
+use super::device::{MAX_PORTS, Port};
 use super::error;
-use super::queue_pair::LocalBuffer;
+use super::queue_pair::{LocalBuffer, RemoteAddress};
 use super::sys;
 use crate::NetError;
 use crate::net::MemoryKind;
@@ -68,6 +69,42 @@ impl Drop for MemoryRegion {
                 "NET/IB: {name}: {bytes} bytes at {start:#x} stay registered ({failed})"
             );
         }
+    }
+}
+
+/// Keys of memory that is registered with several devices, one for each port of a [`VerbsDevice`](super::device::VerbsDevice).
+pub(super) type Keys = [u32; MAX_PORTS];
+
+/// Memory of an end: its registrations by port, none if it is empty.
+pub(super) type Regions = Vec<Arc<MemoryRegion>>;
+
+fn keys(regions: &Regions, key: fn(&MemoryRegion) -> u32) -> Keys {
+    let mut keys = [0; MAX_PORTS];
+    keys.iter_mut().zip(regions).for_each(|(place, region)| *place = key(region));
+    keys
+}
+
+/// The keys for work requests of this end.
+pub(super) fn lkeys(regions: &Regions) -> Keys {
+    keys(regions, MemoryRegion::lkey)
+}
+
+/// The keys for those of the other end.
+pub(super) fn rkeys(regions: &Regions) -> Keys {
+    keys(regions, MemoryRegion::rkey)
+}
+
+/// Memory of the peer that is registered with its ports.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RemoteMemory {
+    pub(super) address: u64,
+    pub(super) keys: Keys,
+}
+
+impl RemoteMemory {
+    /// A place in it, by way of one of the peer's ports.
+    pub(super) fn at(&self, offset: usize, port: usize) -> RemoteAddress {
+        (self.address + offset as u64, self.keys[port])
     }
 }
 
@@ -211,18 +248,21 @@ unsafe fn make(
 /// Memory of ours that the other end writes to, or that the card reads from: words, all 0 at first.
 #[derive(Debug)]
 pub(super) struct RegisteredWords {
-    region: Arc<MemoryRegion>, // dropped first
+    regions: Regions, // dropped first
     words: Box<[AtomicU64]>,
 }
 
 impl RegisteredWords {
-    pub(super) fn new(context: &Arc<Context>, count: usize) -> Result<RegisteredWords, NetError> {
+    pub(super) fn new(ports: &[Arc<Port>], count: usize) -> Result<RegisteredWords, NetError> {
         let words: Box<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
         let place = (words.as_ptr() as usize, size_of_val(&*words));
         // Not relaxed: a word that says that others are there must not come before them.
-        // SAFETY: the words outlive the region, and are atomic: whoever writes to them may do so at any time.
-        let region = unsafe { register(context, place, MemoryKind::Host, Some(false))? };
-        Ok(RegisteredWords { region, words })
+        let region = |port: &Arc<Port>| {
+            // SAFETY: the words outlive the region, and are atomic: whoever writes to them may do so at any time.
+            unsafe { register(&port.context, place, MemoryKind::Host, Some(false)) }
+        };
+        let regions = ports.iter().map(region).collect::<Result<_, _>>()?;
+        Ok(RegisteredWords { regions, words })
     }
 
     pub(super) fn words(&self) -> &[AtomicU64] {
@@ -234,13 +274,14 @@ impl RegisteredWords {
         self.words.as_ptr() as u64 + 8 * word as u64
     }
 
-    /// So many bytes from a word on, for work requests of this end.
-    pub(super) fn local(&self, word: usize, bytes: u32) -> LocalBuffer {
-        LocalBuffer { address: self.address(word), bytes, key: self.region.lkey(), host: true }
+    /// So many bytes from a word on, for work requests of this end on one of the ports.
+    pub(super) fn local(&self, word: usize, bytes: u32, port: usize) -> LocalBuffer {
+        let key = self.regions[port].lkey();
+        LocalBuffer { address: self.address(word), bytes, key, host: true }
     }
 
-    /// The key for those of the other end.
-    pub(super) fn rkey(&self) -> u32 {
-        self.region.rkey()
+    /// The keys for those of the other end.
+    pub(super) fn rkeys(&self) -> Keys {
+        rkeys(&self.regions)
     }
 }

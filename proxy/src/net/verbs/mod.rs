@@ -8,6 +8,9 @@
 //!    TCP         ◄── only before the first message, and at the end ───►
 //! ```
 //!
+//! A device is a port, or several that are used as one. Then each message goes over a queue pair of each port, memory is registered
+//! with all of them, and a flush reads by each. Of two ends with different numbers of ports, several pairs may be of one port.
+//!
 //! A connection has 1 to 128 reliable queue pairs and a TCP connection, the control socket. On the control socket both ends
 //! authenticate each other ([handshake](super::handshake)) and exchange what the queue pairs need. While data moves, nothing
 //! is sent on it. When it closes, the peer is gone. Messages use the queue pairs in turn, or each message uses all of them.
@@ -53,18 +56,19 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use tracing::info;
 
 pub use self::config::VerbsConfig;
-use self::device::{LinkLayer, Port};
+use self::device::{LinkLayer, MAX_PORTS, Port, VerbsDevice};
 use self::fifo::MAX_RECEIVES;
 use self::library::Library;
 pub use super::handshake::Interface;
 use super::handshake::{Handle, SocketsAcceptor, SocketsConnector};
-use super::{Connecting, Listener, MAX_REQUESTS, Net, Properties, USING};
+use super::{Connecting, Listener, MAX_REQUESTS, Net, Properties, USING, check_members};
 use crate::NetError;
+use crate::sync::lock;
 
 const NAME: &str = "IB";
 
@@ -97,6 +101,8 @@ fn error(operation: &'static str, reason: impl Into<String>) -> NetError {
 pub struct VerbsNet {
     config: Arc<VerbsConfig>,
     ports: Vec<Arc<Port>>,
+    /// The ports, and behind them those that are made of several.
+    devices: Mutex<Vec<Arc<VerbsDevice>>>,
 }
 
 impl VerbsNet {
@@ -121,13 +127,17 @@ impl VerbsNet {
         });
         let oob = &config.interface;
         info!(target: USING, "NET/IB : Using{}; OOB {}:{}", list.collect::<String>(), oob.name, oob.address);
-        let ports = ports.into_iter().map(Arc::new).collect();
-        Ok(VerbsNet { config: Arc::new(config), ports })
+        let ports: Vec<Arc<Port>> = ports.into_iter().map(Arc::new).collect();
+        let alone =
+            |port: &Arc<Port>| VerbsDevice { ports: vec![Arc::clone(port)], members: vec![] };
+        let devices = ports.iter().map(alone).map(Arc::new).collect();
+        Ok(VerbsNet { config: Arc::new(config), ports, devices: Mutex::new(devices) })
     }
 
-    fn port(&self, operation: &'static str, device: usize) -> Result<&Arc<Port>, NetError> {
-        let none = || error(operation, format!("device {device} of {}", self.ports.len()));
-        self.ports.get(device).ok_or_else(none)
+    fn device(&self, operation: &'static str, device: usize) -> Result<Arc<VerbsDevice>, NetError> {
+        let devices = lock(&self.devices);
+        let none = || error(operation, format!("device {device} of {}", devices.len()));
+        devices.get(device).cloned().ok_or_else(none)
     }
 }
 
@@ -137,37 +147,67 @@ impl Net for VerbsNet {
     }
 
     fn devices(&self) -> usize {
-        self.ports.len()
+        lock(&self.devices).len()
+    }
+
+    fn max_devices_per_nic(&self) -> usize {
+        if self.config.merge_nics { MAX_PORTS } else { 1 }
+    }
+
+    fn make_virtual_device(&self, members: &[usize]) -> Result<usize, NetError> {
+        let error = |reason| error("make_virtual_device", reason);
+        if !self.config.merge_nics {
+            return Err(error("NCCL_IB_MERGE_NICS is 0".to_owned()));
+        }
+        check_members(members, self.ports.len(), MAX_PORTS).map_err(error)?;
+        let ports: Vec<Arc<Port>> =
+            members.iter().map(|member| Arc::clone(&self.ports[*member])).collect();
+        let first = &ports[0];
+        if let Some(other) = ports.iter().find(|port| port.link != first.link) {
+            let (a, b) = (first.name(), other.name());
+            let (link, other) = (first.link, other.link);
+            let reason = format!("{a} is of {link:?}, {b} of {other:?} (NCCL_IB_HCA chooses)");
+            return Err(error(reason));
+        }
+        let mut devices = lock(&self.devices);
+        let known = devices.iter().position(|device| device.members == members);
+        let device = known.unwrap_or(devices.len());
+        if known.is_none() {
+            devices.push(Arc::new(VerbsDevice { ports, members: members.to_vec() }));
+        }
+        Ok(device)
     }
 
     fn properties(&self, device: usize) -> Result<Properties, NetError> {
-        let port = self.port("properties", device)?;
+        let device = self.device("properties", device)?;
+        let port = &device.ports[0];
+        let names: Vec<&str> = device.ports.iter().map(|port| port.context.name.as_str()).collect();
         Ok(Properties {
-            name: port.context.name.clone(),
+            name: names.join("+"),
             pci_path: port.pci_path.clone(),
             guid: port.guid,
-            speed: port.speed,
+            speed: device.ports.iter().map(|port| port.speed).sum(),
             port: port.number.into(),
             max_requests: MAX_REQUESTS,
             max_receives: MAX_RECEIVES,
             cuda: memory::peer_memory(),
-            dma_buf: port.dma_buf,
-            members: Vec::new(),
+            dma_buf: device.ports.iter().all(|port| port.dma_buf),
+            members: device.members.clone(),
         })
     }
 
     fn listen(&self, device: usize) -> Result<Box<dyn Listener>, NetError> {
-        let port = self.port("listen", device)?;
+        let device = self.device("listen", device)?;
         let VerbsConfig { interface, secret, connect_timeout, .. } = &*self.config;
         let acceptor =
             SocketsAcceptor::new(NAME, interface, secret, 0, *connect_timeout).map_err(|e| {
                 error("listen", format!("on {} at {}: {e}", interface.name, interface.address))
             })?;
-        Ok(Box::new(connecting::VerbsListener::new(acceptor, port, &self.config)))
+        Ok(Box::new(connecting::VerbsListener::new(acceptor, &device, &self.config)))
     }
 
     fn connect(&self, device: usize, handle: &[u8]) -> Result<Box<dyn Connecting>, NetError> {
-        let port = self.port("connect", device)?;
+        let device = self.device("connect", device)?;
         let handle =
             Handle::decode(handle).map_err(|e| error("connect", format!("a handle that {e}")))?;
         if handle.more != 0 {
@@ -178,7 +218,7 @@ impl Net for VerbsNet {
         let VerbsConfig { interface, secret, connect_timeout, .. } = &*self.config;
         let connector = SocketsConnector::new(NAME, handle, interface, secret, *connect_timeout)
             .map_err(|e| error("connect", format!("to {to}: {e}")))?;
-        Ok(Box::new(connecting::VerbsConnecting::new(connector, port, &self.config)))
+        Ok(Box::new(connecting::VerbsConnecting::new(connector, &device, &self.config)))
     }
 }
 

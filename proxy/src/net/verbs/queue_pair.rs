@@ -106,8 +106,9 @@ pub(super) enum SendWr {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkCompletion {
     pub(super) work: WrId,
-    /// The queue pair's number.
+    /// The queue pair's number, and which of the end's ports it is of.
     pub(super) pair: u32,
+    pub(super) port: usize,
     /// The immediate data of a write.
     pub(super) immediate: Option<u32>,
     /// Why it failed: the status and the vendor's code.
@@ -118,6 +119,8 @@ pub(super) struct WorkCompletion {
 #[derive(Debug)]
 pub(super) struct CompletionQueue {
     context: Arc<Context>,
+    /// Which of the end's ports it is of.
+    port: usize,
     raw: *mut sys::ibv_cq,
 }
 
@@ -127,8 +130,12 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// For so many queue pairs.
-    pub(super) fn new(context: &Arc<Context>, pairs: usize) -> io::Result<Arc<CompletionQueue>> {
+    /// For so many queue pairs, of number `port` of an end's ports.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        port: usize,
+        pairs: usize,
+    ) -> io::Result<Arc<CompletionQueue>> {
         let entries = (pairs * (DEPTH + MAX_REQUESTS)) as c_int; // 128 pairs at most
         let (none, channel) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the context is open; there is no channel, for it is polled.
@@ -136,7 +143,7 @@ impl CompletionQueue {
         if raw.is_null() {
             return Err(io::Error::last_os_error());
         }
-        Ok(Arc::new(CompletionQueue { context: Arc::clone(context), raw }))
+        Ok(Arc::new(CompletionQueue { context: Arc::clone(context), port, raw }))
     }
 
     pub(super) fn address(&self) -> usize {
@@ -157,6 +164,7 @@ impl CompletionQueue {
             WorkCompletion {
                 work: WrId::of(one.wr_id),
                 pair: one.qp_num,
+                port: self.port,
                 immediate: (one.status == sys::IBV_WC_SUCCESS
                     && one.wc_flags & sys::IBV_WC_WITH_IMM != 0)
                     .then_some(u32::from_be(one.imm_data)),
@@ -188,6 +196,8 @@ pub(super) struct QueuePair {
     completions: Arc<CompletionQueue>,
     raw: *mut sys::ibv_qp,
     pub(super) number: u32,
+    /// Which of the other end's ports it is connected with.
+    pub(super) theirs: usize,
     /// Bytes that a write takes along.
     inline: u32,
     waiting: VecDeque<SendWr>,
@@ -240,6 +250,7 @@ impl QueuePair {
             raw,
             // SAFETY: the pair is there.
             number: unsafe { (*raw).qp_num },
+            theirs: 0,
             inline,
             waiting: VecDeque::new(),
             posted: 0,
@@ -314,6 +325,16 @@ impl QueuePair {
                 | sys::IBV_QP_SQ_PSN
                 | sys::IBV_QP_MAX_QP_RD_ATOMIC,
         )
+    }
+
+    /// Which of this end's ports it is of.
+    pub(super) fn port(&self) -> usize {
+        self.completions.port
+    }
+
+    /// Whether a completion is of this pair.
+    pub(super) fn is_of(&self, done: &WorkCompletion) -> bool {
+        self.port() == done.port && self.number == done.pair
     }
 
     /// Posts a receive without a buffer, for a write with immediate data; its completion is [`WrId::Arrived`].

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use super::device::Port;
 use super::endpoint::{Endpoint, UnconnectedEndpoint};
 use super::fifo::{self, ENTRIES, ENTRY_BYTES, Entry, MAX_RECEIVES};
-use super::memory::RegisteredWords;
-use super::queue_pair::{QueuePair, SendWr, WrId};
+use super::memory::{RegisteredWords, rkeys};
+use super::queue_pair::{CompletionQueue, QueuePair, SendWr, WrId};
 use crate::NetError;
 use crate::net::comm_base::CommBase;
 use crate::net::{MAX_REQUESTS, MemoryHandle, MemoryKind, RecvBuffer, RecvComm, Request};
@@ -40,7 +41,8 @@ struct FlushPair {
 #[derive(Debug)]
 pub(super) struct VerbsRecvComm {
     endpoint: Endpoint, // dropped first
-    flush: Option<FlushPair>,
+    /// By port; none where nothing is flushed.
+    flush: Vec<FlushPair>,
     /// FIFO entries on their way to the sender.
     entries: RegisteredWords,
     /// Where the sender writes the sizes of messages that share a request.
@@ -65,7 +67,7 @@ impl VerbsRecvComm {
     ) -> VerbsRecvComm {
         VerbsRecvComm {
             endpoint,
-            flush: None,
+            flush: Vec::new(),
             entries,
             sizes,
             split,
@@ -91,7 +93,7 @@ impl VerbsRecvComm {
             let result = match done.work {
                 WrId::Arrived(sequence) => self.notified(sequence, done.immediate),
                 WrId::Flushed(number) => {
-                    self.flushed(number);
+                    self.flushed(number, done.port);
                     Ok(())
                 }
                 WrId::Sent(_) | WrId::Unnamed => Ok(()),
@@ -103,7 +105,7 @@ impl VerbsRecvComm {
         self.announce();
         self.endpoint.settle(moved);
         if self.endpoint.base.is_broken() {
-            self.flush = None; // it reads buffers, too
+            self.flush.clear(); // it reads buffers, too
         }
     }
 
@@ -138,11 +140,12 @@ impl VerbsRecvComm {
         Ok(())
     }
 
-    fn flushed(&mut self, number: u64) {
+    /// A port's part of a flush is done.
+    fn flushed(&mut self, number: u64, port: usize) {
         if let Some(pending) = &mut self.requests[CommBase::slot(number)] {
-            pending.left = 0;
+            pending.left = pending.left.saturating_sub(1);
         }
-        self.flush.iter_mut().for_each(|flush| flush.pair.completed());
+        self.flush.get_mut(port).into_iter().for_each(|flush| flush.pair.completed());
     }
 
     /// The place of the next request, if there is one.
@@ -157,10 +160,11 @@ impl VerbsRecvComm {
 
     /// Makes room for the notifications of a request; how many.
     fn expect(&mut self, sequence: u64) -> Result<usize, String> {
-        let name = self.endpoint.port.name();
+        let device = Arc::clone(&self.endpoint.device);
         let pairs = self.endpoint.pairs_of(sequence, self.split);
         for pair in &*pairs {
             pair.expect(sequence).map_err(|e| {
+                let name = device.ports[pair.port()].name();
                 format!("{name}, queue pair {}: a receive is refused: {e}", pair.number)
             })?;
         }
@@ -182,10 +186,11 @@ impl VerbsRecvComm {
             let count = (self.buffers - self.announced.1).min((ENTRIES - first) as u64);
             let bytes = count as u32 * ENTRY_BYTES as u32; // at most all 256 entries
             let offset = first * ENTRY_BYTES;
-            let from = self.entries.local(offset / 8, bytes);
-            let to = (self.endpoint.theirs.0 + offset as u64, self.endpoint.theirs.1);
-            let pair = self.endpoint.pairs_of(sequence, self.split).first_mut();
-            pair.into_iter().for_each(|pair| pair.post(SendWr::Write(from, to)));
+            let theirs = self.endpoint.theirs;
+            if let Some(pair) = self.endpoint.pairs_of(sequence, self.split).first_mut() {
+                let from = self.entries.local(offset / 8, bytes, pair.port());
+                pair.post(SendWr::Write(from, theirs.at(offset, pair.theirs)));
+            }
             self.announced.1 += count;
         }
         self.announced.0 = self.posted;
@@ -203,12 +208,16 @@ impl RecvComm for VerbsRecvComm {
         // SAFETY: the caller's.
         let memory = unsafe { self.endpoint.register(address, bytes, kind)? };
         let flushes = kind != MemoryKind::Host || self.endpoint.config.flush_host;
-        if flushes && self.flush.is_none() {
-            let Endpoint { port, config, completions, .. } = &self.endpoint;
-            let pair = UnconnectedEndpoint::own(port, config, completions)
-                .map_err(|reason| self.endpoint.error("register", reason))?;
-            let to = RegisteredWords::new(&Arc::clone(&self.endpoint.port.context), 1)?;
-            self.flush = Some(FlushPair { pair, to });
+        if flushes && self.flush.is_empty() {
+            let Endpoint { device, config, completions, .. } = &self.endpoint;
+            let flush = |(port, completions): (&Arc<Port>, &Arc<CompletionQueue>)| {
+                let pair = UnconnectedEndpoint::own(port, config, completions)
+                    .map_err(|reason| self.endpoint.error("register", reason))?;
+                let to = RegisteredWords::new(std::slice::from_ref(port), 1)?;
+                Ok::<_, NetError>(FlushPair { pair, to })
+            };
+            self.flush =
+                device.ports.iter().zip(completions).map(flush).collect::<Result<_, _>>()?;
         }
         Ok(memory)
     }
@@ -229,11 +238,10 @@ impl RecvComm for VerbsRecvComm {
         let mut entries = [Entry::default(); MAX_RECEIVES];
         for ((buffer, bytes), entry) in buffers.iter().zip(&mut bytes).zip(&mut entries) {
             let RecvBuffer { address, bytes: room, tag, memory } = *buffer;
-            let region = self.endpoint.memory.check("irecv", address, room, memory)?;
-            let key = region.as_ref().map_or(0, |region| region.rkey());
+            let keys = rkeys(self.endpoint.memory.check("irecv", address, room, memory)?);
             *bytes = room as u64;
             let (address, count) = (address as u64, count as u32);
-            *entry = Entry { address, bytes: *bytes, key, tag, count, number: 0 };
+            *entry = Entry { address, bytes: *bytes, keys, tag, count, number: 0 };
         }
         let Some(slot) = self.place("irecv")? else { return Ok(None) };
         match self.expect(sequence) {
@@ -288,30 +296,39 @@ impl RecvComm for VerbsRecvComm {
         // What came last is read: writes of a card come in their order, and a read pushes those before it.
         let mut last = None;
         for &RecvBuffer { address, bytes, memory, .. } in buffers {
-            let region = self.endpoint.memory.check("iflush", address, bytes, memory)?;
-            let region = region.as_ref().filter(|region| region.is_of_a_gpu() || always);
-            last = region.filter(|_| bytes > 0).map(|it| (address as u64, it.rkey())).or(last);
+            let regions = self.endpoint.memory.check("iflush", address, bytes, memory)?;
+            let flushes = regions.first().is_some_and(|region| region.is_of_a_gpu() || always);
+            if flushes && bytes > 0 {
+                last = Some((address as u64, rkeys(regions)));
+            }
         }
-        let (Some(from), true) = (last, self.flush.is_some()) else { return Ok(None) };
+        let (Some((from, keys)), false) = (last, self.flush.is_empty()) else { return Ok(None) };
         let Some(slot) = self.place("iflush")? else {
             return Err(self
                 .endpoint
                 .error("iflush", format!("{MAX_REQUESTS} requests are under way")));
         };
         let number = self.endpoint.base.next;
-        let name = self.endpoint.port.name();
-        let Some(flush) = &mut self.flush else { return Ok(None) };
-        let to = flush.to.local(0, 1);
-        flush.pair.post(SendWr::Read(to, from, WrId::Flushed(number)));
-        // SAFETY: a byte is read, by the caller's leave, to where nobody looks.
-        match unsafe { flush.pair.post_waiting() } {
-            Ok(()) => {
+        let mut failed = None;
+        // Each card has written a part of what is there.
+        for ((flush, key), port) in self.flush.iter_mut().zip(keys).zip(&self.endpoint.device.ports)
+        {
+            let to = flush.to.local(0, 1, 0);
+            flush.pair.post(SendWr::Read(to, (from, key), WrId::Flushed(number)));
+            // SAFETY: a byte is read, by the caller's leave, to where nobody looks.
+            if let Err(e) = unsafe { flush.pair.post_waiting() } {
+                failed = Some(format!("{}: a work request is refused: {e}", port.name()));
+            }
+        }
+        match failed {
+            None => {
                 let (sequence, bytes) = (u64::MAX, [0; MAX_RECEIVES]);
-                let pending = PendingRecv { sequence, count: 0, bytes, immediate: None, left: 1 };
+                let left = self.flush.len();
+                let pending = PendingRecv { sequence, count: 0, bytes, immediate: None, left };
                 self.requests[slot] = Some(pending);
                 self.endpoint.base.next += 1;
             }
-            Err(e) => self.endpoint.fail(format!("{name}: a work request is refused: {e}")),
+            Some(reason) => self.endpoint.fail(reason),
         }
         self.endpoint.base.check("iflush")?;
         Ok(Some(self.endpoint.base.request(number)))

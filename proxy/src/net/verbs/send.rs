@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use super::endpoint::Endpoint;
 use super::fifo::{self, Entry, MAX_RECEIVES};
-use super::memory::RegisteredWords;
+use super::memory::{Keys, RegisteredWords, lkeys};
 use super::queue_pair::{LocalBuffer, QueuePair, RemoteAddress, SendWr, WrId};
 use crate::NetError;
 use crate::net::comm_base::CommBase;
@@ -19,7 +19,10 @@ const ALIGN: u64 = 128;
 /// A message that is begun.
 #[derive(Clone, Copy, Debug)]
 struct PendingSend {
+    /// Without its key.
     from: LocalBuffer,
+    /// By port.
+    keys: Keys,
     done: bool,
 }
 
@@ -138,26 +141,25 @@ impl VerbsSendComm {
     /// Writes a group whose messages are all there.
     fn write(&mut self, mut group: SendGroup) {
         let SendGroup { sequence, count, entries, messages, .. } = group;
-        let parts: Vec<(LocalBuffer, &Entry)> = messages
+        let parts: Vec<(LocalBuffer, Keys, &Entry)> = messages
             .iter()
             .take(count)
             .zip(&entries)
             .filter_map(|(message, entry)| {
-                Some((self.messages[CommBase::slot((*message)?)]?.from, entry))
+                let PendingSend { from, keys, .. } = self.messages[CommBase::slot((*message)?)]?;
+                Some((from, keys, entry))
             })
             .collect();
         // One message's size goes with its notification; of several, each is written before it.
         let (immediate, sizes) = match parts[..] {
-            [(LocalBuffer { bytes, .. }, _)] => (bytes, None),
+            [(LocalBuffer { bytes, .. }, ..)] => (bytes, None),
             _ => {
                 let first = fifo::sizes(sequence);
                 let places = self.sizes.words().iter().skip(first);
-                places.zip(&parts).for_each(|(place, (from, _))| {
+                places.zip(&parts).for_each(|(place, (from, ..))| {
                     fifo::store(place, u64::from(from.bytes));
                 });
-                let from = self.sizes.local(first, 8 * count as u32);
-                let to = (self.endpoint.theirs.0 + 8 * first as u64, self.endpoint.theirs.1);
-                (0, Some(SendWr::Write(from, to)))
+                (0, Some(first))
             }
         };
         let (split, most) = (self.split, self.endpoint.max_write);
@@ -165,15 +167,18 @@ impl VerbsSendComm {
             true => self.endpoint.config.ar_threshold.min(most as usize) as u32,
             false => most,
         };
+        let theirs = self.endpoint.theirs;
         let pairs = self.endpoint.pairs_of(sequence, split);
         let shares = pairs.len() as u64; // at most 128
         for (share, pair) in (0..).zip(&mut *pairs) {
-            let part = |&(from, entry): &(LocalBuffer, &Entry)| {
+            let (port, to_port) = (pair.port(), pair.theirs);
+            let part = |&(from, keys, entry): &(LocalBuffer, Keys, &Entry)| {
                 let all = u64::from(from.bytes);
                 let step = all.div_ceil(shares).next_multiple_of(ALIGN);
                 let start = (share * step).min(all);
                 let (address, bytes) = (from.address + start, step.min(all - start) as u32);
-                (LocalBuffer { address, bytes, ..from }, (entry.address + start, entry.key))
+                let to = (entry.address + start, entry.keys[to_port]);
+                (LocalBuffer { address, bytes, key: keys[port], ..from }, to)
             };
             let work = WrId::Sent(sequence);
             match &parts[..] {
@@ -184,7 +189,10 @@ impl VerbsSendComm {
                 parts => {
                     parts.iter().map(part).for_each(|(from, to)| pieces(pair, from, to, most));
                     // Writes of a queue pair are done in their order: these before the notification.
-                    sizes.into_iter().for_each(|post| pair.post(post));
+                    if let Some(first) = sizes {
+                        let from = self.sizes.local(first, 8 * count as u32, port);
+                        pair.post(SendWr::Write(from, theirs.at(8 * first, to_port)));
+                    }
                     pair.post(SendWr::WriteWithImm(
                         LocalBuffer::default(),
                         (0, 0),
@@ -234,9 +242,9 @@ impl SendComm for VerbsSendComm {
         memory: MemoryHandle,
     ) -> Result<Option<Request>, NetError> {
         self.endpoint.base.check("isend")?;
-        let region = self.endpoint.memory.check("isend", address, bytes, memory)?;
-        let key = region.as_ref().map_or(0, |region| region.lkey());
-        let host = region.as_ref().is_some_and(|region| !region.is_of_a_gpu());
+        let regions = self.endpoint.memory.check("isend", address, bytes, memory)?;
+        let keys = lkeys(regions);
+        let host = regions.first().is_some_and(|region| !region.is_of_a_gpu());
         let Ok(size) = u32::try_from(bytes) else {
             let reason = format!("a message of {bytes} bytes: its size has 32 bits");
             return Err(super::error("isend", reason));
@@ -279,8 +287,8 @@ impl SendComm for VerbsSendComm {
         match fits {
             Err(reason) => self.endpoint.fail(reason),
             Ok(buffer) => {
-                let from = LocalBuffer { address: address as u64, bytes: size, key, host };
-                self.messages[slot] = Some(PendingSend { from, done: false });
+                let from = LocalBuffer { address: address as u64, bytes: size, key: 0, host };
+                self.messages[slot] = Some(PendingSend { from, keys, done: false });
                 self.endpoint.base.next += 1;
                 group.messages[buffer] = Some(sequence);
                 if group.messages[..group.count].iter().all(Option::is_some) {

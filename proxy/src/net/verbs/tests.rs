@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connecting::{VerbsConnecting, VerbsListener};
-use super::control::{ConnectionInfo, ControlMessage, ControlSocket};
+use super::control::{ConnectionInfo, ControlMessage, ControlSocket, PairInfo, PortInfo};
 use super::device::{LinkLayer, PortAddress};
 use super::queue_pair::{LocalBuffer, SendWr};
 use super::recv::VerbsRecvComm;
@@ -54,10 +54,10 @@ fn net(change: impl FnOnce(&mut VerbsConfig)) -> VerbsNet {
     VerbsNet::new(config).unwrap()
 }
 
-fn listener(net: &VerbsNet) -> VerbsListener {
+fn listener(net: &VerbsNet, device: usize) -> VerbsListener {
     let VerbsConfig { interface, secret, connect_timeout, .. } = &*net.config;
     let acceptor = SocketsAcceptor::new(NAME, interface, secret, 0, *connect_timeout).unwrap();
-    VerbsListener::new(acceptor, &net.ports[1], &net.config)
+    VerbsListener::new(acceptor, &net.device("listen", device).unwrap(), &net.config)
 }
 
 fn call(net: &VerbsNet, listener: &VerbsListener) -> SocketsConnector {
@@ -67,8 +67,14 @@ fn call(net: &VerbsNet, listener: &VerbsListener) -> SocketsConnector {
 }
 
 fn connect(net: &VerbsNet) -> (VerbsSendComm, VerbsRecvComm) {
-    let mut listener = listener(net);
-    let mut connecting = VerbsConnecting::new(call(net, &listener), &net.ports[0], &net.config);
+    connect_from(net, 0, 1)
+}
+
+/// From a device to another one.
+fn connect_from(net: &VerbsNet, from: usize, to: usize) -> (VerbsSendComm, VerbsRecvComm) {
+    let mut listener = listener(net, to);
+    let device = net.device("connect", from).unwrap();
+    let mut connecting = VerbsConnecting::new(call(net, &listener), &device, &net.config);
     let (mut send, mut recv) = (None, None);
     until(|| {
         send = send.take().or_else(|| connecting.step().unwrap());
@@ -126,6 +132,48 @@ fn a_queue_pair_that_fails_is_told_to_both_ends() {
     }
 }
 
+/// The error names the port of the pair, whichever of the device's it is; a flush reads by each port.
+#[test]
+#[ignore = "needs an RDMA device: `in_a_vm` has one"]
+fn a_device_of_two_ports_fails_and_flushes_by_port() {
+    // Patient: the end that fails is the one that is broken here.
+    let net = net(|config| {
+        (config.flush_host, config.timeout, config.retry_cnt) = (true, 16, 7);
+    });
+    let [from, to] = [[0, 1], [1, 0]].map(|members| net.make_virtual_device(&members).unwrap());
+    for (place, port) in [(0, "rxa:1"), (1, "rxb:1")] {
+        let (mut data, mut buffer) = (vec![1u8; 5000], vec![0u8; 5000]);
+        let (mut send, mut recv) = connect_from(&net, from, to);
+        for _ in 0..50 {
+            let theirs = give(&mut recv, &mut buffer);
+            let ours = send_all(&mut send, &mut data);
+            until(|| recv.test(theirs, &mut [0]).unwrap().then_some(()));
+            let (address, bytes) = (buffer.as_mut_ptr(), buffer.len());
+            // SAFETY: as in `give`.
+            let flush = unsafe {
+                let memory = recv.register(address, bytes, MemoryKind::Host).unwrap();
+                recv.iflush(&[RecvBuffer { address, bytes, tag: 0, memory }]).unwrap().unwrap()
+            };
+            until(|| recv.test(flush, &mut []).unwrap().then_some(()));
+            until(|| send.test(ours).unwrap().then_some(()));
+        }
+        let (mut data, mut buffer) = (vec![1u8; 16 << 20], vec![0u8; 16 << 20]);
+        let theirs = give(&mut recv, &mut buffer);
+        let ours = send_all(&mut send, &mut data);
+        let pair = &send.endpoint().pairs[place];
+        let name = format!("{port}, queue pair {}: ", pair.number);
+        pair.break_off();
+        let (mut errors, mut size) = ([None, None], [0]);
+        until(|| {
+            errors[0] = errors[0].take().or_else(|| send.test(ours).err());
+            errors[1] = errors[1].take().or_else(|| recv.test(theirs, &mut size).err());
+            errors.iter().all(Option::is_some).then_some(())
+        });
+        let text = format!("{errors:?}");
+        assert!(text.contains(&name) && text.contains(" failed: "), "{name}: {text}");
+    }
+}
+
 /// A write to what is nobody's is refused by the other end's device, which ends the connection for both.
 #[test]
 #[ignore = "needs an RDMA device: `in_a_vm` has one"]
@@ -134,7 +182,7 @@ fn a_wrong_key_is_an_error() {
     let mut data = vec![1u8; 100];
     let endpoint = send.endpoint();
     let name = format!("rxa:1, queue pair {}: an RDMA write failed: ", endpoint.pairs[0].number);
-    let remote = (endpoint.theirs.0, endpoint.theirs.1.wrapping_add(0x100));
+    let remote = (endpoint.theirs.address, endpoint.theirs.keys[0].wrapping_add(0x100));
     let from = LocalBuffer { address: data.as_ptr() as u64, bytes: 8, key: 0, host: true };
     endpoint.pairs[0].post(SendWr::Write(from, remote));
     endpoint.post_waiting();
@@ -230,15 +278,15 @@ fn memory_is_registered_once() {
 #[ignore = "needs an RDMA device: `in_a_vm` has one"]
 fn introductions_that_make_no_sense_are_refused() {
     let net = net(|_| ());
-    let mut listener = listener(&net);
+    let mut listener = listener(&net, 1);
     let address = net.ports[0].address(None).unwrap();
     let sane = ConnectionInfo {
         link: LinkLayer::Ethernet,
-        address,
+        ports: vec![PortInfo { address, key: 0 }],
         psn: 0,
         split: false,
-        memory: (0, 0),
-        pairs: vec![1],
+        memory: 0,
+        pairs: vec![PairInfo { number: 1, port: 0 }],
     };
     let mut refused = |said: ControlMessage| {
         let mut connector = call(&net, &listener);
@@ -264,16 +312,20 @@ fn introductions_that_make_no_sense_are_refused() {
         ..sane.clone()
     }));
     assert_eq!(text, "rxb:1 is of Ethernet, the other port of InfiniBand");
-    let text =
-        refused(ControlMessage::Connect(ConnectionInfo { pairs: vec![1; 200], ..sane.clone() }));
+    let text = refused(ControlMessage::Connect(ConnectionInfo {
+        pairs: sane.pairs.repeat(150),
+        ..sane.clone()
+    }));
     assert!(text.contains("has queue pairs 129"), "{text}");
     let nowhere = PortAddress { gid: [0; 16], ..address };
-    let text = refused(ControlMessage::Connect(ConnectionInfo { address: nowhere, ..sane }));
+    let ports = vec![PortInfo { address: nowhere, key: 0 }];
+    let text = refused(ControlMessage::Connect(ConnectionInfo { ports, ..sane }));
     assert!(text.contains("rxb:1: queue pair ") && text.contains("cannot be connected"), "{text}");
     let text = refused(ControlMessage::Close { filled: 0, reason: "no".to_owned() });
     assert_eq!(text, "it refuses: no");
     // It still takes those that do.
-    let mut connecting = VerbsConnecting::new(call(&net, &listener), &net.ports[0], &net.config);
+    let device = net.device("connect", 0).unwrap();
+    let mut connecting = VerbsConnecting::new(call(&net, &listener), &device, &net.config);
     let mut send = None;
     until(|| {
         send = send.take().or_else(|| connecting.step().unwrap());
