@@ -123,6 +123,10 @@ fn table(args: &Args, model: &MachineModel, nccl: &Nccl) -> Outcome<()> {
             let mut row = format!("| {ranks} | {} |", named(bytes));
             let mut best = f64::INFINITY;
             for (name, switches) in KERNELS {
+                if large(bytes, name) {
+                    row.push_str(" - |");
+                    continue;
+                }
                 let timed = nccl.run(name, ranks, bytes, model, false)?;
                 // Bulk copies are not what NCCL does on Hopper, nor switches for two ranks (`hasLsaMultimem`).
                 if !name.contains("Tma") && (ranks > 2 || !switches) {
@@ -157,6 +161,11 @@ fn table(args: &Args, model: &MachineModel, nccl: &Nccl) -> Outcome<()> {
     Ok(())
 }
 
+/// Whether a call is too large for a kernel of lines with flags, which is made for small ones.
+fn large(bytes: usize, kernel: &str) -> bool {
+    bytes > 1 << 20 && kernel.contains("LL")
+}
+
 fn choices() -> impl Iterator<Item = (Algorithm, ProtocolId)> {
     let algorithms = [Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot];
     algorithms.into_iter().flat_map(|a| ProtocolId::ALL.iter().map(move |&p| (a, p)))
@@ -169,8 +178,8 @@ fn paths(args: &Args, model: &MachineModel, nccl: &Nccl) -> Outcome<()> {
             println!("| kernel | time | the critical path, longest part first |");
             println!("|---|--:|---|");
             for (name, _) in KERNELS {
-                if bytes > 1 << 20 && name.contains("LL") {
-                    continue; // made for small calls
+                if large(bytes, name) {
+                    continue;
                 }
                 show(&format!("NCCL {name}"), &nccl.run(name, ranks, bytes, model, true)?);
             }
