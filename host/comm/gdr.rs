@@ -392,6 +392,8 @@ mod tests {
     #[test]
     fn a_virtual_card_stands_for_its_members() {
         let mut cards = mlx(&[7, 0, 1, 2, 3]);
+        // The virtual card is where its first member is.
+        cards.0[1].pci_path = Some("/sys/devices/pci0000:10/0000:10:00.0/0000:19:00.0".to_owned());
         cards.0.push(Properties { members: vec![1, 2], ..card("mlx5_0+mlx5_1", None) });
         for turn in 0..3 {
             let card = on_dgx(&cards, "0000:11:00.0", turn, &ALL, &[]);
