@@ -18,6 +18,7 @@ mod names;
 mod op;
 mod operand;
 mod special;
+mod visit;
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ pub(crate) use crate::isa::{Order, Scope};
 pub(crate) use decode::CONSTANT;
 pub(crate) use op::*;
 pub(crate) use special::Special;
+use visit::Use;
 
 use super::alu::Lanes;
 use crate::syntax::{self, Position, Span, SyntaxError, position};
