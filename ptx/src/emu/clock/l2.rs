@@ -9,13 +9,15 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 
 use super::in_flight::CellHasher;
+use super::rate::Rate;
 use super::{LINE, Timing};
 
 /// L2 of a GPU.
 #[derive(Debug, Default)]
 pub(super) struct L2 {
-    /// Until when it is busy, and memory.
-    busy: u64,
+    /// What it moves.
+    rate: Rate,
+    /// Until when memory is busy.
     memory: u64,
     /// The lines that it has, and whether they were written.
     lines: HashMap<u64, bool, BuildHasherDefault<CellHasher>>,
@@ -23,16 +25,15 @@ pub(super) struct L2 {
 }
 
 impl L2 {
-    /// When these bytes of lines are there that are asked for at `at`.
+    /// When these bytes of lines are there that are asked for at `at`; it is `now`.
     pub(super) fn read(
         &mut self,
         timing: &Timing,
-        at: u64,
+        (now, at): (u64, u64),
         bytes: u64,
         lines: impl Iterator<Item = u64>,
     ) -> u64 {
-        let start = at.max(self.busy);
-        self.busy = start + Timing::moving(bytes, timing.l2_gbs);
+        let (start, _) = self.rate.take(now, at, Timing::moving(bytes, timing.l2_gbs));
         let mut there = start;
         for line in lines {
             if self.keep(timing, line, false, start) {
@@ -45,16 +46,15 @@ impl L2 {
         there
     }
 
-    /// When these bytes of lines have come that come at `at`.
+    /// When these bytes of lines have come that come at `at`; it is `now`.
     pub(super) fn write(
         &mut self,
         timing: &Timing,
-        at: u64,
+        (now, at): (u64, u64),
         bytes: u64,
         lines: impl Iterator<Item = u64>,
     ) -> u64 {
-        let start = at.max(self.busy);
-        self.busy = start + Timing::moving(bytes, timing.l2_write_gbs);
+        let (start, _) = self.rate.take(now, at, Timing::moving(bytes, timing.l2_write_gbs));
         for line in lines {
             self.keep(timing, line, true, start);
         }
@@ -95,7 +95,8 @@ mod tests {
         let most = (1 << 20) / LINE;
         let mut l2 = L2::default();
         let far = timing.cycles(u64::from(timing.dram_cycles - timing.l2_cycles));
-        let read = |l2: &mut L2, line, at| l2.read(&timing, at, LINE, [line].into_iter()) - at;
+        let read =
+            |l2: &mut L2, line, at| l2.read(&timing, (at, at), LINE, [line].into_iter()) - at;
         for line in 0..most {
             assert_eq!(read(&mut l2, line, line * 1_000_000), 0, "there until L2 is full");
         }
@@ -104,7 +105,7 @@ mod tests {
         assert_eq!(read(&mut l2, 1, 2 * at), 0, "still there");
         assert_eq!(read(&mut l2, 0, 3 * at), far, "the oldest had gone for it");
         let before = l2.memory;
-        l2.write(&timing, 4 * at, LINE, [2].into_iter());
+        l2.write(&timing, (4 * at, 4 * at), LINE, [2].into_iter());
         assert_eq!(l2.memory, before, "it has that line, and nobody goes");
         read(&mut l2, most + 1, 5 * at); // line 2 goes, and is stored first
         let line = Timing::moving(LINE, timing.dram_gbs);

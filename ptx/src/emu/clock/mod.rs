@@ -24,6 +24,7 @@ mod issue;
 mod l2;
 mod models;
 pub(crate) mod path;
+mod rate;
 pub(crate) mod requests;
 mod timing;
 
@@ -38,6 +39,7 @@ pub use self::models::{
 };
 use self::path::{Cause, Trace, Wait};
 pub use self::path::{PathStep, Spent, totals};
+use self::rate::Rate;
 pub use self::timing::Timing;
 use super::program::Pred;
 use super::warp::Warp;
@@ -86,13 +88,11 @@ pub(crate) struct Clock {
     queue: BinaryHeap<Reverse<(u64, u64, ClockEvent)>>,
     /// Orders what comes at one time, and numbers requests.
     order: u64,
-    /// Until when what each place sends, and what it receives, is under way.
-    sends: HashMap<(Place, bool), u64>,
-    receives: HashMap<(Place, bool), u64>,
+    /// What each place sends, and what it receives: to and from GPUs, or the host.
+    sends: HashMap<(Place, bool), Rate>,
+    receives: HashMap<(Place, bool), Rate>,
     /// Each GPU's L2, and the memory behind it.
     l2: HashMap<Place, L2>,
-    /// When the last store from one place to another arrives.
-    last: HashMap<(Place, Place), u64>,
     pub(crate) in_flight: StoresInFlight,
     /// What warps wait for, where it is noted.
     pub(crate) trace: Option<Trace>,
@@ -106,11 +106,24 @@ pub(crate) struct Sm {
     memory: u64,
     /// When it is known that all has arrived that the block has stored so far.
     pub(crate) stored: u64,
+    /// When the last of its stores to each place arrives: what it loads from there comes after.
+    last: HashMap<Place, u64>,
     /// The lines that L1 has, each from a time on.
     l1: HashMap<u64, u64>,
 }
 
 impl Sm {
+    /// When all that was stored to a place has arrived there.
+    fn stored_at(&self, place: Place) -> u64 {
+        self.last.get(&place).copied().unwrap_or(0)
+    }
+
+    /// A store arrives at a place.
+    fn stores_to(&mut self, place: Place, arrives: u64) {
+        let last = self.last.entry(place).or_default();
+        *last = arrives.max(*last);
+    }
+
     /// From when on L1 has all of these lines; `None` where it has not loaded some of them.
     fn lines_from(&self, mut lines: impl Iterator<Item = u64>) -> Option<u64> {
         lines.try_fold(0, |from, line| Some(from.max(*self.l1.get(&line)?)))
@@ -204,7 +217,6 @@ impl Clock {
             sends: HashMap::new(),
             receives: HashMap::new(),
             l2: HashMap::new(),
-            last: HashMap::new(),
             in_flight: StoresInFlight::default(),
             trace: trace.then(Trace::default),
         }
@@ -282,13 +294,9 @@ impl Clock {
         }
         let host = from == HOST || to == HOST;
         let takes = Timing::moving(bytes, if host { timing.host_gbs } else { timing.peer_gbs });
-        let sends = self.sends.entry((from, host)).or_default();
-        let start = at.max(*sends);
-        *sends = start + takes;
+        let (start, _) = self.sends.entry((from, host)).or_default().take(self.now, at, takes);
         let receives = self.receives.entry((to, host)).or_default();
-        let comes = (start + way).max(*receives);
-        *receives = comes + takes;
-        comes + takes
+        receives.take(self.now, start + way, takes).1
     }
 
     /// When L2 of a GPU, or the memory behind it, gives these bytes that are asked for at `at`.
@@ -296,7 +304,7 @@ impl Clock {
         if gpu == HOST {
             at
         } else {
-            self.l2.entry(gpu).or_default().read(&self.timing, at, bytes, lines)
+            self.l2.entry(gpu).or_default().read(&self.timing, (self.now, at), bytes, lines)
         }
     }
 
@@ -310,11 +318,10 @@ impl Clock {
     ) -> u64 {
         let mut arrives = self.moved(from, to, at, bytes);
         if to != HOST {
-            arrives = self.l2.entry(to).or_default().write(&self.timing, arrives, bytes, lines);
+            let l2 = self.l2.entry(to).or_default();
+            arrives = l2.write(&self.timing, (self.now, arrives), bytes, lines);
         }
-        let last = self.last.entry((from, to)).or_default();
-        *last = arrives.max(*last);
-        *last
+        arrives
     }
 
     /// The way to the switch that joins all GPUs, there and to a GPU.
@@ -332,18 +339,12 @@ impl Clock {
         bytes: u64,
     ) -> Vec<u64> {
         let (way, takes) = (self.way_by_switch(), Timing::moving(bytes, self.timing.peer_gbs));
-        let sends = self.sends.entry((from, false)).or_default();
-        let start = at.max(*sends);
-        *sends = start + takes;
+        let (start, _) = self.sends.entry((from, false)).or_default().take(self.now, at, takes);
         let arrive = |(place, lines): &(Place, Vec<u64>)| {
             let receives = self.receives.entry((*place, false)).or_default();
-            let comes = (start + way).max(*receives) + takes;
-            *receives = comes;
+            let (_, comes) = receives.take(self.now, start + way, takes);
             let l2 = self.l2.entry(*place).or_default();
-            let arrives = l2.write(&self.timing, comes, bytes, lines.iter().copied());
-            let last = self.last.entry((from, *place)).or_default();
-            *last = arrives.max(*last);
-            *last
+            l2.write(&self.timing, (self.now, comes), bytes, lines.iter().copied())
         };
         members.iter().map(arrive).collect()
     }
@@ -362,13 +363,9 @@ impl Clock {
         for (place, lines) in members {
             let answered = self.read(*place, at, bytes, lines.iter().copied());
             let sends = self.sends.entry((*place, false)).or_default();
-            let start = answered.max(*sends);
-            *sends = start + takes;
-            all = all.max(start);
+            all = all.max(sends.take(self.now, answered, takes).0);
         }
         let receives = self.receives.entry((to, false)).or_default();
-        let comes = (all + way).max(*receives) + takes;
-        *receives = comes;
-        comes
+        receives.take(self.now, all + way, takes).1
     }
 }

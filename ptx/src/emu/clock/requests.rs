@@ -141,8 +141,8 @@ fn set_out(
         let bytes = moved(mask, addresses, access);
         let at = common.sm.memory.max(warp.time.at);
         common.sm.memory = at + clock.timing.cycles(lines(&clock.timing, bytes));
-        // Behind what the GPU has stored there, as on one way.
-        let before = clock.last.get(&(gpu, place)).copied().unwrap_or(0);
+        // Behind what the block has stored there.
+        let before = common.sm.stored_at(place);
         let comes = (at + clock.way(gpu, place)).max(before);
         let what = (what.clone(), access.order.acquires());
         wait_for(warp, common, clock, what, (mask, *addresses), (pc, place, bytes, comes));
@@ -184,9 +184,9 @@ pub(crate) fn load_from_all(
     let bytes = moved(mask, &addresses, &load.access);
     let at = common.sm.memory.max(warp.time.at);
     common.sm.memory = at + clock.timing.cycles(lines(&clock.timing, bytes));
-    // Behind what the GPU has stored there.
+    // Behind what the block has stored there.
     let before = members(common, mask, &load.members).into_iter();
-    let before = before.filter_map(|(place, _)| clock.last.get(&(gpu, place)).copied()).max();
+    let before = before.map(|(place, _)| common.sm.stored_at(place)).max();
     let comes = (at + clock.way_by_switch()).max(before.unwrap_or(0));
     let acquires = load.access.order.acquires();
     let what = RequestKind::FromAll(Box::new(load));
@@ -206,7 +206,11 @@ pub(crate) fn store_to_all(
     let bytes = moved(mask, addresses, access);
     let at = common.sm.memory.max(warp.time.at);
     common.sm.memory = at + clock.timing.cycles(lines(&clock.timing, bytes));
-    let arrivals = clock.store_to_all(gpu, &members(common, mask, addresses_of_all), at, bytes);
+    let members = members(common, mask, addresses_of_all);
+    let arrivals = clock.store_to_all(gpu, &members, at, bytes);
+    for ((place, _), arrives) in members.iter().zip(&arrivals) {
+        common.sm.stores_to(*place, *arrives);
+    }
     for (addresses, arrives) in addresses_of_all.iter().zip(&arrivals) {
         sent(warp, common, clock, access, (mask, addresses), (at, *arrives, clock.way_by_switch()));
     }
@@ -224,7 +228,7 @@ pub(crate) fn bulk_load(
     let (gpu, place) = (common.grid.device, common.view.place(from));
     let at = common.sm.memory.max(warp.time.at);
     common.sm.memory = at + clock.timing.cycles(lines(&clock.timing, bytes));
-    let before = clock.last.get(&(gpu, place)).copied().unwrap_or(0);
+    let before = common.sm.stored_at(place);
     let comes = (at + clock.way(gpu, place)).max(before);
     let read = clock.read(place, comes, bytes, from / LINE..(from + bytes).div_ceil(LINE));
     let streams = clock.timing.cycles(lines(&clock.timing, bytes));
@@ -298,6 +302,7 @@ pub(crate) fn store(
         let lines = lanes(mask).map(|lane| addresses[lane] / LINE);
         let arrives = clock.store((gpu, place), at, bytes, lines);
         let way = clock.way(gpu, place);
+        common.sm.stores_to(place, arrives);
         sent(warp, common, clock, access, (mask, addresses), (at, arrives, way));
         (mask, arrives)
     });
