@@ -189,6 +189,9 @@ fn at(
                 over |= u32::from(now.odd != odd) << lane;
             }
             warp.set_predicate(*p, over, mask);
+            if over & mask != mask {
+                warp.suspend(mask & !over);
+            }
             if let Some(clock) = env.clock.as_deref() {
                 let ready = warp.time.at + clock.timing.cycles(clock.timing.shared_cycles.into());
                 warp.time.set_predicate(*p, ready);

@@ -69,7 +69,13 @@ pub(crate) struct Warp {
     pub(crate) time: WarpTime,
     pub(crate) waiting: Vec<RequestInFlight>,
     picks: u32,
+    /// Lanes that wait at a barrier in shared memory, and for how many turns others of the warp go first: `mbarrier.try_wait` may suspend
+    /// its lanes.
+    suspended: (u32, u32),
 }
+
+/// Turns that others of a warp have while lanes wait at a barrier in shared memory.
+const SUSPENDED: u32 = 16;
 
 /// How often a fragment that is not the one furthest behind gets a turn.
 const FAIRNESS: u32 = 32;
@@ -94,6 +100,7 @@ impl Warp {
             time: WarpTime::default(),
             waiting: Vec::new(),
             picks: 0,
+            suspended: (0, 0),
         }
     }
 
@@ -124,6 +131,15 @@ impl Warp {
             return None;
         }
         self.picks = self.picks.wrapping_add(1);
+        let (waits, turns) = self.suspended;
+        if turns > 0 && count > 1 && other.is_none() {
+            self.suspended.1 -= 1;
+            let goes = |f: &&Fragment| f.park == Park::Runs && f.mask & waits == 0;
+            let first = self.fragments.iter().filter(goes).map(|f| f.pc).min();
+            if let Some(pc) = first {
+                return self.fragments.iter().position(|f| goes(&f) && f.pc == pc);
+            }
+        }
         let runnable = self.fragments.iter().enumerate().filter(|(_, f)| f.park == Park::Runs);
         if let Some(other) = other.filter(|_| count > 1) {
             runnable.map(|(i, _)| i).nth((other % count as u64) as usize)
@@ -132,6 +148,11 @@ impl Warp {
         } else {
             runnable.min_by_key(|(_, f)| f.pc).map(|(i, _)| i)
         }
+    }
+
+    /// These lanes wait for something that others of the warp may have to do.
+    pub(crate) fn suspend(&mut self, mask: u32) {
+        self.suspended = (mask, SUSPENDED);
     }
 
     /// Ends lanes.

@@ -260,3 +260,29 @@ fn bulk_copies_take_time() {
         assert!((wanted..1.3 * wanted + 300.0).contains(&took), "GPU {gpu}: {took}, not {wanted}");
     }
 }
+
+/// Lanes that wait for another lane of their warp do not keep it from going on.
+#[test]
+fn who_waits_lets_the_others_of_its_warp_go_first() {
+    let body = format!(
+        "{HEAD}
+         @%q0 bra MEET;
+         mbarrier.init.shared::cta.b64 [%r1], 1;
+      MEET:
+         bar.warp.sync -1;
+         mov.u32 %r4, 0;
+         @!%q0 bra WORK;
+      WAIT: mbarrier.try_wait.parity.shared::cta.b64 %q1, [%r1], 0; @!%q1 bra WAIT;
+         bra END;
+      WORK:
+         add.u32 %r4, %r4, 1; setp.lt.u32 %q2, %r4, 2000; @%q2 bra WORK;
+         mbarrier.arrive.shared::cta.b64 %rd1, [%r1];
+      END:"
+    );
+    for options in [Options::plain(), Options::simulated(H100_NVLINK)] {
+        // The work is 6000 instructions; a turn in 32 for it would make 130,000 of them.
+        let options = Options { most_steps: 40_000, ..options };
+        outcome(&body, 32, &words(), options)
+            .unwrap_or_else(|fault| panic!("{options:?}: {fault}"));
+    }
+}
