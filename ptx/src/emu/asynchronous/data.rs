@@ -10,7 +10,7 @@ use super::super::exec::Env;
 use super::super::memory::model::{Request, Target, lanes};
 use super::super::memory::raw;
 use super::super::program::{Access, Order, Rmw, Scope, Space};
-use super::{Pending, check, targets};
+use super::{CopyInFlight, check, targets};
 
 /// The widest element of a copy that lies at these addresses: 8 bytes, or what their alignment allows.
 fn element(addresses: [u64; 2], bytes: u64) -> u8 {
@@ -20,7 +20,7 @@ fn element(addresses: [u64; 2], bytes: u64) -> u8 {
 
 /// A request of a copy's agent for so many elements.
 fn request<'a>(
-    copy: &Pending,
+    copy: &CopyInFlight,
     env: &Env<'_>,
     addresses: &'a [u64; 32],
     (bytes, count): (u8, u8),
@@ -48,7 +48,7 @@ const AT_ONCE: usize = 8;
 pub(super) fn read(
     common: &mut Common,
     env: &mut Env<'_>,
-    copy: &Pending,
+    copy: &CopyInFlight,
     (space, start): (Space, u64),
     data: &mut [u8],
 ) -> Result<()> {
@@ -92,7 +92,7 @@ pub(super) fn read(
 pub(super) fn write(
     common: &mut Common,
     env: &mut Env<'_>,
-    copy: &Pending,
+    copy: &CopyInFlight,
     data: &[u8],
 ) -> Result<()> {
     let (space, start) = copy.to;
@@ -111,7 +111,7 @@ pub(super) fn write(
 fn write_to(
     common: &mut Common,
     env: &mut Env<'_>,
-    copy: &Pending,
+    copy: &CopyInFlight,
     (space, start): (Space, u64),
     data: &[u8],
 ) -> Result<()> {
@@ -159,7 +159,7 @@ fn write_to(
 fn reduce(
     common: &mut Common,
     env: &mut Env<'_>,
-    copy: &Pending,
+    copy: &CopyInFlight,
     (space, start): (Space, u64),
     data: &[u8],
     (bytes, how): (u8, Rmw),

@@ -36,7 +36,7 @@ type Issuer = (u32, usize);
 /// The copies of a block.
 #[derive(Default)]
 pub(crate) struct Copies {
-    pending: Vec<Pending>,
+    pending: Vec<CopyInFlight>,
     /// What copies that have ended have done, until their lane waits for their group.
     finished: Vec<Finished>,
     /// How many groups each lane has.
@@ -49,7 +49,7 @@ pub(crate) struct Copies {
 }
 
 /// A copy under way.
-struct Pending {
+struct CopyInFlight {
     id: u64,
     issuer: Issuer,
     pc: u32,
@@ -58,7 +58,7 @@ struct Pending {
     to: (Space, u64),
     bytes: u32,
     reduce: Option<(u8, Rmw)>,
-    done: PendingDone,
+    done: CopyDone,
     stage: Stage,
     /// What it had done when it had read.
     read: Knowledge,
@@ -67,7 +67,7 @@ struct Pending {
 }
 
 #[derive(Clone, Copy)]
-enum PendingDone {
+enum CopyDone {
     /// The barrier at this address of shared memory.
     Barrier(u64),
     /// A group; without a number it is not committed.
@@ -192,14 +192,14 @@ pub(crate) fn issue(
         let align = if copy.bulk { 16 } else { u64::from(bytes).min(16) };
         check(common, to[lane], bytes.into(), align, true, lane)?;
         let done = match &copy.done {
-            AsyncDone::Group(kind) => PendingDone::Group(*kind, None),
+            AsyncDone::Group(kind) => CopyDone::Group(*kind, None),
             AsyncDone::Barrier(barrier) => {
                 let (space, at) = resolve(warp, common, barrier)[lane];
                 if space != Space::Shared {
                     return Err(fault("an `mbarrier` outside of shared memory", lane));
                 }
                 check(common, (space, at), 8, 8, true, lane)?;
-                PendingDone::Barrier(at)
+                CopyDone::Barrier(at)
             }
         };
         common.copies.issued += 1;
@@ -209,7 +209,7 @@ pub(crate) fn issue(
         let (reduce, read, times) = (copy.reduce, Knowledge::default(), (0, 0));
         let to = to[lane];
         let mut pending =
-            Pending { id, issuer, pc, agent, to, bytes, reduce, done, stage, read, times };
+            CopyInFlight { id, issuer, pc, agent, to, bytes, reduce, done, stage, read, times };
         if env.clock.is_some() {
             set_out(warp, common, env, &mut pending);
         }
@@ -242,7 +242,7 @@ fn begin(
 }
 
 /// A copy sets out in virtual time: when it will have read, and written.
-fn set_out(warp: &mut Warp, common: &mut Common, env: &mut Env<'_>, copy: &mut Pending) {
+fn set_out(warp: &mut Warp, common: &mut Common, env: &mut Env<'_>, copy: &mut CopyInFlight) {
     let Some(clock) = env.clock.as_deref_mut() else { return };
     let bytes = u64::from(copy.bytes);
     let (read, write, known) = match copy.stage {
@@ -340,7 +340,7 @@ fn advance(common: &mut Common, env: &mut Env<'_>, at: usize) -> Result<()> {
         Stage::Writes(data) => {
             write(common, env, &copy, &data).map_err(told)?;
             match copy.done {
-                PendingDone::Barrier(barrier) => {
+                CopyDone::Barrier(barrier) => {
                     // Whoever learns of the end sees what was written, by whichever proxy; and the barrier needs no proxy fence
                     // behind its initialisation. NVIDIA's CUDA C++ Programming Guide has one there, CUTLASS and NCCL do without.
                     if let Some(model) = env.model.as_deref_mut() {
@@ -349,7 +349,7 @@ fn advance(common: &mut Common, env: &mut Env<'_>, at: usize) -> Result<()> {
                     let done = (barrier, copy.bytes);
                     mbarrier::complete(copy.agent, common, env, done, pc).map_err(told)?;
                 }
-                PendingDone::Group(kind, group) => {
+                CopyDone::Group(kind, group) => {
                     let Some(model) = env.model.as_deref_mut() else { return Ok(()) };
                     let (issuer, read) = (copy.issuer, copy.read);
                     let written = model.copied(copy.agent);
@@ -385,7 +385,7 @@ pub(crate) fn commit(warp: &mut Warp, common: &mut Common, kind: AsyncGroup, mas
         let issuer = (warp.index, lane);
         let number = copies.groups.entry((warp.index, lane, kind)).or_default();
         for copy in copies.pending.iter_mut().filter(|copy| copy.issuer == issuer) {
-            if let PendingDone::Group(of, group @ None) = &mut copy.done
+            if let CopyDone::Group(of, group @ None) = &mut copy.done
                 && *of == kind
             {
                 *group = Some(*number);
@@ -411,9 +411,9 @@ pub(crate) fn wait(
         let groups = common.copies.groups.get(&(warp.index, lane, kind)).copied().unwrap_or(0);
         groups.saturating_sub(most)
     };
-    let waits_for = |common: &Common, copy: &Pending| {
+    let waits_for = |common: &Common, copy: &CopyInFlight| {
         let (of, lane) = copy.issuer;
-        let PendingDone::Group(is, Some(group)) = copy.done else { return false };
+        let CopyDone::Group(is, Some(group)) = copy.done else { return false };
         let read = reads && matches!(copy.stage, Stage::Writes(_));
         let named = of == warp.index && mask >> lane & 1 != 0 && is == kind;
         named && group < limit(common, lane) && !read
@@ -447,7 +447,7 @@ pub(crate) fn wait(
                 model.learn(warp.slot, lane, if reads { &one.read } else { &one.written });
             }
             for copy in &common.copies.pending {
-                let over = matches!(copy.done, PendingDone::Group(is, Some(group)) if is == kind && group < limit);
+                let over = matches!(copy.done, CopyDone::Group(is, Some(group)) if is == kind && group < limit);
                 if reads && over && copy.issuer == (warp.index, lane) {
                     model.learn(warp.slot, lane, &copy.read);
                 }
