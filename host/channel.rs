@@ -6,7 +6,7 @@
 //! Both ends compute the same layout from the same numbers.
 //!
 //! ```text
-//! header (faults) | signatures | collectives: channel 0, 1, ... | sends and receives: channel 0, 1, ...
+//! header (faults) | signatures | collectives: channel 0, 1, ... | sends and receives: channel 0, 1, ... | mesh: channel 0, 1, ...
 //!                                       connection: header, slots of LL, LL128, Simple, step FIFO
 //! ```
 //!
@@ -21,7 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferroccl_device::abi::{
-    CACHE_LINE, Conn, ConnHeader, EdgeHeader, Fault, Peer, Poison, ProtocolId, SignatureRing,
+    CACHE_LINE, Conn, ConnHeader, EdgeHeader, Fault, MESH_SLOTS, Peer, Poison, ProtocolId,
+    SignatureRing,
 };
 use ferroccl_proxy::connection::{ConnMemory, GpuSlots};
 use ferroccl_proxy::net::MemoryKind;
@@ -37,6 +38,8 @@ pub(crate) struct ConnLayout {
     pub slots: u32,
     /// Bytes of one slot, by protocol; multiples of 256.
     pub slot_bytes: [u32; 3],
+    /// Bytes of one slot of the mesh, of LL and LL128; multiples of 256, or 0 where there is no mesh.
+    pub mesh_slot_bytes: [u32; 2],
 }
 
 /// The two sets of an edge's connections.
@@ -59,6 +62,10 @@ pub(crate) const MAPPING_WORD: usize = size_of::<EdgeHeader>();
 const RECEIVED: &[ProtocolId] = &[ProtocolId::Ll128, ProtocolId::Simple];
 /// The protocols whose slots to send may be there. The proxy has to read the lines of LL and LL128.
 const SENT: &[ProtocolId] = &[ProtocolId::Simple];
+/// What the mesh's slots of a rank are in all, for each channel, in slots of a connection; and what one of them is at most.
+/// A round of a large call is as long for 2 ranks as for 8, so that as much of it is waiting.
+const MESH_SHARES: u32 = 8;
+const MOST_MESH_SHARES: u32 = 4;
 /// Bytes of the ring of signatures of an edge, before its connections.
 const SIGNATURE_BYTES: usize = size_of::<SignatureRing>().next_multiple_of(PAGE);
 
@@ -97,9 +104,23 @@ impl ConnLayout {
         (self.slots as usize * size_of::<u64>()).next_multiple_of(CACHE_LINE)
     }
 
-    /// Bytes of an edge's connections.
+    /// The same for so many ranks, which all reach each other's memory: the fewer they are, the larger are the mesh's slots.
+    pub(crate) fn with_mesh(mut self, ranks: u32) -> Self {
+        let times = (MESH_SHARES / ranks.saturating_sub(1).max(1)).clamp(1, MOST_MESH_SHARES);
+        let [ll, ll128, _] = self.slot_bytes;
+        self.mesh_slot_bytes = [ll, ll128].map(|bytes| bytes.saturating_mul(times));
+        self
+    }
+
+    /// Bytes of the mesh's slots of one channel, from one rank to another.
+    fn mesh_bytes(&self) -> usize {
+        let slots: usize = self.mesh_slot_bytes.iter().map(|b| *b as usize).sum();
+        (MESH_SLOTS as usize * slots).next_multiple_of(PAGE)
+    }
+
+    /// Bytes of an edge's connections, and of the mesh behind them.
     pub(crate) fn conns_bytes(&self, channels: usize) -> usize {
-        SIGNATURE_BYTES + 2 * channels * self.conn_bytes()
+        SIGNATURE_BYTES + channels * (2 * self.conn_bytes() + self.mesh_bytes())
     }
 
     /// Bytes of an edge that is in the host's memory as a whole.
@@ -291,6 +312,12 @@ impl EdgeEnd {
         }
     }
 
+    /// Address of the mesh's slots of a channel, in memory that both ends reach. The edge is not over a network.
+    pub(crate) fn mesh(&self, layout: &ConnLayout, channels: usize, channel: usize) -> u64 {
+        let offset = self.conn_offset(layout, 2 * channels) + channel * layout.mesh_bytes();
+        self.conns() + offset as u64
+    }
+
     /// Sets the counters of all connections to the first step, if that is for this end to do.
     ///
     /// # Errors
@@ -328,7 +355,11 @@ impl EdgeEnd {
     pub(crate) fn host_memory(&self, layout: &ConnLayout, channels: usize) -> (u64, usize) {
         let bytes = match self.on_device {
             Some(_) => HEADER_BYTES,
-            None => HEADER_BYTES + self.conn_offset(layout, 2 * channels),
+            None => {
+                HEADER_BYTES
+                    + self.conn_offset(layout, 2 * channels)
+                    + channels * layout.mesh_bytes()
+            }
         };
         (self.region.address(), bytes.min(self.region.len()))
     }

@@ -27,19 +27,27 @@ type Features = &'static [&'static str];
 
 /// The protocols that a kernel is made in, as its name and the `cfg`s have them.
 const PROTOCOLS: &[&str] = &["simple", "ll", "ll128"];
+/// Those of lines.
+const LINES: &[&str] = &["ll", "ll128"];
 
-/// What a family has for an element type: the features that it needs, the type, and operators.
-type Row = (Features, &'static str, &'static [&'static str]);
+/// What a family has for an element type: the features that it needs, the type, operators, and protocols.
+type Row = (Features, &'static str, &'static [&'static str], &'static [&'static str]);
 
 macro_rules! types {
     () => {
-        &[(&[], BYTES, &["none"])]
+        &[(&[], BYTES, &["none"], PROTOCOLS)]
+    };
+    (lines;) => {
+        &[(&[], BYTES, &["none"], LINES)]
+    };
+    (lines; $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
+        &[ $( (&[ $($f),* ], $type, &[ $($op),* ], LINES) ),* ]
     };
     (any) => {
-        &[(&[], BYTES, &[])]
+        &[(&[], BYTES, &[], PROTOCOLS)]
     };
     ($($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
-        &[ $( (&[ $($f),* ], $type, &[ $($op),* ]) ),* ]
+        &[ $( (&[ $($f),* ], $type, &[ $($op),* ], PROTOCOLS) ),* ]
     };
 }
 macro_rules! family {
@@ -63,6 +71,7 @@ pub(crate) struct Module {
     element: &'static str,
     /// Operators. `none` where bytes only move; nothing where one kernel knows every protocol.
     ops: &'static [&'static str],
+    protocols: &'static [&'static str],
 }
 
 impl Module {
@@ -81,7 +90,7 @@ impl Module {
     /// Its kernels by name, each with the `cfg`s of the crate of entries that leave the others out of the module.
     #[allow(dead_code, reason = "for tools; build scripts make whole modules")]
     pub(crate) fn kernels(&self) -> Vec<(String, Vec<String>)> {
-        let Module { family, element, ops, .. } = self;
+        let Module { family, element, ops, protocols, .. } = self;
         let kernel = |op: &str, protocol: &str| {
             let mut name = format!("{family}_{protocol}");
             if *element != BYTES {
@@ -93,7 +102,7 @@ impl Module {
         if ops.is_empty() {
             return vec![((*family).to_owned(), Vec::new())];
         }
-        ops.iter().flat_map(|op| PROTOCOLS.iter().map(|p| kernel(op, p))).collect()
+        ops.iter().flat_map(|op| protocols.iter().map(|p| kernel(op, p))).collect()
     }
 }
 
@@ -103,9 +112,9 @@ pub(crate) fn all(has: impl Fn(&str) -> bool) -> Vec<Module> {
     let mut all = Vec::new();
     for &(arch, cfgs, only) in TARGETS {
         for &(_, family, types) in FAMILIES.iter().filter(|(f, ..)| has(f)) {
-            for &(_, element, ops) in types.iter().filter(|(f, ..)| has(f)) {
+            for &(_, element, ops, protocols) in types.iter().filter(|(f, ..)| has(f)) {
                 if only.is_none_or(|only| only.contains(&element)) {
-                    all.push(Module { arch, has: cfgs, family, element, ops });
+                    all.push(Module { arch, has: cfgs, family, element, ops, protocols });
                 }
             }
         }

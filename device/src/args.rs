@@ -75,6 +75,13 @@ impl KernelArgs {
         word!(self.extra)
     }
 
+    /// [`Work::extra`] of a channel.
+    #[inline(always)]
+    #[must_use]
+    pub fn extra_of(self, channel: u32) -> u64 {
+        word!(self.extra) + u64::from(channel) * word!(self.extra_stride)
+    }
+
     /// [`Work::signature`].
     #[inline(always)]
     #[must_use]

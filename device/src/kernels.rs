@@ -2,7 +2,8 @@
 //!
 //! Two lists make it, in `kernels/lists.rs`. `families!` has a row for each algorithm of a collective and says which
 //! reductions it has: all of them, sums, or none, as it only moves bytes. `reductions!` and `sums!` have the element types
-//! with their kernels. Every row is made in all three protocols. From the table come the PTX entries, the CPU functions and
+//! with their kernels. Every row is made in all three protocols, or in LL and LL128 where it is over
+//! the mesh. From the table come the PTX entries, the CPU functions and
 //! their names, so that the three cannot differ. Cargo features leave rows out ([`left_out`] says which one a call would
 //! need).
 //!
@@ -23,8 +24,9 @@ mod lists;
 
 use crate::abi::{ReduceOp, Work};
 use crate::collectives::{
-    AllGatherBruck, AllGatherRing, AllReduceOneShot, AllReduceRing, AllReduceTree, BroadcastRing,
-    BroadcastTree, Chain, KernelCode, ReduceScatterBruck, ReduceScatterRing, SendRecv,
+    AllGatherBruck, AllGatherOneShot, AllGatherRing, AllReduceOneShot, AllReduceRing,
+    AllReduceTree, AllReduceTwoShot, BroadcastRing, BroadcastTree, Chain, KernelCode, MeshCode,
+    ReduceScatterBruck, ReduceScatterOneShot, ReduceScatterRing, SendRecv,
 };
 use crate::element::{Bf16, Element, F8E4M3, F8E5M2, F16};
 use crate::prims::{Ll, Ll128, Simple};
@@ -33,10 +35,10 @@ use crate::reduce::{AnyFloat, AnyFloat8, AnySigned, AnyUnsigned, PreMulSum, Redu
 /// Threads of a block that every kernel takes. Most take more: [`Kernel::threads`].
 pub const MAX_THREADS: u32 = 512;
 
-/// Threads of a block of a kernel, at most. What does more than to add needs some more registers.
+/// Threads of a block of a kernel, at most, of `most` that its algorithm has. What does more than to add needs some more registers.
 #[must_use]
-pub const fn threads<A: KernelCode, R: Reduction>() -> u32 {
-    if matches!(R::OPS, [ReduceOp::Sum]) { A::THREADS } else { MAX_THREADS }
+pub const fn threads<R: Reduction>(most: u32) -> u32 {
+    if matches!(R::OPS, [ReduceOp::Sum]) { most } else { MAX_THREADS }
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -112,6 +114,21 @@ mod cpu {
         };
     }
     macro_rules! rows {
+        ($family:literal $C:ident $G:ident $A:ident: lines;) => {
+            &[&[
+                row!($C $G Some(ProtocolId::Ll), None, name!($family "ll"), lines $A, Ll, Sum, Sum, u8),
+                row!($C $G Some(ProtocolId::Ll128), None, name!($family "ll128"), lines $A, Ll128, Sum, Sum, u8),
+            ]]
+        };
+        ($family:literal $C:ident $G:ident $A:ident: lines;
+            $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
+            &[ $( $(#[cfg(feature = $f)])* &[ $(
+                row!($C $G Some(ProtocolId::Ll), Some((<$R as Reduction>::OPS, DataType::$D)),
+                    name!($family "ll" $op $type), lines $A, Ll, $R, Any, $T),
+                row!($C $G Some(ProtocolId::Ll128), Some((<$R as Reduction>::OPS, DataType::$D)),
+                    name!($family "ll128" $op $type), lines $A, Ll128, $R, Any, $T),
+            )*] ),* ]
+        };
         ($family:literal $C:ident $G:ident $A:ident: any) => {
             &[&[row!($C $G None, None, $family, $A, Simple, Sum, Sum, u8)]]
         };
@@ -135,6 +152,20 @@ mod cpu {
         };
     }
     macro_rules! row {
+        ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr, lines $A:ty, $P:ty, $R:ty, $Cpu:ty, $T:ty) => {
+            Row {
+                collective: Collective::$C,
+                algorithm: Algorithm::$G,
+                protocol: $protocol,
+                reduction: $reduction,
+                kernel: Kernel {
+                    name: $name,
+                    cpu: <$A as MeshCode>::run::<$T, $Cpu, $P>,
+                    threads: threads::<$R>(<$A as MeshCode>::THREADS),
+                    steps: None,
+                },
+            }
+        };
         ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr, $A:ty, $P:ty, $R:ty, $Cpu:ty, $T:ty) => {
             Row {
                 collective: Collective::$C,
@@ -144,7 +175,7 @@ mod cpu {
                 kernel: Kernel {
                     name: $name,
                     cpu: <$A as KernelCode>::run::<$T, $Cpu, $P>,
-                    threads: threads::<$A, $R>(),
+                    threads: threads::<$R>(<$A as KernelCode>::THREADS),
                     steps: Some(<$A as KernelCode>::run::<<$T as AsLarge>::Twin, Sum, Counted<$P>>),
                 },
             }

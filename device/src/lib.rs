@@ -29,6 +29,9 @@
 )]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 
+#[macro_use]
+mod unroll;
+
 pub mod abi;
 pub mod args;
 pub mod arith;

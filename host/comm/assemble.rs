@@ -11,6 +11,7 @@ use super::builder::{CommBuilder, ranks_on_device};
 use super::collnet_heads::CollnetHeads;
 use super::control::{ControlBlock, DeviceCommParams};
 use super::init_params::TuningParams;
+use super::mesh::Mesh;
 use super::net::NetConnections;
 use super::nodes::Nodes;
 use super::recorder::FlightRecorder;
@@ -42,7 +43,9 @@ impl CommBuilder<'_> {
         let situation = Situation::new(nodes, self.nranks, devices);
         let TuningParams { protocols, algorithms, deterministic, .. } = self.tuning;
         let settings = Settings { protocols, algorithms, deterministic, ..Settings::default() };
+        let mesh = self.layout.mesh_slot_bytes != [0; 2];
         let situation = situation.with_channels(self.channels).with_collnet(collnet);
+        let situation = situation.with_mesh(mesh);
         Tuner::new(&situation, &settings)
     }
 
@@ -81,6 +84,8 @@ impl CommBuilder<'_> {
             vec![self.rings.to_vec(), vec![nodes.ring_in_rank_order()], vec![nodes.ring_in_node()]];
         groups.extend(nodes.ring_of_leaders().map(|ring| vec![ring]));
         let control = ControlBlock::new(device_comm, &peer_table, &groups, runtime)?;
+        let of_mesh = (self.rank, first, self.tuning.deterministic);
+        let mesh = Mesh::new(of_mesh, &edges, &self.layout, channels, runtime)?;
         let trees =
             Trees::new(self.rank, self.channels, &nodes, self.graphs.map(|graphs| &**graphs));
         log_topology::log_channels(self.rank, &groups[0], self.channels, &trees);
@@ -113,6 +118,7 @@ impl CommBuilder<'_> {
             net: net.map(Arc::new),
             collnet: heads,
             trees,
+            mesh,
             nodes,
             barrier_buffer: scratch.address() + (channels * SCRATCH_BYTES) as u64,
             _scratch: scratch,

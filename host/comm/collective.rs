@@ -119,9 +119,15 @@ impl CollTask {
         if let Some((kernel, _)) = custom_kernel {
             plan.kernel = kernel;
         }
-        // A chain combines the ranks' values in their order. One-shot does so by itself, and compares calls with the same
-        // neighbours: which of the two runs depends on the size, in which calls may differ by mistake.
-        let ordered = matches!(choice.algorithm, Algorithm::Chain | Algorithm::OneShot);
+        // A chain combines the ranks' values in their order. What goes over the mesh does so by itself. It compares calls with
+        // the same neighbours as what else may run: which of them does depends on the size, in which calls may differ by
+        // mistake.
+        let ordered = match choice.algorithm {
+            Algorithm::OneShot | Algorithm::TwoShot => {
+                comm.mesh.as_ref().is_some_and(|mesh| mesh.in_rank_order)
+            }
+            algorithm => algorithm == Algorithm::Chain,
+        };
         let (group, last) = (if ordered { Subgroup::InRankOrder } else { Subgroup::World }, true);
         let operands = KernelOperands { group, input, output, scalar, record, last };
         launch_kernel(comm, &plan, &call, operands, keep, stream)

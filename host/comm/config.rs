@@ -165,7 +165,7 @@ impl CommConfig {
                     setting(&format!("buffer_bytes[{}]", ProtocolId::ALL[i]), buffer, &range)
                 })?;
         }
-        Ok(ConnLayout { slots, slot_bytes })
+        Ok(ConnLayout { slots, slot_bytes, mesh_slot_bytes: [0; 2] })
     }
 
     /// The number of channels for a rank whose device has `natural` of them, and whether every call uses all of them.

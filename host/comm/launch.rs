@@ -59,6 +59,9 @@ pub(super) fn launch_kernel(
         work.extra = links.address();
         table = Some(links);
     }
+    if let (true, Some(mesh)) = (plan.mesh, &comm.mesh) {
+        (work.extra, work.extra_stride) = mesh.address();
+    }
     let proxy_work = match &comm.net {
         // SAFETY: the kernel takes this argument, below.
         Some(net) => comm.must(unsafe {

@@ -61,6 +61,7 @@ mod in_progress;
 mod init_params;
 mod launch;
 mod log_topology;
+mod mesh;
 mod net;
 mod nodes;
 mod out_of_band;

@@ -207,7 +207,7 @@ impl P2pBatch {
             root: 0,
             scalar_by_address: 0,
             extra: table.address(),
-            pad: 0,
+            extra_stride: 0,
             signature: Signature { seq, ..Signature::default() },
             channels: parts,
         };

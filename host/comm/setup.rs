@@ -24,7 +24,7 @@ use super::init_params::{GroupToken, InitParams, TuningParams, agree, heartbeat,
 use super::nodes::Nodes;
 use super::out_of_band::{LocalGroup, OutOfBand};
 use super::recv_region::{OpenRecvRegion, PeerHandles};
-use super::{AbortHandle, CommConfig, Communicator, gpu_graphs};
+use super::{AbortHandle, CommConfig, Communicator, gpu_graphs, mesh};
 use crate::buffer::Device;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -88,7 +88,7 @@ impl Communicator {
             .map(|(rank, device)| peer_info(rank, device, config))
             .collect::<Result<_>>()?;
         // Every rank takes the least of what the ranks' devices have.
-        let layout = config.layout(devices[0].runtime().buffers(), false)?;
+        let mut layout = config.layout(devices[0].runtime().buffers(), false)?;
         let ranks = || (0..nranks).zip(devices);
         let blocks = ranks()
             .map(|(rank, device)| device.runtime().resident_blocks(ranks_on_device(&peers, rank)))
@@ -112,6 +112,9 @@ impl Communicator {
         let found: Vec<HostFindings> = found.collect::<Result<_>>()?;
         let graphs = CommGraphs::agree(&all[0], &found, blocks.collectives)?.map(Arc::new);
         let too_far = graphs::too_far(&all[0], &found)?;
+        if mesh::possible(&peers, allowed(config, &env, Some(&too_far)))? {
+            layout = layout.with_mesh(nranks);
+        }
         // GPUs that are too far apart for P2P may need it, too.
         let again = (0..).zip(nets).map(|(rank, net)| match net {
             None => open(rank, Some(&too_far)),
@@ -296,6 +299,10 @@ impl Communicator {
         let most = BlockLimits::of(blocks).collectives;
         let graphs = CommGraphs::agree(&nodes, &found, most)?.map(Arc::new);
         let too_far = graphs::too_far(&nodes, &found)?;
+        let mut layout = mine.layout;
+        if mesh::possible(&peers, allowed(config, &env, Some(&too_far)))? {
+            layout = layout.with_mesh(nranks);
+        }
         // GPUs that are too far apart for P2P may need it, too.
         let net = if net.is_none() { open(Some(&too_far))? } else { net };
         let channels = match &graphs {
@@ -314,7 +321,7 @@ impl Communicator {
             token: GroupToken::of(&bootstrap, params[0].group),
             rank,
             nranks,
-            layout: mine.layout,
+            layout,
             channels,
             all_channels,
             blocks: BlockLimits::of(blocks),

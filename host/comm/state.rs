@@ -9,6 +9,7 @@ use super::collnet_heads::CollnetHeads;
 use super::config::CommConfig;
 use super::control::ControlBlock;
 use super::grow::Growth;
+use super::mesh::Mesh;
 use super::net::NetConnections;
 use super::nodes::Nodes;
 use super::out_of_band::OutOfBand;
@@ -52,6 +53,8 @@ pub(super) struct CommState {
     pub plan_context: PlanContext,
     pub nodes: Nodes,
     pub trees: Trees,
+    /// The mesh, where all ranks reach each other's memory.
+    pub mesh: Option<Mesh>,
     /// The connections with ranks on other hosts.
     pub net: Option<Arc<NetConnections>>,
     /// The connection with a network that reduces.

@@ -100,6 +100,8 @@ pub struct KernelPlan {
     pub mode: u64,
     /// Whether [`Work::extra`] is the address of the links of trees.
     pub tree: bool,
+    /// Whether it is that of the links of the mesh.
+    pub mesh: bool,
     /// Each channel's part.
     pub parts: [ChannelWork; MAX_CHANNELS],
 }
@@ -165,7 +167,7 @@ impl KernelPlan {
             root: self.root,
             scalar_by_address: scalar.1.into(),
             extra: self.mode,
-            pad: 0,
+            extra_stride: 0,
             signature: self.signature,
             channels: self.parts,
         }
@@ -264,6 +266,7 @@ pub fn plan(call: &CollectiveCall, choice: AlgoChoice, seq: u64) -> Result<Kerne
         root: call.root.unwrap_or(NO_RANK),
         mode,
         tree,
+        mesh: matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot),
         // Parts start on a cache line of a well-aligned buffer.
         parts: split(count, channels, 128 / size),
     })

@@ -7,6 +7,7 @@
 mod conn;
 mod fault;
 mod fifo;
+mod mesh;
 mod ops;
 mod work;
 
@@ -16,6 +17,7 @@ pub use conn::{
 };
 pub use fault::{Fault, FaultCell, FaultKind, WaitKind};
 pub use fifo::{fifo_bytes, fifo_entry};
+pub use mesh::{MESH_SLOTS, MeshLinks};
 pub use ops::{Algorithm, Collective, DataType, ProtocolId, ReduceOp, UnknownName};
 pub use work::{
     Channel, ChannelWork, Comm, MAX_CHANNELS, NO_RANK, Signature, Transfer, TransferKind,

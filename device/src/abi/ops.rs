@@ -211,6 +211,8 @@ names! {
         Hierarchical = "Hierarchical",
         /// Every rank to every other, in one step.
         OneShot = "OneShot",
+        /// Every rank reduces its part of what all others send it, and sends it to all others.
+        TwoShot = "TwoShot",
         /// To ranks at distances of 1, 2, 4, ...: as many steps as the number of ranks has binary digits
         /// (NCCL's PAT is of this kind).
         Bruck = "Bruck",

@@ -194,8 +194,8 @@ abi! {
         pub scalar_by_address: u32,
         /// Address of what only some kernels need: their own documentation says what it is.
         pub extra: u64,
-        /// Zero.
-        pub pad: u64,
+        /// Bytes from what `extra` has for a channel to the next channel's, where kernels are told.
+        pub extra_stride: u64,
         /// What the neighbours' calls are compared with.
         pub signature: Signature,
         /// By channel = block index; only the launched ones are meaningful.

@@ -96,6 +96,20 @@ impl Round {
         self.base >= self.count
     }
 
+    /// Where it begins.
+    #[inline(always)]
+    #[must_use]
+    pub const fn start(&self) -> usize {
+        self.base
+    }
+
+    /// Elements of a chunk, but for the last ones.
+    #[inline(always)]
+    #[must_use]
+    pub const fn size(&self) -> usize {
+        self.size
+    }
+
     /// The elements of chunk `i`; may be empty at the end.
     #[inline(always)]
     #[must_use]

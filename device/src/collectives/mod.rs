@@ -7,7 +7,8 @@
 //! | `chain` | along the ranks and on | reduce, and all that reduces when the order counts |
 //! | `tree` | up and down | all-reduce, reduce, broadcast |
 //! | `bruck` | distances of 1, 2, 4, ... | all-gather and reduce-scatter of few bytes |
-//! | `one_shot` | all to all | all-reduce of few bytes |
+//! | `one_shot` | all to all, through the [`mesh`] | all-reduce, all-gather and reduce-scatter of few bytes |
+//! | `two_shot` | all to all, and once more | all-reduce |
 //! | `send_recv` | whoever is ready | sends and receives |
 //!
 //! Each is a type that implements [`KernelCode`]. How many elements go when is [`chunks`]' business, or the kernel's own.
@@ -20,20 +21,24 @@ mod broadcast;
 mod bruck;
 mod chain;
 pub mod chunks;
+mod mesh;
 mod one_shot;
 mod reduce_scatter;
 mod send_recv;
 mod tree;
+mod two_shot;
 
 pub use all_gather::AllGatherRing;
 pub use all_reduce::AllReduceRing;
 pub use broadcast::BroadcastRing;
 pub use bruck::{AllGatherBruck, ReduceScatterBruck};
 pub use chain::Chain;
-pub use one_shot::AllReduceOneShot;
+pub use mesh::{Mesh, MeshCode};
+pub use one_shot::{AllGatherOneShot, AllReduceOneShot, ReduceScatterOneShot};
 pub use reduce_scatter::ReduceScatterRing;
 pub use send_recv::SendRecv;
 pub use tree::{AllReduceTree, BroadcastTree};
+pub use two_shot::AllReduceTwoShot;
 
 use crate::abi::Work;
 use crate::copy::{Lanes, MAX_ENDS, ReduceCopy, Shape};
@@ -248,25 +253,6 @@ unsafe fn local_copy<T: Element, R: Reduction, const LAST: bool>(
 ) {
     // SAFETY: the caller's.
     unsafe { local_reduce_copy::<T, R, 1, true, LAST>(cx, [own; MAX_ENDS], to, n) }
-}
-
-/// A step within the rank: `to = partial op other`, neither of which is scaled.
-///
-/// # Safety
-/// As [`local_copy`]; `to` may be `partial`, and does not overlap `other`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-unsafe fn local_combine<T: Element, R: Reduction, const LAST: bool>(
-    cx: &KernelContext,
-    partial: *const T,
-    other: *const T,
-    to: *mut T,
-    n: usize,
-) {
-    let mut sources = [partial; MAX_ENDS];
-    sources[1] = other;
-    // SAFETY: the caller's.
-    unsafe { local_reduce_copy::<T, R, 2, false, LAST>(cx, sources, to, n) }
 }
 
 /// # Safety

@@ -12,8 +12,9 @@ mod lists;
 
 use ferroccl_device::abi::Work;
 use ferroccl_device::collectives::{
-    AllGatherBruck, AllGatherRing, AllReduceOneShot, AllReduceRing, AllReduceTree, BroadcastRing,
-    BroadcastTree, Chain, KernelCode, ReduceScatterBruck, ReduceScatterRing, SendRecv,
+    AllGatherBruck, AllGatherOneShot, AllGatherRing, AllReduceOneShot, AllReduceRing,
+    AllReduceTree, AllReduceTwoShot, BroadcastRing, BroadcastTree, Chain, KernelCode, MeshCode,
+    ReduceScatterBruck, ReduceScatterOneShot, ReduceScatterRing, SendRecv,
 };
 use ferroccl_device::element::{Bf16, F8E4M3, F8E5M2, F16};
 use ferroccl_device::kernels::threads;
@@ -29,7 +30,7 @@ const _: () = assert!(align_of::<Argument>() == align_of::<Work>());
 
 // What a build has no use for it does not ask for: see `build/modules.rs`.
 macro_rules! entry {
-    ($family:literal $module:literal $protocol:literal $op:literal $name:expr, $A:ty, $P:ty, $R:ty, $T:ty) => {
+    ($family:literal $module:literal $protocol:literal $op:literal $name:expr, $K:ident $A:ty, $P:ty, $R:ty, $T:ty) => {
         #[cfg(all(family = $family, module = $module))]
         #[cfg(any(not(alone), all(protocol = $protocol, op = $op)))]
         const _: () = {
@@ -37,9 +38,9 @@ macro_rules! entry {
             /// The argument is the call.
             #[unsafe(export_name = $name)]
             unsafe extern "ptx-kernel" fn entry(_: Argument) {
-                ferroccl_device::gpu::launch_bounds::<{ threads::<$A, $R>() }>();
+                ferroccl_device::gpu::launch_bounds::<{ threads::<$R>(<$A as $K>::THREADS) }>();
                 // SAFETY: the launch's contract; `gpu::argument` finds the argument without its address.
-                unsafe { <$A as KernelCode>::run::<$T, $R, $P>(core::ptr::null()) }
+                unsafe { <$A as $K>::run::<$T, $R, $P>(core::ptr::null()) }
             }
         };
     };
@@ -50,19 +51,28 @@ macro_rules! family {
     };
 }
 macro_rules! rows {
+    ($family:literal $A:ident: lines;) => {
+        entry!($family "bytes" "ll" "none" name!($family "ll"), MeshCode $A, Ll, Sum, u8);
+        entry!($family "bytes" "ll128" "none" name!($family "ll128"), MeshCode $A, Ll128, Sum, u8);
+    };
+    ($family:literal $A:ident: lines;
+        $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => { $($(
+        entry!($family $type "ll" $op name!($family "ll" $op $type), MeshCode $A, Ll, $R, $T);
+        entry!($family $type "ll128" $op name!($family "ll128" $op $type), MeshCode $A, Ll128, $R, $T);
+    )*)* };
     ($family:literal $A:ident: any) => {
-        entry!($family "bytes" "any" "none" $family, $A, Simple, Sum, u8);
+        entry!($family "bytes" "any" "none" $family, KernelCode $A, Simple, Sum, u8);
     };
     ($family:literal $A:ident:) => {
-        entry!($family "bytes" "simple" "none" name!($family "simple"), $A, Simple, Sum, u8);
-        entry!($family "bytes" "ll" "none" name!($family "ll"), $A, Ll, Sum, u8);
-        entry!($family "bytes" "ll128" "none" name!($family "ll128"), $A, Ll128, Sum, u8);
+        entry!($family "bytes" "simple" "none" name!($family "simple"), KernelCode $A, Simple, Sum, u8);
+        entry!($family "bytes" "ll" "none" name!($family "ll"), KernelCode $A, Ll, Sum, u8);
+        entry!($family "bytes" "ll128" "none" name!($family "ll128"), KernelCode $A, Ll128, Sum, u8);
     };
     ($family:literal $A:ident:
         $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => { $($(
-        entry!($family $type "simple" $op name!($family "simple" $op $type), $A, Simple, $R, $T);
-        entry!($family $type "ll" $op name!($family "ll" $op $type), $A, Ll, $R, $T);
-        entry!($family $type "ll128" $op name!($family "ll128" $op $type), $A, Ll128, $R, $T);
+        entry!($family $type "simple" $op name!($family "simple" $op $type), KernelCode $A, Simple, $R, $T);
+        entry!($family $type "ll" $op name!($family "ll" $op $type), KernelCode $A, Ll, $R, $T);
+        entry!($family $type "ll128" $op name!($family "ll128" $op $type), KernelCode $A, Ll128, $R, $T);
     )*)* };
 }
 families!(family);

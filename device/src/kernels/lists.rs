@@ -15,17 +15,25 @@ macro_rules! families {
             #[cfg(feature = "tree")]
             "all_reduce_tree" AllReduce Tree AllReduceTree: sums;
             #[cfg(feature = "one-shot")]
-            "all_reduce_one_shot" AllReduce OneShot AllReduceOneShot: sums;
+            "all_reduce_one_shot" AllReduce OneShot AllReduceOneShot: line_sums;
+            #[cfg(feature = "one-shot")]
+            "all_reduce_two_shot" AllReduce TwoShot AllReduceTwoShot: line_sums;
             #[cfg(feature = "all-gather")]
             "all_gather_ring" AllGather Ring AllGatherRing: bytes;
             #[cfg(feature = "all-gather")]
             #[cfg(feature = "bruck")]
             "all_gather_bruck" AllGather Bruck AllGatherBruck: bytes;
+            #[cfg(feature = "all-gather")]
+            #[cfg(feature = "one-shot")]
+            "all_gather_one_shot" AllGather OneShot AllGatherOneShot: line_bytes;
             #[cfg(feature = "reduce-scatter")]
             "reduce_scatter_ring" ReduceScatter Ring ReduceScatterRing: reductions;
             #[cfg(feature = "reduce-scatter")]
             #[cfg(feature = "bruck")]
             "reduce_scatter_bruck" ReduceScatter Bruck ReduceScatterBruck: sums;
+            #[cfg(feature = "reduce-scatter")]
+            #[cfg(feature = "one-shot")]
+            "reduce_scatter_one_shot" ReduceScatter OneShot ReduceScatterOneShot: line_sums;
             #[cfg(feature = "broadcast")]
             "broadcast_ring" Broadcast Ring BroadcastRing: bytes;
             #[cfg(feature = "broadcast")]
@@ -57,6 +65,20 @@ macro_rules! sums {
             #[cfg(feature = "double")]
             "double" F64 f64: "sum" Sum, "mulsum" PreMulSum;
         }
+    };
+}
+
+/// [`sums!`] in the protocols of lines only.
+macro_rules! line_sums {
+    ($row:ident $($more:tt)*) => {
+        sums! { $row $($more)* lines; }
+    };
+}
+
+/// [`bytes!`] in the protocols of lines only.
+macro_rules! line_bytes {
+    ($row:ident $($more:tt)*) => {
+        bytes! { $row $($more)* lines; }
     };
 }
 

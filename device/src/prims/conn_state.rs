@@ -42,6 +42,15 @@ impl ConnState {
         direct: ptr::null_mut(),
     };
 
+    /// An end whose connection is not used: to say whom a wait for a step of something else is for, and to look for its failure.
+    ///
+    /// # Safety
+    /// `conn` is valid as long as the call.
+    #[inline(always)]
+    pub(crate) unsafe fn named(conn: *mut Conn, step: u64) -> Self {
+        ConnState { conn, step, ..Self::NONE }
+    }
+
     /// # Safety
     /// `conn` is valid and this block its only user; it may be null if it is `optional`, and the connection is then not
     /// used.

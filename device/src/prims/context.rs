@@ -185,6 +185,25 @@ impl KernelContext {
         conn: &ConnState,
         kind: WaitKind,
         step: u64,
+        ready: impl FnMut() -> bool,
+    ) -> bool {
+        self.wait_for_any::<TOGETHER>(
+            #[inline(always)]
+            |_| *conn,
+            kind,
+            step,
+            ready,
+        )
+    }
+
+    /// [`KernelContext::wait`], or with `TOGETHER` [`KernelContext::wait_together`], on several edges: `conn` says, where it
+    /// takes long, one that is still waited for.
+    #[inline(always)]
+    pub(crate) fn wait_for_any<const TOGETHER: bool>(
+        &mut self,
+        conn: impl Fn(&Self) -> ConnState,
+        kind: WaitKind,
+        step: u64,
         mut ready: impl FnMut() -> bool,
     ) -> bool {
         if !TOGETHER && self.stopped {
@@ -193,15 +212,16 @@ impl KernelContext {
         if ready() {
             return true;
         }
-        let waiting =
-            Waiting { kind, rank: self.rank(), peer: conn.peer(), channel: self.channel(), step };
         let mut watch = AbortCheck::default();
         loop {
+            let conn = conn(self);
+            let (rank, peer, channel) = (self.rank(), conn.peer(), self.channel());
+            let waiting = Waiting { kind, rank, peer, channel, step };
             let verdict = gpu::pause(&waiting);
             if ready() {
                 return true;
             }
-            let reason = watch.look(self.faults(), conn, kind.receiving(), verdict);
+            let reason = watch.look(self.faults(), &conn, kind.receiving(), verdict);
             let go_on = if TOGETHER {
                 gpu::warp_vote_all(reason == StopReason::None)
             } else {

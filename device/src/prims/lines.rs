@@ -22,8 +22,11 @@ use crate::reduce::{Reducer, Reduction, WideWord};
 /// Units that a lane has in flight at most, one in each of as many rows.
 pub(super) const ROWS: usize = 2;
 
+/// Ranks whose lines a lane looks at together: their loads are in flight at the same time.
+pub const PEERS: usize = 8;
+
 /// How data and flags share the bytes of a slot.
-pub(super) trait LineFormat: Protocol {
+pub trait LineFormat: Protocol {
     /// Bytes of data in a unit.
     const DATA: usize;
     /// Bytes of a slot that a unit takes.
@@ -41,6 +44,8 @@ pub(super) trait LineFormat: Protocol {
     type Wide<X: Copy>: Copy;
     /// What a lane knows of its place in a unit.
     type Lane: Copy;
+    /// What a lane needs to look at the units of several ranks, and what it has seen.
+    type Watch;
 
     /// A part without data.
     const EMPTY: Self::Part;
@@ -96,12 +101,39 @@ pub(super) trait LineFormat: Protocol {
         parts: &mut [Self::Part; N],
     ) -> bool;
 
-    /// Stores this lane's part of a unit, with the flags of the connection's current step.
+    /// Prepares to look at the units of `n` ranks, up to [`PEERS`], all at the same place in their slots: `of` says where this
+    /// lane's part of each is.
+    fn watch(lane: Self::Lane, n: usize, of: impl Fn(usize) -> *mut u64) -> Self::Watch;
+
+    /// Looks whether the units of step `step` have arrived, of the ranks that [`LineFormat::watch`] was given.
+    ///
+    /// # Safety
+    /// All lanes of the warp call it with as many ranks; where `mine`, the addresses are of slots.
+    unsafe fn look(step: u64, n: usize, watch: &mut Self::Watch, mine: bool) -> bool;
+
+    /// This lane's part of the unit of rank `i` of those that have arrived.
+    ///
+    /// # Safety
+    /// The last look was true, `at` is the address that the watch was given for the rank, and the unit is this lane's.
+    unsafe fn take(watch: &Self::Watch, i: usize, at: *mut u64) -> Self::Part;
+
+    /// Whether the unit at `at` has arrived: what is asked when a wait takes long, to say for whom.
+    ///
+    /// # Safety
+    /// `at` is a lane's part of a unit, in a slot.
+    unsafe fn has_arrived(step: u64, at: *mut u64) -> bool;
+
+    /// Whether the step has to fill its slots whole, so that no line is left with an old flag that becomes right again.
+    fn fills_slot(_step: u64, _slots: u32) -> bool {
+        false
+    }
+
+    /// Stores this lane's part of a unit, with the flags of a step.
     ///
     /// # Safety
     /// All lanes of the unit call it together; `at` is this lane's part of a unit, in a slot that the receiver has given
     /// back.
-    unsafe fn send(conn: &ConnState, lane: Self::Lane, at: *mut u64, part: Self::Part);
+    unsafe fn send(step: u64, lane: Self::Lane, at: *mut u64, part: Self::Part);
 }
 
 /// Bytes from a unit in a slot to the one at the same place in the next row.
@@ -123,7 +155,6 @@ struct LaneView<T, const NR: usize, const NS: usize> {
     slots: Slots<NR, NS>,
 }
 
-#[expect(private_bounds, reason = "only this module's methods need it")]
 impl<T: Element, R: Reduction, P: LineFormat, const NR: usize, const NS: usize>
     Prims<T, R, P, NR, NS>
 {
@@ -276,7 +307,7 @@ impl<T: Element, R: Reduction, P: LineFormat, const NR: usize, const NS: usize>
                 unroll_peers!(NS, self.nsend(), i => {
                     let (conn, to) = (&self.send[i], here(view.slots.send[i]));
                     for row in 0..N {
-                        P::send(conn, lane, to.wrapping_byte_add(row * row_bytes::<P>()), parts[row]);
+                        P::send(conn.step, lane, to.wrapping_byte_add(row * row_bytes::<P>()), parts[row]);
                     }
                 });
             }

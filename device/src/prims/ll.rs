@@ -19,7 +19,7 @@ use crate::gpu;
 use crate::prims::conn_state::ConnState;
 use crate::prims::context::KernelContext;
 use crate::prims::lines::{
-    LineFormat, finish, load_elements, row_bytes, store_elements, wait_for_slots,
+    LineFormat, PEERS, finish, load_elements, row_bytes, store_elements, wait_for_slots,
 };
 use crate::prims::primitives::{Prims, Protocol, Slice};
 use crate::prims::rules::{Correct, Rules};
@@ -92,6 +92,8 @@ impl<L: Rules> LineFormat for Ll<L> {
     type Part = u64;
     type Wide<X: Copy> = X;
     type Lane = ();
+    /// Where each line is, and what was there.
+    type Watch = [(*mut u64, [u64; 2]); PEERS];
 
     const EMPTY: u64 = 0;
 
@@ -183,9 +185,50 @@ impl<L: Rules> LineFormat for Ll<L> {
     }
 
     #[inline(always)]
-    unsafe fn send(conn: &ConnState, (): (), at: *mut u64, part: u64) {
+    fn watch((): (), n: usize, of: impl Fn(usize) -> *mut u64) -> Self::Watch {
+        let mut watch = [(core::ptr::null_mut(), [0; 2]); PEERS];
+        unroll_8!(n, i => watch[i].0 = of(i));
+        watch
+    }
+
+    #[inline(always)]
+    unsafe fn look(step: u64, n: usize, watch: &mut Self::Watch, _: bool) -> bool {
+        let flag = flag(step);
         // SAFETY: the caller's.
-        unsafe { write_line(at, part, conn.step) }
+        unroll_8!(n, i => watch[i].1 = unsafe { gpu::ld_halves(watch[i].0) });
+        // All are looked at, so that no way out lies between two loads.
+        let mut ready = true;
+        let right = |half: u64| (half >> 32) as u32 == flag;
+        unroll_8!(n, i => {
+            let [first, second] = watch[i].1;
+            ready &= right(first) & (right(second) | !L::CHECK_BOTH_FLAGS);
+        });
+        ready
+    }
+
+    #[inline(always)]
+    unsafe fn take(watch: &Self::Watch, i: usize, _: *mut u64) -> u64 {
+        let [first, second] = watch[i].1;
+        first & 0xffff_ffff | second << 32
+    }
+
+    #[inline(always)]
+    unsafe fn has_arrived(step: u64, at: *mut u64) -> bool {
+        // SAFETY: the caller's.
+        let halves = unsafe { gpu::ld_halves(at) };
+        halves.iter().all(|half| (half >> 32) as u32 == flag(step))
+    }
+
+    #[inline(always)]
+    fn fills_slot(step: u64, slots: u32) -> bool {
+        // Before, nothing but zeros can be left.
+        step >= CLEAN && step % CLEAN < u64::from(slots)
+    }
+
+    #[inline(always)]
+    unsafe fn send(step: u64, (): (), at: *mut u64, part: u64) {
+        // SAFETY: the caller's.
+        unsafe { write_line(at, part, step) }
     }
 }
 
@@ -211,7 +254,7 @@ impl<T: Element, R: Reduction, L: Rules, const NR: usize, const NS: usize>
 /// Whether the current step fills its slot whole.
 #[inline(always)]
 fn is_cleaned(conn: &ConnState) -> bool {
-    conn.step % CLEAN < u64::from(conn.slots())
+    <Ll as LineFormat>::fills_slot(conn.step, conn.slots())
 }
 
 /// The flag of a step.

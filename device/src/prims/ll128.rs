@@ -23,7 +23,7 @@ use crate::gpu::{self, LANES_PER_LINE, LINE_UNITS, LINE_WORDS, UNALIGNED_PACKS, 
 use crate::prims::conn_state::ConnState;
 use crate::prims::context::KernelContext;
 use crate::prims::lines::{
-    LineFormat, finish, load_elements, row_bytes, store_elements, wait_for_slots,
+    LineFormat, PEERS, finish, load_elements, row_bytes, store_elements, wait_for_slots,
 };
 use crate::prims::primitives::{Prims, Protocol, Slice};
 use crate::prims::rules::{Correct, Rules};
@@ -85,7 +85,7 @@ type LinePair = [[u64; LINE_WORDS]; 2];
 
 /// This lane's place in its line.
 #[derive(Clone, Copy)]
-pub(super) struct LineLane(usize);
+pub struct LineLane(usize);
 
 impl LineLane {
     #[inline(always)]
@@ -129,6 +129,19 @@ impl LineLane {
     }
 }
 
+/// Flags that a lane looks at for the lines of [`PEERS`] ranks.
+const FLAGS: usize = 2 * PEERS / LANES_PER_LINE;
+
+/// `look` at each of the flags. They are few on a GPU, so that the loop is unrolled.
+#[inline(always)]
+fn each_flag(flags: &mut [*mut u64; FLAGS], mut look: impl FnMut(usize, &mut *mut u64)) {
+    let mut i = 0;
+    while i < FLAGS {
+        look(i, &mut flags[i]);
+        i += 1;
+    }
+}
+
 /// Pairs that a warp moves together: a row.
 const ROW: u32 = WARP / LANES_PER_LINE as u32;
 impl<L: Rules> LineFormat for Ll128<L> {
@@ -143,6 +156,8 @@ impl<L: Rules> LineFormat for Ll128<L> {
     type Wide<X: Copy> = [X; 2 * LINE_WORDS];
     /// With the bits of the last word that are data.
     type Lane = (LineLane, u64);
+    /// The flags that this lane looks at.
+    type Watch = [*mut u64; FLAGS];
 
     const EMPTY: LinePair = [[0; LINE_WORDS]; 2];
 
@@ -223,9 +238,52 @@ impl<L: Rules> LineFormat for Ll128<L> {
     }
 
     #[inline(always)]
-    unsafe fn send(conn: &ConnState, (_, data_bits): Self::Lane, at: *mut u64, part: LinePair) {
+    fn watch((lane, _): Self::Lane, n: usize, of: impl Fn(usize) -> *mut u64) -> Self::Watch {
+        // A flag for each line of each rank; the lanes of a line share them.
+        let mut flags = [core::ptr::null_mut(); FLAGS];
+        let back = (lane.index() * LINE_WORDS) as isize;
+        each_flag(&mut flags, |i, flag| {
+            let line = i * LANES_PER_LINE + lane.index();
+            let end = ((line % 2 + 1) * LL128_LINE / size_of::<u64>()) as isize;
+            if line / 2 < n {
+                *flag = of(line / 2).wrapping_offset(end - 1 - back);
+            }
+        });
+        flags
+    }
+
+    #[inline(always)]
+    unsafe fn look(step: u64, _: usize, flags: &mut Self::Watch, mine: bool) -> bool {
+        let mut ready = true;
+        each_flag(flags, |_, at| {
+            if mine && !at.is_null() {
+                // SAFETY: the caller's.
+                ready &= unsafe { gpu::ld_flag(at.cast_const()) } == flag(step);
+            }
+        });
+        gpu::warp_vote_all(ready)
+    }
+
+    /// No line is loaded before the vote on the flags, as in [`LineFormat::receive`].
+    #[inline(always)]
+    unsafe fn take(_: &Self::Watch, _: usize, at: *mut u64) -> LinePair {
         // SAFETY: the caller's.
-        unsafe { write_pair(at, part, data_bits, flag(conn.step)) }
+        unsafe { read_rows::<L, 1>(at)[0] }
+    }
+
+    #[inline(always)]
+    unsafe fn has_arrived(step: u64, at: *mut u64) -> bool {
+        let back = (LineLane::new().index() * LINE_WORDS) as isize;
+        let line = (LL128_LINE / size_of::<u64>()) as isize;
+        // SAFETY: the caller's; a line's last word is its flag.
+        let right = |end: isize| unsafe { gpu::ld_flag(at.offset(end - 1 - back)) } == flag(step);
+        right(line) && right(2 * line)
+    }
+
+    #[inline(always)]
+    unsafe fn send(step: u64, (_, data_bits): Self::Lane, at: *mut u64, part: LinePair) {
+        // SAFETY: the caller's.
+        unsafe { write_pair(at, part, data_bits, flag(step)) }
     }
 }
 

@@ -53,6 +53,36 @@ pub(crate) unsafe fn check_call_signature(cx: &mut KernelContext) {
     }
 }
 
+/// The first half of [`check_call_signature`]: tells the next rank of the ring which call this is.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub(crate) unsafe fn tell_call_signature(cx: &mut KernelContext) {
+    // SAFETY: the caller's.
+    unsafe {
+        let (_, [send]) = cx.ring();
+        let send = ConnState::open(send, ProtocolId::Ll, false);
+        let ours = cx.args().signature();
+        send_signature(cx, &send, send.edge_calls(), &ours);
+    }
+}
+
+/// The second half of [`check_call_signature`]: compares with what the previous rank of the ring says.
+///
+/// # Safety
+/// As there, after [`tell_call_signature`].
+#[inline(always)]
+pub(crate) unsafe fn settle_call_signature(cx: &mut KernelContext) {
+    // SAFETY: the caller's.
+    unsafe {
+        let ([recv], _) = cx.ring();
+        let recv = ConnState::open(recv, ProtocolId::Ll, false);
+        let ours = cx.args().signature();
+        recv_signature(cx, &recv, recv.edge_calls(), &ours);
+    }
+}
+
 /// Whether there is room for a call's signature. It is asked by the sender.
 #[inline(always)]
 pub(crate) fn has_signature_room(calls: Signatures) -> bool {

@@ -227,8 +227,8 @@ fn why_not(
         Some(Algorithm::CollnetDirect | Algorithm::CollnetChain) => {
             "these ranks have no network that does it (NCCL_COLLNET_ENABLE)".to_owned()
         }
-        Some(Algorithm::OneShot) => {
-            "it needs ranks that reach each other's memory: on one node".to_owned()
+        Some(Algorithm::OneShot | Algorithm::TwoShot) => {
+            "it needs ranks of one node that reach each other's memory, and LL or LL128".to_owned()
         }
         _ if env.deterministic => {
             "FERROCCL_DETERMINISTIC asks for the order of the ranks".to_owned()

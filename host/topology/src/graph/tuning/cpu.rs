@@ -79,7 +79,7 @@ pub(super) const BYTES_A_CHANNEL: u64 = 32 << 10;
 const OPENED: f64 = 5.0;
 /// How much more of their bytes these two move: through slots, where a ring writes into the next rank's buffer; one-shot
 /// once more through scratch memory.
-const SPREAD: [f64; 2] = [2.0, 4.0];
+const SPREAD: f64 = 2.0;
 /// What a block of a rank takes beyond the first, in microseconds: trees have one for each way.
 const BLOCK: f64 = 0.25;
 
@@ -100,6 +100,9 @@ pub(super) fn breakpoints(s: &Situation<'_>, most: u32) -> Vec<u64> {
     });
     all.clone().map(|k| k * BYTES_A_CHANNEL).chain(grains).chain([cached(s) + 1]).collect()
 }
+
+/// How often a byte over the mesh counts as moved: it goes line by line. Not measured.
+const MESH: f64 = 1.5;
 
 /// What all ranks together do for a call.
 #[derive(Clone, Copy, Debug)]
@@ -186,14 +189,18 @@ impl Workload {
                     sent: leaders / hosts,
                 }
             }
+            // Every rank sends, and receives what all have sent.
             Algorithm::OneShot => {
-                let edges = n * (n - 1.0);
-                Workload { steps: OPENED * edges, moved: SPREAD[1] * edges, parts: 1.0, ..ring }
+                let parts = if collective == Collective::AllReduce { n } else { 1.0 };
+                Workload { steps: 2.0 * n, moved: MESH * parts * (n - 1.0), parts: 1.0, ..ring }
+            }
+            Algorithm::TwoShot => {
+                Workload { steps: 4.0 * n, moved: MESH * 2.0 * (n - 1.0), parts: n, ..ring }
             }
             // Blocks are read again when a later round sends them on, where a ring has them in its slots.
             Algorithm::Bruck => Workload {
                 steps: OPENED * n * rounds(s.ranks()),
-                moved: SPREAD[0] * steps,
+                moved: SPREAD * steps,
                 from_memory: 1.0,
                 crossings: rounds(s.nodes()),
                 sent: (n - 1.0) / hosts,

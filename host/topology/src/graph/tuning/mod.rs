@@ -17,6 +17,7 @@ mod absent;
 mod bandwidth;
 mod choose;
 pub mod cpu;
+mod mesh;
 mod model;
 mod parallelism;
 mod rules;

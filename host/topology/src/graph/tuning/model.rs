@@ -8,7 +8,7 @@ use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 use super::bandwidth::bandwidth_of_channel;
 use super::parallelism::MinimumSize;
 use super::tables::{self, Hardware, generation, scale};
-use super::{Cost, Devices, Gpus, Prediction, Settings, Situation, cpu, rules};
+use super::{Cost, Devices, Gpus, Prediction, Settings, Situation, cpu, mesh, rules};
 use crate::graph::{ChannelGraph, Pattern};
 use crate::{Arch, PathKind, Vendor, speed};
 
@@ -83,6 +83,9 @@ pub(super) fn cost(
         }
         Devices::Gpus(gpus) => {
             let graph = gpus.graph(algorithm)?;
+            if matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot) {
+                return Some(mesh::cost(s, graph, (collective, algorithm, protocol), bytes));
+            }
             let mut latency = latency(s, gpus, graph, collective, algorithm, protocol);
             let mut bandwidth = bus_bandwidth(s, gpus, graph, algorithm, protocol)
                 * ratio(s, graph, collective, algorithm);
@@ -128,8 +131,8 @@ fn ratio(
         Algorithm::Tree | Algorithm::CollnetDirect | Algorithm::CollnetChain => TREE_RATIO,
         // Around, and around again: each link carries every byte twice at most.
         Algorithm::Chain => 0.5,
-        // Every other rank gets all bytes from each.
-        Algorithm::OneShot => 1.0 / (ranks - 1.0),
+        // Not over the channels: `mesh::cost`.
+        Algorithm::OneShot | Algorithm::TwoShot => 1.0,
         // As with NCCL for PAT, of one rank a node. With more, all of them send to other nodes what a ring sends once.
         Algorithm::Bruck if s.nodes() > 1 => tables::PAT / locals,
         Algorithm::Bruck => tables::PAT,
@@ -171,11 +174,7 @@ fn bus_bandwidth(
     let ll_max = tables::LL_MAX[ll_row][column];
     let like_ring = matches!(
         algorithm,
-        Algorithm::Ring
-            | Algorithm::Hierarchical
-            | Algorithm::OneShot
-            | Algorithm::Bruck
-            | Algorithm::Chain
+        Algorithm::Ring | Algorithm::Hierarchical | Algorithm::Bruck | Algorithm::Chain
     );
     match (algorithm, protocol) {
         (_, ProtocolId::Ll) if like_ring => (all * tables::RING_LL).min(ll_max),
@@ -225,9 +224,11 @@ fn latency(
             Algorithm::Bruck if protocol == ProtocolId::Simple => {
                 return tables::PAT_STEP[hardware as usize];
             }
-            Algorithm::Bruck | Algorithm::Hierarchical | Algorithm::OneShot | Algorithm::Chain => {
-                Algorithm::Ring
-            }
+            Algorithm::Bruck
+            | Algorithm::Hierarchical
+            | Algorithm::OneShot
+            | Algorithm::TwoShot
+            | Algorithm::Chain => Algorithm::Ring,
             listed => listed,
         };
         tables::STEP[hardware as usize][row as usize][p]
@@ -278,7 +279,7 @@ fn latency(
         Algorithm::Hierarchical => {
             2.0 * (locals - 1.0) * intra + super::ring_steps(collective, nodes.into()) * inter
         }
-        Algorithm::OneShot => intra,
+        Algorithm::OneShot | Algorithm::TwoShot => intra,
         Algorithm::Bruck => {
             let within = super::rounds(s.local_ranks());
             within * intra + (super::rounds(s.ranks()) - within) * inter
@@ -291,9 +292,11 @@ fn latency(
     };
     let base = match algorithm {
         Algorithm::Bruck if protocol == ProtocolId::Simple => tables::PAT_BASE,
-        Algorithm::Bruck | Algorithm::Hierarchical | Algorithm::OneShot | Algorithm::Chain => {
-            tables::BASE[Algorithm::Ring as usize][p]
-        }
+        Algorithm::Bruck
+        | Algorithm::Hierarchical
+        | Algorithm::OneShot
+        | Algorithm::TwoShot
+        | Algorithm::Chain => tables::BASE[Algorithm::Ring as usize][p],
         listed => tables::BASE[listed as usize][p],
     };
     base + steps

@@ -21,6 +21,7 @@ impl Gpus<'_> {
             Algorithm::Ring
             | Algorithm::Hierarchical
             | Algorithm::OneShot
+            | Algorithm::TwoShot
             | Algorithm::Bruck
             | Algorithm::Chain => Some(self.ring),
             Algorithm::Tree => self.tree,
@@ -32,13 +33,15 @@ impl Gpus<'_> {
 /// The algorithms of a collective, whatever the machine.
 #[must_use]
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
-    use Algorithm::{Bruck, Chain, CollnetChain, CollnetDirect, Hierarchical, OneShot, Ring, Tree};
+    use Algorithm::{
+        Bruck, Chain, CollnetChain, CollnetDirect, Hierarchical, OneShot, Ring, Tree, TwoShot,
+    };
     match collective {
         Collective::AllReduce | Collective::Barrier => {
-            &[Tree, Ring, CollnetDirect, CollnetChain, Hierarchical, OneShot, Chain]
+            &[Tree, Ring, CollnetDirect, CollnetChain, Hierarchical, OneShot, TwoShot, Chain]
         }
-        Collective::AllGather => &[Ring, Bruck],
-        Collective::ReduceScatter => &[Ring, Bruck, Chain],
+        Collective::AllGather => &[Ring, Bruck, OneShot],
+        Collective::ReduceScatter => &[Ring, Bruck, OneShot, Chain],
         Collective::Broadcast => &[Tree, Ring],
         Collective::Reduce => &[Tree, Ring, Chain],
         Collective::SendRecv => &[Ring],
@@ -67,8 +70,14 @@ pub(super) fn impossible(
     if collnet && protocol != ProtocolId::Simple {
         return Some(format!("a network that reduces knows no {protocol}"));
     }
-    if algorithm == Algorithm::OneShot && s.nodes() > 1 {
-        return Some("ranks do not reach the memory of other hosts' ranks".to_owned());
+    if matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot) {
+        if !s.has_mesh() {
+            let why = "ranks do not all reach each other's memory, or memory of one host";
+            return Some(why.to_owned());
+        }
+        if protocol == ProtocolId::Simple {
+            return Some(format!("{algorithm} is for lines with flags, LL and LL128"));
+        }
     }
     let none = || Some("there is no network that reduces".to_owned());
     let Devices::Gpus(gpus) = s.devices() else {

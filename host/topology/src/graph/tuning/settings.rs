@@ -81,7 +81,7 @@ impl Settings {
 pub fn in_rank_order(collective: Collective, algorithm: Algorithm) -> bool {
     match collective {
         Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce => {
-            matches!(algorithm, Algorithm::Chain | Algorithm::OneShot)
+            matches!(algorithm, Algorithm::Chain | Algorithm::OneShot | Algorithm::TwoShot)
         }
         Collective::AllGather
         | Collective::Broadcast

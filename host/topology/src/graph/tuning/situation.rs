@@ -16,6 +16,8 @@ pub struct Situation<'a> {
     pub(super) channels: u32,
     /// Whether CPU devices have a network that reduces; GPUs have it as a graph.
     pub(super) collnet: bool,
+    /// Whether every rank may give lines to every other.
+    mesh: bool,
     pub(super) devices: Devices<'a>,
 }
 
@@ -71,6 +73,7 @@ impl<'a> Situation<'a> {
             ranks: ranks.max(nodes),
             channels: channels.clamp(1, MAX_CHANNELS),
             collnet: false,
+            mesh: nodes == 1,
             devices,
         }
     }
@@ -87,6 +90,19 @@ impl<'a> Situation<'a> {
     pub fn with_collnet(mut self, there_is: bool) -> Self {
         self.collnet = there_is;
         self
+    }
+
+    /// The same with, or without, memory by which every rank gives lines to every other: by default ranks of one host have it.
+    #[must_use]
+    pub fn with_mesh(mut self, there_is: bool) -> Self {
+        self.mesh = there_is && self.nodes == 1;
+        self
+    }
+
+    /// Whether every rank may give lines to every other.
+    #[must_use]
+    pub fn has_mesh(&self) -> bool {
+        self.mesh
     }
 
     /// Hosts.

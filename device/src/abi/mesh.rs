@@ -1,0 +1,59 @@
+//! The mesh: memory by which every rank of a node gives lines to every other at once.
+//!
+//! ```text
+//! of each rank, for each channel and each other rank, in memory of the receiver:
+//!   | LL: slots x bytes | LL128: slots x bytes |
+//! ```
+//!
+//! Lines say by their flags that they have arrived, as in a connection. But there is no head, no tail and no credit: in each
+//! step of a call every rank sends lines to every other and waits for the lines of every other, so who has received a step
+//! knows which slots the sender has read. `collectives::mesh` has the argument.
+
+use super::abi;
+
+/// Slots of each buffer. The argument why no slot is written before it has been read needs so many (`collectives::mesh`).
+pub const MESH_SLOTS: u32 = 4;
+
+abi! {
+    /// A rank's side of the mesh, on one channel. Behind it follow two tables of addresses:
+    ///
+    /// * where this rank's slots are in the memory of the others: of the ranks behind this one in turn, the next one's first;
+    /// * where the slots of each rank are in this rank's memory, by rank; its own entry is another's, so that a look at all
+    ///   needs no exception.
+    #[repr(align(128))]
+    #[derive(Default)]
+    pub struct MeshLinks {
+        /// The next step, on all ranks the same; advanced by the kernel, kept between calls.
+        pub step: u64,
+        /// This rank.
+        pub rank: u32,
+        /// Ranks.
+        pub nranks: u32,
+        /// Bytes of one slot of LL, and of LL128; multiples of [`LL128_LINE`](super::LL128_LINE) x 2.
+        pub slot_bytes: [u32; 2],
+        /// Zero.
+        pub pad: [u64; 13],
+    }
+}
+
+const _: () = assert!(size_of::<MeshLinks>() == 128);
+
+impl MeshLinks {
+    /// Entries of each of the tables, for so many ranks: each is on cache lines of its own.
+    #[must_use]
+    pub const fn table_len(nranks: u32) -> usize {
+        (nranks as usize).next_multiple_of(16)
+    }
+
+    /// Bytes of a rank's side of a channel: the links and both tables.
+    ///
+    /// ```
+    /// use ferroccl_device::abi::MeshLinks;
+    ///
+    /// assert_eq!(MeshLinks::bytes(8), 128 + 2 * 16 * 8);
+    /// ```
+    #[must_use]
+    pub const fn bytes(nranks: u32) -> usize {
+        size_of::<Self>() + 2 * Self::table_len(nranks) * size_of::<u64>()
+    }
+}

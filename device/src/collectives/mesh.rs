@@ -1,0 +1,608 @@
+//! The mesh: every rank gives lines to every other at once, and waits for the lines of every other.
+//!
+//! ```text
+//! a step:   send this rank's lines to all others | receive the lines of all others
+//! ```
+//!
+//! Memory is in [`MeshLinks`]. A rank writes lines into the memory of the others and polls its own: no load crosses a link, and
+//! nothing is fenced. All lanes work on all ranks, each lane on its units of a slot, the same ones in each step.
+//!
+//! # Why no slot is written before it has been read
+//!
+//! There is no credit: what a rank receives tells it what the sender has read. A block passes a barrier before it sends its own
+//! values, so who has received any unit of them from a rank knows that the rank's block has ended all that was before.
+//!
+//! * One-shot: in step `s` a block sends its values, and receives those of all others. Who has received a unit of step `s` knows
+//!   that its sender has read all of step `s - 1`, so step `s + 1` could be written over that. Two slots are enough.
+//! * Two-shot: round `i` has two steps, `2 i` for values and `2 i + 1` for results. A block does, with a barrier before each line:
+//!
+//!   ```text
+//!   send the values of round i | receive the results of round i - 1 | combine the values of round i, send the results
+//!   ```
+//!
+//!   Who has received a value of round `i` knows that its sender has received the results of round `i - 2`, and the values of round
+//!   `i - 1`. The results of round `i` are sent by who has received the values of all: they may be written over those of round
+//!   `i - 2`, four steps before. The values of round `i + 1` are sent when values of round `i` have been received: they may be
+//!   written over those of round `i - 1`, four steps before.
+//! * The next call: when a call ends with step `e`, all values of its last round have been received, so the values of the round
+//!   before it have been read, in step `e - 3` at the latest. The next call's first step is written over that. What it writes later
+//!   it writes when it has received something of the same call, and so knows that the rank has ended the call before, because a
+//!   rank's kernels run one after the other.
+//!
+//! So in each step each rank gets a unit at least from every other, also where there is no data. In all of this loads are over
+//! before what is stored afterwards: lanes look at flags in between, and a barrier is passed.
+
+use crate::abi::{ChannelWork, MESH_SLOTS, MeshLinks, ProtocolId, WaitKind, Work};
+use crate::element::Element;
+use crate::gpu::{self, WARP};
+use crate::prims::{self, ConnState, KernelContext, LineFormat, PEERS};
+use crate::reduce::{Reducer, Reduction};
+
+/// Units that are in registers at the same time, where they are loaded apart from their flags.
+const BATCH: usize = 4;
+const _: () = assert!(PEERS == 2 * BATCH);
+
+/// An algorithm over the mesh: a kernel for each protocol of lines.
+pub trait MeshCode {
+    /// Threads of a block at most; see [`KernelCode::THREADS`](super::KernelCode::THREADS).
+    const THREADS: u32 = 512;
+
+    /// The kernel. All blocks of a rank run it; block = channel. [`Work::extra`] is the address of channel 0's [`MeshLinks`].
+    ///
+    /// # Safety
+    /// As [`KernelCode::run`](super::KernelCode::run); the communicator has several ranks, and all share a mesh.
+    #[inline(always)]
+    unsafe fn run<T: Element, R: Reduction, P: LineFormat>(work: *const Work) {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut mesh = Mesh::<T, R, P>::open(KernelContext::new(work, 1));
+            Self::run_block(&mut mesh);
+            mesh.close();
+        }
+    }
+
+    /// What a block does.
+    ///
+    /// # Safety
+    /// As [`MeshCode::run`]; all lanes of the block call it.
+    unsafe fn run_block<T: Element, R: Reduction, P: LineFormat>(mesh: &mut Mesh<T, R, P>);
+}
+
+/// A block's side of the mesh during one call.
+#[derive(Debug)]
+pub struct Mesh<T: Element, R: Reduction, P: LineFormat> {
+    cx: KernelContext,
+    links: *mut MeshLinks,
+    rank: usize,
+    nranks: usize,
+    /// The next step.
+    step: u64,
+    reducer: Reducer<T, R>,
+    format: core::marker::PhantomData<P>,
+}
+
+/// Blocks of elements, one for each rank: rank `i`'s begins `i * stride` elements behind `first`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocks<P> {
+    pub first: P,
+    pub stride: usize,
+}
+
+impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
+    /// Elements of a unit.
+    const PER_UNIT: usize = P::DATA / size_of::<T>();
+
+    /// Opens the mesh, and tells the ring's next rank which call this is.
+    ///
+    /// # Safety
+    /// As [`MeshCode::run`]. All lanes call it.
+    #[inline(always)]
+    unsafe fn open(mut cx: KernelContext) -> Self {
+        let links = cx.args().extra_of(cx.channel()) as *mut MeshLinks;
+        // SAFETY: the caller's.
+        unsafe {
+            if cx.channel() == 0 && cx.tid() + 1 == cx.lanes() {
+                prims::tell_call_signature(&mut cx);
+            }
+            Mesh {
+                cx,
+                links,
+                rank: (*links).rank as usize,
+                nranks: (*links).nranks as usize,
+                step: (*links).step,
+                reducer: Reducer::of(cx.args()),
+                format: core::marker::PhantomData,
+            }
+        }
+    }
+
+    /// Compares the call with the ring's previous rank's, and keeps the step for the next call.
+    #[inline(always)]
+    fn close(mut self) {
+        // SAFETY: the contract of `open`; one lane writes the links, behind a barrier.
+        unsafe {
+            if self.cx.channel() == 0 && self.cx.tid() + 1 == self.cx.lanes() {
+                prims::settle_call_signature(&mut self.cx);
+            }
+            self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
+            if self.cx.tid() == 0 {
+                (*self.links).step = self.step;
+                if self.cx.stopped {
+                    self.cx.pass_on_fault();
+                }
+            }
+        }
+    }
+
+    /// This channel's part of the call.
+    #[inline(always)]
+    pub(super) fn part(&self) -> ChannelWork {
+        self.cx.part()
+    }
+
+    /// The call's arguments.
+    #[inline(always)]
+    pub(super) fn args(&self) -> crate::args::KernelArgs {
+        self.cx.args()
+    }
+
+    /// This rank.
+    #[inline(always)]
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Ranks.
+    #[inline(always)]
+    pub(super) fn nranks(&self) -> usize {
+        self.nranks
+    }
+
+    /// The number of the first of the next `n` steps. All lanes call it.
+    #[inline(always)]
+    pub(super) fn take_steps(&mut self, n: u64) -> u64 {
+        let step = self.step;
+        self.step += n;
+        step
+    }
+
+    /// Elements of the largest chunk that a slot carries.
+    #[inline(always)]
+    pub(super) fn chunk(&self) -> usize {
+        P::capacity(self.slot_bytes()) / size_of::<T>()
+    }
+
+    /// Units of a chunk: one at least, so that whoever receives a step knows of every other rank.
+    #[inline(always)]
+    pub(super) fn units(n: usize) -> usize {
+        n.div_ceil(Self::PER_UNIT).max(1)
+    }
+
+    #[inline(always)]
+    fn slot_bytes(&self) -> usize {
+        // SAFETY: the contract of `open`.
+        unsafe { (*self.links).slot_bytes[Self::buffer()] as usize }
+    }
+
+    /// Which of the buffers the protocol has.
+    #[inline(always)]
+    const fn buffer() -> usize {
+        match P::ID {
+            ProtocolId::Ll => 0,
+            ProtocolId::Ll128 | ProtocolId::Simple => 1,
+        }
+    }
+
+    /// Where the slot of a step is, behind the address of a table.
+    #[inline(always)]
+    fn slot_offset(&self, step: u64) -> usize {
+        let mut at = (step % u64::from(MESH_SLOTS)) as usize * self.slot_bytes();
+        if Self::buffer() > 0 {
+            // SAFETY: the contract of `open`.
+            at += MESH_SLOTS as usize * unsafe { (*self.links).slot_bytes[0] as usize };
+        }
+        at + P::offsets().1
+    }
+
+    /// Where this lane's part of unit 0 of a slot is, in the memory of the rank that is `by + 1` behind this one.
+    #[inline(always)]
+    fn to(&self, by: usize, offset: usize) -> *mut u8 {
+        // SAFETY: the contract of `open`: the tables follow the links.
+        unsafe { (*self.links.add(1).cast::<*mut u8>().add(by)).wrapping_add(offset) }
+    }
+
+    /// Where this lane's part of unit 0 of a rank's slot is, in this rank's memory.
+    #[inline(always)]
+    fn from(&self, rank: usize, offset: usize) -> *mut u8 {
+        let table = MeshLinks::table_len(self.nranks as u32);
+        // SAFETY: as above.
+        unsafe { (*self.links.add(1).cast::<*mut u8>().add(table + rank)).wrapping_add(offset) }
+    }
+
+    /// This warp's units of a slot that has so many.
+    #[inline(always)]
+    fn units_of(&self, units: usize) -> Units {
+        let row = (WARP as usize) / P::LANES;
+        let in_row = gpu::lane_id() as usize / P::LANES;
+        let (warp, warps) = (self.cx.tid() / WARP as usize, self.cx.lanes() / WARP as usize);
+        // Where lanes vote, all lanes of the warp come along.
+        let past = if P::LANES > 1 { units + in_row } else { units };
+        Units { next: warp * row + in_row, units, past, by: warps * row }
+    }
+
+    /// This lane's part of a unit of `n` elements at `data`.
+    ///
+    /// # Safety
+    /// `n` elements are readable.
+    #[inline(always)]
+    unsafe fn load(lane: P::Lane, data: *const T, n: usize, unit: usize, mine: bool) -> P::Part {
+        if !mine {
+            return P::EMPTY;
+        }
+        let at = data.wrapping_byte_add(unit * P::DATA + P::offsets().0);
+        let left = n.saturating_sub(unit * Self::PER_UNIT);
+        // SAFETY: the caller's.
+        unsafe {
+            if P::LANES == 1 && left >= Self::PER_UNIT && is_aligned::<T, P>(at) {
+                P::load::<T, true>(lane, at, left)
+            } else {
+                P::load::<T, false>(lane, at, left)
+            }
+        }
+    }
+
+    /// The reverse of [`Mesh::load`].
+    ///
+    /// # Safety
+    /// `n` elements are writable.
+    #[inline(always)]
+    unsafe fn store(lane: P::Lane, data: *mut T, n: usize, unit: usize, part: P::Part) {
+        let at = data.wrapping_byte_add(unit * P::DATA + P::offsets().0);
+        let left = n.saturating_sub(unit * Self::PER_UNIT);
+        // SAFETY: the caller's.
+        unsafe {
+            if P::LANES == 1 && left >= Self::PER_UNIT && is_aligned::<T, P>(at.cast_const()) {
+                P::store::<T, true>(lane, at, part, left);
+            } else {
+                P::store::<T, false>(lane, at, part, left);
+            }
+        }
+    }
+
+    /// Units to send of a slot that has so many with data.
+    #[inline(always)]
+    fn to_send(&self, units: usize, step: u64) -> usize {
+        if P::fills_slot(step, MESH_SLOTS) { self.slot_bytes() / P::BYTES } else { units }
+    }
+
+    /// This warp's rows of a slot of so many units, each for each of the others, which come in turn.
+    #[inline(always)]
+    fn tasks_of(&self, units: usize) -> Tasks {
+        let row = (WARP as usize) / P::LANES;
+        let (warp, warps) = (self.cx.tid() / WARP as usize, self.cx.lanes() / WARP as usize);
+        let others = self.nranks - 1;
+        Tasks {
+            unit: warp / others * row + gpu::lane_id() as usize / P::LANES,
+            peer: warp % others,
+            by: (warps / others * row, warps % others),
+            row,
+            others,
+            units,
+            past: if P::LANES > 1 { units.next_multiple_of(row) } else { units },
+        }
+    }
+
+    /// Sends units of `input`, this rank's own values, to all others: the same `n` elements to each. Each lane has loaded its units
+    /// before [`Mesh::reduce`] stores there, as both give it the same.
+    ///
+    /// # Safety
+    /// All lanes call it with equal arguments, behind a barrier; the elements are readable, and `units` fit a slot.
+    #[inline(always)]
+    pub(super) unsafe fn spread(&mut self, step: u64, input: *const T, n: usize, units: usize) {
+        let (lane, offset) = (P::lane(), self.slot_offset(step));
+        let mut to_do = self.units_of(self.to_send(units, step));
+        while let Some((unit, mine)) = to_do.next() {
+            // SAFETY: the caller's.
+            unsafe {
+                let mut part = Self::load(lane, input, n, unit, mine);
+                self.reducer.pre_words(P::words_mut(core::slice::from_mut(&mut part)));
+                for by in 0..self.nranks - 1 {
+                    self.send(step, lane, self.to(by, offset), (unit, mine), part);
+                }
+            }
+        }
+    }
+
+    /// Sends units of `input`, this rank's own values: block `i` to rank `i`, `n(i)` elements.
+    ///
+    /// # Safety
+    /// All lanes call it with equal arguments, behind a barrier; the elements are readable, and `units` fit a slot.
+    #[inline(always)]
+    pub(super) unsafe fn scatter(
+        &mut self,
+        step: u64,
+        input: Blocks<*const T>,
+        n: impl Fn(usize) -> usize,
+        units: usize,
+    ) {
+        let (lane, offset) = (P::lane(), self.slot_offset(step));
+        let mut tasks = self.tasks_of(self.to_send(units, step));
+        while let Some((unit, by, mine)) = tasks.next() {
+            // SAFETY: the caller's.
+            unsafe {
+                let to = self.to(by, offset);
+                let peer = self.behind(by);
+                let data = input.first.wrapping_add(peer * input.stride);
+                let mut part = Self::load(lane, data, n(peer), unit, mine);
+                self.reducer.pre_words(P::words_mut(core::slice::from_mut(&mut part)));
+                self.send(step, lane, to, (unit, mine), part);
+            }
+        }
+    }
+
+    /// Stores this lane's part of a unit in a slot, whose unit 0 it has at `to`.
+    ///
+    /// # Safety
+    /// All lanes of the warp call it, for a slot that has been read.
+    #[inline(always)]
+    unsafe fn send(
+        &self,
+        step: u64,
+        lane: P::Lane,
+        to: *mut u8,
+        (unit, mine): (usize, bool),
+        part: P::Part,
+    ) {
+        if P::LANES > 1 {
+            // Lanes that took different branches so far store together from here on: a line is whole only if it is one
+            // store of the warp.
+            gpu::sync_warp();
+        }
+        if mine {
+            // SAFETY: the caller's.
+            unsafe { P::send(step, lane, to.wrapping_add(unit * P::BYTES).cast(), part) }
+        }
+    }
+
+    /// Combines what all ranks have sent in a step with the own value, in the order of the ranks, into `output`: `n` elements.
+    /// With `SEND` the result goes to all others in the next step, in as many units.
+    ///
+    /// # Safety
+    /// All lanes call it with equal arguments; the elements are readable and writable, and `units` those of [`Mesh::scatter`].
+    #[inline(always)]
+    pub(super) unsafe fn reduce<const SEND: bool>(
+        &mut self,
+        step: u64,
+        (input, output): (*const T, *mut T),
+        n: usize,
+        units: usize,
+    ) {
+        let (lane, offset) = (P::lane(), self.slot_offset(step));
+        let next = self.slot_offset(step + 1);
+        let mut to_do = self.units_of(units);
+        while let Some((unit, mine)) = to_do.next() {
+            // SAFETY: the caller's.
+            unsafe {
+                let mut own = Self::load(lane, input, n, unit, mine);
+                self.reducer.pre_words(P::words_mut(core::slice::from_mut(&mut own)));
+                let mut value = own;
+                let mut first = 0;
+                while first < self.nranks {
+                    let place = (step, offset, unit, mine);
+                    if !self.reduce_some(place, lane, first, own, &mut value) {
+                        return;
+                    }
+                    first += PEERS;
+                }
+                self.reducer.post_words(P::words_mut(core::slice::from_mut(&mut value)));
+                if SEND {
+                    for by in 0..self.nranks - 1 {
+                        self.send(step + 1, lane, self.to(by, next), (unit, mine), value);
+                    }
+                }
+                if mine {
+                    Self::store(lane, output, n, unit, value);
+                }
+            }
+        }
+        if SEND {
+            self.fill(step + 1, units);
+        }
+    }
+
+    /// Waits for a unit of the ranks from `first` on, as many as are looked at together, and combines them with `value`, which
+    /// the first of all replaces; for this rank's own stands `own`. `false` after a stop.
+    ///
+    /// # Safety
+    /// All lanes of a warp call it with the same ranks; where `mine`, the unit is one that all send in this step.
+    #[inline(always)]
+    unsafe fn reduce_some(
+        &mut self,
+        (step, offset, unit, mine): (u64, usize, usize, bool),
+        lane: P::Lane,
+        first: usize,
+        own: P::Part,
+        value: &mut P::Part,
+    ) -> bool {
+        let n = (self.nranks - first).min(PEERS);
+        let here =
+            |i: usize| self.from(first + i, offset).wrapping_add(unit * P::BYTES).cast::<u64>();
+        let mut watch = P::watch(lane, n, here);
+        let mut cx = self.cx;
+        // SAFETY: the caller's.
+        unsafe {
+            // One that is still waited for.
+            let missing = |cx: &KernelContext| {
+                let late =
+                    |i: &usize| first + i != self.rank && mine && !P::has_arrived(step, here(*i));
+                let any = if self.rank == first { 1 } else { 0 };
+                let i = (0..gpu::opaque(n)).find(late).unwrap_or(any);
+                ConnState::named(&raw mut (*cx.peer((first + i) as u32)).recv, step)
+            };
+            if P::LANES > 1 {
+                let ready = || P::look(step, n, &mut watch, mine);
+                cx.wait_for_any::<true>(missing, Self::WAIT, step, ready);
+            } else {
+                let ready = || P::look(step, n, &mut watch, mine);
+                cx.wait_for_any::<false>(missing, Self::WAIT, step, ready);
+            }
+            if !cx.stopped {
+                macro_rules! batch {
+                    ($from:literal) => {
+                        let mut parts = [own; BATCH];
+                        unroll_4!(n.saturating_sub($from), i => {
+                            if mine && first + $from + i != self.rank {
+                                parts[i] = P::take(&watch, $from + i, here($from + i));
+                            }
+                        });
+                        unroll_4!(n.saturating_sub($from), i => {
+                            if first + $from + i == 0 {
+                                *value = parts[i];
+                            } else {
+                                self.reducer.combine_words(
+                                    P::words_mut(core::slice::from_mut(value)),
+                                    P::words(core::slice::from_ref(&parts[i])),
+                                );
+                            }
+                        });
+                    };
+                }
+                batch!(0);
+                batch!(4);
+            }
+        }
+        self.cx.stopped = cx.stopped;
+        !cx.stopped
+    }
+
+    /// What a rank that waits for a unit waits for.
+    const WAIT: WaitKind = match P::ID {
+        ProtocolId::Ll => WaitKind::LlFlag,
+        ProtocolId::Ll128 | ProtocolId::Simple => WaitKind::Ll128Flag,
+    };
+
+    /// Sends units behind those of a step without data, if it has to fill its slots.
+    #[inline(always)]
+    fn fill(&self, step: u64, units: usize) {
+        if !P::fills_slot(step, MESH_SLOTS) {
+            return;
+        }
+        let (lane, offset) = (P::lane(), self.slot_offset(step));
+        let mut tasks = self.tasks_of(self.to_send(units, step));
+        while let Some((unit, by, mine)) = tasks.next() {
+            let to = self.to(by, offset);
+            // SAFETY: the unit is inside the slot, which has been read.
+            unsafe { self.send(step, lane, to, (unit, mine && unit >= units), P::EMPTY) };
+        }
+    }
+
+    /// Stores what all others have sent in a step: block `i` of `output` is of rank `i`, `n(i)` elements.
+    ///
+    /// # Safety
+    /// All lanes call it with equal arguments; the elements are readable and writable, and `units` those that were sent.
+    #[inline(always)]
+    pub(super) unsafe fn gather(
+        &mut self,
+        step: u64,
+        output: Blocks<*mut T>,
+        n: impl Fn(usize) -> usize,
+        units: usize,
+    ) {
+        let (lane, offset) = (P::lane(), self.slot_offset(step));
+        let mut tasks = self.tasks_of(units);
+        while let Some((unit, by, mine)) = tasks.next() {
+            let peer = self.behind(by);
+            // SAFETY: the caller's.
+            unsafe {
+                let conn = ConnState::named(&raw mut (*self.cx.peer(peer as u32)).recv, step);
+                let at = self.from(peer, offset).wrapping_add(unit * P::BYTES).cast();
+                let mut parts = [P::EMPTY];
+                if !P::receive(&mut self.cx, &conn, lane, at, mine, &mut parts) {
+                    return;
+                }
+                if mine {
+                    let to = output.first.wrapping_add(peer * output.stride);
+                    Self::store(lane, to, n(peer), unit, parts[0]);
+                }
+            }
+        }
+    }
+
+    /// Copies `n` elements within the rank, unless they are there already.
+    ///
+    /// # Safety
+    /// All lanes call it with equal arguments; the elements are readable and writable, and the two do not overlap otherwise.
+    #[inline(always)]
+    pub(super) unsafe fn keep(&self, from: *const T, to: *mut T, n: usize) {
+        if !core::ptr::eq(from, to) {
+            // SAFETY: the caller's; no barrier is needed, as nobody reads what is written.
+            unsafe { super::local_copy::<T, R, true>(&self.cx, from, to, n) }
+        }
+    }
+
+    /// The rank `by + 1` behind this one: each rank begins with another, so that not all write to the same.
+    #[inline(always)]
+    fn behind(&self, by: usize) -> usize {
+        let peer = self.rank + by + 1;
+        if peer >= self.nranks { peer - self.nranks } else { peer }
+    }
+
+    /// A barrier, which lies before each scatter of a call but the first; whether the call goes on.
+    #[inline(always)]
+    pub(super) fn barrier(&mut self) -> bool {
+        self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
+        !self.cx.stopped
+    }
+}
+
+/// A warp's rows of a slot for each of the others.
+struct Tasks {
+    unit: usize,
+    peer: usize,
+    /// How far the next task is: units, and peers.
+    by: (usize, usize),
+    row: usize,
+    others: usize,
+    units: usize,
+    past: usize,
+}
+
+impl Tasks {
+    /// The next unit of this lane, for which of the others it is, and whether there is one: other lanes of the warp may have
+    /// some left.
+    #[inline(always)]
+    fn next(&mut self) -> Option<(usize, usize, bool)> {
+        let (unit, peer) = (self.unit, self.peer);
+        self.unit += self.by.0;
+        self.peer += self.by.1;
+        if self.peer >= self.others {
+            self.peer -= self.others;
+            self.unit += self.row;
+        }
+        (unit < self.past).then_some((unit, peer, unit < self.units))
+    }
+}
+
+/// A warp's units of a slot.
+struct Units {
+    next: usize,
+    units: usize,
+    past: usize,
+    by: usize,
+}
+
+impl Units {
+    /// The next unit of this lane, and whether there is one: other lanes of the warp may have some left.
+    #[inline(always)]
+    fn next(&mut self) -> Option<(usize, bool)> {
+        let unit = self.next;
+        self.next += self.by;
+        (unit < self.past).then_some((unit, unit < self.units))
+    }
+}
+
+/// Whether a unit at `at` can be moved at once.
+#[inline(always)]
+fn is_aligned<T, P: LineFormat>(at: *const T) -> bool {
+    gpu::UNALIGNED_PACKS || at.addr().is_multiple_of(P::ALIGN)
+}
