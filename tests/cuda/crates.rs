@@ -41,6 +41,26 @@ fn the_example_of_the_driver() {
     runs("cuda");
 }
 
+/// A program with one thread has hardware queues for its streams without being told of them, and has what it asks for.
+#[test]
+fn a_program_has_queues_for_its_streams() {
+    if !ready() {
+        return;
+    }
+    let program = example("cuda");
+    if !program.is_file() {
+        return crate::skip::skip("no example: cargo build --example cuda");
+    }
+    for (asked, wanted) in [(None, "32"), (Some("20"), "20")] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = with_driver(&program, folder.path());
+        command.env_remove("CUDA_DEVICE_MAX_CONNECTIONS");
+        command.envs(asked.map(|asked| ("CUDA_DEVICE_MAX_CONNECTIONS", asked)));
+        let output = command.env("FAKE_CUDA_WANTS_CONNECTIONS", wanted).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+}
+
 #[cfg(feature = "cust")]
 #[test]
 fn the_example_of_cust() {

@@ -19,6 +19,10 @@ pub(crate) fn ready() -> bool {
         unsafe {
             std::env::set_var("FERROCCL_CUDA_LIBRARY", path);
             std::env::set_var("FERROCCL_CUDA_CACHE", cache);
+            // Tests are run in threads, and so set by themselves what is set for a program that has one.
+            if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
+                std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+            }
             // Its GPUs are nowhere on PCI, unless a test says where: any card is far away.
             if std::env::var_os("NCCL_TOPO_FILE").is_none() {
                 std::env::set_var("NCCL_NET_GDR_LEVEL", "SYS");

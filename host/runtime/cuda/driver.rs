@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use super::CudaError;
+use super::{CudaError, connections};
 use crate::error::{Error, Result};
 
 /// The library's name; the driver installs it.
@@ -245,6 +245,8 @@ pub(crate) struct Driver {
     api: Api,
     /// As 12040 for CUDA 12.4.
     version: c_int,
+    /// Hardware queues that streams of the process have on a GPU.
+    connections: u32,
     /// Its functions are called as long as the process lives: their threads may outlive `main`.
     _library: &'static Library,
 }
@@ -285,7 +287,8 @@ impl Driver {
                 OLDEST % 1000 / 10
             ))
         })?;
-        let mut driver = Driver { api, version: 0, _library: library };
+        let connections = connections::ask();
+        let mut driver = Driver { api, version: 0, connections, _library: library };
         // SAFETY: takes nothing, and may be called at any time; the second writes to a place that is there.
         unsafe {
             driver.init(0).map_err(|error| match error.code() {
@@ -312,6 +315,11 @@ impl Driver {
     /// The driver's version of CUDA, as 12040 for 12.4.
     pub(crate) fn version(&self) -> c_int {
         self.version
+    }
+
+    /// Hardware queues that streams of the process have on a GPU.
+    pub(crate) fn connections(&self) -> u32 {
+        self.connections
     }
 
     /// What `code` of `call` means.

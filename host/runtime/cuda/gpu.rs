@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use ferroccl_device::abi::CACHE_LINE;
@@ -12,7 +12,7 @@ use ferroccl_device::abi::CACHE_LINE;
 use super::CudaError;
 use super::driver::{self, Address, Context, Driver, RawEvent, RawStream, attribute};
 use super::module::Modules;
-use super::watch;
+use super::{connections, watch};
 use crate::error::{Error, Result};
 use crate::runtime::sync::lock;
 use crate::runtime::{RdmaInfo, Settings};
@@ -43,6 +43,8 @@ pub(super) struct Gpu {
     /// Of its multiprocessors, in kilohertz, at most.
     pub(super) clock_khz: u32,
     pub(super) modules: Modules,
+    /// Streams that are known to us, the service stream among them.
+    streams: AtomicU32,
     /// A stream for what is done at once.
     service: Mutex<RawStream>,
     /// Device memory that is free, by size.
@@ -195,6 +197,7 @@ impl Gpu {
             multiprocessors,
             clock_khz,
             modules: Modules::new(settings.cuda_cache.clone()),
+            streams: AtomicU32::new(1),
             service: Mutex::new(service),
             free: Mutex::default(),
             pinned: Mutex::default(),
@@ -291,6 +294,18 @@ impl Gpu {
                 other => other.map_err(|e| self.error(&e)),
             }
         })
+    }
+
+    /// There is another stream.
+    pub(super) fn count_stream(&self) {
+        // A count alone: it orders nothing.
+        let streams = self.streams.fetch_add(1, Ordering::Relaxed) + 1;
+        connections::watch_out(&self.name, streams, self.driver.connections());
+    }
+
+    /// A stream is gone.
+    pub(super) fn uncount_stream(&self) {
+        self.streams.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Has `f` run with the context current.

@@ -4,6 +4,7 @@
 //! driver.rs   the driver's library, opened when first needed; error.rs what it says
 //! gpu.rs      a GPU and a context on it: attributes, memory, events, arguments
 //! module.rs   PTX -> functions; cubin_cache.rs the cache on disk
+//! connections.rs  hardware queues
 //! memory.rs   allocations, other processes' memory, the caller's, the host's; cust.rs, cudarc.rs that of these crates
 //! stream.rs   streams; watch.rs what happens at ends; capture.rs what a graph needs; graph.rs graphs and timers
 //! ```
@@ -15,7 +16,11 @@
 //!   what its calls need. Within one communicator a graph counts as a call: launch it in the order of the others.
 //! * **All blocks of all ranks on a GPU run at the same time**, or a call is refused: kernels wait for each other. Ranks in
 //!   one process share the GPU by themselves; of several processes only one runs at a time, unless NVIDIA's MPS lets them
-//!   share it. More than 8 streams of a process need `CUDA_DEVICE_MAX_CONNECTIONS=32` to run beside each other.
+//!   share it.
+//! * **Streams of ranks that wait for each other need hardware queues of their own.** There are 8 for a process, or as many as
+//!   `CUDA_DEVICE_MAX_CONNECTIONS` says, up to 32. Where it is not set, and the process has only one thread when the driver is
+//!   first used, it is set to 32. Other threads might be reading the environment; so a program that starts threads before sets
+//!   it itself. A stream for which no queue is left is warned of.
 //! * **A kernel is loaded when it is first launched**, and that may wait for all that runs. So a thread that drives several
 //!   ranks makes each call on all of them before the next, or puts calls into a group, as with NCCL: a group loads first.
 //!   So may freeing memory: allocations of up to 1 MiB are kept for the next one, larger ones go back to the driver.
@@ -38,6 +43,7 @@
 //! ```
 
 mod capture;
+mod connections;
 mod cubin_cache;
 #[cfg(feature = "cudarc")]
 mod cudarc;

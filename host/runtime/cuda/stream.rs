@@ -85,6 +85,7 @@ impl CudaStream {
                 .map_err(|e| gpu.error(&e))?;
             Ok(raw)
         })?;
+        gpu.count_stream();
         Ok(CudaStream { gpu: Arc::clone(gpu), raw, keep: None, progress: Arc::default() })
     }
 
@@ -107,6 +108,7 @@ impl CudaStream {
             let reason = format!("a stream of another context than that used on {}", gpu.name);
             return Err(Error::argument("stream", reason));
         }
+        gpu.count_stream();
         Ok(CudaStream { gpu: Arc::clone(gpu), raw, keep: Some(keep), progress: Arc::default() })
     }
 
@@ -230,6 +232,7 @@ impl CudaStream {
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
+        self.gpu.uncount_stream();
         if self.keep.is_none() {
             let gpu = &self.gpu;
             // What is in it runs to its end (cuStreamDestroy). An error is that of a context that is lost.

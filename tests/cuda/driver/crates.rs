@@ -78,7 +78,9 @@ driver! {
         if !memory::known(at, 1) {
             return Err(INVALID_VALUE);
         }
-        stream(into)?.ops.host_function(Box::new(move || {
+        let stream = stream(into)?;
+        stream.enter();
+        stream.ops.host_function(Box::new(move || {
             // Who frees twice is told by the first call that finds it gone.
             let _ = memory::free(at);
         }));

@@ -13,6 +13,10 @@
 //! | `FAKE_CUDA_PEERS` | 1 | whether GPUs reach each other's memory |
 //! | `FAKE_CUDA_POOLS` | 1 | whether they have memory pools |
 //! | `FAKE_CUDA_VERSION` | 12040 | the driver's |
+//! | `FAKE_CUDA_WANTS_CONNECTIONS` | | what `CUDA_DEVICE_MAX_CONNECTIONS` has to be when the driver is initialised |
+//!
+//! A context has as many hardware queues as `CUDA_DEVICE_MAX_CONNECTIONS` says, and a stream takes the one that has
+//! the fewest.
 //!
 //! What tests ask of it besides: [`fake_cuda_fail`], [`fake_cuda_live`].
 #![allow(missing_docs, reason = "cuda.h documents them")]
@@ -94,6 +98,8 @@ pub(crate) struct Ctx {
     pub(crate) sticky: AtomicI32,
     /// Kernels that run.
     pub(crate) running: AtomicI64,
+    /// Its hardware queues, of which a stream takes the one that has the fewest.
+    pub(crate) queues: Vec<stream::Queue>,
     /// The contexts whose memory it reaches.
     peers: Mutex<Vec<usize>>,
 }
@@ -111,6 +117,11 @@ impl Ctx {
     }
 }
 
+/// Hardware queues of a context.
+fn connections() -> c_int {
+    setting("CUDA_DEVICE_MAX_CONNECTIONS", 8).clamp(1, 32)
+}
+
 /// What runs kernels, of all GPUs.
 pub(crate) static RUNTIME: LazyLock<Arc<CpuRuntime>> =
     LazyLock::new(|| Arc::new(CpuRuntime::with_workers(2)));
@@ -122,6 +133,7 @@ static CONTEXTS: LazyLock<Vec<Ctx>> = LazyLock::new(|| {
             retained: AtomicI32::new(0),
             sticky: AtomicI32::new(0),
             running: AtomicI64::new(0),
+            queues: (0..connections()).map(|_| stream::Queue::default()).collect(),
             peers: Mutex::default(),
         })
         .collect()
@@ -305,7 +317,12 @@ macro_rules! plain {
 pub(crate) use plain;
 
 plain! {
-    cuInit(_flags: c_uint) { if CONTEXTS.is_empty() { Err(NO_DEVICE) } else { Ok(()) } }
+    cuInit(_flags: c_uint) {
+        if connections() != setting("FAKE_CUDA_WANTS_CONNECTIONS", connections()) {
+            return Err(INVALID_VALUE);
+        }
+        if CONTEXTS.is_empty() { Err(NO_DEVICE) } else { Ok(()) }
+    }
     cuDriverGetVersion(version: *mut c_int) { *version = setting("FAKE_CUDA_VERSION", 12_040); Ok(()) }
     cuDeviceGetCount(count: *mut c_int) { *count = CONTEXTS.len() as c_int; Ok(()) }
     cuDeviceGet(to: *mut c_int, ordinal: c_int) { *to = device(ordinal)?.device; Ok(()) }

@@ -1,7 +1,7 @@
 //! Streams and events: those of the CPU runtime.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,18 @@ use crate::{
     Ctx, INVALID_VALUE, Kind, LAUNCH_FAILED, RUNTIME, count, driver, lock, memory, module, ordered,
 };
 
+/// A queue of the hardware, which streams share: what is put into any of them is begun in the order in which it was put in.
+#[derive(Default)]
+pub(crate) struct Queue {
+    streams: AtomicU64,
+    /// The beginning of what was last put in, and by which stream.
+    last: Mutex<Option<(u64, Event)>>,
+}
+
 /// `CUstream`.
 pub(crate) struct Stream {
+    id: u64,
+    queue: &'static Queue,
     pub(crate) ops: Arc<dyn StreamOps>,
     pub(crate) context: &'static Ctx,
     /// What it is being captured in, and as which lane.
@@ -114,6 +124,19 @@ fn event<'a>(raw: *mut c_void) -> Result<&'a RawEvent, c_int> {
 }
 
 impl Stream {
+    /// What is put in next begins when all that came before it in the stream's queue has begun.
+    pub(crate) fn enter(&self) {
+        let mut last = lock(&self.queue.last);
+        let begins = Event::new();
+        if let Some((of, before)) = last.replace((self.id, begins.clone()))
+            && of != self.id
+        {
+            self.ops.wait(&before);
+        }
+        // All before it in its own stream has ended.
+        self.ops.record(&begins, false);
+    }
+
     /// What it is being captured in, if that goes on.
     pub(crate) fn capturing(&self) -> Option<(Arc<Recording>, usize)> {
         let (recording, lane) = lock(&self.capture).clone()?;
@@ -151,14 +174,19 @@ pub(crate) fn copy(ops: &dyn StreamOps, to: u64, from: u64, bytes: usize) {
 driver! {
     cuStreamCreate(to: *mut *mut c_void, _flags: c_uint) |context| {
         let ops = RUNTIME.stream().map_err(|_| 2)?;
-        let stream = Stream { ops, context, capture: Mutex::default() };
+        static IDS: AtomicU64 = AtomicU64::new(0);
+        let id = IDS.fetch_add(1, Ordering::Relaxed);
+        let emptiest = context.queues.iter().min_by_key(|queue| queue.streams.load(Ordering::Relaxed));
+        let queue = emptiest.ok_or(INVALID_VALUE)?;
+        queue.streams.fetch_add(1, Ordering::Relaxed);
+        let stream = Stream { id, queue, ops, context, capture: Mutex::default() };
         count(Kind::Stream, 1);
         // SAFETY: the caller's place.
         unsafe { *to = Box::into_raw(Box::new(stream)).cast() };
         Ok(())
     }
     cuStreamDestroy_v2(raw: *mut c_void) |_context| {
-        stream(raw)?;
+        stream(raw)?.queue.streams.fetch_sub(1, Ordering::Relaxed);
         count(Kind::Stream, -1);
         // SAFETY: what `cuStreamCreate` gave, once. What is in it runs on.
         drop(unsafe { Box::from_raw(raw.cast::<Stream>()) });
@@ -198,6 +226,7 @@ driver! {
             (None, None) => {
                 if let Some(event) = &state.event {
                     stream.ops.wait(event);
+                    stream.enter(); // nothing of the queue passes a stream that waits
                 }
                 Ok(())
             }
@@ -208,7 +237,9 @@ driver! {
             return Err(INVALID_VALUE);
         }
         let reached = Event::new();
-        stream(raw)?.ops.wait(&reached);
+        let stream = stream(raw)?;
+        stream.ops.wait(&reached);
+        stream.enter();
         std::thread::spawn(move || {
             // SAFETY: memory that kernels reach; the waiter keeps it until the stream has passed.
             let word = unsafe { AtomicU32::from_ptr(at as *mut u32) };
@@ -241,6 +272,7 @@ driver! {
             return Ok(());
         }
         let (event, done) = (Event::new(), Arc::new(AtomicBool::new(false)));
+        stream.enter();
         stream.ops.record(&event, false);
         let (told, time) = (Arc::clone(&done), Arc::clone(&state.time));
         stream.ops.host_function(Box::new(move || {
@@ -287,7 +319,10 @@ driver! {
             unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to as *mut u8, bytes) };
             match stream.capturing() {
                 Some((recording, lane)) => recording.push(lane, Node::Copy(to, from as u64, bytes)),
-                None => copy(&*stream.ops, to, from as u64, bytes),
+                None => {
+                    stream.enter();
+                    copy(&*stream.ops, to, from as u64, bytes);
+                }
             }
             return Ok(());
         }
@@ -296,6 +331,7 @@ driver! {
         }
         // SAFETY: as much as is said. Pageable memory is read before the call returns.
         let copy = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec();
+        stream.enter();
         stream.ops.host_function(Box::new(move || {
             // SAFETY: memory that was known; the stream's order keeps others away.
             unsafe { std::ptr::copy_nonoverlapping(copy.as_ptr(), to as *mut u8, copy.len()) }
@@ -308,6 +344,7 @@ driver! {
             return Err(INVALID_VALUE);
         }
         let (to, pageable) = (to as usize, !memory::known(to as u64, bytes as u64));
+        stream.enter();
         stream.ops.host_function(Box::new(move || {
             // SAFETY: as much as was said, on both sides.
             unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) }
@@ -322,7 +359,10 @@ driver! {
         }
         match stream.capturing() {
             Some((recording, lane)) => recording.push(lane, Node::Copy(to, from, bytes)),
-            None => copy(&*stream.ops, to, from, bytes),
+            None => {
+                stream.enter();
+                copy(&*stream.ops, to, from, bytes);
+            }
         }
         Ok(())
     }
@@ -331,6 +371,7 @@ driver! {
         if !memory::known(at, bytes as u64) {
             return Err(INVALID_VALUE);
         }
+        stream.enter();
         stream.ops.host_function(Box::new(move || {
             // SAFETY: memory that was known; the stream's order keeps others away.
             unsafe { std::ptr::write_bytes(at as *mut u8, value, bytes) }
@@ -342,7 +383,10 @@ driver! {
         let call = Call { function, data };
         match stream.capturing() {
             Some((recording, lane)) => recording.push(lane, Node::Host(call)),
-            None => call.put(&*stream.ops),
+            None => {
+                stream.enter();
+                call.put(&*stream.ops);
+            }
         }
         Ok(())
     }
@@ -361,7 +405,10 @@ driver! {
         let start = Start { kernel, blocks: gx, work, context };
         match stream.capturing() {
             Some((recording, lane)) => recording.push(lane, Node::Kernel(start)),
-            None => start.put(&stream.ops),
+            None => {
+                stream.enter();
+                start.put(&stream.ops);
+            }
         }
         Ok(())
     }

@@ -83,12 +83,6 @@ mod present {
     use super::{Layout, Member, PerfArgs};
 
     pub(super) fn all(layout: Layout) -> Result<Vec<Device>> {
-        const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-        if std::env::var_os(CONNECTIONS).is_none() {
-            // Ranks on one GPU wait for each other: their streams may not share a queue of the hardware.
-            // SAFETY: there is no other thread yet, and the driver reads it when it is first used.
-            unsafe { std::env::set_var(CONNECTIONS, "32") };
-        }
         let gpus = cuda::count()?;
         layout.ranks().map(|rank| Device::cuda(rank % gpus.max(1))).collect()
     }
