@@ -200,7 +200,7 @@ impl CommBuilder<'_> {
             return Ok(None);
         }
         let runtime = &**self.device.runtime();
-        let memory = runtime.allocate(bytes)?;
+        let memory = runtime.allocate_shared(bytes)?;
         let other =
             |peer: &&PeerInfo| peer.process != me.process && device::reaches(peer, me, allowed);
         let bytes = self.edge_bytes();

@@ -50,6 +50,16 @@ pub trait Runtime: Debug + Send + Sync {
     /// When there is not enough.
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Memory>>;
 
+    /// The same, for memory that others reach, too: other devices ([`reach`](Runtime::reach)), other processes
+    /// ([`export`](Runtime::export)), network cards ([`dma_buf`](Runtime::dma_buf)). It may wait for kernels that run, so it is
+    /// called while a communicator is made.
+    ///
+    /// # Errors
+    /// When there is not enough.
+    fn allocate_shared(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
+        self.allocate(bytes)
+    }
+
     /// Lets kernels reach `bytes` bytes of the host's own memory from `address` on, at the same address,
     /// until what is returned is dropped. `what` is what errors call it. Memory that several register is
     /// within reach until the last has let go.
@@ -126,7 +136,7 @@ pub trait Runtime: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// What another process of the host needs to [`import`](Runtime::import) an allocation.
+    /// What another process of the host needs to [`import`](Runtime::import) a [shared](Runtime::allocate_shared) allocation.
     ///
     /// # Errors
     /// [`Error::Unavailable`] where there is no such thing.

@@ -1,13 +1,15 @@
 //! Streams by themselves: order, functions of the host, events and the errors that go with them.
 
-use std::sync::Arc;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ferroccl::runtime::cuda::CudaRuntime;
 use ferroccl::runtime::{Event, Settings, cuda};
 use ferroccl::{CommConfig, Communicator, Device, Error, ReduceOp};
 
-use crate::stand_in::{Handle, alone, ready, symbol};
+use crate::stand_in::{Handle, Kind, alone, live, ready, symbol};
 
 fn error(text: &str) -> Error {
     Error::argument("test", text)
@@ -172,6 +174,66 @@ fn giving_memory_back_holds_nobody_up() {
         std::thread::sleep(Duration::from_millis(2));
         streams[3].synchronize().unwrap();
     }
+    call(1).unwrap();
+    streams.iter().for_each(|stream| stream.synchronize().unwrap());
+}
+
+/// Between the calls of two ranks a thread may drop what it likes: the first one's kernel waits for the second's, and the
+/// driver's own ways to give memory back wait for that kernel.
+#[test]
+fn dropping_holds_nobody_up() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::new(Arc::new(CudaRuntime::new(0).unwrap()));
+    between_two_calls(&device, |device| {
+        drop(device.alloc::<u32>(1 << 20).unwrap());
+        let kept = device.alloc::<u32>(1 << 20).unwrap();
+        let communicators = Communicator::init_all(device, 1).unwrap();
+        (kept, communicators)
+    });
+}
+
+/// Where there are no pools, too; memory is then made before.
+#[test]
+fn dropping_holds_nobody_up_without_pools() {
+    if !ready() {
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "streams::without_pools", "--ignored", "--nocapture"]);
+    let output = child.env("FAKE_CUDA_POOLS", "0").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+}
+
+#[test]
+#[ignore = "run by dropping_holds_nobody_up_without_pools"]
+fn without_pools() {
+    assert!(ready());
+    let before = live(Kind::Allocation);
+    let device = Device::new(Arc::new(CudaRuntime::new(0).unwrap()));
+    let made = (device.alloc::<u32>(1 << 20).unwrap(), Communicator::init_all(&device, 2).unwrap());
+    let made = Mutex::new(Some(made));
+    between_two_calls(&device, |_| made.lock().unwrap().take());
+    // It is given back all the same.
+    drop(device);
+    crate::errors::until(|| live(Kind::Allocation) == before);
+}
+
+/// What `made` gives is dropped while the first of two ranks waits for the second.
+fn between_two_calls<T>(device: &Device, made: impl Fn(&Device) -> T) {
+    let mut config = CommConfig::default();
+    config.timeout = Some(Duration::from_secs(5));
+    let ranks = Communicator::init_all_with(device, 2, &config).unwrap();
+    let streams = [0; 2].map(|_| device.stream().unwrap());
+    let small = [0; 2].map(|_| device.alloc::<u32>(100).unwrap());
+    let call = |r: usize| ranks[r].all_reduce(&small[r], &small[r], ReduceOp::Sum, &streams[r]);
+    (0..2).for_each(|r| call(r).unwrap());
+    streams.iter().for_each(|stream| stream.synchronize().unwrap());
+    call(0).unwrap();
+    drop(made(device));
     call(1).unwrap();
     streams.iter().for_each(|stream| stream.synchronize().unwrap());
 }

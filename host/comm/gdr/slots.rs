@@ -314,7 +314,7 @@ impl CommBuilder<'_> {
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
         let bytes = bytes.next_multiple_of(page);
         let runtime = self.device.runtime();
-        let memory = runtime.allocate(bytes.saturating_add(page))?;
+        let memory = runtime.allocate_shared(bytes.saturating_add(page))?;
         let address = usize::try_from(memory.address()).unwrap_or(0);
         let start = address.next_multiple_of(page) - address;
         let mut dma_buf = None;

@@ -70,6 +70,7 @@ pub(crate) mod attribute {
     pub(crate) const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
     pub(crate) const COMPUTE_CAPABILITY_MINOR: c_int = 76;
     pub(crate) const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: c_int = 91;
+    pub(crate) const MEMORY_POOLS_SUPPORTED: c_int = 115;
     pub(crate) const GPU_DIRECT_RDMA_SUPPORTED: c_int = 116;
     /// A `CUGPUDirectRDMAWritesOrdering`.
     pub(crate) const GPU_DIRECT_RDMA_WRITES_ORDERING: c_int = 118;
@@ -181,6 +182,8 @@ api! {
 
     mem_alloc = "cuMemAlloc_v2" (address: *mut Address, bytes: usize);
     mem_free = "cuMemFree_v2" (address: Address);
+    mem_alloc_async = "cuMemAllocAsync" (address: *mut Address, bytes: usize, stream: RawStream);
+    mem_free_async = "cuMemFreeAsync" (address: Address, stream: RawStream);
     mem_host_alloc = "cuMemHostAlloc" (at: *mut *mut c_void, bytes: usize, flags: c_uint);
     mem_free_host = "cuMemFreeHost" (at: *mut c_void);
     mem_host_register = "cuMemHostRegister_v2" (at: *mut c_void, bytes: usize, flags: c_uint);

@@ -5,23 +5,19 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 
 use ferroccl_device::abi::CACHE_LINE;
 
 use super::CudaError;
+use super::alloc::Use;
+use super::connections;
 use super::driver::{self, Address, Context, Driver, RawEvent, RawStream, attribute};
 use super::module::Modules;
-use super::{connections, watch};
 use crate::error::{Error, Result};
 use crate::runtime::sync::lock;
 use crate::runtime::{RdmaInfo, Settings};
 
-/// Bytes of device memory up to which an allocation is kept for the next one: giving it back to the driver would wait
-/// for all kernels of the context (`cuMemFree`), which may be waiting for us.
-const KEPT_BYTES: usize = 1 << 20;
-/// The smallest size that is kept.
-const LEAST_BYTES: usize = 512;
 /// Bytes of pinned memory that are allocated at a time for words.
 const SLAB_BYTES: usize = 4 << 10;
 
@@ -46,9 +42,11 @@ pub(super) struct Gpu {
     /// Streams that are known to us, the service stream among them.
     streams: AtomicU32,
     /// A stream for what is done at once.
-    service: Mutex<RawStream>,
-    /// Device memory that is free, by size.
-    free: Mutex<HashMap<usize, Vec<Address>>>,
+    pub(super) service: Mutex<RawStream>,
+    /// Whether it has memory pools.
+    pub(super) pools: bool,
+    /// Device memory that is kept for the next allocation, by size.
+    pub(super) free: Mutex<HashMap<(Use, usize), Vec<Address>>>,
     pinned: Mutex<Pinned>,
     events: Mutex<Vec<RawEvent>>,
 }
@@ -176,6 +174,7 @@ impl Gpu {
         }
         let multiprocessors = attribute(attribute::MULTIPROCESSOR_COUNT)?;
         let clock_khz = attribute(attribute::CLOCK_RATE)?;
+        let pools = attribute(attribute::MEMORY_POOLS_SUPPORTED).unwrap_or(0) != 0;
         let mut service = std::ptr::null_mut();
         driver.within(context, || {
             // SAFETY: writes to a place that is there.
@@ -199,6 +198,7 @@ impl Gpu {
             modules: Modules::new(settings.cuda_cache.clone()),
             streams: AtomicU32::new(1),
             service: Mutex::new(service),
+            pools,
             free: Mutex::default(),
             pinned: Mutex::default(),
             events: Mutex::default(),
@@ -345,51 +345,6 @@ impl Gpu {
         })
     }
 
-    /// `bytes` of zeroed device memory.
-    pub(super) fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Address> {
-        let size = size_class(bytes);
-        let kept = lock(&self.free).get_mut(&size).and_then(Vec::pop);
-        let address = match kept {
-            Some(address) => address,
-            None => self.run(|| {
-                let mut address = 0;
-                // SAFETY: writes to a place that is there.
-                match unsafe { self.driver.mem_alloc(&raw mut address, size) } {
-                    Err(e) if e.code() == driver::OUT_OF_MEMORY => {
-                        let what = format!("allocating {bytes} bytes on {}", self.name);
-                        let enomem = std::io::Error::from_raw_os_error(libc::ENOMEM);
-                        Err(Error::system(what, enomem))
-                    }
-                    Err(e) => Err(self.error(&e)),
-                    Ok(()) => Ok(address),
-                }
-            })?,
-        };
-        // SAFETY: the memory is ours, and of that size.
-        let zeroed =
-            self.at_once(|stream| unsafe { self.driver.memset_d8_async(address, 0, size, stream) });
-        if let Err(error) = zeroed {
-            self.free(address, bytes);
-            return Err(error);
-        }
-        Ok(address)
-    }
-
-    /// Gives memory back.
-    pub(super) fn free(self: &Arc<Self>, address: Address, bytes: usize) {
-        let size = size_class(bytes);
-        if size <= KEPT_BYTES {
-            lock(&self.free).entry(size).or_default().push(address);
-            return;
-        }
-        let gpu = Arc::clone(self);
-        watch::outside(move || {
-            // An error is that of a context that is lost, memory and all.
-            // SAFETY: `allocate` has made it, and the last handle is gone.
-            let _ = gpu.run(|| unsafe { gpu.driver.mem_free(address).map_err(Error::from) });
-        });
-    }
-
     /// A word of pinned memory.
     pub(super) fn word(&self) -> Result<NonNull<AtomicU32>> {
         let mut pinned = lock(&self.pinned);
@@ -476,9 +431,4 @@ impl Drop for Release {
         // SAFETY: retained by whoever made this.
         let _ = unsafe { self.driver.device_primary_ctx_release(self.device) };
     }
-}
-
-/// Bytes that are allocated for so many.
-fn size_class(bytes: usize) -> usize {
-    if bytes <= KEPT_BYTES { bytes.next_power_of_two().max(LEAST_BYTES) } else { bytes }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
+use super::alloc::Use;
 use super::driver::{self, Address, IpcHandle};
 use super::gpu::Gpu;
 use super::watch;
@@ -22,7 +23,7 @@ pub(super) struct CudaMemory {
 /// Where it goes back to.
 enum Origin {
     /// Allocated by us.
-    Allocated,
+    Allocated(Use),
     /// Opened: another process has it.
     Imported,
     /// The caller's, and what keeps it.
@@ -55,9 +56,9 @@ unsafe impl Memory for CudaMemory {
 }
 
 impl CudaMemory {
-    pub(super) fn allocate(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
-        let address = gpu.allocate(len)?;
-        Ok(CudaMemory { gpu: Arc::clone(gpu), address, len, origin: Origin::Allocated })
+    pub(super) fn allocate(gpu: &Arc<Gpu>, len: usize, by: Use) -> Result<Self> {
+        let address = gpu.allocate(len, by)?;
+        Ok(CudaMemory { gpu: Arc::clone(gpu), address, len, origin: Origin::Allocated(by) })
     }
 
     /// # Safety
@@ -98,7 +99,7 @@ impl CudaMemory {
 impl Drop for CudaMemory {
     fn drop(&mut self) {
         match self.origin {
-            Origin::Allocated => self.gpu.free(self.address, self.len),
+            Origin::Allocated(by) => self.gpu.free(self.address, self.len, by),
             Origin::Imported => {
                 let (gpu, address) = (Arc::clone(&self.gpu), self.address);
                 watch::outside(move || {

@@ -5,6 +5,7 @@
 //! gpu.rs      a GPU and a context on it: attributes, memory, events, arguments
 //! module.rs   PTX -> functions; cubin_cache.rs the cache on disk
 //! connections.rs  hardware queues
+//! alloc.rs    device memory: from where, and back
 //! memory.rs   allocations, other processes' memory, the caller's, the host's; cust.rs, cudarc.rs that of these crates
 //! stream.rs   streams; watch.rs what happens at ends; capture.rs what a graph needs; graph.rs graphs and timers
 //! ```
@@ -23,7 +24,8 @@
 //!   it itself. A stream for which no queue is left is warned of.
 //! * **A kernel is loaded when it is first launched**, and that may wait for all that runs. So a thread that drives several
 //!   ranks makes each call on all of them before the next, or puts calls into a group, as with NCCL: a group loads first.
-//!   So may freeing memory: allocations of up to 1 MiB are kept for the next one, larger ones go back to the driver.
+//! * **Buffers come from the GPU's memory pool** and go back to it, and neither waits for kernels. Memory that others reach, too, and
+//!   all memory where a GPU has no pool, is given back when no call is under way.
 //! * **Errors of kernels stay**: after one that traps every call of the context gives the same error, and every
 //!   communicator on it fails. A kernel that waits gives up after `FERROCCL_TIMEOUT`, or when its communicator is aborted,
 //!   or is dropped by a thread that panics.
@@ -42,6 +44,7 @@
 //! # Ok::<(), ferroccl::Error>(())
 //! ```
 
+mod alloc;
 mod capture;
 mod connections;
 mod cubin_cache;
@@ -72,6 +75,7 @@ use std::sync::{Arc, Mutex};
 pub use error::CudaError;
 pub use graph::{CudaGraph, CudaTimer, copy, profile};
 
+use self::alloc::Use;
 use self::gpu::Gpu;
 use self::memory::{CudaMemory, Registered};
 use self::stream::CudaStream;
@@ -247,7 +251,11 @@ impl Runtime for CudaRuntime {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
-        Ok(Arc::new(CudaMemory::allocate(&self.gpu, bytes)?))
+        Ok(Arc::new(CudaMemory::allocate(&self.gpu, bytes, Use::Own)?))
+    }
+
+    fn allocate_shared(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
+        Ok(Arc::new(CudaMemory::allocate(&self.gpu, bytes, Use::Shared)?))
     }
 
     unsafe fn register(&self, address: u64, bytes: usize, what: &str) -> Result<Keep> {

@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::time::Duration;
 
-use super::driver::{NOT_READY, RawEvent};
+use super::driver::{Address, NOT_READY, RawEvent};
 use super::gpu::Gpu;
 use crate::error::{Error, Result};
 use crate::runtime::Done;
@@ -138,6 +138,8 @@ struct Seen {
     streams: Vec<Arc<Progress>>,
     /// What a graph has let go of: it may not be dropped where the driver says so.
     dropped: Vec<Box<dyn FnOnce() + Send>>,
+    /// Memory to be freed when nothing runs.
+    retired: Vec<(Arc<Gpu>, Address)>,
 }
 
 static WATCH: LazyLock<Watch> =
@@ -150,7 +152,25 @@ pub(super) fn later(f: Box<dyn FnOnce() + Send>) {
     WATCH.start(&mut seen);
 }
 
-/// Does what may wait for kernels, such as giving memory back. Not while ends are gone through: who waits for a stream
+/// Has memory freed when nothing that we have launched runs.
+pub(super) fn retire(gpu: Arc<Gpu>, address: Address) {
+    let mut seen = lock(&WATCH.seen);
+    seen.retired.push((gpu, address));
+    WATCH.start(&mut seen);
+}
+
+/// Frees now what of a GPU waits for that, as there is no other memory; whether there was any.
+pub(super) fn free_retired(gpu: &Arc<Gpu>) -> bool {
+    let mut seen = lock(&WATCH.seen);
+    let all = std::mem::take(&mut seen.retired);
+    let (ours, others) = all.into_iter().partition::<Vec<_>, _>(|(of, _)| Arc::ptr_eq(of, gpu));
+    seen.retired = others;
+    drop(seen);
+    ours.iter().for_each(|(gpu, address)| gpu.free_now(*address));
+    !ours.is_empty()
+}
+
+/// Does what may wait for kernels, such as closing memory of another process. Not while ends are gone through: who waits for a stream
 /// waits for that, too, and may be about to launch what those kernels wait for.
 pub(super) fn outside(f: impl FnOnce() + Send + 'static) {
     if REAPS.get() { later(Box::new(f)) } else { f() }
@@ -177,7 +197,7 @@ impl Watch {
     fn run(&self) {
         loop {
             let mut seen = lock(&self.seen);
-            while seen.streams.is_empty() && seen.dropped.is_empty() {
+            while seen.streams.is_empty() && seen.dropped.is_empty() && seen.retired.is_empty() {
                 seen = self.more.wait(seen).unwrap_or_else(std::sync::PoisonError::into_inner);
             }
             let (streams, dropped) = (seen.streams.clone(), std::mem::take(&mut seen.dropped));
@@ -190,7 +210,15 @@ impl Watch {
             }
             drop(streams);
             // What has nothing pending is told of by `push` when it has again: both are under the lock.
-            lock(&self.seen).streams.retain(|stream| !lock(&stream.pending).is_empty());
+            let mut seen = lock(&self.seen);
+            seen.streams.retain(|stream| !lock(&stream.pending).is_empty());
+            let quiet = seen.streams.is_empty();
+            let retired = if quiet { std::mem::take(&mut seen.retired) } else { Vec::new() };
+            drop(seen);
+            // What is launched from here on may hold it up, and waits for nothing that this thread does: whoever waits for a
+            // stream goes through its ends.
+            retired.iter().for_each(|(gpu, address)| gpu.free_now(*address));
+            drop(retired);
             std::thread::sleep(PAUSE);
         }
     }

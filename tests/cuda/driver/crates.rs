@@ -68,6 +68,9 @@ driver! {
     }
     // Sooner than it has to be.
     cuMemAllocAsync(to: *mut u64, bytes: usize, into: *mut c_void) |_context| {
+        if pools() == 0 {
+            return Err(801);
+        }
         stream(into)?;
         let at = memory::allocate(bytes, None)?;
         // SAFETY: the caller's place.

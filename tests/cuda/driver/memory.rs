@@ -91,15 +91,24 @@ pub(crate) fn free(at: u64) -> Result<(), c_int> {
     Ok(())
 }
 
+/// Whether an allocation is of a pool: neither other processes nor cards nor, unless the pool is told, other GPUs reach it.
+fn of_pool(at: u64) -> bool {
+    lock(&RANGES).get(&at).is_some_and(|range| range.context == 0)
+}
+
 driver! {
+    // A driver may wait, too (Implicit Synchronization, in CUDA's programming guide).
     cuMemAlloc_v2(to: *mut u64, bytes: usize) |context| {
+        context.wait_for_kernels()?;
         let at = allocate(bytes, Some(context))?;
         // SAFETY: the caller's place.
         unsafe { *to = at };
         Ok(())
     }
     cuMemFree_v2(at: u64) |context| {
-        context.wait_for_kernels()?;
+        if !of_pool(at) {
+            context.wait_for_kernels()?;
+        }
         free(at)
     }
     cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, _flags: c_uint) |context| {
@@ -153,7 +162,7 @@ driver! {
     }
     cuMemGetHandleForAddressRange(to: *mut c_void, at: u64, bytes: usize, kind: c_int, flags: u64) |_context| {
         let ranges = lock(&RANGES);
-        let range = ranges.get(&at).ok_or(INVALID_VALUE)?;
+        let range = ranges.get(&at).filter(|range| range.context != 0).ok_or(INVALID_VALUE)?;
         // Whole pages, of what is allocated; a DMA buffer is the file behind it.
         if kind != 1 || flags != 0 || !bytes.is_multiple_of(4096) || bytes > range.bytes {
             return Err(INVALID_VALUE);
@@ -165,7 +174,7 @@ driver! {
     }
     cuIpcGetMemHandle(to: *mut [u8; 64], at: u64) |_context| {
         let ranges = lock(&RANGES);
-        let range = ranges.get(&at).ok_or(INVALID_VALUE)?;
+        let range = ranges.get(&at).filter(|range| range.context != 0).ok_or(INVALID_VALUE)?;
         let file = range.file.as_ref().ok_or(INVALID_VALUE)?;
         let mut handle = [0; 64];
         let words = [u64::from(std::process::id()), file.as_raw_fd() as u64, range.bytes as u64];
