@@ -14,6 +14,7 @@ use super::init_params::TuningParams;
 use super::mesh::Mesh;
 use super::net::NetConnections;
 use super::nodes::Nodes;
+use super::preload::{self, Preloaded};
 use super::recorder::FlightRecorder;
 use super::shared::SharedComm;
 use super::stall::{self, Reports};
@@ -141,7 +142,9 @@ impl CommBuilder<'_> {
             split_lock: Mutex::new(()),
             ranks_on_device: ranks_on_device(peers, self.rank),
             p2p_blocks: self.blocks.p2p,
+            preloaded: Preloaded::default(),
         }));
+        preload::preload_what_was_called(&communicator.0);
         communicator.0.abort.guard(communicator.0.downgrade());
         stall::watch(&communicator.0, self.config.warn_after.unwrap_or(self.env.warn_after))?;
         if let (Some(signal), Some(file)) = (self.env.dump_signal, &communicator.0.dump) {

@@ -15,6 +15,7 @@ use ferroccl_device::kernels::Kernel;
 
 use super::collnet;
 use super::launch::{KeepAlive, KernelOperands, launch_kernel};
+use super::preload;
 use super::recorder::RecordId;
 use super::shared::SharedComm;
 use super::state::CommState;
@@ -51,6 +52,7 @@ pub(super) enum Subgroup {
 impl CollTask {
     /// Puts the kernels of the call into the stream, as the communicator's next call. The caller has locked the order.
     pub(super) fn launch(self, comm: &SharedComm, stream: &Stream) -> Result<()> {
+        self.preload(comm);
         let choice = self.choose(comm)?;
         let seq = comm.last_seq() + 1;
         let AlgoChoice { algorithm, protocol, channels, .. } = choice;
@@ -92,18 +94,20 @@ impl CollTask {
         if !runtime.loads_kernels() {
             return Ok(());
         }
+        self.preload(comm);
         let choice = self.choose(comm)?;
-        if choice.algorithm != Algorithm::Hierarchical {
-            let plan = enqueue::plan(&self.call, choice, 0)?;
-            let kernel = self.custom_kernel.map_or(plan.kernel, |(kernel, _)| kernel);
-            return runtime.prepare(&kernel, choice.threads);
+        let kernels = match self.custom_kernel {
+            Some((kernel, _)) => vec![kernel],
+            None => kernels_of(&self.call, choice)?,
+        };
+        kernels.iter().try_for_each(|kernel| runtime.prepare(kernel, choice.threads))
+    }
+
+    /// Loads what calls like this one may take.
+    fn preload(&self, comm: &CommState) {
+        if self.custom_kernel.is_none() {
+            preload::preload(comm, &self.call);
         }
-        let ring = AlgoChoice { algorithm: Algorithm::Ring, ..choice };
-        for (_, step) in hierarchical_stages(&self.call) {
-            let plan = enqueue::plan(&step, ring, 0)?;
-            runtime.prepare(&plan.kernel, choice.threads)?;
-        }
-        Ok(())
     }
 
     /// One kernel over all ranks.
@@ -159,6 +163,16 @@ impl CollTask {
         }
         Ok(())
     }
+}
+
+/// The kernels of a call.
+pub(super) fn kernels_of(call: &CollectiveCall, choice: AlgoChoice) -> Result<Vec<Kernel>> {
+    if choice.algorithm != Algorithm::Hierarchical {
+        return Ok(vec![enqueue::plan(call, choice, 0)?.kernel]);
+    }
+    let ring = AlgoChoice { algorithm: Algorithm::Ring, ..choice };
+    let stages = hierarchical_stages(call).into_iter();
+    stages.map(|(_, step)| Ok(enqueue::plan(&step, ring, 0)?.kernel)).collect()
 }
 
 /// The stages of a hierarchical all-reduce: the ranks of each, and what they do.

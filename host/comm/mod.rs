@@ -66,6 +66,7 @@ mod net;
 mod nodes;
 mod out_of_band;
 mod p2p;
+mod preload;
 mod recorder;
 mod recv_region;
 mod revoke;

@@ -16,6 +16,7 @@ use tracing::debug;
 
 use super::launch::launch_on_stream;
 use super::net::ProxyWork;
+use super::preload;
 use super::shared::SharedComm;
 use super::state::CommState;
 use crate::buffer::Stream;
@@ -68,13 +69,7 @@ impl P2pTask {
         &self,
         comm: &CommState,
     ) -> Result<(ProtocolId, Signature, impl Iterator<Item = (u32, ChannelWork)> + use<>)> {
-        let call = CollectiveCall {
-            collective: Collective::SendRecv,
-            count: self.bytes,
-            data_type: DataType::U8,
-            op: ReduceOp::Sum,
-            root: Some(if self.sending { comm.rank } else { self.peer }),
-        };
+        let call = message(self.bytes, if self.sending { comm.rank } else { self.peer });
         let choice = enqueue::choose(&call, &comm.plan_context)?;
         let signature = call.signature(0, Algorithm::Ring, choice.protocol, choice.channels);
         let parts = enqueue::split(self.bytes, choice.channels, 128);
@@ -197,6 +192,7 @@ impl P2pBatch {
     pub(super) fn launch(self, comm: &SharedComm, seq: u64, stream: &Stream) -> Result<()> {
         let P2pBatch { transfers, table, parts, blocks, bytes, keep } = self;
         let kernel = kernel()?;
+        preload::preload(comm, &message(bytes as usize, comm.rank));
         debug!(target: log::COLL, rank = comm.rank, transfers = transfers.len(), bytes, blocks, "SendRecv");
         let work = Work {
             comm: comm.control.comm_address(0),
@@ -246,8 +242,19 @@ impl P2pBatch {
     }
 }
 
+/// A message as a call: its root is the sender.
+fn message(bytes: usize, root: u32) -> CollectiveCall {
+    CollectiveCall {
+        collective: Collective::SendRecv,
+        count: bytes,
+        data_type: DataType::U8,
+        op: ReduceOp::Sum,
+        root: Some(root),
+    }
+}
+
 /// The kernel of sends and receives.
-fn kernel() -> Result<Kernel> {
+pub(super) fn kernel() -> Result<Kernel> {
     enqueue::send_recv_kernel().ok_or_else(|| Error::Unavailable {
         what: "send and receive".to_owned(),
         reason: "this build is without the cargo feature `send-recv`".to_owned(),

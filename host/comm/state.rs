@@ -13,6 +13,7 @@ use super::mesh::Mesh;
 use super::net::NetConnections;
 use super::nodes::Nodes;
 use super::out_of_band::OutOfBand;
+use super::preload::Preloaded;
 use super::recorder::FlightRecorder;
 use super::shared::SharedComm;
 use super::stall::Reports;
@@ -99,6 +100,8 @@ pub(super) struct CommState {
     pub ranks_on_device: u32,
     /// The most blocks of a launch of sends and receives.
     pub p2p_blocks: u32,
+    /// The kinds of calls whose kernels are loaded.
+    pub preloaded: Preloaded,
 }
 
 /// The order of a communicator's calls. The lock on it is held while a call is launched, so that calls are numbered in

@@ -187,11 +187,11 @@ fn dropping_holds_nobody_up() {
     }
     let _alone = alone();
     let device = Device::new(Arc::new(CudaRuntime::new(0).unwrap()));
+    let communicators = Mutex::new(Some(Communicator::init_all(&device, 2).unwrap()));
     between_two_calls(&device, |device| {
         drop(device.alloc::<u32>(1 << 20).unwrap());
         let kept = device.alloc::<u32>(1 << 20).unwrap();
-        let communicators = Communicator::init_all(device, 1).unwrap();
-        (kept, communicators)
+        (kept, communicators.lock().unwrap().take())
     });
 }
 

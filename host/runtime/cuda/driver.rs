@@ -243,9 +243,13 @@ api! {
     launch_host_function = "cuLaunchHostFunc" (stream: RawStream, function: HostFunction, data: *mut c_void);
 }
 
+/// `cuFuncLoad`, of CUDA 12.4 and later.
+type LoadFunction = unsafe extern "C" fn(Function) -> c_int;
+
 /// The driver, ready to be used.
 pub(crate) struct Driver {
     api: Api,
+    load_function: Option<LoadFunction>,
     /// As 12040 for CUDA 12.4.
     version: c_int,
     /// Hardware queues that streams of the process have on a GPU.
@@ -290,8 +294,11 @@ impl Driver {
                 OLDEST % 1000 / 10
             ))
         })?;
+        // SAFETY: the type is that of cuda.h.
+        let load_function = unsafe { library.get::<LoadFunction>(b"cuFuncLoad\0") };
+        let load_function = load_function.ok().map(|function| *function);
         let connections = connections::ask();
-        let mut driver = Driver { api, version: 0, connections, _library: library };
+        let mut driver = Driver { api, load_function, version: 0, connections, _library: library };
         // SAFETY: takes nothing, and may be called at any time; the second writes to a place that is there.
         unsafe {
             driver.init(0).map_err(|error| match error.code() {
@@ -318,6 +325,22 @@ impl Driver {
     /// The driver's version of CUDA, as 12040 for 12.4.
     pub(crate) fn version(&self) -> c_int {
         self.version
+    }
+
+    /// Loads a function that the driver would load when it is first launched (Lazy Loading). Older drivers have no call for it:
+    /// they do it when they are asked for the function's occupancy, which depends on its registers.
+    ///
+    /// # Safety
+    /// The function is one of the current context.
+    pub(crate) unsafe fn load_function(
+        &self,
+        function: Function,
+    ) -> std::result::Result<(), CudaError> {
+        match self.load_function {
+            // SAFETY: the caller's.
+            Some(load) => self.check("cuFuncLoad", unsafe { load(function) }),
+            None => Ok(()),
+        }
     }
 
     /// Hardware queues that streams of the process have on a GPU.

@@ -22,8 +22,9 @@
 //!   `CUDA_DEVICE_MAX_CONNECTIONS` says, up to 32. Where it is not set, and the process has only one thread when the driver is
 //!   first used, it is set to 32. Other threads might be reading the environment; so a program that starts threads before sets
 //!   it itself. A stream for which no queue is left is warned of.
-//! * **A kernel is loaded when it is first launched**, and that may wait for all that runs. So a thread that drives several
-//!   ranks makes each call on all of them before the next, or puts calls into a group, as with NCCL: a group loads first.
+//! * **Kernels are loaded by the first call of a kind** (collective, type, operator), for all sizes, and that may wait for all that
+//!   runs. So a thread that drives several ranks makes each call on all of them before the next, or puts calls into a group, as
+//!   with NCCL: a group loads first. So may making a communicator, which loads what it can take for kinds that were called before.
 //! * **Buffers come from the GPU's memory pool** and go back to it, and neither waits for kernels. Memory that others reach, too, and
 //!   all memory where a GPU has no pool, is given back when no call is under way.
 //! * **Errors of kernels stay**: after one that traps every call of the context gives the same error, and every

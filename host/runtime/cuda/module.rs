@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use ferroccl_device::abi::Work;
 use ferroccl_device::kernels::Kernel;
@@ -26,6 +26,10 @@ use crate::{Error, Result, log, ptx};
 const LOG_BYTES: usize = 16 << 10;
 
 /// What has been loaded into a context.
+///
+/// Loading may wait for all kernels of the context (Lazy Loading, in CUDA's programming guide), and these for other threads of
+/// this process, which launch what was loaded before. So each kernel has a lock of its own, and the lock on all of them is
+/// never held across a call of the driver's.
 pub(super) struct Modules {
     state: Mutex<State>,
     /// Where assembled modules are kept.
@@ -34,27 +38,24 @@ pub(super) struct Modules {
 
 #[derive(Default)]
 struct State {
-    modules: HashMap<String, Loaded>,
-    functions: HashMap<String, Entry>,
+    kernels: HashMap<String, Arc<Slot>>,
     /// PTX of the user's, by kernel.
     sources: HashMap<String, String>,
 }
 
-#[derive(Clone, Copy)]
-struct Loaded(Module);
-
-// SAFETY: a module may be used from any thread.
-unsafe impl Send for Loaded {}
+/// The place of a kernel, empty until it is loaded. Locked while it is being loaded, so that it is loaded once.
+#[derive(Default)]
+struct Slot(Mutex<Option<Entry>>);
 
 /// A kernel that can be launched.
-#[derive(Clone, Copy)]
-pub(super) struct Entry {
-    pub(super) function: Function,
-    /// Blocks that a multiprocessor holds, and of how many threads.
-    occupancy: (u32, u32),
+struct Entry {
+    module: Module,
+    function: Function,
+    /// By threads of a block: the blocks that a multiprocessor holds.
+    occupancy: Vec<(u32, u32)>,
 }
 
-// SAFETY: a function may be launched from any thread.
+// SAFETY: modules and functions may be used from any thread.
 unsafe impl Send for Entry {}
 
 impl Modules {
@@ -66,18 +67,30 @@ impl Modules {
     /// Has `text` take the place of a kernel.
     pub(super) fn replace(&self, kernel: &str, text: &str) {
         let mut state = lock(&self.state);
-        state.functions.remove(kernel);
-        state.modules.remove(&own(kernel));
+        state.kernels.remove(kernel);
         state.sources.insert(kernel.to_owned(), text.to_owned());
+    }
+
+    /// The place of a kernel.
+    fn slot(&self, kernel: &str) -> Arc<Slot> {
+        let mut state = lock(&self.state);
+        if let Some(slot) = state.kernels.get(kernel) {
+            return Arc::clone(slot);
+        }
+        Arc::clone(state.kernels.entry(kernel.to_owned()).or_default())
+    }
+
+    /// The user's text of a kernel.
+    fn source(&self, kernel: &str) -> Option<String> {
+        lock(&self.state).sources.get(kernel).cloned()
     }
 
     /// Forgets all modules; their context is current.
     pub(super) fn unload(&self, driver: &Driver) {
-        let mut state = lock(&self.state);
-        state.functions.clear();
-        for (_, Loaded(module)) in state.modules.drain() {
+        let kernels = std::mem::take(&mut lock(&self.state).kernels);
+        for entry in kernels.values().filter_map(|slot| lock(&slot.0).take()) {
             // SAFETY: nothing of it runs any more. An error is that of a context that is lost.
-            let _ = unsafe { driver.module_unload(module) };
+            let _ = unsafe { driver.module_unload(entry.module) };
         }
     }
 }
@@ -106,66 +119,67 @@ impl Gpu {
     /// # Errors
     /// [`Error::Unavailable`] when this build has no PTX of it, [`Error::Cuda`] with the assembler's messages.
     pub(super) fn entry(&self, kernel: &Kernel, threads: u32) -> Result<(Function, u32)> {
-        let name = kernel.name;
-        let mut state = lock(&self.modules.state);
-        let known = state.functions.get(name).copied();
-        let mut entry = match known {
+        let slot = self.modules.slot(kernel.name);
+        let mut slot = lock(&slot.0);
+        let entry = match &mut *slot {
             Some(entry) => entry,
+            empty => empty.insert(self.load(kernel.name)?),
+        };
+        let known = entry.occupancy.iter().find(|(of, _)| *of == threads);
+        let blocks = match known {
+            Some((_, blocks)) => *blocks,
             None => {
-                let function = self.load(&mut state, name)?;
-                Entry { function, occupancy: (0, 0) }
+                let mut blocks = 0;
+                self.run(|| {
+                    // SAFETY: writes to a place that is there; the function is of this context.
+                    unsafe {
+                        self.driver
+                            .occupancy(&raw mut blocks, entry.function, threads as c_int, 0)
+                            .map_err(|e| self.error(&e))
+                    }
+                })?;
+                let blocks = u32::try_from(blocks).unwrap_or(0);
+                entry.occupancy.push((threads, blocks));
+                blocks
             }
         };
-        if entry.occupancy.1 != threads {
-            let mut blocks = 0;
-            self.run(|| {
-                // SAFETY: writes to a place that is there; the function is of this context.
-                unsafe {
-                    self.driver
-                        .occupancy(&raw mut blocks, entry.function, threads as c_int, 0)
-                        .map_err(|e| self.error(&e))
-                }
-            })?;
-            entry.occupancy = (u32::try_from(blocks).unwrap_or(0), threads);
-        }
-        state.functions.insert(name.to_owned(), entry);
-        Ok((entry.function, entry.occupancy.0 * self.multiprocessors))
+        Ok((entry.function, blocks * self.multiprocessors))
     }
 
-    fn load(&self, state: &mut State, kernel: &str) -> Result<Function> {
+    fn load(&self, kernel: &str) -> Result<Entry> {
         let unavailable = |reason: String| Error::Unavailable { what: kernel.to_owned(), reason };
-        let key = match (state.sources.contains_key(kernel), ptx::module(kernel, self.capability)) {
-            (true, _) => own(kernel),
-            (false, Some(module)) => format!("sm_{}/{kernel}", module.arch()),
-            (false, None) => {
+        let source = self.modules.source(kernel);
+        let (key, text) = match (source, ptx::module(kernel, self.capability)) {
+            (Some(text), _) => {
+                takes_a_work(kernel, &text).map_err(&unavailable)?;
+                (own(kernel), text)
+            }
+            (None, Some(module)) => {
+                let text = ptx::source(kernel, self.capability).unwrap_or_default();
+                (format!("sm_{}/{kernel}", module.arch()), text)
+            }
+            (None, None) => {
                 let why = format!("this build has no PTX of it for {}", self.name);
                 return Err(unavailable(why));
             }
         };
-        let module = match state.modules.get(&key) {
-            Some(Loaded(module)) => *module,
-            None => {
-                let text = match state.sources.get(kernel) {
-                    Some(text) => {
-                        takes_a_work(kernel, text).map_err(&unavailable)?;
-                        text.clone()
-                    }
-                    None => ptx::source(kernel, self.capability).unwrap_or_default(),
-                };
-                let module = self.assembled(&key, &text)?;
-                state.modules.insert(key, Loaded(module));
-                module
-            }
-        };
         let name =
             CString::new(kernel).map_err(|_| unavailable("its name has a zero".to_owned()))?;
-        self.run(|| {
+        let module = self.assembled(&key, &text)?;
+        let function = self.run(|| {
             let mut function = std::ptr::null_mut();
             // SAFETY: writes to a place that is there; the module is loaded, and the name ends with a zero.
-            unsafe { self.driver.module_get_function(&raw mut function, module, name.as_ptr()) }
-                .map_err(|e| self.error(&e))?;
+            unsafe {
+                let driver = self.driver;
+                driver
+                    .module_get_function(&raw mut function, module, name.as_ptr())
+                    .and_then(|()| driver.load_function(function))
+                    .inspect_err(|_| drop(driver.module_unload(module)))
+                    .map_err(|e| self.error(&e))?;
+            }
             Ok(function)
-        })
+        })?;
+        Ok(Entry { module, function, occupancy: Vec::new() })
     }
 
     /// A module of `text`, from the cache or the driver's assembler.

@@ -1,10 +1,11 @@
 //! The linker and modules: a "cubin" is the list of its kernels' names.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroccl::device::kernels::{self, Kernel};
 
-use crate::{INVALID_HANDLE, Kind, count, driver, setting};
+use crate::{Ctx, INVALID_HANDLE, Kind, count, driver, setting};
 
 const MAGIC: &str = "FAKECUBIN\n";
 
@@ -17,6 +18,23 @@ struct Link {
 
 pub(crate) struct Module {
     names: Vec<String>,
+}
+
+/// `CUfunction`. It is loaded when it is first launched, unless that was asked for before (Lazy Loading).
+pub(crate) struct Function {
+    kernel: Kernel,
+    loaded: AtomicBool,
+}
+
+impl Function {
+    /// Loads it, which a driver may do when no kernel runs.
+    fn load(&self, context: &Ctx) -> Result<(), c_int> {
+        if !self.loaded.load(Ordering::Acquire) {
+            context.wait_for_kernels()?;
+            self.loaded.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
 }
 
 driver! {
@@ -111,9 +129,14 @@ driver! {
         }
         // Kernels that the table does not have are none's.
         let kernel = kernels::all().find(|kernel| kernel.name == name).ok_or(500)?;
-        // SAFETY: the caller's place. A function lives as long as the process.
-        unsafe { *to = std::ptr::from_ref(Box::leak(Box::new(kernel))).cast() };
+        // A function lives as long as the process.
+        let function = Function { kernel, loaded: AtomicBool::new(false) };
+        // SAFETY: the caller's place.
+        unsafe { *to = std::ptr::from_ref(Box::leak(Box::new(function))).cast() };
         Ok(())
+    }
+    cuFuncLoad(raw: *const c_void) |context| {
+        function(raw)?.load(context)
     }
     cuOccupancyMaxActiveBlocksPerMultiprocessor(to: *mut c_int, _function: *const c_void, threads: c_int,
         _shared: usize) |_context| {
@@ -124,11 +147,16 @@ driver! {
     }
 }
 
-/// The kernel of a function.
-pub(crate) fn kernel(function: *const c_void) -> Result<Kernel, c_int> {
-    if function.is_null() {
+fn function<'a>(raw: *const c_void) -> Result<&'a Function, c_int> {
+    if raw.is_null() {
         return Err(INVALID_HANDLE);
     }
     // SAFETY: what `cuModuleGetFunction` gave.
-    Ok(unsafe { *function.cast::<Kernel>() })
+    Ok(unsafe { &*raw.cast::<Function>() })
+}
+
+/// The kernel of a function that is launched.
+pub(crate) fn launched(raw: *const c_void, context: &Ctx) -> Result<Kernel, c_int> {
+    function(raw)?.load(context)?;
+    Ok(function(raw)?.kernel)
 }

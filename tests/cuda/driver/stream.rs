@@ -393,7 +393,7 @@ driver! {
     cuLaunchKernel(function: *const c_void, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
         _shared: c_uint, into: *mut c_void, arguments: *mut *mut c_void, _extra: *mut *mut c_void) |context| {
         let stream = stream(into)?;
-        let kernel = module::kernel(function)?;
+        let kernel = module::launched(function, context)?;
         if gx == 0 || (gy, gz, by, bz) != (1, 1, 1, 1) || bx == 0 || bx > kernel.threads || !bx.is_multiple_of(32) {
             return Err(INVALID_VALUE);
         }

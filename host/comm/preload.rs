@@ -1,0 +1,101 @@
+//! Kernels are loaded before they are needed.
+//!
+//! Loading a kernel may wait for those that run, and these may wait for what the same thread is about to launch. Which kernel a call
+//! takes depends on its size. So the first call of a kind (collective, type, operator) loads all that the tuner can choose for
+//! calls of that kind, and a new communicator all that it can choose for kinds that were called before in this process. Calls of
+//! other sizes then load nothing.
+
+use std::sync::{Mutex, PoisonError};
+
+use ferroccl_device::abi::Collective;
+use ferroccl_device::kernels::Kernel;
+use tracing::debug;
+
+use super::collective::kernels_of;
+use super::p2p;
+use super::state::CommState;
+use crate::enqueue::{self, CollectiveCall, PlanContext};
+use crate::error::Result;
+use crate::log;
+
+/// One call of each kind that was made in this process.
+static CALLED: Mutex<Vec<CollectiveCall>> = Mutex::new(Vec::new());
+
+/// The kinds of which a communicator has loaded all kernels.
+#[derive(Debug, Default)]
+pub(super) struct Preloaded(Mutex<Vec<CollectiveCall>>);
+
+/// Adds a call to those of other kinds; whether it is the first of its kind.
+fn is_new(kinds: &Mutex<Vec<CollectiveCall>>, call: &CollectiveCall) -> bool {
+    let kind = |call: &CollectiveCall| (call.collective, call.op, call.data_type);
+    let mut kinds = kinds.lock().unwrap_or_else(PoisonError::into_inner);
+    if kinds.iter().any(|known| kind(known) == kind(call)) {
+        return false;
+    }
+    kinds.push(*call);
+    true
+}
+
+/// Loads all kernels that calls of the kind of `call` may take, once. Those that cannot be loaded are errors of the calls that
+/// take them.
+pub(super) fn preload(comm: &CommState, call: &CollectiveCall) {
+    if comm.device.runtime().loads_kernels() && is_new(&comm.preloaded.0, call) {
+        is_new(&CALLED, call);
+        load(comm, &kernels(call, &comm.plan_context));
+    }
+}
+
+/// Loads what a new communicator may take for calls of kinds that were made before.
+pub(super) fn preload_what_was_called(comm: &CommState) {
+    if !comm.device.runtime().loads_kernels() {
+        return;
+    }
+    let called = CALLED.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut all: Vec<(Kernel, u32)> = Vec::new();
+    for call in called {
+        is_new(&comm.preloaded.0, &call);
+        all.extend(kernels(&call, &comm.plan_context));
+    }
+    load(comm, &all);
+}
+
+/// The kernels of calls of a kind by size, with their threads.
+fn kernels(call: &CollectiveCall, context: &PlanContext) -> Vec<(Kernel, u32)> {
+    if call.collective == Collective::SendRecv {
+        return p2p::kernel().map(|kernel| (kernel, kernel.threads)).into_iter().collect();
+    }
+    // From one element to 2^40, in steps of a half and more: the tuner's lines do not cross in between but by a hair.
+    let counts = (0..40).flat_map(|bits| [1usize << bits, (1 << bits) + (1 << bits) / 2]);
+    let mut all: Vec<(Kernel, u32)> = Vec::new();
+    for count in [0].into_iter().chain(counts) {
+        let call = CollectiveCall { count, ..*call };
+        let Ok(choice) = enqueue::choose(&call, context) else { continue };
+        let Ok(kernels) = kernels_of(&call, choice) else { continue };
+        for kernel in kernels {
+            if all.iter().all(|(known, _)| known.name != kernel.name) {
+                all.push((kernel, choice.threads));
+            }
+        }
+    }
+    all
+}
+
+/// Loads kernels, several at a time: the driver's assembler takes seconds for one that is not in the cache.
+fn load(comm: &CommState, kernels: &[(Kernel, u32)]) {
+    let runtime = comm.device.runtime();
+    let prepare = |(kernel, threads): &(Kernel, u32)| -> Result<()> {
+        runtime.prepare(kernel, *threads).inspect_err(|error| {
+            debug!(target: log::INIT, rank = comm.rank, "{} is not loaded: {error}", kernel.name);
+        })
+    };
+    let at_a_time = std::thread::available_parallelism().map_or(1, usize::from);
+    for some in kernels.chunks(at_a_time) {
+        std::thread::scope(|threads| {
+            for kernel in some {
+                let thread = std::thread::Builder::new().name("ferroccl-load".to_owned());
+                // Without a thread for it, the kernel is loaded by the call that takes it.
+                let _ = thread.spawn_scoped(threads, || prepare(kernel));
+            }
+        });
+    }
+}
