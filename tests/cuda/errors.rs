@@ -124,6 +124,58 @@ fn ranks_that_have_no_room_are_told() {
     }
 }
 
+/// Two communicators, each with as many blocks as the GPU has room for.
+fn two_that_fill_the_gpu(device: &Device) -> [Vec<Communicator>; 2] {
+    let mut config = CommConfig::default();
+    (config.protocol, config.channels) = (Some(ProtocolId::Simple), Some(12));
+    config.timeout = Some(Duration::from_secs(60));
+    [0; 2].map(|_| Communicator::init_all_with(device, 2, &config).unwrap())
+}
+
+/// Blocks are counted over all communicators: the second one's call waits for that of the first to end.
+#[test]
+fn communicators_that_do_not_fit_together_take_turns() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::new(Arc::new(CudaRuntime::new(0).unwrap()));
+    let both = two_that_fill_the_gpu(&device);
+    let streams = [0; 4].map(|_| device.stream().unwrap());
+    let buffers = [0; 4].map(|_| device.upload(&vec![1.0f32; 1 << 20]).unwrap());
+    for _ in 0..3 {
+        for (i, (stream, buffer)) in streams.iter().zip(&buffers).enumerate() {
+            both[i / 2][i % 2].all_reduce(buffer, buffer, ReduceOp::Sum, stream).unwrap();
+        }
+    }
+    for (stream, buffer) in streams.iter().zip(&buffers) {
+        assert_eq!(buffer.to_vec(stream).unwrap()[..3], [8.0; 3]);
+    }
+}
+
+/// A call whose room is taken by calls that wait for the same thread is refused.
+#[test]
+fn communicators_that_do_not_fit_together_are_told() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::new(Arc::new(CudaRuntime::new(0).unwrap()));
+    let both = two_that_fill_the_gpu(&device);
+    let streams = [0; 4].map(|_| device.stream().unwrap());
+    let buffer = device.upload(&vec![1.0f32; 1 << 20]).unwrap();
+    // Rank by rank, where each communicator's calls wait for its other rank.
+    let mut calls = (0..2).flat_map(|rank| (0..2).map(move |comm| (comm, rank)));
+    let error = calls.find_map(|(comm, rank)| {
+        let (comm, stream) = (&both[comm][rank], &streams[2 * comm + rank]);
+        comm.all_reduce(&buffer, &buffer, ReduceOp::Sum, stream).err()
+    });
+    let error = error.expect("more blocks than there is room for").to_string();
+    for part in ["room for all_reduce_", "of 16 multiprocessors", "calls in other streams"] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
 /// An address of one device means something else on another.
 #[test]
 fn memory_and_streams_of_another_device_are_refused() {

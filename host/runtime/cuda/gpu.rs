@@ -14,6 +14,7 @@ use super::alloc::Use;
 use super::connections;
 use super::driver::{self, Address, Context, Driver, RawEvent, RawStream, attribute};
 use super::module::Modules;
+use super::residency::Ledger;
 use crate::error::{Error, Result};
 use crate::runtime::sync::lock;
 use crate::runtime::{RdmaInfo, Settings};
@@ -39,6 +40,8 @@ pub(super) struct Gpu {
     /// Of its multiprocessors, in kilohertz, at most.
     pub(super) clock_khz: u32,
     pub(super) modules: Modules,
+    /// What runs, over all communicators.
+    pub(super) ledger: Ledger,
     /// Streams that are known to us, the service stream among them.
     streams: AtomicU32,
     /// A stream for what is done at once.
@@ -196,6 +199,7 @@ impl Gpu {
             multiprocessors,
             clock_khz,
             modules: Modules::new(settings.cuda_cache.clone()),
+            ledger: Ledger::default(),
             streams: AtomicU32::new(1),
             service: Mutex::new(service),
             pools,

@@ -7,6 +7,7 @@
 //! connections.rs  hardware queues
 //! alloc.rs    device memory: from where, and back
 //! memory.rs   allocations, other processes' memory, the caller's, the host's; cust.rs, cudarc.rs that of these crates
+//! residency.rs  room for launches, over all communicators
 //! stream.rs   streams; watch.rs what happens at ends; capture.rs what a graph needs; graph.rs graphs and timers
 //! ```
 //!
@@ -15,8 +16,8 @@
 //!   ([`CudaRuntime::stream_of`]), any memory ([`CudaRuntime::buffer_of`]); those of `cust` and `cudarc` safely.
 //! * **Calls are asynchronous, in stream order, and can be captured** in a graph, each stream's on its own. A graph keeps
 //!   what its calls need. Within one communicator a graph counts as a call: launch it in the order of the others.
-//! * **All blocks of all ranks on a GPU run at the same time**, or a call is refused: kernels wait for each other. Ranks in
-//!   one process share the GPU by themselves; of several processes only one runs at a time, unless NVIDIA's MPS lets them
+//! * **All blocks of all ranks on a GPU run at the same time**, or a call is refused: kernels wait for each other. Calls of several
+//!   communicators that do not fit together wait for each other on the host, and are refused after 20 s. Ranks in one process share the GPU by themselves; of several processes only one runs at a time, unless NVIDIA's MPS lets them
 //!   share it.
 //! * **Streams of ranks that wait for each other need hardware queues of their own.** There are 8 for a process, or as many as
 //!   `CUDA_DEVICE_MAX_CONNECTIONS` says, up to 32. Where it is not set, and the process has only one thread when the driver is
@@ -61,6 +62,7 @@ mod graph;
 mod handed;
 mod memory;
 mod module;
+mod residency;
 mod stream;
 mod watch;
 

@@ -114,7 +114,7 @@ fn takes_a_work(kernel: &str, text: &str) -> std::result::Result<(), String> {
 }
 
 impl Gpu {
-    /// A kernel, ready to be launched, and how many blocks of `threads` threads the GPU holds at a time.
+    /// A kernel, ready to be launched, and how many blocks of `threads` threads a multiprocessor holds.
     ///
     /// # Errors
     /// [`Error::Unavailable`] when this build has no PTX of it, [`Error::Cuda`] with the assembler's messages.
@@ -143,7 +143,7 @@ impl Gpu {
                 blocks
             }
         };
-        Ok((entry.function, blocks * self.multiprocessors))
+        Ok((entry.function, blocks))
     }
 
     fn load(&self, kernel: &str) -> Result<Entry> {

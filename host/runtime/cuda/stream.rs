@@ -267,7 +267,8 @@ impl StreamOps for CudaStream {
         let Launch { kernel, blocks, threads, sharing, work, keep, done, .. } = launch;
         let gpu = &self.gpu;
         let threads = crate::runtime::gpu_threads(&kernel, threads);
-        let (function, room) = gpu.entry(&kernel, threads)?;
+        let (function, each) = gpu.entry(&kernel, threads)?;
+        let room = each * gpu.multiprocessors;
         let wanted = blocks.saturating_mul(sharing.max(1));
         if wanted > room {
             let what = format!("room for {} on {}", kernel.name, gpu.name);
@@ -279,6 +280,10 @@ impl StreamOps for CudaStream {
             return Err(Error::Unavailable { what, reason });
         }
         let captured = capture::find(gpu, self.raw)?;
+        let room = match captured {
+            Some(_) => None,
+            None => Some(gpu.room((kernel.name, self.raw), blocks, each)?),
+        };
         if blocks > 0 {
             let mut arguments = [(&raw const *work).cast_mut().cast::<c_void>()];
             let (to, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());
@@ -293,6 +298,7 @@ impl StreamOps for CudaStream {
             })?;
         }
         let end = move |failure: Option<&Error>| {
+            drop(room);
             if failure.is_some_and(is_farewell) {
                 return Ok(());
             }

@@ -152,6 +152,14 @@ pub(super) fn later(f: Box<dyn FnOnce() + Send>) {
     WATCH.start(&mut seen);
 }
 
+/// Looks what has ended in all streams.
+pub(super) fn look() {
+    let streams = lock(&WATCH.seen).streams.clone();
+    for stream in streams {
+        stream.reap();
+    }
+}
+
 /// Has memory freed when nothing that we have launched runs.
 pub(super) fn retire(gpu: Arc<Gpu>, address: Address) {
     let mut seen = lock(&WATCH.seen);

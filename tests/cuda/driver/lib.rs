@@ -98,6 +98,8 @@ pub(crate) struct Ctx {
     pub(crate) sticky: AtomicI32,
     /// Kernels that run.
     pub(crate) running: AtomicI64,
+    /// Parts of multiprocessors that these take.
+    pub(crate) taken: AtomicI64,
     /// Its hardware queues, of which a stream takes the one that has the fewest.
     pub(crate) queues: Vec<stream::Queue>,
     /// The contexts whose memory it reaches.
@@ -133,6 +135,7 @@ static CONTEXTS: LazyLock<Vec<Ctx>> = LazyLock::new(|| {
             retained: AtomicI32::new(0),
             sticky: AtomicI32::new(0),
             running: AtomicI64::new(0),
+            taken: AtomicI64::new(0),
             queues: (0..connections()).map(|_| stream::Queue::default()).collect(),
             peers: Mutex::default(),
         })

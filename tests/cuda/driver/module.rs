@@ -140,11 +140,16 @@ driver! {
     }
     cuOccupancyMaxActiveBlocksPerMultiprocessor(to: *mut c_int, _function: *const c_void, threads: c_int,
         _shared: usize) |_context| {
-        // Registers of 64 threads in 1024 are others': one block of 512 threads of 128 registers fills a multiprocessor.
         // SAFETY: the caller's place.
-        unsafe { *to = (960 / threads.max(32)).clamp(1, 16) };
+        unsafe { *to = per_multiprocessor(u32::try_from(threads).unwrap_or(0)) as c_int };
         Ok(())
     }
+}
+
+/// Blocks of so many threads that a multiprocessor holds.
+pub(crate) fn per_multiprocessor(threads: u32) -> u32 {
+    // Registers of 64 threads in 1024 are others': one block of 512 threads of 128 registers fills a multiprocessor.
+    (960 / threads.max(32)).clamp(1, 16)
 }
 
 fn function<'a>(raw: *const c_void) -> Result<&'a Function, c_int> {

@@ -12,6 +12,7 @@ use ferroccl::runtime::{Event, Launch, Runtime, StreamOps};
 use crate::graph::{Captured, Node, Recording};
 use crate::{
     Ctx, INVALID_VALUE, Kind, LAUNCH_FAILED, RUNTIME, count, driver, lock, memory, module, ordered,
+    setting,
 };
 
 /// A queue of the hardware, which streams share: what is put into any of them is begun in the order in which it was put in.
@@ -74,22 +75,37 @@ impl Call {
 pub(crate) struct Start {
     pub(crate) kernel: Kernel,
     pub(crate) blocks: u32,
+    pub(crate) threads: u32,
     /// The argument, as it was when it was launched.
     pub(crate) work: Work,
     pub(crate) context: &'static Ctx,
 }
 
+/// Of a multiprocessor.
+const PARTS: i64 = 5040;
+
 impl Start {
     /// Puts it into a stream.
     pub(crate) fn put(self, ops: &Arc<dyn StreamOps>) {
-        let Start { kernel, blocks, work, context } = self;
+        let Start { kernel, blocks, threads, work, context } = self;
         let trap = move || context.sticky.store(LAUNCH_FAILED, Ordering::Relaxed);
         if ordered(&format!("kernel:{}", kernel.name)).is_some() {
             return ops.host_function(Box::new(trap));
         }
         let (sharing, bytes) = (1, work.count);
         context.running.fetch_add(1, Ordering::AcqRel);
+        // A GPU would have the blocks for which there is no room wait for others to end. Here none may be without.
+        let parts = i64::from(blocks) * PARTS / i64::from(module::per_multiprocessor(threads));
+        ops.host_function(Box::new(move || {
+            let taken = context.taken.fetch_add(parts, Ordering::AcqRel) + parts;
+            let all = i64::from(setting("FAKE_CUDA_MULTIPROCESSORS", 16)) * PARTS;
+            if taken > all {
+                eprintln!("no room for {}: {taken} of {all} parts of multiprocessors", kernel.name);
+                trap();
+            }
+        }));
         let done = Box::new(move |failure: Option<&ferroccl::Error>| {
+            context.taken.fetch_sub(parts, Ordering::AcqRel);
             context.running.fetch_sub(1, Ordering::AcqRel);
             if failure.is_some() {
                 trap();
@@ -402,7 +418,7 @@ driver! {
         if !memory::known(work.comm, 1) || (work.input != 0 && work.count > 0 && !memory::known(work.input, 1)) {
             return Err(700);
         }
-        let start = Start { kernel, blocks: gx, work, context };
+        let start = Start { kernel, blocks: gx, threads: bx, work, context };
         match stream.capturing() {
             Some((recording, lane)) => recording.push(lane, Node::Kernel(start)),
             None => {
