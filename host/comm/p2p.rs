@@ -42,7 +42,7 @@ const MAX_BLOCKS: usize = 16;
 /// Messages that one kernel transfers, ready to be launched.
 pub(super) struct P2pBatch {
     transfers: Box<[Transfer]>,
-    /// The copy of `transfers` that the kernel works on.
+    /// Where the kernel finds its copy of `transfers`.
     table: Arc<dyn Memory>,
     /// The transfers of each block.
     parts: [ChannelWork; MAX_CHANNELS],
@@ -140,7 +140,7 @@ impl P2pBatch {
         Self::deal(comm, in_order, bytes, keep)
     }
 
-    /// Deals the transfers out to blocks, and makes the table that the kernel works on.
+    /// Deals the transfers out to blocks, and makes room for the table that the kernel works on.
     fn deal(
         comm: &CommState,
         in_order: Vec<Vec<Transfer>>,
@@ -168,13 +168,11 @@ impl P2pBatch {
         }
         let mut transfers: Box<[Transfer]> = all.into();
         let runtime = &**comm.device.runtime();
-        let table = comm.must(runtime.allocate(size_of_val(&*transfers)))?;
+        let table = comm.must(runtime.allocate_argument(size_of_val(&*transfers)))?;
         let first = table.address();
         for (transfer, before) in transfers.iter_mut().zip(before) {
             transfer.after = before.map_or(0, |i| first + (i * size_of::<Transfer>()) as u64);
         }
-        // SAFETY: the memory is the runtime's, and new.
-        comm.must(unsafe { runtime.write(&table, 0, bytemuck::cast_slice(&transfers)) })?;
         Ok(P2pBatch { transfers, table, parts, blocks: blocks as u32, bytes, keep })
     }
 
@@ -207,6 +205,12 @@ impl P2pBatch {
             signature: Signature { seq, ..Signature::default() },
             channels: parts,
         };
+        let runtime = comm.device.runtime();
+        // SAFETY: the memory is the runtime's, and nobody has used it.
+        let written = unsafe {
+            runtime.write_before(&table, bytemuck::cast_slice(&transfers), &**stream.ops())
+        };
+        let staged = comm.must(written)?;
         let call = Collective::SendRecv as u64;
         let record = comm
             .recorder
@@ -228,7 +232,7 @@ impl P2pBatch {
             done: Box::new(move |failure| {
                 let result = ended.on_launch_done(failure);
                 ended.recorder.end(record, None);
-                ended.release((table, keep), &result);
+                ended.release((table, staged, keep), &result);
                 result
             }),
         };

@@ -85,6 +85,32 @@ pub trait Runtime: Debug + Send + Sync {
     /// The memory is of this runtime's address space, and nothing that runs uses that part of it.
     unsafe fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()>;
 
+    /// Memory for what a launch needs beside its argument, with anything in it: [`write_before`](Runtime::write_before) comes next.
+    ///
+    /// # Errors
+    /// When there is not enough.
+    fn allocate_argument(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
+        self.allocate(bytes)
+    }
+
+    /// Writes `bytes` to the start of `to`, before what is put into `stream` next, and waits for nothing that runs. What is
+    /// returned is kept until that has ended.
+    ///
+    /// # Errors
+    /// As [`write`](Runtime::write).
+    ///
+    /// # Safety
+    /// The memory is of this runtime's address space, and nothing that runs uses that part of it.
+    unsafe fn write_before(
+        &self,
+        to: &Arc<dyn Memory>,
+        bytes: &[u8],
+        _stream: &dyn StreamOps,
+    ) -> Result<Option<Keep>> {
+        // SAFETY: the caller's.
+        unsafe { self.write(to, 0, bytes) }.map(|()| None)
+    }
+
     /// Equal for runtimes whose kernels reach each other's memory, within one process: 0 where this is the process's own. A
     /// call's communicator, its buffers and its stream have to be of one.
     fn address_space(&self) -> u64;

@@ -68,6 +68,14 @@ pub(crate) fn live(kind: Kind) -> i64 {
     unsafe { live(kind as c_uint) }
 }
 
+/// How often a function of the driver was called.
+pub(crate) fn calls(name: &str) -> u64 {
+    let calls: unsafe extern "C" fn(*const i8) -> u64 = symbol("fake_cuda_calls");
+    let name = CString::new(name).unwrap();
+    // SAFETY: a text that ends with a zero.
+    unsafe { calls(name.as_ptr().cast()) }
+}
+
 /// Tests that count objects, or have calls fail, run alone.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());

@@ -9,7 +9,7 @@ use ferroccl::runtime::cuda::CudaRuntime;
 use ferroccl::runtime::{Event, Settings, cuda};
 use ferroccl::{CommConfig, Communicator, Device, Error, ReduceOp};
 
-use crate::stand_in::{Handle, Kind, alone, live, ready, symbol};
+use crate::stand_in::{Handle, Kind, alone, calls, live, ready, symbol};
 
 fn error(text: &str) -> Error {
     Error::argument("test", text)
@@ -236,4 +236,39 @@ fn between_two_calls<T>(device: &Device, made: impl Fn(&Device) -> T) {
     drop(made(device));
     call(1).unwrap();
     streams.iter().for_each(|stream| stream.synchronize().unwrap());
+}
+
+/// The host waits for nothing at a send or a receive, and asks the driver for no memory, once it has had some.
+#[test]
+fn messages_are_put_in_without_waiting() {
+    const WAITS: [&str; 5] = [
+        "cuStreamSynchronize",
+        "cuMemsetD8Async",
+        "cuMemAlloc_v2",
+        "cuMemAllocAsync",
+        "cuMemHostAlloc",
+    ];
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::new(Arc::new(CudaRuntime::new(0).unwrap()));
+    let ranks = Communicator::init_all(&device, 2).unwrap();
+    let streams = [0; 2].map(|_| device.stream().unwrap());
+    let sent = device.upload(&[7u32; 1000]).unwrap();
+    let received = device.alloc::<u32>(1000).unwrap();
+    for warm in [false, true] {
+        let before = WAITS.map(calls);
+        for _ in 0..10 {
+            ranks[0].send(&sent, 1, &streams[0]).unwrap();
+            ranks[1].recv(&received, 0, &streams[1]).unwrap();
+        }
+        assert!(
+            !warm || before == WAITS.map(calls),
+            "{WAITS:?}: {before:?} {:?}",
+            WAITS.map(calls)
+        );
+        assert_eq!(received.to_vec(&streams[1]).unwrap(), [7; 1000]);
+        streams[0].synchronize().unwrap();
+    }
 }

@@ -36,6 +36,19 @@ pub(super) enum Use {
 impl Gpu {
     /// `bytes` bytes of zeroed device memory.
     pub(super) fn allocate(self: &Arc<Self>, bytes: usize, by: Use) -> Result<Address> {
+        let (address, size) = (self.take(bytes, by)?, size_class(bytes));
+        // SAFETY: the memory is ours, and of that size.
+        let zeroed =
+            self.at_once(|stream| unsafe { self.driver.memset_d8_async(address, 0, size, stream) });
+        if let Err(error) = zeroed {
+            self.free(address, bytes, by);
+            return Err(error);
+        }
+        Ok(address)
+    }
+
+    /// `bytes` bytes of device memory with anything in it. Where memory of that size was kept, the driver is not asked.
+    pub(super) fn take(self: &Arc<Self>, bytes: usize, by: Use) -> Result<Address> {
         let (size, by) = (size_class(bytes), self.origin(by));
         let kept = lock(&self.free).get_mut(&(by, size)).and_then(Vec::pop);
         let mut address = match kept {
@@ -45,18 +58,10 @@ impl Gpu {
         if address.is_none() && watch::free_retired(self) {
             address = self.fresh(size, by)?;
         }
-        let address = address.ok_or_else(|| {
+        address.ok_or_else(|| {
             let what = format!("allocating {bytes} bytes on {}", self.name);
             Error::system(what, std::io::Error::from_raw_os_error(libc::ENOMEM))
-        })?;
-        // SAFETY: the memory is ours, and of that size.
-        let zeroed =
-            self.at_once(|stream| unsafe { self.driver.memset_d8_async(address, 0, size, stream) });
-        if let Err(error) = zeroed {
-            self.free(address, bytes, by);
-            return Err(error);
-        }
-        Ok(address)
+        })
     }
 
     /// Gives back what [`allocate`](Gpu::allocate) has made; nothing uses it any more.

@@ -15,6 +15,7 @@ use super::connections;
 use super::driver::{self, Address, Context, Driver, RawEvent, RawStream, attribute};
 use super::module::Modules;
 use super::residency::Ledger;
+use super::staging::Staging;
 use crate::error::{Error, Result};
 use crate::runtime::sync::lock;
 use crate::runtime::{RdmaInfo, Settings};
@@ -51,6 +52,7 @@ pub(super) struct Gpu {
     /// Device memory that is kept for the next allocation, by size.
     pub(super) free: Mutex<HashMap<(Use, usize), Vec<Address>>>,
     pinned: Mutex<Pinned>,
+    pub(super) staging: Mutex<Staging>,
     events: Mutex<Vec<RawEvent>>,
 }
 
@@ -205,6 +207,7 @@ impl Gpu {
             pools,
             free: Mutex::default(),
             pinned: Mutex::default(),
+            staging: Mutex::default(),
             events: Mutex::default(),
         })
     }
@@ -401,7 +404,8 @@ impl Drop for Gpu {
         let driver = self.driver;
         let _ = driver.within(self.context, || {
             let free = std::mem::take(&mut *lock(&self.free));
-            let slabs = std::mem::take(&mut lock(&self.pinned).slabs);
+            let mut slabs = std::mem::take(&mut lock(&self.pinned).slabs);
+            slabs.extend(lock(&self.staging).take_slabs());
             // SAFETY: all of it is ours, and not in use. Errors are those of a context that is lost.
             unsafe {
                 for event in lock(&self.events).drain(..) {

@@ -61,6 +61,12 @@ impl CudaMemory {
         Ok(CudaMemory { gpu: Arc::clone(gpu), address, len, origin: Origin::Allocated(by) })
     }
 
+    /// Memory that is written before it is read.
+    pub(super) fn take(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
+        let (address, by) = (gpu.take(len, Use::Own)?, Use::Own);
+        Ok(CudaMemory { gpu: Arc::clone(gpu), address, len, origin: Origin::Allocated(by) })
+    }
+
     /// # Safety
     /// The range is memory that kernels of the GPU reach, as long as `keep` lives.
     pub(super) unsafe fn foreign(gpu: &Arc<Gpu>, address: Address, len: usize, keep: Keep) -> Self {

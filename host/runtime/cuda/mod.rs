@@ -8,6 +8,7 @@
 //! alloc.rs    device memory: from where, and back
 //! memory.rs   allocations, other processes' memory, the caller's, the host's; cust.rs, cudarc.rs that of these crates
 //! residency.rs  room for launches, over all communicators
+//! staging.rs  what launches need beside their argument
 //! stream.rs   streams; watch.rs what happens at ends; capture.rs what a graph needs; graph.rs graphs and timers
 //! ```
 //!
@@ -63,6 +64,7 @@ mod handed;
 mod memory;
 mod module;
 mod residency;
+mod staging;
 mod stream;
 mod watch;
 
@@ -273,6 +275,25 @@ impl Runtime for CudaRuntime {
             // SAFETY: the range was checked, and `bytes` is there until it is over.
             unsafe { driver.memcpy_htod_async(at, bytes.as_ptr().cast(), bytes.len(), stream) }
         })
+    }
+
+    fn allocate_argument(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
+        Ok(Arc::new(CudaMemory::take(&self.gpu, bytes)?))
+    }
+
+    unsafe fn write_before(
+        &self,
+        to: &Arc<dyn Memory>,
+        bytes: &[u8],
+        stream: &dyn StreamOps,
+    ) -> Result<Option<Keep>> {
+        let native = stream.as_any().and_then(|any| any.downcast_ref::<CudaStream>());
+        match native.filter(|stream| stream.capture_id().is_none()) {
+            Some(stream) => Ok(Some(Arc::new(stream.write(to, bytes)?))),
+            // A graph finds it as its kernel has left it, each time.
+            // SAFETY: the caller's.
+            None => unsafe { self.write(to, 0, bytes) }.map(|()| None),
+        }
     }
 
     /// Of a context: kernels of one reach all of its memory.

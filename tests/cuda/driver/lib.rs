@@ -18,7 +18,7 @@
 //! A context has as many hardware queues as `CUDA_DEVICE_MAX_CONNECTIONS` says, and a stream takes the one that has
 //! the fewest.
 //!
-//! What tests ask of it besides: [`fake_cuda_fail`], [`fake_cuda_live`].
+//! What tests ask of it besides: [`fake_cuda_fail`], [`fake_cuda_live`], [`fake_cuda_calls`].
 #![allow(missing_docs, reason = "cuda.h documents them")]
 // With this feature there are functions of these names to be linked already. Its tests take what was built without it.
 #![cfg(not(feature = "cust"))]
@@ -168,6 +168,20 @@ pub(crate) fn count(kind: Kind, by: i64) {
     LIVE[kind as usize].fetch_add(by, Ordering::Relaxed);
 }
 
+/// How often a function was called.
+static CALLS: Mutex<Option<HashMap<&'static str, u64>>> = Mutex::new(None);
+
+/// How often the function of this name was called, of those that need a context.
+///
+/// # Safety
+/// `name` ends with a zero.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn fake_cuda_calls(name: *const c_char) -> u64 {
+    // SAFETY: the caller's.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    lock(&CALLS).as_ref().and_then(|calls| calls.get(&*name).copied()).unwrap_or(0)
+}
+
 /// How many objects of a kind there are.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fake_cuda_live(kind: c_uint) -> i64 {
@@ -223,7 +237,8 @@ const GIVES_BACK: [&str; 9] = [
 ];
 
 /// The current context, if calls of it go well.
-pub(crate) fn current(name: &str) -> Result<&'static Ctx, c_int> {
+pub(crate) fn current(name: &'static str) -> Result<&'static Ctx, c_int> {
+    *lock(&CALLS).get_or_insert_default().entry(name).or_default() += 1;
     let context = STACK.with_borrow(|stack| stack.last().copied()).ok_or(INVALID_CONTEXT)?;
     if let Some(code) = ordered(name) {
         if (700..=719).contains(&code) && code != 704 && code != 712 {
