@@ -41,6 +41,15 @@ fn what_cannot_be_captured_says_so() {
     assert_eq!(buffer.to_vec(&stream).unwrap(), [1; 10]);
     let error = CudaGraph::capture(&[], || Ok(())).unwrap_err().to_string();
     assert!(error.contains("streams"), "{error}");
+    // A branch for each hardware queue, and no more.
+    let streams: Vec<_> = (0..33).map(|_| device.stream().unwrap()).collect();
+    let streams: Vec<_> = streams.iter().collect();
+    assert!(CudaGraph::capture(&streams[..32], || Ok(())).is_ok());
+    let error = CudaGraph::capture(&streams, || Ok(())).unwrap_err().to_string();
+    for part in ["33 branches on GPU 0", "only 32", "CUDA_DEVICE_MAX_CONNECTIONS"] {
+        assert!(error.contains(part), "{error}");
+    }
+    drop(streams);
     let cpu = Device::cpu().stream().unwrap();
     let error = CudaGraph::capture(&[&cpu], || Ok(())).unwrap_err().to_string();
     assert!(error.contains("another runtime"), "{error}");

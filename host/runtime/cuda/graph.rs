@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::capture::{self, Check};
+use super::connections;
 use super::driver::{self, Graph, GraphExec, RawEvent};
 use super::gpu::Gpu;
 use super::stream::CudaStream;
@@ -61,9 +62,14 @@ impl CudaGraph {
     /// What `calls` puts into `streams`, captured instead of run. All of them begin where the first one is, and end before
     /// it goes on.
     ///
+    /// Each stream becomes a branch of the graph. **Branches of one graph may run beside each other, and CUDA does not promise that
+    /// they do** ("Graph Structure" in NVIDIA's programming guide has the order of nodes, and no more). Ranks that wait for each
+    /// other need it. Where that is too little, capture each rank's calls in a graph of its own, and launch these in streams of
+    /// their own: streams with a hardware queue each do run beside each other. More branches than hardware queues are refused.
+    ///
     /// # Errors
     /// That of `calls`; [`Error::InvalidArgument`] for streams of another runtime or of several GPUs, or none;
-    /// [`Error::Cuda`].
+    /// [`Error::Unavailable`] for more streams than the process has hardware queues; [`Error::Cuda`].
     ///
     /// ```no_run
     /// use ferroccl::runtime::cuda::CudaGraph;
@@ -93,6 +99,16 @@ impl CudaGraph {
             return Err(Error::argument("streams", reason));
         }
         let driver = gpu.driver;
+        let (branches, queues) = (natives.len(), driver.connections());
+        if branches > queues as usize {
+            let what = format!("a graph of {branches} branches on {}", gpu.name);
+            let reason = format!(
+                "ranks wait for each other, and only {queues} branches can run at the same time ({}): capture fewer \
+                 streams in a graph",
+                connections::VARIABLE
+            );
+            return Err(Error::Unavailable { what, reason });
+        }
         gpu.run(|| {
             // SAFETY: the stream is alive.
             unsafe { driver.stream_begin_capture(first.raw(), driver::CAPTURE_RELAXED) }
