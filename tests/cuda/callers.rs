@@ -157,7 +157,7 @@ fn what_is_made_is_given_back() {
         }
         // Handles are dropped while calls are under way.
     }
-    crate::errors::until(|| count() == before);
+    crate::errors::until(|| crate::errors::no_more(count(), before));
 }
 
 /// These lines are the README's (a test of the command compares them).

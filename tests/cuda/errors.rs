@@ -19,6 +19,12 @@ pub(crate) fn until(mut so: impl FnMut() -> bool) {
     }
 }
 
+/// Whether of nothing there is more than before. There may be less: what an earlier test has dropped is given back when no call of
+/// any test is under way.
+pub(crate) fn no_more<const N: usize>(now: [i64; N], before: [i64; N]) -> bool {
+    now.iter().zip(before).all(|(now, before)| *now <= before)
+}
+
 /// What is counted once it no longer changes: what earlier tests have dropped goes a little later.
 pub(crate) fn settled<T: PartialEq>(count: impl Fn() -> T) -> T {
     let mut last = count();

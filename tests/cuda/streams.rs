@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferroccl::runtime::cuda::CudaRuntime;
 use ferroccl::runtime::{Event, Settings, cuda};
@@ -258,6 +258,11 @@ fn messages_are_put_in_without_waiting() {
     let sent = device.upload(&[7u32; 1000]).unwrap();
     let received = device.alloc::<u32>(1000).unwrap();
     for warm in [false, true] {
+        // At first all of them are under way at the same time, and each needs a place of its own.
+        let gate = Event::new();
+        if !warm {
+            streams.iter().for_each(|stream| stream.ops().wait(&gate));
+        }
         let before = WAITS.map(calls);
         for _ in 0..10 {
             ranks[0].send(&sent, 1, &streams[0]).unwrap();
@@ -268,7 +273,41 @@ fn messages_are_put_in_without_waiting() {
             "{WAITS:?}: {before:?} {:?}",
             WAITS.map(calls)
         );
+        gate.complete(Ok(()));
         assert_eq!(received.to_vec(&streams[1]).unwrap(), [7; 1000]);
         streams[0].synchronize().unwrap();
     }
+}
+
+/// While kernels wait for each other the driver is asked now and then whether all is well, and not all the time.
+#[test]
+fn ends_are_noticed_without_the_driver() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let device = Device::new(Arc::new(CudaRuntime::new(0).unwrap()));
+    let ranks = Communicator::init_all(&device, 2).unwrap();
+    let streams = [0; 2].map(|_| device.stream().unwrap());
+    let small = [0; 2].map(|_| device.alloc::<u32>(100).unwrap());
+    let call = |r: usize| ranks[r].all_reduce(&small[r], &small[r], ReduceOp::Sum, &streams[r]);
+    let asked = || ["cuEventQuery", "cuEventRecord"].map(calls);
+    (0..2).for_each(|r| call(r).unwrap());
+    streams.iter().for_each(|stream| stream.synchronize().unwrap());
+    let (before, begun) = (asked(), Instant::now());
+    for _ in 0..20 {
+        call(0).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        call(1).unwrap();
+    }
+    // By the watch: nobody waits for the streams.
+    let keep = Arc::new(());
+    let ended = Arc::downgrade(&keep);
+    streams[1].ops().host_function(Box::new(move || drop(keep)));
+    crate::errors::until(|| ended.strong_count() == 0);
+    let asked = asked();
+    // Once in 10 ms for each of what may be pending.
+    let most = 10 * (begun.elapsed().as_millis() as u64 / 10 + 1);
+    assert!(asked[0] - before[0] <= most, "{before:?} {asked:?}, of {most}");
+    assert_eq!(asked[1], before[1], "an event for a launch");
 }

@@ -74,6 +74,8 @@ pub(crate) mod attribute {
     pub(crate) const GPU_DIRECT_RDMA_SUPPORTED: c_int = 116;
     /// A `CUGPUDirectRDMAWritesOrdering`.
     pub(crate) const GPU_DIRECT_RDMA_WRITES_ORDERING: c_int = 118;
+    /// Of the functions of CUDA 12 (`_v2`).
+    pub(crate) const CAN_USE_64_BIT_STREAM_MEM_OPS: c_int = 122;
     pub(crate) const DMA_BUF_SUPPORTED: c_int = 124;
 }
 
@@ -116,6 +118,8 @@ pub(crate) const HOST_REGISTER_MAPPED: c_uint = 1 | 2;
 pub(crate) const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 /// `CU_STREAM_WAIT_VALUE_GEQ`.
 pub(crate) const WAIT_VALUE_GEQ: c_uint = 0;
+/// `CU_STREAM_WRITE_VALUE_DEFAULT`: behind a fence, so that what came before in the stream is seen by who sees the value.
+pub(crate) const WRITE_VALUE_DEFAULT: c_uint = 0;
 /// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`.
 pub(crate) const USER_OBJECT_NO_DESTRUCTOR_SYNC: c_uint = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes the caller's reference.
@@ -206,6 +210,7 @@ api! {
     stream_get_ctx = "cuStreamGetCtx" (stream: RawStream, context: *mut Context);
     stream_wait_event = "cuStreamWaitEvent" (stream: RawStream, event: RawEvent, flags: c_uint);
     stream_wait_value32 = "cuStreamWaitValue32_v2" (stream: RawStream, at: Address, value: u32, flags: c_uint);
+    stream_write_value64 = "cuStreamWriteValue64_v2" (stream: RawStream, at: Address, value: u64, flags: c_uint);
     stream_begin_capture = "cuStreamBeginCapture_v2" (stream: RawStream, mode: c_int);
     stream_end_capture = "cuStreamEndCapture" (stream: RawStream, graph: *mut Graph);
     graph_instantiate = "cuGraphInstantiateWithFlags" (exec: *mut GraphExec, graph: Graph, flags: u64);

@@ -47,6 +47,8 @@ pub(super) struct Gpu {
     streams: AtomicU32,
     /// A stream for what is done at once.
     pub(super) service: Mutex<RawStream>,
+    /// Whether its streams write words of 64 bits.
+    pub(super) writes_words: bool,
     /// Whether it has memory pools.
     pub(super) pools: bool,
     /// Device memory that is kept for the next allocation, by size.
@@ -180,6 +182,7 @@ impl Gpu {
         let multiprocessors = attribute(attribute::MULTIPROCESSOR_COUNT)?;
         let clock_khz = attribute(attribute::CLOCK_RATE)?;
         let pools = attribute(attribute::MEMORY_POOLS_SUPPORTED).unwrap_or(0) != 0;
+        let writes_words = attribute(attribute::CAN_USE_64_BIT_STREAM_MEM_OPS).unwrap_or(0) != 0;
         let mut service = std::ptr::null_mut();
         driver.within(context, || {
             // SAFETY: writes to a place that is there.
@@ -205,6 +208,7 @@ impl Gpu {
             streams: AtomicU32::new(1),
             service: Mutex::new(service),
             pools,
+            writes_words,
             free: Mutex::default(),
             pinned: Mutex::default(),
             staging: Mutex::default(),

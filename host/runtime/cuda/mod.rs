@@ -9,7 +9,7 @@
 //! memory.rs   allocations, other processes' memory, the caller's, the host's; cust.rs, cudarc.rs that of these crates
 //! residency.rs  room for launches, over all communicators
 //! staging.rs  what launches need beside their argument
-//! stream.rs   streams; watch.rs what happens at ends; capture.rs what a graph needs; graph.rs graphs and timers
+//! stream.rs   streams; watch.rs what happens at ends, by words (word.rs); capture.rs what a graph needs; graph.rs graphs and timers
 //! ```
 //!
 //! * **The driver is opened at run time**: a binary starts without one, and says what is missing when it is asked for a GPU.
@@ -67,6 +67,7 @@ mod residency;
 mod staging;
 mod stream;
 mod watch;
+mod word;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use cubin_cache::cubins;

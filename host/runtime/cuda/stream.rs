@@ -3,15 +3,15 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use super::capture::{self, Check};
 use super::driver::{self, RawStream};
 use super::gpu::Gpu;
 use super::staging::Staged;
-use super::watch::{Pending, Progress, Recorded, is_farewell};
+use super::watch::{End, Ends, Pending, Progress, Recorded, is_farewell};
+use super::word::Word;
 use crate::error::{Error, Result};
 use crate::runtime::op::{panic_message, panicked};
 use crate::runtime::{Done, Event, Keep, Launch, Memory, StreamOps, memory};
@@ -46,36 +46,6 @@ struct Native {
     stream: Weak<Progress>,
 }
 
-/// A word of pinned memory, 0 at first, given back when nobody looks at it any more.
-struct Word {
-    gpu: Arc<Gpu>,
-    at: NonNull<AtomicU32>,
-}
-
-// SAFETY: whoever has it has the word alone, which is only accessed atomically.
-unsafe impl Send for Word {}
-// SAFETY: as above.
-unsafe impl Sync for Word {}
-
-impl Word {
-    fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        let word = Word { gpu: Arc::clone(gpu), at: gpu.word()? };
-        word.get().store(0, Ordering::Relaxed);
-        Ok(word)
-    }
-
-    fn get(&self) -> &AtomicU32 {
-        // SAFETY: pinned memory, which is there as long as the GPU.
-        unsafe { self.at.as_ref() }
-    }
-}
-
-impl Drop for Word {
-    fn drop(&mut self) {
-        self.gpu.return_word(self.at);
-    }
-}
-
 impl CudaStream {
     /// A stream of our own, which does not wait for the legacy stream.
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
@@ -87,7 +57,12 @@ impl CudaStream {
             Ok(raw)
         })?;
         gpu.count_stream();
-        Ok(CudaStream { gpu: Arc::clone(gpu), raw, keep: None, progress: Arc::default() })
+        Ok(CudaStream {
+            gpu: Arc::clone(gpu),
+            raw,
+            keep: None,
+            progress: Arc::new(Progress::new(gpu)?),
+        })
     }
 
     /// The caller's.
@@ -110,7 +85,12 @@ impl CudaStream {
             return Err(Error::argument("stream", reason));
         }
         gpu.count_stream();
-        Ok(CudaStream { gpu: Arc::clone(gpu), raw, keep: Some(keep), progress: Arc::default() })
+        Ok(CudaStream {
+            gpu: Arc::clone(gpu),
+            raw,
+            keep: Some(keep),
+            progress: Arc::new(Progress::new(gpu)?),
+        })
     }
 
     pub(super) fn gpu(&self) -> &Arc<Gpu> {
@@ -155,12 +135,34 @@ impl CudaStream {
         Ok(event)
     }
 
+    /// Something by which it is noticed that all that is in the stream by now has ended.
+    fn end(&self, ends: &mut Ends) -> Result<End> {
+        let Some(word) = self.progress.word() else { return Ok(End::Event(self.mark()?)) };
+        if ends.sentinel.is_none() {
+            ends.sentinel = Some(Arc::new(self.mark()?));
+        }
+        let (gpu, number) = (&self.gpu, ends.last + 1);
+        gpu.enqueue(|| {
+            // SAFETY: the word is pinned, and kept as long as anything is pending here.
+            unsafe {
+                let flags = driver::WRITE_VALUE_DEFAULT;
+                gpu.driver.stream_write_value64(self.raw, word, number, flags)
+            }
+            .map_err(|e| gpu.error(&e))
+        })?;
+        ends.last = number;
+        Ok(End::Number(number))
+    }
+
     /// Has `then` called when all that is in the stream by now has ended.
     pub(super) fn then(&self, what: &'static str, then: Done) {
-        match self.mark() {
-            Ok(event) => self.progress.push(Pending { event, what, then }),
+        // Held until it is in the list, which is in the order of the stream.
+        let mut ends = self.progress.ends();
+        match self.end(&mut ends) {
+            Ok(end) => self.progress.push(Pending { end, what, then }),
             // The context is lost: nothing runs any more.
             Err(error) => {
+                drop(ends);
                 let result = then(Some(&error));
                 self.progress.fail(result.err().unwrap_or(error));
             }
@@ -198,7 +200,7 @@ impl CudaStream {
         let gpu = &self.gpu;
         // A word of pinned memory: what the host writes there lets the stream go on.
         let word = Arc::new(Word::new(gpu)?);
-        let at = word.at.as_ptr().expose_provenance() as u64;
+        let at = word.address();
         let set = Arc::clone(&word);
         let progress = Arc::downgrade(&self.progress);
         let happened = move |result: Result<()>| {
@@ -206,7 +208,7 @@ impl CudaStream {
                 progress.fail(error);
             }
             // What came before is seen by who sees it.
-            set.get().store(1, Ordering::Release);
+            set.low().store(1, Ordering::Release);
         };
         gpu.run(|| {
             // SAFETY: the word is pinned, and kept until the stream has passed, below.
@@ -239,6 +241,9 @@ impl CudaStream {
             // SAFETY: the stream is alive.
             unsafe { gpu.driver.stream_synchronize(self.raw) }.map_err(|e| gpu.error(&e))
         });
+        if result.is_err() {
+            self.progress.look_for_errors();
+        }
         self.progress.reap();
         self.progress.take_error().and(result)
     }
@@ -424,28 +429,29 @@ impl StreamOps for CudaStream {
     }
 
     fn record(&self, event: &Event, with_error: bool) {
-        let recorded = match self.mark() {
-            Ok(recorded) => recorded,
-            Err(error) => return event.complete(Err(error)),
-        };
-        let captured = self.capture_id().is_some();
-        let native = Arc::new(Native { event: recorded, stream: Arc::downgrade(&self.progress) });
-        event.set_native(native);
-        if captured {
-            return; // it happens each time the graph runs
+        // In a graph it happens each time that runs. Else what comes of it is known by the time that it has happened, for those
+        // who go on behind it.
+        if self.capture_id().is_none() {
+            let (event, progress) = (event.clone(), Arc::downgrade(&self.progress));
+            self.then(
+                "(an event)",
+                Box::new(move |failure| {
+                    let error = match progress.upgrade() {
+                        Some(progress) if with_error => progress.take_error(),
+                        _ => Ok(()),
+                    };
+                    event.complete(failure.map_or(error, |failure| Err(failure.clone())));
+                    Ok(())
+                }),
+            );
         }
-        let (event, progress) = (event.clone(), Arc::downgrade(&self.progress));
-        self.then(
-            "(an event)",
-            Box::new(move |failure| {
-                let error = match progress.upgrade() {
-                    Some(progress) if with_error => progress.take_error(),
-                    _ => Ok(()),
-                };
-                event.complete(failure.map_or(error, |failure| Err(failure.clone())));
-                Ok(())
-            }),
-        );
+        match self.mark() {
+            Ok(recorded) => {
+                let stream = Arc::downgrade(&self.progress);
+                event.set_native(Arc::new(Native { event: recorded, stream }));
+            }
+            Err(error) => event.complete(Err(error)),
+        }
     }
 
     fn wait(&self, event: &Event) {

@@ -1,18 +1,22 @@
 //! What has ended: who notices, and what is then done.
 //!
-//! A stream of the driver calls nobody back without stopping for it, so behind each launch there is an event. What is to
-//! happen at its end ([`Pending`]) waits in a list of the stream, in order, and is done by whoever comes first: the thread
+//! A stream of the driver calls nobody back without stopping for it. So behind each launch it writes a number to a word of pinned
+//! memory (`cuStreamWriteValue64`), and whoever wants to know reads the word: the driver is not asked. Where streams write no
+//! words there is an event behind each launch. What is to happen at its end ([`Pending`]) waits in a list of the stream, in order, and is done by whoever comes first: the thread
 //! that waits for the stream, or else the watch, a thread of the process that looks at all streams while something is
-//! under way and sleeps otherwise. An event that says that the context is lost ends all that is pending, with that error.
+//! under way and sleeps otherwise. A word says nothing of a context that is lost. So each stream has one event, at its first launch,
+//! about which the driver is asked now and then: what it says of the context ends all that is pending, with that error.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, LazyLock, Mutex};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use super::driver::{Address, NOT_READY, RawEvent};
 use super::gpu::Gpu;
+use super::word::Word;
 use crate::error::{Error, Result};
 use crate::runtime::Done;
 use crate::runtime::op::{panic_message, panicked};
@@ -20,16 +24,34 @@ use crate::runtime::sync::lock;
 
 /// How long the watch sleeps between two looks. Nothing waits for it but the end of what is kept alive, and other hosts.
 const PAUSE: Duration = Duration::from_micros(100);
+/// How often the driver is asked whether a context is well in which something is under way. Not measured.
+const ASKING: Duration = Duration::from_millis(10);
 /// `CUDA_ERROR_DEINITIALIZED`: the process is about to end.
 const DEINITIALIZED: i32 = 4;
 
 /// What is to happen when an event has.
 pub(super) struct Pending {
-    pub(super) event: Recorded,
+    pub(super) end: End,
     /// What ends, for a panic.
     pub(super) what: &'static str,
     /// Is given what the driver says, if that is an error; what it returns becomes the stream's error.
     pub(super) then: Done,
+}
+
+/// By what it is noticed that a stream has come to a place.
+pub(super) enum End {
+    Event(Recorded),
+    /// The stream's word is this number, or a later one.
+    Number(u64),
+}
+
+/// What has been put behind launches.
+#[derive(Default)]
+pub(super) struct Ends {
+    /// The last number.
+    pub(super) last: u64,
+    /// An event of the stream by which errors of the context are noticed.
+    pub(super) sentinel: Option<Arc<Recorded>>,
 }
 
 /// An event in a stream, which is given back when this is dropped.
@@ -66,10 +88,14 @@ impl Recorded {
 }
 
 /// What a stream has pending, and its error.
-#[derive(Default)]
 pub(super) struct Progress {
     pending: Mutex<VecDeque<Pending>>,
     error: Mutex<Option<Error>>,
+    /// Where the stream writes its numbers, if it does.
+    word: Option<Word>,
+    ends: Mutex<Ends>,
+    /// When the driver was last asked whether the context is well.
+    asked: Mutex<Option<Instant>>,
 }
 
 /// One thread at a time does what is to happen at ends, so that it is in order; what it does may look at other streams.
@@ -79,6 +105,57 @@ thread_local! {
 }
 
 impl Progress {
+    /// Of a new stream.
+    pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        let word = if gpu.writes_words { Some(Word::new(gpu)?) } else { None };
+        let (pending, error) = (Mutex::default(), Mutex::default());
+        Ok(Progress { pending, error, word, ends: Mutex::default(), asked: Mutex::default() })
+    }
+
+    /// The address of the word that the stream writes its numbers to.
+    pub(super) fn word(&self) -> Option<u64> {
+        self.word.as_ref().map(Word::address)
+    }
+
+    /// What has been put behind launches; what comes next is put behind them while this is locked.
+    pub(super) fn ends(&self) -> MutexGuard<'_, Ends> {
+        lock(&self.ends)
+    }
+
+    /// Has the driver asked about errors at the next look.
+    pub(super) fn look_for_errors(&self) {
+        *lock(&self.asked) = None;
+    }
+
+    /// Whether the stream has come to a place; an error is that of the context.
+    fn look(&self, end: &End) -> Option<Result<()>> {
+        match (end, &self.word) {
+            (End::Event(event), _) => event.look(),
+            // Acquire: pairs with the stream's write, and so with all that came before it in the stream.
+            (End::Number(number), Some(word)) if word.get().load(Ordering::Acquire) >= *number => {
+                Some(Ok(()))
+            }
+            (End::Number(_), _) => self.lost().map(Err),
+        }
+    }
+
+    /// The error of the context, if the driver says so. It is asked now and then.
+    fn lost(&self) -> Option<Error> {
+        let mut asked = lock(&self.asked);
+        if asked.is_some_and(|asked| asked.elapsed() < ASKING) {
+            return None;
+        }
+        // Not while something is put in: that may wait for room in the driver's queue.
+        let sentinel = self.ends.try_lock().ok()?.sentinel.clone()?;
+        match sentinel.look() {
+            Some(Err(error)) => Some(error),
+            _ => {
+                *asked = Some(Instant::now());
+                None
+            }
+        }
+    }
+
     /// Notes an error; the first one stays until it is taken.
     pub(super) fn fail(&self, error: Error) {
         lock(&self.error).get_or_insert(error);
@@ -110,8 +187,8 @@ impl Progress {
         loop {
             let mut pending = lock(&self.pending);
             let Some(first) = pending.front() else { return false };
-            let Some(result) = first.event.look() else { return true };
-            let Some(Pending { event, what, then }) = pending.pop_front() else { return false };
+            let Some(result) = self.look(&first.end) else { return true };
+            let Some(Pending { end, what, then }) = pending.pop_front() else { return false };
             drop(pending);
             let failure = result.err();
             let result = catch_unwind(AssertUnwindSafe(|| then(failure.as_ref())));
@@ -121,7 +198,7 @@ impl Progress {
             if let Err(error) = failure.map_or(result, Err) {
                 self.fail(error);
             }
-            drop(event);
+            drop(end);
         }
     }
 }

@@ -13,6 +13,7 @@
 //! | `FAKE_CUDA_PEERS` | 1 | whether GPUs reach each other's memory |
 //! | `FAKE_CUDA_POOLS` | 1 | whether they have memory pools |
 //! | `FAKE_CUDA_VERSION` | 12040 | the driver's |
+//! | `FAKE_CUDA_WRITES_WORDS` | 1 | whether streams write words of 64 bits |
 //! | `FAKE_CUDA_WANTS_CONNECTIONS` | | what `CUDA_DEVICE_MAX_CONNECTIONS` has to be when the driver is initialised |
 //!
 //! A context has as many hardware queues as `CUDA_DEVICE_MAX_CONNECTIONS` says, and a stream takes the one that has
@@ -200,9 +201,13 @@ pub(crate) unsafe extern "C" fn fake_cuda_fail(name: *const c_char, after: c_uin
     lock(&FAILURES).get_or_insert_default().insert(name, (after, code));
 }
 
+/// How often contexts have been made well again.
+pub(crate) static LOST: AtomicI64 = AtomicI64::new(0);
+
 /// Makes all contexts usable again, which no driver can.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fake_cuda_heal() {
+    LOST.fetch_add(1, Ordering::Relaxed);
     for context in CONTEXTS.iter() {
         context.sticky.store(0, Ordering::Relaxed);
     }
@@ -374,6 +379,7 @@ plain! {
             // Cards reach the memory by address and as a DMA buffer; every other GPU orders what they write.
             116 => setting("FAKE_CUDA_RDMA", 3) & 1,
             118 => if of % 2 == 1 { 100 } else { 0 },
+            122 => setting("FAKE_CUDA_WRITES_WORDS", 1),
             124 => setting("FAKE_CUDA_RDMA", 3) >> 1,
             _ => return Err(INVALID_VALUE),
         };

@@ -9,6 +9,7 @@ use ferroccl::device::abi::Work;
 use ferroccl::device::kernels::Kernel;
 use ferroccl::runtime::{Event, Launch, Runtime, StreamOps};
 
+use crate::LOST;
 use crate::graph::{Captured, Node, Recording};
 use crate::{
     Ctx, INVALID_VALUE, Kind, LAUNCH_FAILED, RUNTIME, count, driver, lock, memory, module, ordered,
@@ -264,6 +265,22 @@ driver! {
             }
             reached.complete(Ok(()));
         });
+        Ok(())
+    }
+    cuStreamWriteValue64_v2(raw: *mut c_void, at: u64, value: u64, flags: c_uint) |context| {
+        let stream = stream(raw)?;
+        if flags != 0 || !at.is_multiple_of(8) || !memory::known(at, 8) || stream.capturing().is_some() {
+            return Err(INVALID_VALUE);
+        }
+        stream.enter();
+        let lost = LOST.load(Ordering::Relaxed);
+        stream.ops.host_function(Box::new(move || {
+            // Nothing runs in a context that is lost, also when it has been made well again.
+            if context.sticky.load(Ordering::Relaxed) == 0 && lost == LOST.load(Ordering::Relaxed) {
+                // SAFETY: memory that kernels reach; the writer keeps it until the stream has passed.
+                unsafe { AtomicU64::from_ptr(at as *mut u64) }.store(value, Ordering::Release);
+            }
+        }));
         Ok(())
     }
     cuEventCreate(to: *mut *mut c_void, _flags: c_uint) |_context| {
