@@ -8,7 +8,7 @@
 //!
 //! NCCL's are the symmetric kernels of its library (`ptx/tests/nccl`), whose PTX is for sm_120, with the blocks that NCCL's model
 //! gives them on Hopper. Kernels that copy in bulk are there for comparison: NCCL takes them from sm_100 on, and when asked to.
-//! Ours are what the tuner chooses, and the best of ring, tree and one-shot in each protocol. Each time is of a second call,
+//! Ours are what the tuner chooses, and the best of ring, tree, one-shot and two-shot in each protocol. Each time is of a second call,
 //! without launches. **All times are simulated**: no GPU has confirmed them.
 
 #[path = "../ptx/tests/nccl/symmetric.rs"]
@@ -167,8 +167,10 @@ fn large(bytes: usize, kernel: &str) -> bool {
 }
 
 fn choices() -> impl Iterator<Item = (Algorithm, ProtocolId)> {
-    let algorithms = [Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot];
-    algorithms.into_iter().flat_map(|a| ProtocolId::ALL.iter().map(move |&p| (a, p)))
+    let algorithms = [Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot, Algorithm::TwoShot];
+    let all = algorithms.into_iter().flat_map(|a| ProtocolId::ALL.iter().map(move |&p| (a, p)));
+    // What goes over the mesh is for lines.
+    all.filter(|(a, p)| *p != ProtocolId::Simple || matches!(a, Algorithm::Ring | Algorithm::Tree))
 }
 
 fn paths(args: &Args, model: &MachineModel, nccl: &Nccl) -> Outcome<()> {

@@ -31,6 +31,8 @@ pub(super) struct GpuGraphs {
     ring: ChannelGraph,
     tree: ChannelGraph,
     capabilities: (u32, u32),
+    /// Whether each two GPUs of the first host reach each other's memory.
+    all_reach: bool,
 }
 
 impl GpuGraphs {
@@ -54,6 +56,10 @@ impl GpuGraphs {
         });
         let one = pairs()
             .all(|(a, b)| a.device.as_ref().map(|d| d.id) == b.device.as_ref().map(|d| d.id));
+        let all_reach = local.iter().all(|one| {
+            let others = local.iter().filter(|other| other.rank != one.rank);
+            others.into_iter().all(|other| device::reaches(one, other, allowed))
+        });
         let (kind_intra, bw_intra) = match (reach, one) {
             (true, true) => (PathKind::Loc, DEVICE_BW),
             (true, false) => (PathKind::Nvl, DEVICE_BW),
@@ -77,6 +83,7 @@ impl GpuGraphs {
             ring: graph(GraphId::Ring, Pattern::Ring),
             tree: graph(GraphId::Tree, Pattern::BalancedTree),
             capabilities,
+            all_reach,
         })
     }
 
@@ -90,7 +97,8 @@ impl GpuGraphs {
             min_sm: self.capabilities.0,
             max_sm: self.capabilities.1,
             cpu: (cpu, Vendor::Intel),
-            nvswitch: false,
+            // Not known: those that all reach each other are taken to be alike.
+            nvswitch: self.all_reach,
         })
     }
 }

@@ -21,10 +21,11 @@ fn configs(protocol: ProtocolId) -> [(CommConfig, &'static str); 2] {
     [(usual, "usual"), (hostile, "hostile")]
 }
 
-const ALGORITHMS: [Algorithm; 6] = [
+const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::Ring,
     Algorithm::Tree,
     Algorithm::OneShot,
+    Algorithm::TwoShot,
     Algorithm::Bruck,
     Algorithm::Chain,
     Algorithm::Hierarchical,

@@ -50,9 +50,11 @@ suites! {
 }
 
 /// What reduces, and by what.
-const WAYS: [(Reduction, Algorithm); 11] = [
+const WAYS: [(Reduction, Algorithm); 13] = [
     (Reduction::AllReduce, Algorithm::Tree),
     (Reduction::AllReduce, Algorithm::OneShot),
+    (Reduction::AllReduce, Algorithm::TwoShot),
+    (Reduction::ReduceScatter, Algorithm::OneShot),
     (Reduction::AllReduce, Algorithm::Chain),
     (Reduction::AllReduce, Algorithm::Hierarchical),
     (Reduction::AllReduce, Algorithm::CollnetDirect),

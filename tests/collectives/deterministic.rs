@@ -1,7 +1,9 @@
 //! The deterministic mode: values are combined in the order of the ranks, whatever the collective, the size, the protocol
 //! and the number of channels; and on the CPU and in the PTX emulator alike.
 
-use ferroccl::{CommConfig, Communicator, Device, DeviceBuffer, ProtocolId, ReduceOp, Stream, ptx};
+use ferroccl::{
+    Algorithm, CommConfig, Communicator, Device, DeviceBuffer, ProtocolId, ReduceOp, Stream, ptx,
+};
 use half::f16;
 
 use crate::random::Random;
@@ -25,12 +27,22 @@ struct Ranks {
 }
 
 fn ranks(device: &Device, n: usize, protocol: Option<ProtocolId>, channels: Option<u32>) -> Ranks {
+    ranks_by(device, n, (None, protocol), channels)
+}
+
+fn ranks_by(
+    device: &Device,
+    n: usize,
+    (algorithm, protocol): (Option<Algorithm>, Option<ProtocolId>),
+    channels: Option<u32>,
+) -> Ranks {
     let mut config = CommConfig::default();
     config.deterministic = Some(true);
-    (config.protocol, config.channels) = (protocol, channels);
+    (config.algorithm, config.protocol, config.channels) = (algorithm, protocol, channels);
     let all = Communicator::init_all_with(device, n as u32, &config).unwrap();
     let streams = all.iter().map(|_| device.stream().unwrap()).collect();
-    Ranks { device: device.clone(), all, streams, name: format!("{protocol:?}, {channels:?}") }
+    let name = format!("{algorithm:?}, {protocol:?}, {channels:?}");
+    Ranks { device: device.clone(), all, streams, name }
 }
 
 impl Ranks {
@@ -81,6 +93,22 @@ impl Ranks {
         }
         for (r, block) in blocks.iter().enumerate() {
             self.check(&format!("reduce_scatter of {each}"), r, block, r * each);
+        }
+    }
+}
+
+/// One-shot and two-shot combine in the order of the ranks, too, though they send in another.
+#[test]
+fn over_the_mesh_too() {
+    for n in [2, 3, 6, 11] {
+        for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
+            for protocol in [ProtocolId::Ll, ProtocolId::Ll128] {
+                let way = (Some(algorithm), Some(protocol));
+                let ranks = ranks_by(&Device::cpu(), n, way, Some(2));
+                for count in [1, 37, 5000] {
+                    ranks.all_calls(count);
+                }
+            }
         }
     }
 }

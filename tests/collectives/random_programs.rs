@@ -93,6 +93,7 @@ fn world(device: &Device, random: &mut Random, small: bool) -> Result<World, Err
             config.algorithm = Some(random.pick(&[
                 Algorithm::Tree,
                 Algorithm::OneShot,
+                Algorithm::TwoShot,
                 Algorithm::Bruck,
                 Algorithm::Chain,
                 Algorithm::Hierarchical,

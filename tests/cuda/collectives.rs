@@ -22,6 +22,7 @@ fn every_collective_by_every_algorithm_and_protocol() {
             Algorithm::Ring,
             Algorithm::Tree,
             Algorithm::OneShot,
+            Algorithm::TwoShot,
             Algorithm::Bruck,
             Algorithm::Hierarchical,
         ] {

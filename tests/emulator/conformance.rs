@@ -59,10 +59,12 @@ fn all_kernels() -> BTreeSet<&'static str> {
 }
 
 /// What reduces, and by what: together every kernel that does.
-const WAYS: [(Reduction, Algorithm); 6] = [
+const WAYS: [(Reduction, Algorithm); 8] = [
     (Reduction::AllReduce, Algorithm::Ring),
     (Reduction::AllReduce, Algorithm::Tree),
     (Reduction::AllReduce, Algorithm::OneShot),
+    (Reduction::AllReduce, Algorithm::TwoShot),
+    (Reduction::ReduceScatter, Algorithm::OneShot),
     (Reduction::ReduceScatter, Algorithm::Ring),
     (Reduction::ReduceScatter, Algorithm::Bruck),
     (Reduction::Reduce, Algorithm::Ring),
@@ -89,7 +91,7 @@ fn every_op<T: Case>(
 
 /// Algorithms that only move data, and messages.
 fn moves(device: &Device, config: &CommConfig, seed: u64, counts: &[usize]) {
-    for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Bruck] {
+    for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Bruck, Algorithm::OneShot] {
         let mut config = config.clone();
         config.algorithm = Some(algorithm);
         let name = format!("{algorithm}, {:?}, seed {seed}", config.protocol);
@@ -200,6 +202,8 @@ fn calls_in_a_row(protocol: ProtocolId, unit: Unit, seed: u64) -> Result<(), Str
         Algorithm::Ring,
         Algorithm::Tree,
         Algorithm::OneShot,
+        Algorithm::TwoShot,
+        Algorithm::TwoShot,
         Algorithm::Chain,
     ]));
     config.slots = Some(2);

@@ -66,7 +66,13 @@ fn trial(name: impl Into<String>, run: impl FnOnce() + Send + 'static) -> Trial 
 fn trials() -> Vec<Trial> {
     let mut all = Vec::new();
     for &protocol in ProtocolId::ALL {
-        for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot, Algorithm::Bruck] {
+        for algorithm in [
+            Algorithm::Ring,
+            Algorithm::Tree,
+            Algorithm::OneShot,
+            Algorithm::TwoShot,
+            Algorithm::Bruck,
+        ] {
             for n in [2, 3, 4, 8] {
                 let name = format!("collectives and messages, {n} ranks, {algorithm} {protocol}");
                 all.push(trial(name, move || {
@@ -121,10 +127,12 @@ fn trials() -> Vec<Trial> {
     all
 }
 
-const WAYS: [(Reduction, Algorithm); 6] = [
+const WAYS: [(Reduction, Algorithm); 8] = [
     (Reduction::AllReduce, Algorithm::Ring),
     (Reduction::AllReduce, Algorithm::Tree),
     (Reduction::AllReduce, Algorithm::OneShot),
+    (Reduction::AllReduce, Algorithm::TwoShot),
+    (Reduction::ReduceScatter, Algorithm::OneShot),
     (Reduction::ReduceScatter, Algorithm::Ring),
     (Reduction::ReduceScatter, Algorithm::Bruck),
     (Reduction::Reduce, Algorithm::Ring),

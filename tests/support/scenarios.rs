@@ -138,7 +138,8 @@ pub(crate) fn a_panic_leaves_no_kernel_waiting(device: &Device) {
 /// Every algorithm and protocol, in place, several times: state that a call leaves in memory must be as at its beginning.
 pub(crate) fn a_replay_is_a_call(device: &Device) {
     for &protocol in ProtocolId::ALL {
-        for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot] {
+        for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot, Algorithm::TwoShot]
+        {
             for hostile in [false, true] {
                 let mut config = CommConfig::default();
                 (config.protocol, config.algorithm) = (Some(protocol), Some(algorithm));

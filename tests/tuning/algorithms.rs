@@ -1,8 +1,8 @@
 //! The algorithms beside ring and tree: what the model says of each, checked by hand, and what settings leave.
 
-use ferroccl::ProtocolId::{Ll, Simple};
+use ferroccl::ProtocolId::{Ll, Ll128, Simple};
 use ferroccl::graph::tuning::Algorithm::{
-    Bruck, Chain, CollnetDirect, Hierarchical, OneShot, Ring, Tree,
+    Bruck, Chain, CollnetDirect, Hierarchical, OneShot, Ring, Tree, TwoShot,
 };
 use ferroccl::graph::tuning::Collective::{
     AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter, SendRecv,
@@ -26,8 +26,15 @@ fn one_node_of_gpus() {
     is(time(&s, (AllGather, Bruck, Simple), 1 << 20), 20.0 + 1_048_576.0 / 180_000.0);
     // With LL a ring's figures: 6.6 + 3 x 0.6; three quarters of 87.7.
     is(time(&s, (ReduceScatter, Bruck, Ll), 1 << 10), 8.4 + 1024.0 / 65_775.0);
-    // One step, seven copies.
-    is(time(&s, (AllReduce, OneShot, Ll), 1 << 10), 7.2 + 1024.0 / (87_700.0 / 7.0));
+    // A launch and one shot, 4.2 + 2.4; seven copies, half of them flags, half of the link.
+    is(time(&s, (AllReduce, OneShot, Ll), 1 << 10), 6.6 + 1024.0 / (60_000.0 / 7.0));
+    // 4.2 + 5 + 8 x 0.42; 14 eighths, 120 of 128 bytes, 0.95 of the link.
+    let bandwidth = 240_000.0 * 0.9375 * 0.95 / 1.75;
+    is(time(&s, (AllReduce, TwoShot, Ll128), 1 << 20), 12.56 + 1_048_576.0 / bandwidth);
+    let flagless = predict(&s, AllReduce, TwoShot, Simple, 8, &Settings::default());
+    assert_eq!(flagless.why_not.as_deref(), Some("TwoShot is for lines with flags, LL and LL128"));
+    let apart = s.clone().with_mesh(false);
+    assert!(predict(&apart, AllGather, OneShot, Ll, 8, &Settings::default()).cost.is_none());
     // 14 steps, every byte twice over each link.
     is(time(&s, (AllReduce, Chain, Simple), 1 << 20), 56.0 + 1_048_576.0 / 120_000.0);
     // Half of the way of an all-reduce's tree: 8.4 + 7 x 4. 110.4, and 0.6 of it is left at 32 KiB.
@@ -60,7 +67,10 @@ fn sixteen_nodes_of_gpus() {
         8.4 + 224.0 * 3.4 + 420.0 + 1_048_576.0 / 96_000.0,
     );
     let far = predict(&s, AllReduce, OneShot, Ll, 8, &Settings::default());
-    assert_eq!(far.why_not.as_deref(), Some("ranks do not reach the memory of other hosts' ranks"));
+    assert_eq!(
+        far.why_not.as_deref(),
+        Some("ranks do not all reach each other's memory, or memory of one host")
+    );
 }
 
 /// Steps of all ranks together, from the module's text: LL's cost 0.0343 each, a tenth more where it is not the ring.
@@ -76,8 +86,9 @@ fn cores_count_the_steps_of_all_ranks() {
         // And 16 blocks more, 0.25 each.
         (AllReduce, Tree, 30.0 + 4.0 / 0.0343),
         (AllReduce, Chain, 30.0),
-        // Five times a ring's steps, as are Bruck's.
+        // Each rank's lines for another count as five of a ring's steps, as Bruck's do.
         (AllReduce, OneShot, 1200.0),
+        (AllReduce, TwoShot, 2400.0),
         (AllReduce, Hierarchical, 31.0),
         (AllGather, Ring, 240.0),
         (AllGather, Bruck, 320.0),
@@ -106,10 +117,11 @@ fn cores_choose_in_the_order_that_was_seen() {
         let s = Situation::new(1, ranks, Devices::Cpu { ring: None }).with_channels(2);
         for bytes in [128, 2048, 32 << 10] {
             let best = |algorithm| {
-                [Ll, Simple]
-                    .map(|p| time(&s, (AllReduce, algorithm, p), bytes))
-                    .into_iter()
-                    .fold(f64::INFINITY, f64::min)
+                // What goes over the mesh has no Simple.
+                let cost =
+                    |p| predict(&s, AllReduce, algorithm, p, bytes, &Settings::default()).cost;
+                let times = [Ll, Simple].map(|p| cost(p).map_or(f64::INFINITY, |c| c.time_us));
+                times.into_iter().fold(f64::INFINITY, f64::min)
             };
             let order = [Chain, Tree].map(best);
             assert!(order.is_sorted(), "{ranks} ranks, {bytes} B: {order:?}");
@@ -142,7 +154,7 @@ fn the_deterministic_mode_takes_what_is_in_rank_order() {
             let ways = switches(&s, collective, &mode, 0, 1 << 40);
             assert!(!ways.is_empty());
             for way in ways {
-                assert!(matches!(way.1, Chain | OneShot), "{collective}: {way:?}");
+                assert!(matches!(way.1, Chain | OneShot | TwoShot), "{collective}: {way:?}");
             }
         }
         for collective in [AllGather, Broadcast, SendRecv, Barrier] {

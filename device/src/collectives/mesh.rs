@@ -425,8 +425,11 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         value: &mut P::Part,
     ) -> bool {
         let n = (self.nranks - first).min(PEERS);
-        let here =
-            |i: usize| self.from(first + i, offset).wrapping_add(unit * P::BYTES).cast::<u64>();
+        // Computed again for each look: kept, the addresses would fill sixteen registers.
+        let here = |i: usize| {
+            let unit = gpu::opaque(unit) * P::BYTES;
+            self.from(first + i, offset).wrapping_add(unit).cast::<u64>()
+        };
         let mut watch = P::watch(lane, n, here);
         let mut cx = self.cx;
         // SAFETY: the caller's.
@@ -440,10 +443,10 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
                 ConnState::named(&raw mut (*cx.peer((first + i) as u32)).recv, step)
             };
             if P::LANES > 1 {
-                let ready = || P::look(step, n, &mut watch, mine);
+                let ready = || P::look(step, n, here, &mut watch, mine);
                 cx.wait_for_any::<true>(missing, Self::WAIT, step, ready);
             } else {
-                let ready = || P::look(step, n, &mut watch, mine);
+                let ready = || P::look(step, n, here, &mut watch, mine);
                 cx.wait_for_any::<false>(missing, Self::WAIT, step, ready);
             }
             if !cx.stopped {

@@ -108,8 +108,14 @@ pub trait LineFormat: Protocol {
     /// Looks whether the units of step `step` have arrived, of the ranks that [`LineFormat::watch`] was given.
     ///
     /// # Safety
-    /// All lanes of the warp call it with as many ranks; where `mine`, the addresses are of slots.
-    unsafe fn look(step: u64, n: usize, watch: &mut Self::Watch, mine: bool) -> bool;
+    /// All lanes of the warp call it with the same ranks; where `mine`, the addresses are of slots.
+    unsafe fn look(
+        step: u64,
+        n: usize,
+        of: impl Fn(usize) -> *mut u64,
+        watch: &mut Self::Watch,
+        mine: bool,
+    ) -> bool;
 
     /// This lane's part of the unit of rank `i` of those that have arrived.
     ///

@@ -92,8 +92,8 @@ impl<L: Rules> LineFormat for Ll<L> {
     type Part = u64;
     type Wide<X: Copy> = X;
     type Lane = ();
-    /// Where each line is, and what was there.
-    type Watch = [(*mut u64, [u64; 2]); PEERS];
+    /// The lines.
+    type Watch = [[u64; 2]; PEERS];
 
     const EMPTY: u64 = 0;
 
@@ -185,30 +185,34 @@ impl<L: Rules> LineFormat for Ll<L> {
     }
 
     #[inline(always)]
-    fn watch((): (), n: usize, of: impl Fn(usize) -> *mut u64) -> Self::Watch {
-        let mut watch = [(core::ptr::null_mut(), [0; 2]); PEERS];
-        unroll_8!(n, i => watch[i].0 = of(i));
-        watch
+    fn watch((): (), _: usize, _: impl Fn(usize) -> *mut u64) -> Self::Watch {
+        [[0; 2]; PEERS]
     }
 
     #[inline(always)]
-    unsafe fn look(step: u64, n: usize, watch: &mut Self::Watch, _: bool) -> bool {
+    unsafe fn look(
+        step: u64,
+        n: usize,
+        of: impl Fn(usize) -> *mut u64,
+        lines: &mut Self::Watch,
+        _: bool,
+    ) -> bool {
         let flag = flag(step);
         // SAFETY: the caller's.
-        unroll_8!(n, i => watch[i].1 = unsafe { gpu::ld_halves(watch[i].0) });
+        unroll_8!(n, i => lines[i] = unsafe { gpu::ld_halves(of(i)) });
         // All are looked at, so that no way out lies between two loads.
         let mut ready = true;
         let right = |half: u64| (half >> 32) as u32 == flag;
         unroll_8!(n, i => {
-            let [first, second] = watch[i].1;
+            let [first, second] = lines[i];
             ready &= right(first) & (right(second) | !L::CHECK_BOTH_FLAGS);
         });
         ready
     }
 
     #[inline(always)]
-    unsafe fn take(watch: &Self::Watch, i: usize, _: *mut u64) -> u64 {
-        let [first, second] = watch[i].1;
+    unsafe fn take(lines: &Self::Watch, i: usize, _: *mut u64) -> u64 {
+        let [first, second] = lines[i];
         first & 0xffff_ffff | second << 32
     }
 

@@ -253,7 +253,13 @@ impl<L: Rules> LineFormat for Ll128<L> {
     }
 
     #[inline(always)]
-    unsafe fn look(step: u64, _: usize, flags: &mut Self::Watch, mine: bool) -> bool {
+    unsafe fn look(
+        step: u64,
+        _: usize,
+        _: impl Fn(usize) -> *mut u64,
+        flags: &mut Self::Watch,
+        mine: bool,
+    ) -> bool {
         let mut ready = true;
         each_flag(flags, |_, at| {
             if mine && !at.is_null() {

@@ -120,14 +120,17 @@ fn every_rank_can_be_the_root() {
 #[test]
 fn algorithms_and_protocols_are_forced() {
     for (collective, algorithms) in [
-        ("all_reduce", &["ring", "tree", "chain", "oneshot", "hierarchical"][..]),
-        ("all_gather", &["ring", "bruck"]),
-        ("reduce_scatter", &["ring", "bruck", "chain"]),
+        ("all_reduce", &["ring", "tree", "chain", "oneshot", "twoshot", "hierarchical"][..]),
+        ("all_gather", &["ring", "bruck", "oneshot"]),
+        ("reduce_scatter", &["ring", "bruck", "oneshot", "chain"]),
         ("broadcast", &["ring", "tree"]),
         ("reduce", &["ring", "tree", "chain"]),
     ] {
         for algorithm in algorithms {
-            for protocol in ["LL", "LL128", "Simple"] {
+            // What goes over the mesh is for lines.
+            let protocols = ["LL", "LL128", "Simple"].into_iter();
+            let lines = algorithm.ends_with("shot");
+            for protocol in protocols.filter(|protocol| !lines || *protocol != "Simple") {
                 for ranks in ["-g 2", "-g 5"] {
                     let flags = format!(
                         "-b 8 -e 400000 -f 61 {ranks} --algo {algorithm} --proto {protocol}"

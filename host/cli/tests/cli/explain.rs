@@ -17,8 +17,8 @@ fn one_size_in_full() {
     assert!(shown.starts_with("# all_reduce: 4 ranks on 1 host, this machine, "), "{shown}");
     assert!(shown.contains("# 8: Chain with LL, 1 channel of 1 thread, "), "{shown}");
     assert!(shown.contains("times slower") && shown.contains("there is no network that reduces"));
-    // Seven algorithms do all-reduces, in three protocols each.
-    assert_eq!(shown.lines().filter(|line| !line.starts_with('#')).count(), 21, "{shown}");
+    // Eight algorithms do all-reduces, in three protocols each.
+    assert_eq!(shown.lines().filter(|line| !line.starts_with('#')).count(), 24, "{shown}");
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn what_nccl_has_besides_is_named() {
         assert!(out.status.success(), "{}", text(&out.stderr));
         text(&out.stdout)
     };
-    let large = ["--bytes", "64M", "--nodes", "1"];
+    let large = ["--bytes", "128M", "--nodes", "1"];
     let out = run("all_reduce", large, &[]);
     let row = |name: &str| out.lines().find(|line| line.trim_start().starts_with(name));
     assert!(row("NVLS ").unwrap().ends_with("NCCL would take it; not implemented"), "{out}");

@@ -74,12 +74,12 @@ const GRAIN: u64 = 16;
 /// at 256 KiB, where they halve the time.
 pub(super) const BYTES_A_CHANNEL: u64 = 32 << 10;
 
-/// How much more a step takes over a connection that is opened for it: of Bruck's rounds and of one-shot, whose peers
-/// change from step to step.
+/// How much more a step takes over a connection that is opened for it: of Bruck's rounds, whose peers change from step to step. A
+/// rank's lines for another over the mesh count as one, which is not measured: it was so when one-shot opened its peers.
 const OPENED: f64 = 5.0;
-/// How much more of their bytes these two move: through slots, where a ring writes into the next rank's buffer; one-shot
-/// once more through scratch memory.
-const SPREAD: f64 = 2.0;
+/// How much more of their bytes they move: Bruck through slots, where a ring writes into the next rank's buffer; over the mesh
+/// line by line, as much as one-shot did through slots and scratch memory, which is not measured either.
+const SPREAD: [f64; 2] = [2.0, 4.0];
 /// What a block of a rank takes beyond the first, in microseconds: trees have one for each way.
 const BLOCK: f64 = 0.25;
 
@@ -100,9 +100,6 @@ pub(super) fn breakpoints(s: &Situation<'_>, most: u32) -> Vec<u64> {
     });
     all.clone().map(|k| k * BYTES_A_CHANNEL).chain(grains).chain([cached(s) + 1]).collect()
 }
-
-/// How often a byte over the mesh counts as moved: it goes line by line. Not measured.
-const MESH: f64 = 1.5;
 
 /// What all ranks together do for a call.
 #[derive(Clone, Copy, Debug)]
@@ -189,18 +186,22 @@ impl Workload {
                     sent: leaders / hosts,
                 }
             }
-            // Every rank sends, and receives what all have sent.
+            // Line by line, over the mesh.
             Algorithm::OneShot => {
+                let edges = n * (n - 1.0);
                 let parts = if collective == Collective::AllReduce { n } else { 1.0 };
-                Workload { steps: 2.0 * n, moved: MESH * parts * (n - 1.0), parts: 1.0, ..ring }
+                let moved = SPREAD[1] * parts * (n - 1.0);
+                Workload { steps: OPENED * edges, moved, parts: 1.0, ..ring }
             }
             Algorithm::TwoShot => {
-                Workload { steps: 4.0 * n, moved: MESH * 2.0 * (n - 1.0), parts: n, ..ring }
+                let edges = n * (n - 1.0);
+                let moved = SPREAD[1] * 2.0 * (n - 1.0);
+                Workload { steps: 2.0 * OPENED * edges, moved, ..ring }
             }
             // Blocks are read again when a later round sends them on, where a ring has them in its slots.
             Algorithm::Bruck => Workload {
                 steps: OPENED * n * rounds(s.ranks()),
-                moved: SPREAD * steps,
+                moved: SPREAD[0] * steps,
                 from_memory: 1.0,
                 crossings: rounds(s.nodes()),
                 sent: (n - 1.0) / hosts,

@@ -84,7 +84,8 @@ pub(super) fn cost(
         Devices::Gpus(gpus) => {
             let graph = gpus.graph(algorithm)?;
             if matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot) {
-                return Some(mesh::cost(s, graph, (collective, algorithm, protocol), bytes));
+                let what = (collective, algorithm, protocol);
+                return Some(mesh::cost(s, (gpus, graph), what, bytes));
             }
             let mut latency = latency(s, gpus, graph, collective, algorithm, protocol);
             let mut bandwidth = bus_bandwidth(s, gpus, graph, algorithm, protocol)

@@ -14,6 +14,11 @@ use crate::graph::ChannelGraph;
 pub(super) const LEAST_BW: f64 = 1e-6;
 
 impl Gpus<'_> {
+    /// Whether each two of so many GPUs are as near as neighbours of the ring: lines over the mesh go between all of them.
+    pub(super) fn all_near(&self, ranks: u32) -> bool {
+        self.nvswitch || ranks <= 2 || self.ring.kind_intra == PathKind::Loc
+    }
+
     /// The graph that an algorithm runs on.
     pub(super) fn graph(&self, algorithm: Algorithm) -> Option<&ChannelGraph> {
         match algorithm {
@@ -163,6 +168,9 @@ pub(super) fn ll128_is_safe(
         return Err(format!("GPUs reach each other by {}, farther than NVB", graph.kind_intra));
     }
     let far = gpus.min_sm >= 90 && !settings.no_ll128_c2c;
+    if matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot) && !gpus.all_near(s.ranks()) {
+        return Err("not each two GPUs are joined by NVLink".to_owned());
+    }
     let farthest = if far { PathKind::Pxn } else { PathKind::Pxb };
     if s.nodes() > 1 && graph.kind_inter > farthest {
         return Err(format!(
