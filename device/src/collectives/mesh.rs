@@ -158,6 +158,12 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         self.nranks
     }
 
+    /// The number of the next step.
+    #[inline(always)]
+    pub(super) fn step(&self) -> u64 {
+        self.step
+    }
+
     /// The number of the first of the next `n` steps. All lanes call it.
     #[inline(always)]
     pub(super) fn take_steps(&mut self, n: u64) -> u64 {
@@ -378,7 +384,6 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         units: usize,
     ) {
         let (lane, offset) = (P::lane(), self.slot_offset(step));
-        let next = self.slot_offset(step + 1);
         let mut to_do = self.units_of(units);
         while let Some((unit, mine)) = to_do.next() {
             // SAFETY: the caller's.
@@ -396,6 +401,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
                 }
                 self.reducer.post_words(P::words_mut(core::slice::from_mut(&mut value)));
                 if SEND {
+                    let next = self.slot_offset(gpu::opaque(step as usize) as u64 + 1);
                     for by in 0..self.nranks - 1 {
                         self.send(step + 1, lane, self.to(by, next), (unit, mine), value);
                     }

@@ -15,6 +15,7 @@ use crate::collectives::chunks::{RingChunks, Round};
 use crate::collectives::mesh::{Blocks, Mesh, MeshCode};
 use crate::collectives::pack;
 use crate::element::Element;
+use crate::gpu;
 use crate::prims::LineFormat;
 use crate::reduce::Reduction;
 
@@ -25,46 +26,47 @@ pub struct AllReduceTwoShot;
 impl MeshCode for AllReduceTwoShot {
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction, P: LineFormat>(mesh: &mut Mesh<T, R, P>) {
-        let (part, args) = (mesh.part(), mesh.args());
-        let (start, count) = (part.offset as usize, part.count as usize);
-        let input = args.input::<T>().wrapping_add(start);
-        let output = args.output::<T>().wrapping_add(start);
-        let rank = mesh.rank();
-        let chunks = RingChunks::new(count, mesh.nranks(), mesh.chunk(), pack::<T>());
+        // Made again wherever it is needed, from the call's arguments: kept, it would fill registers from one end to the other.
+        let round = |mesh: &Mesh<T, R, P>, i: usize| {
+            let count = mesh.part().count as usize;
+            let chunks = RingChunks::new(count, mesh.nranks(), mesh.chunk(), pack::<T>());
+            chunks.round(gpu::opaque(i))
+        };
+        let at = |mesh: &Mesh<T, R, P>, at: usize| {
+            let at = mesh.part().offset as usize + at;
+            (mesh.args().input::<T>().wrapping_add(at), mesh.args().output::<T>().wrapping_add(at))
+        };
+        let units = |of: &Round| Mesh::<T, R, P>::units(of.size());
         // Once also when there is nothing to send: nobody is ahead of another by a call.
-        let rounds = chunks.rounds().max(1);
-        let mut before: (u64, Round) = (0, chunks.round(0));
-        for i in 0..=rounds {
-            let round = chunks.round(i);
-            let n = |of: &Round, rank: usize| of.chunk(rank).len();
-            let units = |of: &Round| Mesh::<T, R, P>::units(of.size());
-            let mut step = 0;
+        let mut i = 0;
+        loop {
+            let there = i == 0 || !round(mesh, i).is_empty();
             // SAFETY: the caller's; a round's chunks are inside the part.
             unsafe {
-                if i < rounds {
-                    step = mesh.take_steps(2);
-                    let first = input.wrapping_add(round.start());
-                    let chunks = Blocks { first, stride: round.size() };
-                    mesh.scatter(step, chunks, |rank| n(&round, rank), units(&round));
+                if there {
+                    let round = round(mesh, i);
+                    let chunks = Blocks { first: at(mesh, round.start()).0, stride: round.size() };
+                    let step = mesh.step();
+                    mesh.scatter(step, chunks, |rank| round.chunk(rank).len(), units(&round));
                 }
                 if i > 0 {
-                    let (step, round) = &before;
-                    let first = output.wrapping_add(round.start());
-                    let chunks = Blocks { first, stride: round.size() };
-                    let n = |rank| n(round, rank);
-                    mesh.gather(step + 1, chunks, n, units(round));
+                    let round = round(mesh, i - 1);
+                    let chunks = Blocks { first: at(mesh, round.start()).1, stride: round.size() };
+                    let step = mesh.step() - 1;
+                    mesh.gather(step, chunks, |rank| round.chunk(rank).len(), units(&round));
                 }
-                if i < rounds {
-                    let own = round.chunk(rank);
-                    let (from, to) =
-                        (input.wrapping_add(own.start), output.wrapping_add(own.start));
-                    mesh.reduce::<true>(step, (from, to), own.len(), units(&round));
+                if there {
+                    let round = round(mesh, i);
+                    let own = round.chunk(mesh.rank());
+                    let step = mesh.take_steps(2);
+                    let places = at(mesh, own.start);
+                    mesh.reduce::<true>(step, places, own.len(), units(&round));
                 }
             }
-            if i < rounds && !mesh.barrier() {
+            if !there || !mesh.barrier() {
                 break;
             }
-            before = (step, round);
+            i += 1;
         }
     }
 }
