@@ -75,13 +75,6 @@ macro_rules! line_sums {
     };
 }
 
-/// [`bytes!`] in the protocols of lines only.
-macro_rules! line_bytes {
-    ($row:ident $($more:tt)*) => {
-        bytes! { $row $($more)* lines; }
-    };
-}
-
 /// Calls `$row!` for what moves bytes in any protocol.
 macro_rules! transfers {
     ($row:ident $($more:tt)*) => {
@@ -93,6 +86,13 @@ macro_rules! transfers {
 macro_rules! bytes {
     ($row:ident $($more:tt)*) => {
         $row! { $($more)* }
+    };
+}
+
+/// [`bytes!`] in the protocols of lines only.
+macro_rules! line_bytes {
+    ($row:ident $($more:tt)*) => {
+        bytes! { $row $($more)* lines; }
     };
 }
 
