@@ -10,6 +10,9 @@
 //!                                       connection: header, slots of LL, LL128, Simple, step FIFO
 //! ```
 //!
+//! What the receiver of a connection says to its sender (credit, addresses, acknowledgements) it writes into the same connection
+//! of the edge the other way, which is near the sender: whoever polls a word has it in its own memory.
+//!
 //! If the edge is over a network, each end has memory of its own, and proxies move the data between them. Of each connection,
 //! the slots of some protocols may then be in memory of a device ([`DeviceSlots`]): the end's own, or the one of the rank that
 //! sends for it (PXN). The layout in the host's memory leaves no gap for them.
@@ -21,8 +24,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferroccl_device::abi::{
-    CACHE_LINE, Conn, ConnHeader, EdgeHeader, Fault, MESH_SLOTS, Peer, Poison, ProtocolId,
-    SignatureRing,
+    CACHE_LINE, Conn, ConnHeader, EdgeHeader, Fault, MESH_DIGEST_BYTES, MESH_SLOTS, Peer, Poison,
+    ProtocolId, SignatureRing,
 };
 use ferroccl_proxy::connection::{ConnMemory, GpuSlots};
 use ferroccl_proxy::net::MemoryKind;
@@ -115,7 +118,8 @@ impl ConnLayout {
     /// Bytes of the mesh's slots of one channel, from one rank to another.
     fn mesh_bytes(&self) -> usize {
         let slots: usize = self.mesh_slot_bytes.iter().map(|b| *b as usize).sum();
-        (MESH_SLOTS as usize * slots).next_multiple_of(PAGE)
+        let digests = if slots == 0 { 0 } else { MESH_DIGEST_BYTES };
+        (digests + MESH_SLOTS as usize * slots).next_multiple_of(PAGE)
     }
 
     /// Bytes of an edge's connections, and of the mesh behind them.
@@ -206,8 +210,33 @@ impl Edges {
         first_step: u64,
     ) -> Peer {
         let index = set as usize * channels + channel;
-        let conn = |end: &EdgeEnd| end.place(layout, index).conn(layout, first_step);
-        Peer { send: conn(&self.send), recv: conn(&self.recv) }
+        let conn = |end: &EdgeEnd, other: &EdgeEnd| {
+            let near_sender = if end.remote { end } else { other };
+            let reply = near_sender.place(layout, index).header;
+            let conn = end.place(layout, index).conn(layout, first_step);
+            let calls = |header: u64| header + offset_of!(ConnHeader, calls) as u64;
+            let (calls, calls_reply) = match set {
+                ConnSet::Collective => (end.conns(), near_sender.conns()),
+                ConnSet::P2p => (calls(conn.header), calls(reply)),
+            };
+            Conn { reply, calls, calls_reply, ..conn }
+        };
+        Peer { send: conn(&self.send, &self.recv), recv: conn(&self.recv, &self.send) }
+    }
+
+    /// The steps that are published and taken in connection number `index`, of those that this rank sends and of those that it
+    /// receives: the tail and the head of each. `None` for a connection in a device's memory, which the host does not read,
+    /// and for one that nobody has touched yet.
+    pub(crate) fn steps(&self, layout: &ConnLayout, index: usize) -> [Option<[u64; 2]>; 2] {
+        [(&self.send, &self.recv), (&self.recv, &self.send)].map(|(end, other)| {
+            let near_sender = if end.remote { end } else { other };
+            let tail = end.word(layout, index, offset_of!(ConnHeader, tail));
+            let head = near_sender.word(layout, index, offset_of!(ConnHeader, head));
+            match (tail, head) {
+                (None, None) => None,
+                (tail, head) => Some([tail.unwrap_or(0), head.unwrap_or(0)]),
+            }
+        })
     }
 }
 
@@ -226,7 +255,7 @@ impl ConnPlace<'_> {
         self.slots.map_or(*layout, |_| layout.parts(self.end.receiving).0)
     }
 
-    /// For kernels.
+    /// For kernels, and for the proxy: as of an edge over a network, of which one host has all.
     fn conn(&self, layout: &ConnLayout, first_step: u64) -> Conn {
         let (end, here) = (self.end, self.layout(layout));
         let mut at = self.header + size_of::<ConnHeader>() as u64;
@@ -239,6 +268,7 @@ impl ConnPlace<'_> {
         }
         Conn {
             header: self.header,
+            reply: self.header,
             buffers,
             slot_bytes: layout.slot_bytes,
             slots: layout.slots,
@@ -246,10 +276,15 @@ impl ConnPlace<'_> {
             direct: end.direct.into(),
             step: first_step,
             edge: end.region.address(),
-            edge_calls: end.conns(),
+            calls: end.conns(),
+            calls_reply: end.conns(),
             fifo: if end.remote && !end.receiving { at } else { 0 },
             wait_tail_first: (end.remote && end.receiving).into(),
-            pad: 0,
+            failed: 0,
+            credit: first_step + u64::from(layout.slots),
+            told: 0,
+            settled: 0,
+            room: 0,
         }
     }
 
@@ -312,10 +347,11 @@ impl EdgeEnd {
         }
     }
 
-    /// Address of the mesh's slots of a channel, in memory that both ends reach. The edge is not over a network.
+    /// Address of the mesh's slots of a channel, before which the digests lie, in memory that both ends reach. The edge is not
+    /// over a network.
     pub(crate) fn mesh(&self, layout: &ConnLayout, channels: usize, channel: usize) -> u64 {
         let offset = self.conn_offset(layout, 2 * channels) + channel * layout.mesh_bytes();
-        self.conns() + offset as u64
+        self.conns() + (offset + MESH_DIGEST_BYTES) as u64
     }
 
     /// Sets the counters of all connections to the first step, if that is for this end to do.
@@ -381,22 +417,17 @@ impl EdgeEnd {
         (index == 2 * channels).then_some(ConnMemory { calls, conn: None, memory, on_gpu: None })
     }
 
-    /// The steps that are published and taken in connection number `index`: its tail and head. `None` for a connection in a
-    /// device's memory, which the host does not read, and for one that nobody has touched yet: looking would make its page.
-    pub(crate) fn steps(&self, layout: &ConnLayout, index: usize) -> Option<[u64; 2]> {
+    /// A word of the header of connection number `index`. `None` for a connection in a device's memory, which the host does not
+    /// read, and for one that nobody has touched yet: looking would make its page.
+    fn word(&self, layout: &ConnLayout, index: usize, word: usize) -> Option<u64> {
         let offset = self.header_offset(layout, index);
         if self.on_device.is_some() || !self.region.is_resident(offset) {
             return None;
         }
-        let header = (self.region.address() + offset as u64) as *mut ConnHeader;
+        let at = (self.region.address() + (offset + word) as u64) as *mut u64;
         // SAFETY: the region has room for all connections of its layout, and lives as long as `self`; kernels and proxies
-        // access these words as atomics. Relaxed: they are looked at, and publish nothing here.
-        unsafe {
-            Some(
-                [&raw mut (*header).tail, &raw mut (*header).head]
-                    .map(|at| AtomicU64::from_ptr(at).load(Ordering::Relaxed)),
-            )
-        }
+        // access these words as atomics. Relaxed: it is looked at, and publishes nothing here.
+        Some(unsafe { AtomicU64::from_ptr(at).load(Ordering::Relaxed) })
     }
 
     /// The fault that the other end has left, and its kind, [`Poison::SET`] or [`Poison::LEFT`].

@@ -107,11 +107,11 @@ pub struct ConnectionRecord {
     pub messages: bool,
     /// Steps published to the peer. LL and LL128 publish with the data: their steps count when they are acknowledged.
     pub sent: u64,
-    /// Steps that the peer has taken.
+    /// Steps that the peer has taken, as far as it has said so: in LL128 and Simple it does for half of the slots at a time.
     pub acknowledged: u64,
     /// Steps that the peer has published, as far as is known: as `sent`.
     pub arrived: u64,
-    /// Steps that this rank has taken.
+    /// Steps that this rank has taken, as far as it has said so.
     pub received: u64,
 }
 

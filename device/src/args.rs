@@ -82,6 +82,13 @@ impl KernelArgs {
         word!(self.extra) + u64::from(channel) * word!(self.extra_stride)
     }
 
+    /// [`Work::digest`].
+    #[inline(always)]
+    #[must_use]
+    pub fn digest(self) -> u64 {
+        word!(self.digest)
+    }
+
     /// [`Work::signature`].
     #[inline(always)]
     #[must_use]

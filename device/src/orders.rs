@@ -6,7 +6,7 @@
 //! read them, too; the proxy's side of those that it shares is in its `connection/orders.rs`. Under the seeded CPU runtime
 //! a test can weaken either side of each: `tests/orders.rs` does so, and must notice.
 //!
-//! What is not here needs no order: the lines of LL and the entries of the step FIFO say themselves which step they are of.
+//! What is not here needs no order: the lines of LL, signatures and the entries of the step FIFO say themselves what they are of.
 
 /// A word that is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,11 +38,13 @@ pub const HEAD: Published = Published("head");
 /// The flag of an LL128 line, on the CPU: `st_line` -> `ld_flag`. The line's data is there before it is read.
 /// On a GPU the line arrives whole.
 pub const LL128_FLAG: Published = Published("LL128 flag");
-/// [`SignatureRing::tail`](crate::abi::SignatureRing): `write_signature` -> `has_signature`. A signature is whole before the
-/// receiver compares it.
+/// [`SignatureRing::tail`](crate::abi::SignatureRing): `write_signature` -> the proxy that sends; the one that receives ->
+/// `has_signature`. A signature is whole before a network reads it, or a kernel. Within a host its words say for themselves that
+/// they have arrived, so what shows it is the proxy's tests (`fifo_model`).
 pub const SIGNATURE_TAIL: Published = Published("signature tail");
-/// [`SignatureRing::ack`](crate::abi::SignatureRing): `check_signature` -> `has_signature_room`. A signature has been read
-/// before the sender overwrites it.
+/// [`SignatureRing::ack`](crate::abi::SignatureRing): `check_signature`, `tell_call` -> `has_signature_room`. A signature has been
+/// read before the sender overwrites it. Within a host that is a load before a store in one thread, which a sequence of results
+/// does not show; over a network `fifo_model` does.
 pub const SIGNATURE_ACK: Published = Published("signature ack");
 /// [`PtrExchange::seq`](crate::abi::PtrExchange): `post_ptr` -> `has_ptr`. The address is there before the sender reads it.
 pub const PTR: Published = Published("exchanged address");

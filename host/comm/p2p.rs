@@ -203,6 +203,8 @@ impl P2pBatch {
             extra: table.address(),
             extra_stride: 0,
             signature: Signature { seq, ..Signature::default() },
+            digest: 0,
+            pad: 0,
             channels: parts,
         };
         let runtime = comm.device.runtime();

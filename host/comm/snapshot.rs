@@ -9,7 +9,7 @@ use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 use super::recorder::{CallEnd, RankProgress, RecordedCall, is_messages};
 use super::stall;
 use super::state::CommState;
-use crate::channel::{ConnSet, EdgeEnd, Edges};
+use crate::channel::{ConnSet, Edges};
 use crate::enqueue::describe_call;
 use crate::flight_recorder::{CallRecord, CommRecord, ConnectionRecord, WaitRecord};
 use crate::runtime::{Runtime, WaitingBlock};
@@ -59,16 +59,14 @@ impl CommState {
     fn connections(&self) -> Vec<ConnectionRecord> {
         let channels = self.plan_context.channels;
         let of_peer = |edges: &Edges, channel: u32, set: ConnSet| {
-            let steps = |end: &EdgeEnd| {
-                let index = (set as u32 * channels + channel) as usize;
-                end.steps(&self.layout, index).map(|[tail, head]| {
-                    // Both begin there, in every connection.
-                    let first = self.config.first_step;
+            let index = (set as u32 * channels + channel) as usize;
+            // All begin there, in every connection.
+            let first = self.config.first_step;
+            let [[sent, acknowledged], [arrived, received]] =
+                edges.steps(&self.layout, index).map(|steps| {
+                    let [tail, head] = steps.unwrap_or_default();
                     [tail.max(head), head].map(|step| step.saturating_sub(first))
-                })
-            };
-            let [sent, acknowledged] = steps(&edges.send).unwrap_or_default();
-            let [arrived, received] = steps(&edges.recv).unwrap_or_default();
+                });
             let messages = matches!(set, ConnSet::P2p);
             let peer = edges.send.peer;
             (sent > 0 || arrived > 0).then_some(ConnectionRecord {

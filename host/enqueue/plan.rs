@@ -169,6 +169,8 @@ impl KernelPlan {
             extra: self.mode,
             extra_stride: 0,
             signature: self.signature,
+            digest: self.signature.digest(),
+            pad: 0,
             channels: self.parts,
         }
     }

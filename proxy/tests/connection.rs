@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use card::CardNet;
 use ferroccl_device::abi::{
-    Conn, ConnHeader, LL_LINE, LL128_LINE, ProtocolId, SIGNATURES, Signature, fifo_entry,
+    Conn, ConnHeader, LL_LINE, LL128_LINE, ProtocolId, SIGNATURES, Signature, SignatureLines,
+    fifo_entry,
 };
 use ferroccl_device::gpu::{self, LINE_WORDS};
 use ferroccl_proxy::connection::{ConnMemory, GpuSlots, Receiving, Sending, Steps};
@@ -145,10 +146,10 @@ impl End {
         unsafe {
             let ring = &raw mut (*self.memory).header.calls;
             until(|| gpu::ld_acquire(&raw const (*ring).ack) + SIGNATURES as u64 > call);
-            let entries = (&raw mut (*ring).entries).cast::<Signature>();
+            let entries = (&raw mut (*ring).entries).cast::<SignatureLines>();
             let entry = entries.add((call % SIGNATURES as u64) as usize).cast::<u64>();
-            for (i, word) in signature(call).words().into_iter().enumerate() {
-                gpu::st_relaxed(entry.add(i), word);
+            for (i, half) in SignatureLines::of(&signature(call), call).halves.iter().enumerate() {
+                gpu::st_relaxed(entry.add(i), *half);
             }
             gpu::st_release(&raw mut (*ring).tail, call + 1);
         }
@@ -163,9 +164,9 @@ impl End {
         unsafe {
             let ring = &raw mut (*self.memory).header.calls;
             until(|| gpu::ld_acquire(&raw const (*ring).tail) > call);
-            let entries = (&raw const (*ring).entries).cast::<Signature>();
+            let entries = (&raw const (*ring).entries).cast::<SignatureLines>();
             let entry = entries.add((call % SIGNATURES as u64) as usize).cast::<u64>();
-            let want = signature(call).words();
+            let want = SignatureLines::of(&signature(call), call).halves;
             let found = std::array::from_fn(|i| gpu::ld_acquire(entry.add(i)));
             assert_eq!(want, found, "call {call}");
             gpu::st_release(&raw mut (*ring).ack, call + 1);

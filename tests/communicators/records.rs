@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferroccl::flight_recorder::{self, CommRecord, ProcessRecord, trace};
+use ferroccl::flight_recorder::{self, CommRecord, ConnectionRecord, ProcessRecord, trace};
 use ferroccl::{CommConfig, Communicator, Device, ReduceOp};
 
 use crate::again::{elsewhere, here};
@@ -38,6 +38,8 @@ fn a_rank_that_waits_says_for_what_and_for_whom() {
     }
     let mut config = CommConfig::default();
     config.timeout = Some(Duration::from_secs(60));
+    // Half of them is one: each step is acknowledged.
+    config.slots = Some(2);
     for alone in [false, true] {
         let ranks = group(3, &config, alone);
         let device = ranks[0].device();
@@ -72,7 +74,9 @@ fn a_rank_that_waits_says_for_what_and_for_whom() {
             let held_up = comm.held_up_by.as_deref().unwrap();
             assert_eq!(held_up, "call 2 is held up: rank 2 has not entered it: its last call is 1");
             // The first call has moved something on every rank's connections.
-            assert!(comm.connections.iter().any(|c| c.sent > 0 && c.sent == c.acknowledged));
+            // In the second they may have sent what rank 2 has yet to take.
+            let moved = |c: &ConnectionRecord| c.acknowledged > 0 && c.sent >= c.acknowledged;
+            assert!(comm.connections.iter().any(moved));
             assert!(comm.connections.iter().any(|c| c.received > 0 && !c.messages));
         }
         assert!(seen.iter().any(|comm| comm.waits.iter().any(|wait| wait.peer == 2)), "{seen:#?}");

@@ -1,6 +1,7 @@
 //! The CPU runtime: streams, blocks and workers; the seeded scheduler; protocols under its adversary.
 
 mod adversity;
+mod differing;
 mod mesh;
 mod orders;
 mod runtime;

@@ -13,7 +13,8 @@ use super::random::Random;
 const SEEDS: u64 = 600;
 
 /// What no result of a kernel shows, with the reason in the order's documentation.
-const ELSEWHERE: &[Published] = &[orders::FAULT, orders::ABORT];
+const ELSEWHERE: &[Published] =
+    &[orders::FAULT, orders::ABORT, orders::SIGNATURE_TAIL, orders::SIGNATURE_ACK];
 
 /// All-reduces in a row, some of them empty; or calls that differ, which end in a fault.
 fn run(seed: u64, weaken: Option<(Published, Side)>) -> Result<(), String> {

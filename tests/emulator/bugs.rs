@@ -10,7 +10,7 @@ use ferroccl::{Algorithm, CommConfig, Communicator, Device, Error, ProtocolId, R
 use crate::random::Random;
 
 /// Three times as many as the bug that hides best needs.
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 720;
 
 /// How a run went wrong.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -188,17 +188,12 @@ fn kernels_as_they_are_pass() {
 
 #[test]
 fn orders_that_are_missing_are_caught() {
-    for &protocol in ProtocolId::ALL {
-        is_caught(protocol, "releases are relaxed", |t| {
-            t.replace("st.release.sys", "st.relaxed.sys")
-        });
-        is_caught(protocol, "acquires are relaxed", |t| {
-            t.replace("ld.acquire.sys", "ld.relaxed.sys")
-        });
-        is_caught(protocol, "releases are for this GPU", |t| {
-            t.replace("st.release.sys", "st.release.gpu")
-        });
-    }
+    // Lines of LL and LL128 say for themselves what they are of, also to the checker. The order of LL128's credit is shown on the
+    // CPU (`tests/cpu/orders.rs`); LL's credit has none.
+    let p = ProtocolId::Simple;
+    is_caught(p, "releases are relaxed", |t| t.replace("st.release.sys", "st.relaxed.sys"));
+    is_caught(p, "acquires are relaxed", |t| t.replace("ld.acquire.sys", "ld.relaxed.sys"));
+    is_caught(p, "releases are for this GPU", |t| t.replace("st.release.sys", "st.release.gpu"));
     is_caught(ProtocolId::Simple, "the tail is published by a relaxed store", |t| {
         relaxed_after(t, 0, 0)
     });
@@ -231,9 +226,9 @@ fn barriers_that_are_missing_are_caught() {
     is_caught(p, "no barrier before one that copies", |t| nth(t, "bar.red", 4, alone));
     let p = ProtocolId::Ll;
     is_caught(p, "credit is given before all have read", |t| t.replace("\tbar.sync", "\t//"));
-    is_caught(p, "lines are sent on before there is credit", |t| nth(t, "bar.red", 2, alone));
-    is_caught(p, "lines are kept before there is credit", |t| nth(t, "bar.red", 3, alone));
-    is_caught(p, "lines are copied before there is credit", |t| nth(t, "bar.red", 4, alone));
+    is_caught(p, "lines are sent on before there is credit", |t| nth(t, "bar.red", 1, alone));
+    is_caught(p, "lines are kept before there is credit", |t| nth(t, "bar.red", 2, alone));
+    is_caught(p, "lines are copied before there is credit", |t| nth(t, "bar.red", 3, alone));
 }
 
 #[test]

@@ -6,9 +6,13 @@
 //!   connections                                           in the host's memory, or the receiving device's
 //!     calls       | tail | entries | ack |
 //!     each channel
-//!       header    | tail | head | ptr_exchange | calls |
+//!       header    | tail | head | ptr_exchange | calls: tail, entries, ack |
 //!       buffers   | LL: slots x bytes | LL128: slots x bytes | Simple: slots x bytes |
 //! ```
+//!
+//! Whoever waits for a word has it near: the receiver polls what is in the memory of its edge. The sender polls `head`,
+//! `ptr_exchange` and `ack`, which the receiver writes, in the memory of the edge the other way, at the same place
+//! ([`Conn::reply`]). Over a network each end has memory of its own, with all of these words.
 //!
 //! Notation used in every comment of the protocols:
 //! * a **step** is the filling of one slot; step `s` uses slot `s % slots`, for each protocol in its own buffer;
@@ -40,8 +44,10 @@ abi! {
         pub seq: u64,
         /// The address, in the sender's address space.
         pub address: u64,
+        /// The [digest](Signature::digest) of the receiver's call: who is in another call has no use for the address.
+        pub digest: u64,
         /// Zero.
-        pub pad: [u64; 14],
+        pub pad: [u64; 13],
     }
 }
 
@@ -68,16 +74,59 @@ impl Poison {
 }
 
 abi! {
+    /// A [`Signature`] that says for itself that it has arrived, as lines of LL do.
+    #[derive(Default)]
+    pub struct SignatureLines {
+        /// Of each 32 bits of the signature, in their order, a word: the bits, and above them the flag of signature number
+        /// `n`: 32 bits of `n + 1`. Memory starts as zeros, which is no flag.
+        pub halves: [u64; 8],
+        /// The same of its [digest](Signature::digest).
+        pub digest: [u64; 2],
+        /// Zero.
+        pub pad: [u64; 6],
+    }
+}
+
+impl SignatureLines {
+    /// The flag of signature number `n`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn flag(n: u64) -> u32 {
+        (n + 1) as u32
+    }
+
+    /// A word of signature number `n`, as two halves.
+    #[inline(always)]
+    #[must_use]
+    pub const fn halves_of(word: u64, n: u64) -> [u64; 2] {
+        let flag = (Self::flag(n) as u64) << 32;
+        [word & 0xffff_ffff | flag, word >> 32 | flag]
+    }
+
+    /// Signature number `n`.
+    #[must_use]
+    pub const fn of(signature: &Signature, n: u64) -> Self {
+        let [seq, count, call, root] = signature.words();
+        let [a, b] = Self::halves_of(seq, n);
+        let [c, d] = Self::halves_of(count, n);
+        let [e, f] = Self::halves_of(call, n);
+        let [g, h] = Self::halves_of(root, n);
+        let digest = Self::halves_of(signature.digest(), n);
+        SignatureLines { halves: [a, b, c, d, e, f, g, h], digest, pad: [0; 6] }
+    }
+}
+
+abi! {
     /// The calls that a sender is in, as its receiver learns of them.
     #[repr(align(128))]
     pub struct SignatureRing {
-        /// Signatures written; by the sender, with release.
+        /// Over a network, signatures written; by the sender, or to the receiver by its proxy, with release. Else 0.
         pub tail: u64,
         /// Zero.
         pub pad0: [u64; 15],
         /// Number `n` is entry `n % SIGNATURES`.
-        pub entries: [Signature; SIGNATURES],
-        /// Signatures read; by the receiver, with release.
+        pub entries: [SignatureLines; SIGNATURES],
+        /// Signatures read; by the receiver.
         pub ack: u64,
         /// Zero.
         pub pad1: [u64; 15],
@@ -116,7 +165,7 @@ abi! {
     }
 }
 
-const _: () = assert!(size_of::<ConnHeader>() == 768);
+const _: () = assert!(size_of::<ConnHeader>() == 1152 && size_of::<SignatureLines>() == CACHE_LINE);
 const _: () = assert!(core::mem::offset_of!(ConnHeader, head) == CACHE_LINE);
 const _: () = assert!(core::mem::offset_of!(SignatureRing, ack) % CACHE_LINE == 0);
 
@@ -126,6 +175,8 @@ abi! {
     pub struct Conn {
         /// Address of the [`ConnHeader`].
         pub header: u64,
+        /// Address of the [`ConnHeader`] in which the receiver writes to the sender, in memory that is near the sender.
+        pub reply: u64,
         /// Addresses of the slots, by [`ProtocolId`](super::ProtocolId).
         pub buffers: [u64; 3],
         /// Bytes of one slot, by [`ProtocolId`](super::ProtocolId); each a multiple of [`LL128_LINE`] x 2.
@@ -140,16 +191,28 @@ abi! {
         pub step: u64,
         /// Address of the edge's [`EdgeHeader`].
         pub edge: u64,
-        /// Address of the edge's [`SignatureRing`] for the calls in which ranks do not use the connections of the ring.
-        pub edge_calls: u64,
+        /// Address of the [`SignatureRing`]: of a connection for collectives the edge's, which all channels have, and by which
+        /// collectives compare their calls whatever connections they use; of one for sends and receives its own.
+        pub calls: u64,
+        /// Address of the [`SignatureRing`] in which the receiver acknowledges, in memory that is near the sender.
+        pub calls_reply: u64,
         /// Of a sender whose receiver is on another host: address of an entry of the step FIFO for each slot (see
         /// [`fifo_entry`](super::fifo_entry)). Else 0.
         pub fifo: u64,
         /// Of a receiver: not 0 when the tail says for every protocol that a step has arrived, and flags may be there
         /// before their data.
         pub wait_tail_first: u32,
-        /// Zero.
-        pub pad: u32,
+        /// Not 0 when a call has stopped in the middle of its steps here, so that the two ends may differ in them: no later one
+        /// begins.
+        pub failed: u32,
+        /// Of a sender: all steps below have been given credit for, as far as it knows; kept between calls.
+        pub credit: u64,
+        /// Signatures told by the sender, or read by the receiver; kept between calls.
+        pub told: u64,
+        /// Of a receiver: signatures compared; kept between calls.
+        pub settled: u64,
+        /// Of a sender: for so many signatures there is room, as far as it knows; kept between calls.
+        pub room: u64,
     }
 }
 
@@ -164,4 +227,4 @@ abi! {
     }
 }
 
-const _: () = assert!(size_of::<Conn>() == 96 && size_of::<Peer>() == 192);
+const _: () = assert!(size_of::<Conn>() == 144 && size_of::<Peer>() == 288);

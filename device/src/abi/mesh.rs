@@ -2,17 +2,22 @@
 //!
 //! ```text
 //! of each rank, for each channel and each other rank, in memory of the receiver:
-//!   | LL: slots x bytes | LL128: slots x bytes |
+//!   | digests | LL: slots x bytes | LL128: slots x bytes |
 //! ```
 //!
 //! Lines say by their flags that they have arrived, as in a connection. But there is no head, no tail and no credit: in each
 //! step of a call every rank sends lines to every other and waits for the lines of every other, so who has received a step
 //! knows which slots the sender has read. `collectives::mesh` has the argument.
+//!
+//! Of each call a rank gets the [digest](super::Signature::digest) from all others, as a line of LL with the flag of
+//! [`MeshLinks::calls`].
 
-use super::abi;
+use super::{CACHE_LINE, abi};
 
 /// Slots of each buffer. The argument why no slot is written before it has been read needs so many (`collectives::mesh`).
 pub const MESH_SLOTS: u32 = 4;
+/// Bytes of the digests, before the slots.
+pub const MESH_DIGEST_BYTES: usize = CACHE_LINE;
 
 abi! {
     /// A rank's side of the mesh, on one channel. Behind it follow two tables of addresses:
@@ -31,8 +36,13 @@ abi! {
         pub nranks: u32,
         /// Bytes of one slot of LL, and of LL128; multiples of [`LL128_LINE`](super::LL128_LINE) x 2.
         pub slot_bytes: [u32; 2],
+        /// Not 0 when a call has stopped in the middle of its steps: no later one begins.
+        pub failed: u64,
+        /// Calls before this one; advanced by the kernel, kept between calls. The digest of call `n` is line `n % 2`, with 32 bits of
+        /// `n + 1` for its flag.
+        pub calls: u64,
         /// Zero.
-        pub pad: [u64; 13],
+        pub pad: [u64; 11],
     }
 }
 

@@ -13,11 +13,11 @@ mod work;
 
 pub use conn::{
     CACHE_LINE, Conn, ConnHeader, EdgeHeader, LL_LINE, LL128_LINE, LL128_LINE_DATA, Peer, Poison,
-    PtrExchange, SIGNATURES, SignatureRing,
+    PtrExchange, SIGNATURES, SignatureLines, SignatureRing,
 };
 pub use fault::{Fault, FaultCell, FaultKind, WaitKind};
 pub use fifo::{fifo_bytes, fifo_entry};
-pub use mesh::{MESH_SLOTS, MeshLinks};
+pub use mesh::{MESH_DIGEST_BYTES, MESH_SLOTS, MeshLinks};
 pub use ops::{Algorithm, Collective, DataType, ProtocolId, ReduceOp, UnknownName};
 pub use work::{
     Channel, ChannelWork, Comm, MAX_CHANNELS, NO_RANK, Signature, Transfer, TransferKind,

@@ -42,6 +42,28 @@ impl Signature {
     pub const fn words(&self) -> [u64; 4] {
         [self.seq, self.count, self.call, self.root]
     }
+
+    /// A word of all of them, by which a lane that waits compares signatures: those that differ in one word differ in it, too.
+    ///
+    /// ```
+    /// use ferroccl_device::abi::Signature;
+    ///
+    /// let call = Signature { seq: 7, count: 1000, ..Signature::default() };
+    /// assert_ne!(call.digest(), Signature { count: 1001, ..call }.digest());
+    /// ```
+    #[must_use]
+    pub const fn digest(&self) -> u64 {
+        // FNV-1a's prime for 64 bits, by which each word is spread before the next comes; odd, so that nothing is lost.
+        const PRIME: u64 = 0x0000_0100_0000_01b3;
+        let mut digest: u64 = 0;
+        let words = self.words();
+        let mut i = 0;
+        while i < words.len() {
+            digest = (digest ^ words[i]).wrapping_mul(PRIME);
+            i += 1;
+        }
+        digest
+    }
 }
 
 abi! {
@@ -198,6 +220,10 @@ abi! {
         pub extra_stride: u64,
         /// What the neighbours' calls are compared with.
         pub signature: Signature,
+        /// The signature's [digest](Signature::digest).
+        pub digest: u64,
+        /// Zero.
+        pub pad: u64,
         /// By channel = block index; only the launched ones are meaningful.
         pub channels: [ChannelWork; MAX_CHANNELS],
     }
@@ -210,4 +236,4 @@ const _: () = assert!(
         && size_of::<Comm>() == 40
 );
 const _: () = assert!(size_of::<Transfer>() == 96);
-const _: () = assert!(size_of::<Work>() == 96 + 16 * MAX_CHANNELS);
+const _: () = assert!(size_of::<Work>() == 112 + 16 * MAX_CHANNELS);

@@ -11,7 +11,7 @@
 //!
 //! Source: NCCL's documentation of `ncclAllGather` for the layout: the output is the ranks' inputs in their order.
 
-use crate::collectives::{KernelCode, RING_DIRECT, RingPosition, input, output, stride};
+use crate::collectives::{DIRECT, KernelCode, RingPosition, input, output, stride};
 use crate::element::Element;
 use crate::prims::{KernelContext, Prims, Protocol};
 use crate::reduce::Reduction;
@@ -29,7 +29,7 @@ impl KernelCode for AllGatherRing {
             let count = cx.count() as usize;
             let own = output::<T>(&cx).wrapping_add(ring.block(0) * stride(&cx));
             let in_place = core::ptr::eq(input(&cx), own);
-            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, cx.ring(), RING_DIRECT);
+            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, cx.ring(), DIRECT);
 
             let max = prims.chunk();
             let mut done = 0;
@@ -42,6 +42,7 @@ impl KernelCode for AllGatherRing {
                 } else {
                     prims.direct_copy_send(done, block(0), n);
                 }
+                prims.settle();
                 for back in 1..ring.k - 1 {
                     prims.direct_recv_copy_send(block(back), n);
                 }

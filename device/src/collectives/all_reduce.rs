@@ -16,7 +16,7 @@
 //! Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
 use crate::collectives::chunks::RingChunks;
-use crate::collectives::{KernelCode, RING_DIRECT, pack};
+use crate::collectives::{DIRECT, KernelCode, pack};
 use crate::element::Element;
 use crate::gpu;
 use crate::prims::{KernelContext, Prims, Protocol};
@@ -34,7 +34,7 @@ impl KernelCode for AllReduceRing {
             let k = (*cx.comm()).nranks;
             let count = cx.count() as usize;
             let r = (*cx.links()).index;
-            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, cx.ring(), RING_DIRECT);
+            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, cx.ring(), DIRECT);
 
             let chunks = RingChunks::new(count, k as usize, prims.chunk(), pack::<T>());
             let mut round = chunks.round(0);
@@ -48,6 +48,7 @@ impl KernelCode for AllReduceRing {
 
                 let (at, n) = chunk(1);
                 prims.send(at, n);
+                prims.settle();
                 for back in 2..k {
                     let (at, n) = chunk(back);
                     prims.recv_reduce_send(at, n);

@@ -6,9 +6,7 @@
 //! before the root:  recv                keep
 //! ```
 
-use crate::collectives::{
-    DIRECT, KernelCode, RingPosition, check_call_signature, root_broadcast, run_chunks,
-};
+use crate::collectives::{DIRECT, KernelCode, RingPosition, root_broadcast, run_chunks};
 use crate::element::Element;
 use crate::prims::{KernelContext, Prims, Protocol, verbs};
 use crate::reduce::Reduction;
@@ -19,10 +17,9 @@ pub struct BroadcastRing;
 
 impl KernelCode for BroadcastRing {
     #[inline(always)]
-    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(mut cx: KernelContext) {
+    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(cx: KernelContext) {
         // SAFETY: the caller's.
         unsafe {
-            check_call_signature(&mut cx);
             let ring = RingPosition::of(&cx);
             let root = cx.args().root() as usize;
             let (recv, send) = cx.ring();
@@ -34,6 +31,7 @@ impl KernelCode for BroadcastRing {
                 prims.close();
             } else {
                 let mut prims = Prims::<T, R, P, 1, 1>::open(cx, (recv, send), DIRECT);
+                prims.settle();
                 run_chunks::<verbs::DirectRecvCopySend, _, _, _, _, _>(&mut prims);
                 prims.close();
             }

@@ -19,9 +19,7 @@
 
 use core::ptr;
 
-use crate::collectives::{
-    KernelCode, check_call_signature, input, local_copy, output, pack, stride, through_slots,
-};
+use crate::collectives::{KernelCode, THROUGH_SLOTS, input, local_copy, output, pack, stride};
 use crate::element::Element;
 use crate::gpu;
 use crate::prims::{KernelContext, Prims, Protocol};
@@ -41,7 +39,8 @@ impl KernelCode for AllGatherBruck {
         // SAFETY: the caller's.
         unsafe {
             let (k, r) = ((*cx.comm()).nranks, (*cx.comm()).rank);
-            check_call_signature(&mut cx);
+            // What goes out first is handed on by ranks that are not in the ring's order.
+            cx.settle();
             let part = cx.part();
             let (start, count) = (part.offset as usize, part.count as usize);
             let to = output::<T>(&cx);
@@ -55,8 +54,7 @@ impl KernelCode for AllGatherBruck {
             while d < k {
                 let (from, next) = (&raw mut (*cx.peer(after(r, d, k))).recv, (r + k - d) % k);
                 let conn = &raw mut (*cx.peer(next)).send;
-                let mut prims =
-                    Prims::<T, R, P, 1, 1>::open(cx, ([from], [conn]), through_slots(false));
+                let mut prims = Prims::<T, R, P, 1, 1>::open(cx, ([from], [conn]), THROUGH_SLOTS);
                 let chunk = prims.chunk();
                 for i in 0..d.min(k - d) {
                     let mine = to.wrapping_add(after(r, i, k) as usize * stride(&cx) + start);
@@ -85,7 +83,8 @@ impl KernelCode for ReduceScatterBruck {
         // SAFETY: the caller's.
         unsafe {
             let (k, r) = ((*cx.comm()).nranks, (*cx.comm()).rank);
-            check_call_signature(&mut cx);
+            // What goes out first is handed on by ranks that are not in the ring's order.
+            cx.settle();
             let part = cx.part();
             let (start, count) = (part.offset as usize, part.count as usize);
             let own = input::<T>(&cx).wrapping_add(start);
@@ -108,7 +107,7 @@ impl KernelCode for ReduceScatterBruck {
                     let (from, next) =
                         (&raw mut (*cx.peer(from)).recv, &raw mut (*cx.peer(next)).send);
                     let mut prims =
-                        Prims::<T, R, P, 1, 1>::open(cx, ([from], [next]), through_slots(done > 0));
+                        Prims::<T, R, P, 1, 1>::open(cx, ([from], [next]), THROUGH_SLOTS);
                     n = n.min(prims.chunk());
                     for j in d..(2 * d).min(k) {
                         // What has come in an earlier round, from a larger distance, is in scratch.

@@ -25,7 +25,7 @@
 
 #[cfg(doc)]
 use crate::abi::Work;
-use crate::collectives::{KernelCode, RING, RingPosition, input, output, stride};
+use crate::collectives::{KernelCode, RingPosition, THROUGH_SLOTS, input, output, stride};
 use crate::element::Element;
 use crate::prims::{KernelContext, Prims, Protocol};
 use crate::reduce::Reduction;
@@ -62,6 +62,9 @@ struct Chunks {
 }
 
 impl KernelCode for Chain {
+    /// With 96 registers LL128's would spill.
+    const THREADS: u32 = 512;
+
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(cx: KernelContext) {
         // SAFETY: the caller's.
@@ -77,8 +80,12 @@ impl KernelCode for Chain {
             }
             let begin = if mode == Chain::REDUCE { (root + 1) % k } else { 0 };
             let q = (ring.index + k - begin) % k;
-            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, cx.ring(), RING);
+            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, cx.ring(), THROUGH_SLOTS);
             prims.hold_chunks(2);
+            // What the first one sends is handed on by the others, up to the last, before anything comes out.
+            if q > 0 {
+                prims.settle();
+            }
             let (count, max) = (cx.count() as usize, prims.chunk());
             let each = count.div_ceil(max);
             let all = if mode == Chain::REDUCE_SCATTER { each * k as usize } else { each };

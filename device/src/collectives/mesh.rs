@@ -7,6 +7,9 @@
 //! Memory is in [`MeshLinks`]. A rank writes lines into the memory of the others and polls its own: no load crosses a link, and
 //! nothing is fenced. All lanes work on all ranks, each lane on its units of a slot, the same ones in each step.
 //!
+//! Every rank gives all others the digest of its call as well, and waits for theirs before the call ends: so what comes out is of
+//! ranks that are all in the same call.
+//!
 //! # Why no slot is written before it has been read
 //!
 //! There is no credit: what a rank receives tells it what the sender has read. A block passes a barrier before it sends its own
@@ -29,8 +32,16 @@
 //!   it writes when it has received something of the same call, and so knows that the rank has ended the call before, because a
 //!   rank's kernels run one after the other.
 //!
+//! * Digests: call `n` uses line `n % 2`. A rank that begins call `n` has received something of call `n - 1` from every other, which
+//!   so has ended call `n - 2`, and read its digest.
+//!
 //! So in each step each rank gets a unit at least from every other, also where there is no data. In all of this loads are over
 //! before what is stored afterwards: lanes look at flags in between, and a barrier is passed.
+
+mod digests;
+mod units;
+
+use units::{Tasks, Units};
 
 use crate::abi::{ChannelWork, MESH_SLOTS, MeshLinks, ProtocolId, WaitKind, Work};
 use crate::element::Element;
@@ -56,7 +67,10 @@ pub trait MeshCode {
         // SAFETY: the caller's.
         unsafe {
             let mut mesh = Mesh::<T, R, P>::open(KernelContext::new(work, 1));
-            Self::run_block(&mut mesh);
+            // All lanes find the same.
+            if (*mesh.links).failed == 0 {
+                Self::run_block(&mut mesh);
+            }
             mesh.close();
         }
     }
@@ -92,7 +106,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     /// Elements of a unit.
     const PER_UNIT: usize = P::DATA / size_of::<T>();
 
-    /// Opens the mesh, and tells the ring's next rank which call this is.
+    /// Opens the mesh, and tells the others which call this is.
     ///
     /// # Safety
     /// As [`MeshCode::run`]. All lanes call it.
@@ -101,10 +115,9 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         let links = cx.args().extra_of(cx.channel()) as *mut MeshLinks;
         // SAFETY: the caller's.
         unsafe {
-            if cx.channel() == 0 && cx.tid() + 1 == cx.lanes() {
-                prims::tell_call_signature(&mut cx);
-            }
-            Mesh {
+            cx.begin_call();
+            cx.stopped |= (*links).failed != 0;
+            let mesh = Mesh {
                 cx,
                 links,
                 rank: (*links).rank as usize,
@@ -112,7 +125,9 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
                 step: (*links).step,
                 reducer: Reducer::of(cx.args()),
                 format: core::marker::PhantomData,
-            }
+            };
+            mesh.tell_digest();
+            mesh
         }
     }
 
@@ -121,14 +136,17 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     fn close(mut self) {
         // SAFETY: the contract of `open`; one lane writes the links, behind a barrier.
         unsafe {
-            if self.cx.channel() == 0 && self.cx.tid() + 1 == self.cx.lanes() {
-                prims::settle_call_signature(&mut self.cx);
-            }
+            // The last warp, while others wait for lines.
+            self.compare_digests();
             self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
             if self.cx.tid() == 0 {
                 (*self.links).step = self.step;
+                (*self.links).calls += 1;
                 if self.cx.stopped {
+                    (*self.links).failed = 1;
                     self.cx.pass_on_fault();
+                } else if self.cx.compares() {
+                    prims::end_call(&self.cx);
                 }
             }
         }
@@ -561,52 +579,6 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     pub(super) fn barrier(&mut self) -> bool {
         self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
         !self.cx.stopped
-    }
-}
-
-/// A warp's rows of a slot for each of the others.
-struct Tasks {
-    unit: usize,
-    peer: usize,
-    /// How far the next task is: units, and peers.
-    by: (usize, usize),
-    row: usize,
-    others: usize,
-    units: usize,
-    past: usize,
-}
-
-impl Tasks {
-    /// The next unit of this lane, for which of the others it is, and whether there is one: other lanes of the warp may have
-    /// some left.
-    #[inline(always)]
-    fn next(&mut self) -> Option<(usize, usize, bool)> {
-        let (unit, peer) = (self.unit, self.peer);
-        self.unit += self.by.0;
-        self.peer += self.by.1;
-        if self.peer >= self.others {
-            self.peer -= self.others;
-            self.unit += self.row;
-        }
-        (unit < self.past).then_some((unit, peer, unit < self.units))
-    }
-}
-
-/// A warp's units of a slot.
-struct Units {
-    next: usize,
-    units: usize,
-    past: usize,
-    by: usize,
-}
-
-impl Units {
-    /// The next unit of this lane, and whether there is one: other lanes of the warp may have some left.
-    #[inline(always)]
-    fn next(&mut self) -> Option<(usize, bool)> {
-        let unit = self.next;
-        self.next += self.by;
-        (unit < self.past).then_some((unit, unit < self.units))
     }
 }
 

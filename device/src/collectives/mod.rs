@@ -12,8 +12,8 @@
 //! | `send_recv` | whoever is ready | sends and receives |
 //!
 //! Each is a type that implements [`KernelCode`]. How many elements go when is [`chunks`]' business, or the kernel's own.
-//! Ranks that use other connections than the ring's compare their calls with their neighbours' all the same
-//! (`check_call_signature`): a rank in another call would wait elsewhere.
+//! Whatever connections they use, ranks compare their calls with those of the ring's neighbours ([`KernelCode::COMPARES`]): a
+//! rank in another call would wait elsewhere.
 
 mod all_gather;
 mod all_reduce;
@@ -45,7 +45,7 @@ use crate::copy::{Lanes, MAX_ENDS, ReduceCopy, Shape};
 use crate::element::Element;
 use crate::gpu;
 use crate::prims::verbs::{self, Verb};
-use crate::prims::{self, KernelContext, Open, Prims, Protocol, SignatureCheck};
+use crate::prims::{KernelContext, Prims, Protocol};
 use crate::reduce::{Reducer, Reduction};
 
 /// An algorithm of a collective: a kernel for every protocol, and where it reduces for every reduction and type. What
@@ -59,6 +59,9 @@ pub trait KernelCode {
     const BLOCKS: u32 = 1;
     /// Whether it is for several ranks only: a rank without others has its input for the result.
     const NEEDS_PEERS: bool = true;
+    /// Whether the call is compared with that of the previous rank of channel 0's ring: ranks that are called with different
+    /// arguments get an error that says so. All ranks of the communicator are in the call then.
+    const COMPARES: bool = true;
 
     /// The kernel. All blocks of a rank run it.
     ///
@@ -70,36 +73,37 @@ pub trait KernelCode {
     unsafe fn run<T: Element, R: Reduction, P: Protocol>(work: *const Work) {
         // SAFETY: the caller's.
         unsafe {
-            let cx = KernelContext::new(work, Self::BLOCKS);
-            if Self::NEEDS_PEERS && (*cx.comm()).nranks == 1 {
+            let mut cx = KernelContext::new(work, Self::BLOCKS);
+            let alone = (*cx.comm()).nranks == 1;
+            if Self::NEEDS_PEERS && alone {
                 if cx.half() == 0 {
                     single_rank::<T, R>(&cx);
                 }
-            } else {
-                Self::run_block::<T, R, P>(cx);
+                return;
+            }
+            let compares = Self::COMPARES && (Self::NEEDS_PEERS || !alone);
+            if compares {
+                cx.begin_call();
+            }
+            Self::run_block::<T, R, P>(cx);
+            if compares {
+                cx.finish_call();
             }
         }
     }
 
-    /// What a block does, with [`KernelCode::NEEDS_PEERS`] in a communicator of several ranks.
+    /// What a block does, with [`KernelCode::NEEDS_PEERS`] in a communicator of several ranks. With [`KernelCode::COMPARES`] no
+    /// lane waits for anything behind a barrier of the block at its end, as [`Prims::close`] has one.
     ///
     /// # Safety
     /// As [`KernelCode::run`]; all lanes of the block call it.
     unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(cx: KernelContext);
 }
 
-/// How the connections of the ring are opened for verbs that write into the receiver's output.
-const RING_DIRECT: Open = Open { direct: true, signature: SignatureCheck::Ring };
-/// How the connections of the ring are opened for verbs that do not.
-const RING: Open = Open { direct: false, signature: SignatureCheck::Ring };
-/// How other connections are opened for verbs that write into the receiver's output.
-const DIRECT: Open = Open { direct: true, signature: SignatureCheck::Connections };
-
-/// How other connections are opened for verbs that do not; `again`: in the same call as before.
-const fn through_slots(again: bool) -> Open {
-    let signature = if again { SignatureCheck::None } else { SignatureCheck::Connections };
-    Open { direct: false, signature }
-}
+/// How connections are opened for verbs that write into the receiver's output.
+const DIRECT: bool = true;
+/// How connections are opened for verbs that do not.
+const THROUGH_SLOTS: bool = false;
 
 /// Elements of a pack: what parts of buffers are cut at.
 const fn pack<T>() -> usize {
@@ -152,20 +156,6 @@ impl RingPosition {
         let position = if i >= self.k { i - self.k } else { i };
         // SAFETY: the caller's; the position is in the ring.
         unsafe { *self.order.add(position as usize) as usize }
-    }
-}
-
-/// Compares this call with the ring's neighbours', by one channel of it; see [`prims::check_call_signature`].
-///
-/// # Safety
-/// All lanes of the block call it, in a communicator of more than one rank.
-#[inline(always)]
-unsafe fn check_call_signature(cx: &mut KernelContext) {
-    // SAFETY: the caller's.
-    unsafe {
-        if cx.channel() == 0 && cx.tid() == 0 {
-            prims::check_call_signature(cx);
-        }
     }
 }
 

@@ -11,7 +11,7 @@
 //!
 //! Source: NCCL's documentation of `ncclReduceScatter` for the layout: the input is the ranks' blocks in their order.
 
-use crate::collectives::{KernelCode, RING, RingPosition, stride};
+use crate::collectives::{KernelCode, RingPosition, THROUGH_SLOTS, stride};
 use crate::element::Element;
 use crate::prims::{KernelContext, Prims, Protocol};
 use crate::reduce::Reduction;
@@ -21,13 +21,16 @@ use crate::reduce::Reduction;
 pub struct ReduceScatterRing;
 
 impl KernelCode for ReduceScatterRing {
+    /// With 96 registers LL128's would spill.
+    const THREADS: u32 = 512;
+
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(cx: KernelContext) {
         // SAFETY: the caller's.
         unsafe {
             let ring = RingPosition::of(&cx);
             let count = cx.count() as usize;
-            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, cx.ring(), RING);
+            let mut prims = Prims::<T, R, P, 1, 1>::open(cx, cx.ring(), THROUGH_SLOTS);
 
             let max = prims.chunk();
             let mut done = 0;
@@ -36,6 +39,7 @@ impl KernelCode for ReduceScatterRing {
                 // Where the block of the rank `back` before this one is.
                 let block = |back| ring.block(back) * stride(&cx) + done;
                 prims.send(block(1), n);
+                prims.settle();
                 for back in 2..ring.k {
                     prims.recv_reduce_send(block(back), n);
                 }

@@ -16,8 +16,7 @@ use crate::collectives::{KernelCode, local_copy};
 use crate::element::Element;
 use crate::gpu;
 use crate::prims::{
-    self, AbortCheck, ConnState, KernelContext, Ll, Ll128, Open, Prims, Protocol, SignatureCheck,
-    Simple, Slice, verbs,
+    self, AbortCheck, ConnState, KernelContext, Ll, Ll128, Prims, Protocol, Simple, Slice, verbs,
 };
 use crate::reduce::Reduction;
 
@@ -26,8 +25,8 @@ use crate::reduce::Reduction;
 #[derive(Clone, Copy, Debug)]
 pub struct SendRecv;
 
-/// The two ends of a transfer have compared their calls, and exchanged an address, before it is [`TransferState::Open`].
-const OPENED: Open = Open { direct: false, signature: SignatureCheck::None };
+/// The two ends of a transfer have exchanged an address before it is [`TransferState::Open`].
+const OPENED: bool = false;
 
 /// Steps that a transfer makes at a time, so that the others get their turn.
 const STEPS: usize = 8;
@@ -104,6 +103,8 @@ macro_rules! by_protocol {
 
 impl KernelCode for SendRecv {
     const NEEDS_PEERS: bool = false;
+    /// Each transfer is compared with its other end.
+    const COMPARES: bool = false;
 
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(mut cx: KernelContext) {
@@ -145,6 +146,13 @@ impl KernelCode for SendRecv {
         }
         if cx.stopped {
             if cx.tid() == 0 {
+                for i in 0..count {
+                    let conn = entry(i).conn();
+                    if !conn.is_null() {
+                        // SAFETY: the connection is valid, and this block's.
+                        unsafe { ConnState::named(conn, 0).set_failed() }
+                    }
+                }
                 cx.pass_on_fault();
             }
             return;
@@ -206,6 +214,10 @@ fn open_transfer<P: Protocol>(cx: &mut KernelContext, transfer: Entry) -> bool {
     // SAFETY: the connection is valid, and this block's.
     let conn = unsafe { ConnState::open(transfer.conn(), P::ID, false) };
     let (send, is_new) = (transfer.is_send(), transfer.is(TransferState::New));
+    cx.stopped |= conn.has_failed();
+    if cx.stopped {
+        return false;
+    }
     let ready = cx.tid() == 0 && can_go_on::<P>(transfer, &conn);
     if !gpu::sync_threads_or(ready) {
         return false;
@@ -218,15 +230,16 @@ fn open_transfer<P: Protocol>(cx: &mut KernelContext, transfer: Entry) -> bool {
         _ => TransferState::Open,
     };
     if cx.tid() == 0 && is_new {
-        let ours = field!(transfer, signature);
-        if send {
-            prims::write_signature(conn.calls(), &ours);
-        } else {
-            prims::check_signature(cx, &conn, conn.calls(), &ours);
-            if direct && !cx.stopped {
-                let address = field!(transfer, address);
-                // SAFETY: the address holds the transfer's bytes; one lane gives it.
-                unsafe { conn.post_ptr(address) }
+        let (ours, address) = (field!(transfer, signature), field!(transfer, address));
+        // SAFETY: the connection is valid, and ready for it; the address holds the transfer's bytes; one lane does it.
+        unsafe {
+            if send {
+                prims::write_signature(transfer.conn(), &ours, ours.digest());
+            } else {
+                prims::check_signature(cx, transfer.conn(), &ours);
+                if direct && !cx.stopped {
+                    conn.post_ptr(address, ours.digest());
+                }
             }
         }
     }
@@ -296,11 +309,11 @@ fn can_go_on<P: Protocol>(transfer: Entry, conn: &ConnState) -> bool {
     if transfer.is(TransferState::Open) {
         if send { conn.has_credit() } else { P::has_begun(conn) }
     } else if transfer.is(TransferState::Announced) {
-        conn.has_ptr()
-    } else if send {
-        prims::has_signature_room(conn.calls())
+        conn.has_ptr(field!(transfer, signature).digest())
     } else {
-        prims::has_signature(conn.calls())
+        let conn = transfer.conn();
+        // SAFETY: the connection is valid, and this block's.
+        unsafe { if send { prims::has_signature_room(conn) } else { prims::has_signature(conn) } }
     }
 }
 

@@ -25,9 +25,7 @@ use core::ptr;
 #[cfg(doc)]
 use crate::abi::Channel;
 use crate::abi::{Conn, NO_RANK, TreeLinks, WaitKind};
-use crate::collectives::{
-    DIRECT, KernelCode, check_call_signature, for_chunks, root_broadcast, run_chunks,
-};
+use crate::collectives::{DIRECT, KernelCode, for_chunks, root_broadcast, run_chunks};
 use crate::element::Element;
 use crate::gpu;
 use crate::orders;
@@ -57,7 +55,8 @@ impl KernelCode for AllReduceTree {
         unsafe {
             let only_up = cx.args().root() != NO_RANK;
             if cx.half() == 0 {
-                check_call_signature(&mut cx);
+                // Leaves too: of their previous rank in the ring nothing else may be on the way to the root.
+                cx.settle();
                 up::<T, R, P>(cx, only_up);
             } else if !only_up && links(&cx).up != NO_RANK {
                 down::<T, R, P, true>(cx);
@@ -74,7 +73,9 @@ impl KernelCode for BroadcastTree {
     unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(mut cx: KernelContext) {
         // SAFETY: the caller's.
         unsafe {
-            check_call_signature(&mut cx);
+            if links(&cx).down[0] != NO_RANK {
+                cx.settle();
+            }
             if links(&cx).up == NO_RANK {
                 let peers = ([], to_children(&cx));
                 root_broadcast(Prims::<T, R, P, 0, ARITY>::open(cx, peers, DIRECT));

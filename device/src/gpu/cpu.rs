@@ -345,6 +345,16 @@ pub unsafe fn ld_guarded(p: *const u64) -> u64 {
     unsafe { ld(p, Access::Data) }
 }
 
+/// Loads a word that says for itself what it is.
+///
+/// # Safety
+/// As [`ld_acquire`].
+#[inline(always)]
+pub unsafe fn ld_relaxed(p: *const u64) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { ld(p, Access::Relaxed) }
+}
+
 /// Loads a published word.
 ///
 /// # Safety

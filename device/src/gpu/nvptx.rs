@@ -332,6 +332,16 @@ pub unsafe fn ld_guarded(p: *const u64) -> u64 {
     value
 }
 
+/// Loads a word that says for itself what it is.
+///
+/// # Safety
+/// As [`ld_acquire`].
+#[inline(always)]
+pub unsafe fn ld_relaxed(p: *const u64) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { ld_guarded(p) }
+}
+
 /// Stores a word before a published one says that it is there.
 ///
 /// # Safety

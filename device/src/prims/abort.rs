@@ -8,18 +8,22 @@ use crate::args::KernelArgs;
 use crate::gpu::{self, SPINS_PER_CHECK, Waiting};
 use crate::orders;
 use crate::prims::conn_state::ConnState;
-use crate::prims::poison;
+use crate::prims::{poison, signature};
 
 /// What has stopped a communicator, or may: its abort word, its fault, and what the neighbours of the ring have left.
 #[derive(Clone, Copy)]
-pub(super) struct CommFaults(KernelArgs);
+pub(super) struct CommFaults {
+    args: KernelArgs,
+    /// Whether this block compares its call with the ring's previous rank's.
+    compares: bool,
+}
 
 impl CommFaults {
     /// # Safety
     /// The call's communicator is valid as long as the call.
     #[inline(always)]
-    pub(super) unsafe fn new(args: KernelArgs) -> Self {
-        CommFaults(args)
+    pub(super) unsafe fn new(args: KernelArgs, compares: bool) -> Self {
+        CommFaults { args, compares }
     }
 
     /// Has `write` record a fault, unless there is one already, and stops the communicator's blocks. The
@@ -29,12 +33,12 @@ impl CommFaults {
         // SAFETY: the communicator's cells live as long as it does. The cell's `state` goes 0 -> 1 -> 2;
         // only who took it from 0 to 1 writes the fault. The release pairs with the acquire in `fault`.
         unsafe {
-            let cell = (*self.0.comm()).fault as *mut crate::abi::FaultCell;
+            let cell = (*self.args.comm()).fault as *mut crate::abi::FaultCell;
             if gpu::claim(orders::FAULT, &raw mut (*cell).state, 0, 1) == 0 {
                 write(&raw mut (*cell).fault);
                 gpu::release(orders::FAULT, &raw mut (*cell).state, 2);
             }
-            gpu::release(orders::ABORT, (*self.0.comm()).abort as *mut u64, 1);
+            gpu::release(orders::ABORT, (*self.args.comm()).abort as *mut u64, 1);
         }
     }
 
@@ -42,7 +46,7 @@ impl CommFaults {
     #[inline(always)]
     fn aborted(self) -> bool {
         // SAFETY: the word lives as long as the communicator.
-        unsafe { gpu::acquire(orders::ABORT, (*self.0.comm()).abort as *const u64) != 0 }
+        unsafe { gpu::acquire(orders::ABORT, (*self.args.comm()).abort as *const u64) != 0 }
     }
 
     /// Whether one of the ring's neighbours has left a fault at our edge to it.
@@ -60,12 +64,28 @@ impl CommFaults {
         }
     }
 
+    /// Whether the ring's previous rank is in another call, as far as it has said so and this block compares calls.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+    fn call_differs(self) -> bool {
+        // SAFETY: the communicator's channels and connections live as long as it does; who compares has a previous rank.
+        unsafe {
+            if !self.compares {
+                return false;
+            }
+            let first = (*self.args.comm()).channels as *const Channel;
+            let peers = (*first).peers as *const Peer;
+            let previous = peers.wrapping_add((*first).prev as usize);
+            signature::call_differs(&raw const (*previous).recv, self.args)
+        }
+    }
+
     /// The edges from the previous rank of the ring, and to the next; null for a rank alone.
     #[inline(always)]
     fn ring_edges(self) -> [*mut EdgeHeader; 2] {
         // SAFETY: the communicator's channels and connections live as long as it does.
         unsafe {
-            let first = (*self.0.comm()).channels as *const Channel;
+            let first = (*self.args.comm()).channels as *const Channel;
             let peers = (*first).peers as *const Peer;
             [
                 (*peers.wrapping_add((*first).prev as usize)).recv.edge as *mut EdgeHeader,
@@ -88,7 +108,7 @@ impl CommFaults {
                 self.adopt(&raw const (*previous).from_sender);
                 self.adopt(&raw const (*next).from_receiver);
             }
-            let rank = (*self.0.comm()).rank;
+            let rank = (*self.args.comm()).rank;
             // A zeroed cell.
             self.fail(|to| {
                 (*to).kind = FaultKind::Aborted as u32;
@@ -122,7 +142,7 @@ impl CommFaults {
         // SAFETY: the cell lives as long as the communicator; state 2 was released after the fault, which
         // nobody changes from then on.
         unsafe {
-            let cell = (*self.0.comm()).fault as *const crate::abi::FaultCell;
+            let cell = (*self.args.comm()).fault as *const crate::abi::FaultCell;
             (gpu::acquire(orders::FAULT, &raw const (*cell).state) == 2).then(|| &(*cell).fault)
         }
     }
@@ -141,7 +161,7 @@ impl CommFaults {
             (*at).channel = waiting.channel;
             (*at).wait = waiting.kind as u32;
             (*at).step = waiting.step;
-            (*at).seq = self.0.signature().seq;
+            (*at).seq = self.args.signature().seq;
         }
     }
 }
@@ -192,11 +212,11 @@ impl AbortCheck {
             return StopReason::Aborted;
         }
         // A failure of any neighbour, not only of the one waited for: its own wait may be for us.
-        if conn.poisoned(receiving) || faults.neighbour_failed() {
+        if conn.poisoned(receiving) || faults.neighbour_failed() || faults.call_differs() {
             return StopReason::Poisoned;
         }
         // SAFETY: the communicator lives as long as its kernels.
-        let budget = unsafe { (*faults.0.comm()).timeout_ns };
+        let budget = unsafe { (*faults.args.comm()).timeout_ns };
         if budget != 0 {
             let now = gpu::globaltimer().max(1);
             if self.started == 0 {

@@ -2,7 +2,7 @@
 
 use core::ptr;
 
-use crate::abi::{Conn, ConnHeader, EdgeHeader, Poison, ProtocolId, SignatureRing, fifo_entry};
+use crate::abi::{Conn, ConnHeader, EdgeHeader, Poison, ProtocolId, PtrExchange, fifo_entry};
 use crate::gpu;
 use crate::orders;
 
@@ -18,18 +18,6 @@ pub struct ConnState {
     pub step: u64,
     /// Where direct data goes: the receiver's output. Null when it passes through slots.
     pub direct: *mut u8,
-}
-
-/// The signatures that the two ends of an open connection, or of its edge, share.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Signatures(*mut SignatureRing);
-
-impl Signatures {
-    /// They are valid as long as the connection's call.
-    #[inline(always)]
-    pub(super) fn ring(self) -> *mut SignatureRing {
-        self.0
-    }
 }
 
 impl ConnState {
@@ -59,9 +47,9 @@ impl ConnState {
         let mut state = ConnState { conn, protocol, index: 0, step: 0, direct: ptr::null_mut() };
         if !optional || !conn.is_null() {
             // SAFETY: the caller's.
-            let c = unsafe { &*conn };
-            state.index = (c.step % u64::from(c.slots)) as u32;
-            state.step = c.step;
+            let (step, slots) = unsafe { ((*conn).step, (*conn).slots) };
+            state.index = (step % u64::from(slots)) as u32;
+            state.step = step;
         }
         state
     }
@@ -112,23 +100,61 @@ impl ConnState {
         self.index = if self.index + 1 == self.slots() { 0 } else { self.index + 1 };
     }
 
-    /// Whether the receiver has consumed what is in the slot of the current step. The acquire pairs with
-    /// the release in [`ConnState::post_head`]: the receiver's reads are over before we overwrite.
+    /// The header in which the receiver writes to the sender.
+    #[inline(always)]
+    fn reply(&self) -> *mut ConnHeader {
+        // SAFETY: the view of the connection is valid as long as the call.
+        unsafe { (*self.conn).reply as *mut ConnHeader }
+    }
+
+    /// Whether the receiver has consumed what is in the slot of the current step. It looks only when the credit that it knows
+    /// of is used up. One lane of a block asks. The acquire pairs with the release in [`ConnState::post_head`]: the
+    /// receiver's reads are over before we overwrite.
     #[inline(always)]
     #[must_use]
     pub fn has_credit(&self) -> bool {
-        // SAFETY: the header outlives the kernel.
+        // SAFETY: the header outlives the kernel; the credit is this lane's.
         unsafe {
-            gpu::acquire(orders::HEAD, &raw const (*self.header()).head) + u64::from(self.slots())
-                > self.step
+            if (*self.conn).credit > self.step {
+                return true;
+            }
+            let head = gpu::acquire(orders::HEAD, &raw const (*self.reply()).head);
+            let credit = head + u64::from(self.slots());
+            (*self.conn).credit = credit;
+            credit > self.step
         }
     }
 
-    /// The receiver's: the current step is consumed. Pairs with the acquire in [`ConnState::has_credit`].
+    /// The receiver's: the current step is consumed, of which all lanes know by a barrier. Pairs with the acquire in
+    /// [`ConnState::has_credit`].
+    ///
+    /// A release waits for all that is under way, so the sender is told of half of the slots at a time: see
+    /// [`ConnState::usable`]. In LL the store needs no release, and says each step: a line that has the right flag is read with
+    /// it, and no lane comes here before it has. Over a network the proxy is told, which is another program.
     #[inline(always)]
     pub fn post_head(&self) {
+        let next = self.index + 1;
         // SAFETY: as above; only the receiver writes the head.
-        unsafe { gpu::release(orders::HEAD, &raw mut (*self.header()).head, self.step + 1) }
+        unsafe {
+            let head = &raw mut (*self.reply()).head;
+            if self.posts_each_step() && !self.wait_tail_first() {
+                gpu::st_relaxed(head, self.step + 1);
+            } else if self.posts_each_step() || next == self.slots() || next == self.slots() / 2 {
+                gpu::release(orders::HEAD, head, self.step + 1);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn posts_each_step(&self) -> bool {
+        self.protocol == ProtocolId::Ll
+    }
+
+    /// Steps that a sender can always be ahead of what has been consumed: slots, less those that the receiver has consumed
+    /// and not told of.
+    #[inline(always)]
+    pub(crate) fn usable(&self) -> u32 {
+        if self.posts_each_step() { self.slots() } else { self.slots() / 2 + 1 }
     }
 
     /// Whether the sender has published the current step (Simple). The acquire pairs with the release in
@@ -176,6 +202,20 @@ impl ConnState {
         unsafe { (*self.conn).step = self.step }
     }
 
+    /// Whether a call has stopped here in the middle of its steps.
+    #[inline(always)]
+    pub(crate) fn has_failed(&self) -> bool {
+        // SAFETY: the view of the connection is valid as long as the call.
+        unsafe { (*self.conn).failed != 0 }
+    }
+
+    /// The call stops: no later one uses the connection. One lane calls it.
+    #[inline(always)]
+    pub(crate) fn set_failed(&self) {
+        // SAFETY: this block is the only user of the view.
+        unsafe { (*self.conn).failed = 1 }
+    }
+
     /// Whether the other end has left a fault for us. `receiving`: we are the receiver. The acquire pairs
     /// with the release in [`poison::leave`](super::poison::leave).
     #[inline(always)]
@@ -200,41 +240,35 @@ impl ConnState {
         }
     }
 
-    /// The calls of this connection.
     #[inline(always)]
-    pub(crate) fn calls(&self) -> Signatures {
+    fn offer(&self) -> *mut PtrExchange {
         // SAFETY: the header is valid; only an address is computed.
-        Signatures(unsafe { &raw mut (*self.header()).calls })
+        unsafe { &raw mut (*self.reply()).ptr_exchange }
     }
 
-    /// The calls of the edge, whatever the connection.
-    #[inline(always)]
-    pub(crate) fn edge_calls(&self) -> Signatures {
-        // SAFETY: the view of the connection is valid as long as the call.
-        Signatures(unsafe { (*self.conn).edge_calls as *mut SignatureRing })
-    }
-
-    /// The receiver's: says where the data of a call goes that begins with the current step.
+    /// The receiver's: says where the data of a call goes that begins with the current step, and which call that is.
     ///
     /// # Safety
     /// One lane calls it; `address` holds the call's output.
     #[inline(always)]
-    pub(crate) unsafe fn post_ptr(&self, address: u64) {
+    pub(crate) unsafe fn post_ptr(&self, address: u64, digest: u64) {
         // SAFETY: only the receiver writes the offer, and the sender has read an earlier one (`exchange_ptrs`).
         unsafe {
-            gpu::st_guarded(&raw mut (*self.header()).ptr_exchange.address, address);
+            gpu::st_guarded(&raw mut (*self.offer()).address, address);
+            gpu::st_guarded(&raw mut (*self.offer()).digest, digest);
             // Pairs with the acquire in `has_ptr`.
-            gpu::release(orders::PTR, &raw mut (*self.header()).ptr_exchange.seq, self.step + 1);
+            gpu::release(orders::PTR, &raw mut (*self.offer()).seq, self.step + 1);
         }
     }
 
-    /// Whether the receiver has said where data goes from the current step on.
+    /// Whether the receiver has said where data goes from the current step on, in the same call.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn has_ptr(&self) -> bool {
+    pub(crate) fn has_ptr(&self, digest: u64) -> bool {
         // SAFETY: the header outlives the kernel.
         unsafe {
-            gpu::acquire(orders::PTR, &raw const (*self.header()).ptr_exchange.seq) == self.step + 1
+            gpu::acquire(orders::PTR, &raw const (*self.offer()).seq) == self.step + 1
+                && gpu::ld_guarded(&raw const (*self.offer()).digest) == digest
         }
     }
 
@@ -258,9 +292,7 @@ impl ConnState {
     pub(crate) fn take_ptr(&mut self) {
         if self.exchanges_ptrs() {
             // SAFETY: lane 0 saw the offer's seq (`exchange_ptrs`), and a barrier lies between.
-            self.direct =
-                unsafe { gpu::ld_guarded(&raw const (*self.header()).ptr_exchange.address) }
-                    as *mut u8;
+            self.direct = unsafe { gpu::ld_guarded(&raw const (*self.offer()).address) } as *mut u8;
         }
     }
 

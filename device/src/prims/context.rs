@@ -11,6 +11,7 @@ use crate::args::KernelArgs;
 use crate::gpu::{self, Waiting};
 use crate::prims::abort::{AbortCheck, CommFaults, StopReason};
 use crate::prims::conn_state::ConnState;
+use crate::prims::signature;
 
 /// One lane in one block of one call. It is made once in a kernel ([`KernelContext::new`]), which then vouches for all that
 /// is reached through it; it is a `Copy`, and borrows nothing.
@@ -19,6 +20,8 @@ pub struct KernelContext {
     args: KernelArgs,
     /// Blocks of a channel, as a power of two.
     shift: u32,
+    /// Whether calls are compared in this kernel.
+    comparing: bool,
     /// Whether this lane has given up.
     pub stopped: bool,
 }
@@ -36,7 +39,68 @@ impl KernelContext {
     #[must_use]
     pub unsafe fn new(work: *const Work, blocks: u32) -> Self {
         // SAFETY: the first point of the contract.
-        KernelContext { args: unsafe { KernelArgs::new(work) }, shift: blocks - 1, stopped: false }
+        let args = unsafe { KernelArgs::new(work) };
+        KernelContext { args, shift: blocks - 1, comparing: false, stopped: false }
+    }
+
+    /// Tells the ring's next rank which call this is. From here on the call is compared with the previous rank's, until
+    /// [`KernelContext::finish_call`].
+    ///
+    /// # Safety
+    /// All lanes call it, in a communicator of more than one rank, once.
+    #[inline(always)]
+    pub(crate) unsafe fn begin_call(&mut self) {
+        self.comparing = true;
+        // The last lane, which has least to do in a call of few bytes.
+        if self.compares() && self.tid() + 1 == self.lanes() {
+            // SAFETY: the caller's.
+            unsafe { signature::tell_call(self) }
+        }
+    }
+
+    /// Compares the call with the ring's previous rank's, unless that has been done: what a rank does before it hands on what it
+    /// has received.
+    ///
+    /// # Safety
+    /// All lanes call it, after [`KernelContext::begin_call`]. One may have stopped afterwards, of which the others learn at
+    /// the next verb's barrier.
+    #[inline(always)]
+    pub(crate) unsafe fn settle(&mut self) {
+        if self.compares() && self.tid() + 1 == self.lanes() {
+            // SAFETY: the caller's.
+            unsafe { signature::settle_call(self) }
+        }
+    }
+
+    /// The end of a call, which has been compared then.
+    ///
+    /// # Safety
+    /// All lanes call it, after [`KernelContext::begin_call`], when none of the block's waits any more.
+    #[inline(always)]
+    pub(crate) unsafe fn finish_call(&mut self) {
+        if self.compares() && self.tid() == 0 {
+            // SAFETY: the caller's.
+            unsafe {
+                signature::settle_call(self);
+                if self.stopped {
+                    self.pass_on_fault();
+                } else {
+                    signature::end_call(self);
+                }
+            }
+        }
+    }
+
+    /// To wait for what tells why the call has stopped.
+    #[inline(always)]
+    pub(crate) fn without_comparing(&self) -> Self {
+        KernelContext { comparing: false, stopped: false, ..*self }
+    }
+
+    /// Whether this block compares its call with the previous rank's: one does for all.
+    #[inline(always)]
+    pub(crate) fn compares(&self) -> bool {
+        self.comparing && gpu::block_idx_x() == 0
     }
 
     // Asked for each time, of the machine or of memory: kept in variables, they and what is computed from
@@ -301,12 +365,16 @@ impl KernelContext {
     #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
     pub(crate) fn pass_on_fault(&mut self) {
         self.stopped = true;
+        if self.compares() {
+            // SAFETY: the contract of `new`; who compares has a previous rank.
+            unsafe { signature::report_difference(self) }
+        }
         self.faults().pass_on();
     }
 
     #[inline(always)]
     fn faults(&self) -> CommFaults {
         // SAFETY: the contract of `new`.
-        unsafe { CommFaults::new(self.args) }
+        unsafe { CommFaults::new(self.args, self.compares()) }
     }
 }

@@ -63,10 +63,9 @@ pub use counted::Counted;
 pub use lines::{LineFormat, PEERS};
 pub use ll::Ll;
 pub use ll128::Ll128;
-pub use primitives::{Open, Prims, Protocol, SignatureCheck, Slice};
+pub use primitives::{Prims, Protocol, Slice};
 pub use rules::{Correct, Rules};
 pub(crate) use signature::{
-    check_call_signature, check_signature, has_signature, has_signature_room,
-    settle_call_signature, tell_call_signature, write_signature,
+    check_signature, end_call, has_signature, has_signature_room, write_signature,
 };
 pub use simple::Simple;

@@ -54,28 +54,6 @@ pub struct Slice<T> {
     pub n: usize,
 }
 
-/// How [`Prims::open`] opens connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Open {
-    /// Whether receivers give their senders the address of their output, for verbs that write there. An address
-    /// that no sender takes would be mistaken for the next call's.
-    pub direct: bool,
-    /// Where this call is compared with the peers'.
-    pub signature: SignatureCheck,
-}
-
-/// Where a call is compared with those of its peers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SignatureCheck {
-    /// Nowhere: the connections have been open in this call before.
-    None,
-    /// On each of the connections.
-    Connections,
-    /// On the connections, which are the ring's; by one channel at the edges, where collectives that use other
-    /// connections compare theirs ([`check_call_signature`](signature::check_call_signature)).
-    Ring,
-}
-
 /// The slots of a step: null where a connection is missing, or the verb does not use it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slots<const NR: usize, const NS: usize> {
@@ -104,19 +82,22 @@ pub struct Prims<T: Element, R: Reduction, P: Protocol, const NR: usize, const N
 impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
     Prims<T, R, P, NR, NS>
 {
-    /// Opens the connections with `peers`, those to receive from and those to send to, as `open` says. Missing ones are
-    /// null, and come last. The verbs' elements are those of this channel's part.
+    /// Opens the connections with `peers`, those to receive from and those to send to. Missing ones are null, and come last.
+    /// The verbs' elements are those of this channel's part.
+    ///
+    /// With `direct` receivers give their senders the address of their output, for verbs that write there. An address that no
+    /// sender takes would be mistaken for the next call's.
     ///
     /// # Safety
     /// All lanes call it. The context's work and the connections are valid, this block is their only
-    /// user on this side, and `input` and `output` are the call's buffers. With [`Open::direct`] a call that has elements
+    /// user on this side, and `input` and `output` are the call's buffers. With `direct` a call that has elements
     /// moves some over each of the connections.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
     pub unsafe fn open(
         cx: KernelContext,
         (recv, send): ([*mut Conn; NR], [*mut Conn; NS]),
-        open: Open,
+        direct: bool,
     ) -> Self {
         const { assert!(NR < MAX_ENDS && NS < MAX_ENDS) };
         // SAFETY: the caller's.
@@ -144,44 +125,50 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
                 cx,
                 protocol: core::marker::PhantomData,
             };
+            // Credit and flags could be there already, of steps that the other end counts differently.
+            unroll_peers!(NR, prims.nrecv(), i => prims.cx.stopped |= prims.recv[i].has_failed());
+            unroll_peers!(NS, prims.nsend(), i => prims.cx.stopped |= prims.send[i].has_failed());
             // In a ring every rank fills slots with a chunk before it empties any: one slot must stay
             // free for the next slice, or all wait for credit.
             prims.one_slice = prims.slots() <= P::SLICES;
-            let direct = open.direct && P::DIRECT && prims.cx.count() > 0;
-            match open.signature {
-                SignatureCheck::None if !direct => {}
-                check => prims.exchange(direct, check),
+            if direct && P::DIRECT && prims.cx.count() > 0 {
+                prims.exchange();
             }
             prims
         }
     }
 
-    /// Compares the call with the peers', and exchanges the addresses of outputs.
+    /// Exchanges the addresses of outputs.
     ///
     /// # Safety
     /// As [`Prims::open`].
     #[inline(always)]
-    unsafe fn exchange(&mut self, direct: bool, check: SignatureCheck) {
+    unsafe fn exchange(&mut self) {
         // SAFETY: the caller's.
         unsafe {
             if self.cx.tid() == 0 {
                 let there = (self.nrecv(), self.nsend());
-                let (recv, send) = (&self.recv, &self.send);
-                // At the edges of the ring one channel speaks for all.
-                let of_edge = check == SignatureCheck::Ring && self.cx.channel() == 0;
-                signature::exchange_signatures(&mut self.cx, (recv, send), there, of_edge);
-                if direct {
-                    let output = self.output as u64;
-                    signature::exchange_ptrs(&mut self.cx, output, (recv, send), there);
-                }
+                let output = self.output as u64;
+                let ends = (&self.recv, &self.send);
+                signature::exchange_ptrs(&mut self.cx, output, ends, there);
             }
             self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
-            if direct && !self.cx.stopped {
+            if !self.cx.stopped {
                 let output = self.output.cast();
                 unroll_peers!(NR, self.nrecv(), i => self.recv[i].take_own_ptr(output));
                 unroll_peers!(NS, self.nsend(), i => self.send[i].take_ptr());
             }
         }
+    }
+
+    /// As [`KernelContext::settle`].
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(crate) unsafe fn settle(&mut self) {
+        // SAFETY: the caller's.
+        unsafe { self.cx.settle() }
     }
 
     /// Makes sure that the slots hold so many chunks at a time: they have fewer slices if need be.
@@ -190,12 +177,12 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
         self.one_slice |= self.slots() < chunks * P::SLICES;
     }
 
-    /// The fewest slots of a connection.
+    /// The fewest slots of a connection that a sender can always use.
     #[inline(always)]
     fn slots(&self) -> usize {
         let mut slots = u32::MAX;
-        unroll_peers!(NR, self.nrecv(), i => slots = slots.min(self.recv[i].slots()));
-        unroll_peers!(NS, self.nsend(), i => slots = slots.min(self.send[i].slots()));
+        unroll_peers!(NR, self.nrecv(), i => slots = slots.min(self.recv[i].usable()));
+        unroll_peers!(NS, self.nsend(), i => slots = slots.min(self.send[i].usable()));
         slots as usize
     }
 
@@ -264,6 +251,8 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
         }
         self.keep_steps();
         if self.cx.stopped {
+            unroll_peers!(NR, self.nrecv(), i => self.recv[i].set_failed());
+            unroll_peers!(NS, self.nsend(), i => self.send[i].set_failed());
             self.cx.pass_on_fault();
         }
     }

@@ -1,157 +1,259 @@
-//! Signatures: neighbours compare what they were called with, before they wait for each other's data.
+//! Signatures: neighbours compare what they were called with.
 //!
-//! A sender writes its call's [`Signature`] into a [`SignatureRing`] that it shares with the receiver, who compares it
-//! with its own call. A difference is a fault of the program, and reported as one instead of a hang. There is a ring for
-//! each connection, and one for each edge, which all collectives use however they move their data: ranks that are in
-//! different calls may wait on different connections, and only there do they learn of it.
+//! A sender tells its receiver its call's [`Signature`], who compares it with its own. A difference is a fault of the program,
+//! and reported as one instead of a hang.
+//!
+//! Collectives do so along the ring of channel 0, whatever connections their data takes: ranks that are in different calls may
+//! wait on different connections. A call's first data does not wait for that:
+//!
+//! * A call begins with [`tell_call`].
+//! * A lane that waits long for anything looks whether the signature that has come is another ([`call_differs`]).
+//! * A rank hands nothing on that it has received before it has compared ([`settle_call`]). So who ends a call well has the
+//!   results of ranks that are all in the same call, if each of them is a rank's next one, or hands on what that has sent.
+//! * A call ends when it has been compared.
+//! * Data is written to a rank's own buffers only by who has the digest of the same call ([`ConnState::has_ptr`]).
+//!
+//! Over the mesh every rank gets something from every other at once, and the digest with it
+//! (`collectives::mesh`).
+//!
+//! A transfer of [`SendRecv`](crate::collectives::SendRecv) compares its own signature, before its data.
+//!
+//! A signature is in lines that say for themselves that they have arrived ([`SignatureLines`]), so that telling it takes no
+//! fence and no round trip. An entry of the ring is written over when it has been acknowledged. The receiver does that when its
+//! next call begins: what a kernel has read is read before the next begins.
 
-use crate::abi::{FaultKind, ProtocolId, SIGNATURES, Signature, SignatureRing, WaitKind};
+use crate::abi::{Conn, FaultKind, SIGNATURES, Signature, SignatureLines, SignatureRing, WaitKind};
+use crate::args::KernelArgs;
 use crate::gpu::{self, Waiting};
 use crate::orders;
-use crate::prims::conn_state::{ConnState, Signatures};
+use crate::prims::conn_state::ConnState;
 use crate::prims::context::KernelContext;
 
-/// Tells the receivers which call we are in, and compares with what our senders say. `of_edge`: in the place that
-/// [`check_call_signature`] uses, as the connections are those of the ring. One lane calls it, when the connections are opened.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-pub(crate) fn exchange_signatures<const NR: usize, const NS: usize>(
-    cx: &mut KernelContext,
-    (recv, send): (&[ConnState; NR], &[ConnState; NS]),
-    (nr, ns): (usize, usize),
-    of_edge: bool,
-) {
-    let ours = cx.args().signature();
-    unroll_peers!(NS, ns, i => {
-        let conn = &send[i];
-        let calls = if of_edge { conn.edge_calls() } else { conn.calls() };
-        if !send_signature(cx, conn, calls, &ours) {
-            return;
-        }
-    });
-    unroll_peers!(NR, nr, i => {
-        let conn = &recv[i];
-        let calls = if of_edge { conn.edge_calls() } else { conn.calls() };
-        if !recv_signature(cx, conn, calls, &ours) {
-            return;
-        }
-    });
-}
-
-/// Compares this call with those of the ring's neighbours, at the edges: for calls that move data over other connections.
+/// Tells the next rank of the ring which call this is, and acknowledges the previous rank's call before.
 ///
 /// # Safety
-/// One lane of one block of the call calls it; the communicator has more than one rank.
+/// One lane of the block that [compares](KernelContext::compares) calls it; the communicator has more than one rank.
 #[inline(always)]
-pub(crate) unsafe fn check_call_signature(cx: &mut KernelContext) {
+pub(crate) unsafe fn tell_call(cx: &mut KernelContext) {
     // SAFETY: the caller's.
     unsafe {
         let ([recv], [send]) = cx.ring();
-        let recv = ConnState::open(recv, ProtocolId::Ll, false);
-        let send = ConnState::open(send, ProtocolId::Ll, false);
-        exchange_signatures(cx, (&[recv], &[send]), (1, 1), true);
+        if (*recv).told > 0 {
+            let (ring, told) = ((*recv).calls_reply as *mut SignatureRing, (*recv).told);
+            if (*recv).wait_tail_first != 0 {
+                gpu::release(orders::SIGNATURE_ACK, &raw mut (*ring).ack, told);
+            } else {
+                // The kernel that has read the entry has ended.
+                gpu::st_relaxed(&raw mut (*ring).ack, told);
+            }
+        }
+        let told = (*send).told;
+        let conn = ConnState::named(send, told);
+        if cx.wait(&conn, WaitKind::SignatureCredit, told, || has_signature_room(send)) {
+            let ours = cx.args().signature();
+            write_signature(send, &ours, cx.args().digest());
+        }
     }
 }
 
-/// The first half of [`check_call_signature`]: tells the next rank of the ring which call this is.
+/// Waits for the signature of the ring's previous rank, and compares it, unless that has been done.
 ///
 /// # Safety
-/// As there.
-#[inline(always)]
-pub(crate) unsafe fn tell_call_signature(cx: &mut KernelContext) {
-    // SAFETY: the caller's.
-    unsafe {
-        let (_, [send]) = cx.ring();
-        let send = ConnState::open(send, ProtocolId::Ll, false);
-        let ours = cx.args().signature();
-        send_signature(cx, &send, send.edge_calls(), &ours);
-    }
-}
-
-/// The second half of [`check_call_signature`]: compares with what the previous rank of the ring says.
-///
-/// # Safety
-/// As there, after [`tell_call_signature`].
-#[inline(always)]
-pub(crate) unsafe fn settle_call_signature(cx: &mut KernelContext) {
+/// As [`tell_call`], after it; if another lane has called it, a barrier lies between. [`end_call`] follows when no lane of the
+/// block waits any more.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+pub(crate) unsafe fn settle_call(cx: &mut KernelContext) {
     // SAFETY: the caller's.
     unsafe {
         let ([recv], _) = cx.ring();
-        let recv = ConnState::open(recv, ProtocolId::Ll, false);
-        let ours = cx.args().signature();
-        recv_signature(cx, &recv, recv.edge_calls(), &ours);
+        let told = (*recv).told;
+        if (*recv).settled > told {
+            return;
+        }
+        let conn = ConnState::named(recv, told);
+        if cx.wait(&conn, WaitKind::Signature, told, || has_signature(recv)) {
+            let ours = cx.args().signature();
+            compare(cx, recv, &ours);
+            (*recv).settled = told + 1;
+        }
     }
 }
 
-/// Whether there is room for a call's signature. It is asked by the sender.
+/// After [`settle_call`]: the next signature is the next call's.
+///
+/// # Safety
+/// As [`settle_call`]; no lane of the block waits for anything any more.
 #[inline(always)]
-pub(crate) fn has_signature_room(calls: Signatures) -> bool {
-    let ring = calls.ring();
-    // SAFETY: the ring is valid. The sender alone writes the tail, so this is its last value.
+pub(crate) unsafe fn end_call(cx: &KernelContext) {
+    // SAFETY: the caller's; nobody else uses the word.
     unsafe {
-        gpu::acquire(orders::SIGNATURE_ACK, &raw const (*ring).ack) + SIGNATURES as u64
-            > gpu::acquire(orders::SIGNATURE_TAIL, &raw const (*ring).tail)
+        let ([recv], _) = cx.ring();
+        (*recv).told += 1;
+    }
+}
+
+/// A call has stopped: if the ring's previous rank is in another call, records that.
+///
+/// # Safety
+/// As [`settle_call`].
+#[inline(always)]
+pub(super) unsafe fn report_difference(cx: &mut KernelContext) {
+    // SAFETY: the caller's.
+    unsafe {
+        let ([recv], _) = cx.ring();
+        if call_differs(recv, cx.args()) {
+            // The rest of the signature is on its way.
+            let mut waiting = cx.without_comparing();
+            let conn = ConnState::named(recv, (*recv).told);
+            if waiting.wait(&conn, WaitKind::Signature, conn.step, || has_signature(recv)) {
+                let ours = cx.args().signature();
+                compare(cx, recv, &ours);
+            }
+        }
+    }
+}
+
+/// Whether the signature that has come from the ring's previous rank is another than this call's. A lane that waits looks.
+///
+/// # Safety
+/// `recv` is the ring's connection to receive from, in a block that [compares](KernelContext::compares).
+#[inline(always)]
+pub(super) unsafe fn call_differs(recv: *const Conn, args: KernelArgs) -> bool {
+    // SAFETY: the caller's; the entry is valid.
+    unsafe {
+        let (ring, n) = ((*recv).calls as *mut SignatureRing, (*recv).told);
+        if is_awaited(recv, ring, n) {
+            return false;
+        }
+        // Half of the digest does: every wait has a copy of this.
+        let [ours, _] = SignatureLines::halves_of(args.digest(), n);
+        let theirs = gpu::ld_relaxed((&raw const (*entry(ring, n)).digest).cast());
+        theirs >> 32 == ours >> 32 && theirs != ours
+    }
+}
+
+/// Whether the proxy has yet to say that signature number `n` is whole, which it writes in pieces of any size before.
+///
+/// # Safety
+/// `conn` is a valid connection to receive from, and `ring` its ring.
+#[inline(always)]
+unsafe fn is_awaited(conn: *const Conn, ring: *mut SignatureRing, n: u64) -> bool {
+    // SAFETY: the caller's.
+    unsafe {
+        (*conn).wait_tail_first != 0
+            && gpu::acquire(orders::SIGNATURE_TAIL, &raw const (*ring).tail) <= n
+    }
+}
+
+/// Whether there is room for a call's signature. It is asked by the sender, by one lane.
+///
+/// # Safety
+/// `conn` is a valid connection to send on.
+#[inline(always)]
+pub(crate) unsafe fn has_signature_room(conn: *mut Conn) -> bool {
+    // SAFETY: the caller's; the acquire pairs with the releases in `check_signature` and `tell_call`.
+    unsafe {
+        if (*conn).room > (*conn).told {
+            return true;
+        }
+        let ring = (*conn).calls_reply as *const SignatureRing;
+        let room = gpu::acquire(orders::SIGNATURE_ACK, &raw const (*ring).ack) + SIGNATURES as u64;
+        (*conn).room = room;
+        room > (*conn).told
     }
 }
 
 /// Writes a call's signature, for which there is room.
+///
+/// # Safety
+/// As [`has_signature_room`], which was true.
 #[inline(always)]
-pub(crate) fn write_signature(calls: Signatures, ours: &Signature) {
-    let ring = calls.ring();
-    // SAFETY: the ring is valid, and the sender alone writes it up to the tail. The entry has been read: there is room.
+pub(crate) unsafe fn write_signature(conn: *mut Conn, ours: &Signature, digest: u64) {
+    // SAFETY: the caller's. The entry has been read: there is room.
     unsafe {
-        let n = gpu::acquire(orders::SIGNATURE_TAIL, &raw const (*ring).tail);
-        let entry = entry(ring, n);
-        gpu::st_guarded(&raw mut (*entry).seq, ours.seq);
-        gpu::st_guarded(&raw mut (*entry).count, ours.count);
-        gpu::st_guarded(&raw mut (*entry).call, ours.call);
-        gpu::st_guarded(&raw mut (*entry).root, ours.root);
-        // Pairs with the acquire in `has_signature`.
-        gpu::release(orders::SIGNATURE_TAIL, &raw mut (*ring).tail, n + 1);
+        let (ring, n) = ((*conn).calls as *mut SignatureRing, (*conn).told);
+        let to = entry(ring, n).cast::<u64>();
+        let put =
+            |i: usize, word| gpu::st_halves(to.add(2 * i), SignatureLines::halves_of(word, n));
+        let [seq, count, call, root] = ours.words();
+        put(0, seq);
+        put(1, count);
+        put(2, call);
+        put(3, root);
+        put(4, digest);
+        if (*conn).fifo != 0 {
+            // To the proxy: its network reads the whole entry.
+            gpu::release(orders::SIGNATURE_TAIL, &raw mut (*ring).tail, n + 1);
+        }
+        (*conn).told = n + 1;
     }
 }
 
 /// Whether the sender has said which call it is in. It is asked by the receiver.
+///
+/// # Safety
+/// `conn` is a valid connection to receive from.
 #[inline(always)]
-pub(crate) fn has_signature(calls: Signatures) -> bool {
-    let ring = calls.ring();
-    // SAFETY: the ring is valid. The receiver alone writes the ack.
+pub(crate) unsafe fn has_signature(conn: *const Conn) -> bool {
+    // SAFETY: the caller's.
     unsafe {
-        gpu::acquire(orders::SIGNATURE_TAIL, &raw const (*ring).tail)
-            > gpu::acquire(orders::SIGNATURE_ACK, &raw const (*ring).ack)
+        let (ring, n) = ((*conn).calls as *mut SignatureRing, (*conn).told);
+        if is_awaited(conn, ring, n) {
+            return false;
+        }
+        let from = entry(ring, n).cast::<u64>();
+        let mut ready = true;
+        for i in 0..gpu::opaque(4) {
+            let [low, high] = gpu::ld_halves(from.add(2 * i));
+            let right = |half: u64| (half >> 32) as u32 == SignatureLines::flag(n);
+            ready &= right(low) & right(high);
+        }
+        ready
+    }
+}
+
+/// Compares the sender's call, which it has told, with ours, and acknowledges it; a difference is a fault.
+///
+/// # Safety
+/// As [`has_signature`], which was true. One lane calls it.
+#[inline(always)]
+pub(crate) unsafe fn check_signature(cx: &mut KernelContext, conn: *mut Conn, ours: &Signature) {
+    // SAFETY: the caller's.
+    unsafe {
+        compare(cx, conn, ours);
+        let told = (*conn).told + 1;
+        (*conn).told = told;
+        let ring = (*conn).calls_reply as *mut SignatureRing;
+        // Pairs with the acquire in `has_signature_room`.
+        gpu::release(orders::SIGNATURE_ACK, &raw mut (*ring).ack, told);
     }
 }
 
 /// Compares the sender's call, which it has told, with ours; a difference is a fault.
+///
+/// # Safety
+/// As [`has_signature`], which was true.
 #[inline(always)]
-pub(crate) fn check_signature(
-    cx: &mut KernelContext,
-    conn: &ConnState,
-    calls: Signatures,
-    ours: &Signature,
-) {
-    let ring = calls.ring();
-    // SAFETY: the ring is valid, and the receiver alone writes the ack; the cell of a fault is ours while it is written.
+unsafe fn compare(cx: &mut KernelContext, conn: *mut Conn, ours: &Signature) {
+    // SAFETY: the caller's; the cell of a fault is ours while it is written.
     unsafe {
-        let n = gpu::acquire(orders::SIGNATURE_ACK, &raw const (*ring).ack);
-        let entry = entry(ring, n);
-        let theirs = Signature {
-            seq: gpu::ld_guarded(&raw const (*entry).seq),
-            count: gpu::ld_guarded(&raw const (*entry).count),
-            call: gpu::ld_guarded(&raw const (*entry).call),
-            root: gpu::ld_guarded(&raw const (*entry).root),
+        let (ring, n) = ((*conn).calls as *mut SignatureRing, (*conn).told);
+        let from = entry(ring, n).cast::<u64>();
+        let word = |i: usize| {
+            let [low, high] = gpu::ld_halves(from.add(2 * i));
+            low & 0xffff_ffff | high << 32
         };
-        // Pairs with the acquire in `has_signature_room`.
-        gpu::release(orders::SIGNATURE_ACK, &raw mut (*ring).ack, n + 1);
+        let theirs = Signature { seq: word(0), count: word(1), call: word(2), root: word(3) };
         if theirs == *ours {
             return;
         }
         let waiting = Waiting {
             kind: WaitKind::Signature,
             rank: (*cx.comm()).rank,
-            peer: conn.peer(),
+            peer: (*conn).peer,
             channel: cx.channel(),
-            step: conn.step,
+            step: n,
         };
         let (this, ours) = (*cx, *ours);
         cx.fail(
@@ -165,46 +267,13 @@ pub(crate) fn check_signature(
     }
 }
 
-/// Tells the receiver of a connection; `false` after a stop.
-#[inline(always)]
-fn send_signature(
-    cx: &mut KernelContext,
-    conn: &ConnState,
-    calls: Signatures,
-    ours: &Signature,
-) -> bool {
-    // SAFETY: the ring is valid.
-    let n = unsafe { gpu::acquire(orders::SIGNATURE_TAIL, &raw const (*calls.ring()).tail) };
-    let there = cx.wait(conn, WaitKind::SignatureCredit, n, || has_signature_room(calls));
-    if there {
-        write_signature(calls, ours);
-    }
-    there
-}
-
-/// Compares with the sender of a connection; `false` after a stop.
-#[inline(always)]
-fn recv_signature(
-    cx: &mut KernelContext,
-    conn: &ConnState,
-    calls: Signatures,
-    ours: &Signature,
-) -> bool {
-    // SAFETY: the ring is valid.
-    let n = unsafe { gpu::acquire(orders::SIGNATURE_ACK, &raw const (*calls.ring()).ack) };
-    if cx.wait(conn, WaitKind::Signature, n, || has_signature(calls)) {
-        check_signature(cx, conn, calls, ours);
-    }
-    !cx.stopped
-}
-
 /// Offers our `output` (of the channel's part) to our senders, and waits for our receivers' offers.
 ///
 /// An offer is not overwritten before it is read: a receiver's call cannot end without data that its
 /// sender only sends once it has the offer.
 ///
 /// # Safety
-/// One lane calls it, after [`exchange_signatures`] and only when the call has elements.
+/// One lane calls it, and only when the call has elements.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 pub(crate) unsafe fn exchange_ptrs<const NR: usize, const NS: usize>(
@@ -213,16 +282,17 @@ pub(crate) unsafe fn exchange_ptrs<const NR: usize, const NS: usize>(
     (recv, send): (&[ConnState; NR], &[ConnState; NS]),
     (nr, ns): (usize, usize),
 ) {
+    let digest = cx.args().digest();
     // SAFETY: `open`'s contract.
     unsafe {
         unroll_peers!(NR, nr, i => {
             if recv[i].exchanges_ptrs() && !cx.stopped {
-                recv[i].post_ptr(output);
+                recv[i].post_ptr(output, digest);
             }
         });
         unroll_peers!(NS, ns, i => {
             let conn = &send[i];
-            if conn.exchanges_ptrs() && !cx.wait(conn, WaitKind::PtrExchange, conn.step, || conn.has_ptr()) {
+            if conn.exchanges_ptrs() && !cx.wait(conn, WaitKind::PtrExchange, conn.step, || conn.has_ptr(digest)) {
                 return;
             }
         });
@@ -234,7 +304,8 @@ pub(crate) unsafe fn exchange_ptrs<const NR: usize, const NS: usize>(
 /// # Safety
 /// `ring` is valid.
 #[inline(always)]
-unsafe fn entry(ring: *mut SignatureRing, n: u64) -> *mut Signature {
+unsafe fn entry(ring: *mut SignatureRing, n: u64) -> *mut SignatureLines {
+    let index = (n % SIGNATURES as u64) as usize;
     // SAFETY: the caller's; the index is in range.
-    unsafe { (&raw mut (*ring).entries).cast::<Signature>().add((n % SIGNATURES as u64) as usize) }
+    unsafe { (&raw mut (*ring).entries).cast::<SignatureLines>().add(index) }
 }

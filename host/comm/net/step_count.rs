@@ -5,16 +5,18 @@
 //! which it never waits:
 //!
 //! * credit, tail and progress are far ahead, and there is no FIFO;
-//! * there is room for every signature, and the signatures to receive equal our own.
+//! * there is room for every signature, and the signature to receive equals our own.
 //!
-//! Afterwards the counters of steps and signatures have the counts.
+//! Afterwards the connections have the counts of steps and signatures.
 //!
 //! A call costs some microseconds and, for large buffers, some nanoseconds a step; the counts of equal calls are
 //! kept.
 
+use std::mem::offset_of;
+
 use ferroccl_device::abi::{
-    Channel, Comm, Conn, ConnHeader, EdgeHeader, FaultCell, FaultKind, Peer, SIGNATURES, Signature,
-    SignatureRing, Work,
+    Channel, Comm, Conn, ConnHeader, EdgeHeader, FaultCell, FaultKind, Peer, Signature,
+    SignatureLines, SignatureRing, Work,
 };
 use ferroccl_device::gpu::cpu::{Adversary, Block, CheckedGuard, Machine, set_current};
 use ferroccl_device::gpu::{Verdict, Waiting};
@@ -38,9 +40,7 @@ const FAR: u64 = u64::MAX / 2;
 
 /// Connections on which a kernel never waits.
 struct DryRunConns {
-    headers: Box<[ConnHeader]>,
-    /// The edges' rings of signatures, in pairs: to send, and to receive.
-    edge_calls: Box<[SignatureRing]>,
+    _header: Box<ConnHeader>,
     /// The header of all edges, without a fault.
     _edge: Box<EdgeHeader>,
     peers: Box<[Peer]>,
@@ -127,33 +127,37 @@ pub(super) unsafe fn count(
 
 impl DryRunConns {
     fn new(channels: usize, ranks: usize, shape: &Conn, signature: &Signature) -> Self {
-        let told = SignatureRing { ack: FAR, ..EMPTY };
-        let heard = SignatureRing { tail: FAR, entries: [*signature; SIGNATURES], ..EMPTY };
-        let header =
-            |calls| ConnHeader { tail: FAR, head: FAR, calls, ..bytemuck::Zeroable::zeroed() };
-        // In pairs: to send, and to receive.
-        let mut headers: Box<[ConnHeader]> =
-            (0..channels * ranks).flat_map(|_| [header(told), header(heard)]).collect();
-        let mut edge_calls: Box<[SignatureRing]> = (0..ranks).flat_map(|_| [told, heard]).collect();
+        let mut header: Box<ConnHeader> = Box::new(ConnHeader {
+            tail: FAR,
+            head: FAR,
+            calls: SignatureRing { ack: FAR, ..bytemuck::Zeroable::zeroed() },
+            ..bytemuck::Zeroable::zeroed()
+        });
+        // What the sender of every connection says in a call: that it is in ours. To send, other entries are written.
+        header.calls.entries[0] = SignatureLines::of(signature, 0);
         let mut edge: Box<EdgeHeader> = Box::new(bytemuck::Zeroable::zeroed());
-        let headers_at = headers.as_mut_ptr().expose_provenance();
-        let calls_at = edge_calls.as_mut_ptr().expose_provenance();
+        let header_at = (&raw mut *header).expose_provenance() as u64;
+        let calls = header_at + offset_of!(ConnHeader, calls) as u64;
         let edge_at = (&raw mut *edge).expose_provenance() as u64;
-        let conn = |i: usize, receiving: usize| Conn {
-            header: (headers_at + (2 * i + receiving) * size_of::<ConnHeader>()) as u64,
-            edge_calls: (calls_at + (2 * (i % ranks) + receiving) * size_of::<SignatureRing>())
-                as u64,
+        let conn = |i: usize| Conn {
+            header: header_at,
+            reply: header_at,
+            calls,
+            calls_reply: calls,
             edge: edge_at,
             peer: (i % ranks) as u32,
             step: 0,
             direct: 0,
             fifo: 0,
             wait_tail_first: 0,
+            credit: FAR,
+            told: 0,
+            settled: 0,
+            room: FAR,
             ..*shape
         };
-        let peers =
-            (0..channels * ranks).map(|i| Peer { send: conn(i, 0), recv: conn(i, 1) }).collect();
-        DryRunConns { headers, edge_calls, _edge: edge, peers }
+        let peers = (0..channels * ranks).map(|i| Peer { send: conn(i), recv: conn(i) }).collect();
+        DryRunConns { _header: header, _edge: edge, peers }
     }
 
     fn counts(
@@ -170,26 +174,21 @@ impl DryRunConns {
         };
         for peer in (0..ranks).filter(|&rank| remote(rank as u32)) {
             for sending in [true, false] {
-                let half = usize::from(!sending);
-                let signatures = |ring: &SignatureRing| if sending { ring.tail } else { ring.ack };
                 let rank = peer as u32;
-                let calls = &self.edge_calls[2 * peer + half];
-                push(StepCount {
-                    channel: None,
-                    peer: rank,
-                    sending,
-                    signatures: signatures(calls),
-                    steps: 0,
-                });
+                let conn = |channel: usize| {
+                    let Peer { send, recv } = &self.peers[channel * ranks + peer];
+                    if sending { send } else { recv }
+                };
+                // All are told by way of the edge's ring.
+                let signatures = (0..channels).map(|channel| conn(channel).told).sum();
+                push(StepCount { channel: None, peer: rank, sending, signatures, steps: 0 });
                 for channel in 0..channels {
-                    let i = channel * ranks + peer;
-                    let conn = if sending { &self.peers[i].send } else { &self.peers[i].recv };
                     push(StepCount {
                         channel: Some(channel as u32),
                         peer: rank,
                         sending,
-                        signatures: signatures(&self.headers[2 * i + half].calls),
-                        steps: conn.step,
+                        signatures: 0,
+                        steps: conn(channel).step,
                     });
                 }
             }
@@ -197,12 +196,3 @@ impl DryRunConns {
         counts
     }
 }
-
-/// An empty ring.
-const EMPTY: SignatureRing = SignatureRing {
-    tail: 0,
-    pad0: [0; 15],
-    entries: [Signature { seq: 0, count: 0, call: 0, root: 0 }; SIGNATURES],
-    ack: 0,
-    pad1: [0; 15],
-};

@@ -9,8 +9,8 @@
 //!        ◄──────── acknowledged, head ────         net             ◄─────── acknowledged, head ────
 //! ```
 //!
-//! A call puts [`Steps`] on each connection that it uses: first the signature, which the two ends compare, then a number of
-//! steps in the slots of one protocol. Each step is one network message: it is sent from a slot and received into a slot. Both
+//! A call puts [`Steps`] on each connection that it uses: first signatures, if there are any, which the two ends compare, then a
+//! number of steps in the slots of one protocol. Each step is one network message: it is sent from a slot and received into a slot. Both
 //! ends take the same steps in the same order, and count them alike:
 //!
 //! ```text
@@ -42,7 +42,7 @@ mod send;
 use std::mem::offset_of;
 use std::sync::atomic::AtomicU64;
 
-use ferroccl_device::abi::{Conn, ConnHeader, ProtocolId, Signature, SignatureRing};
+use ferroccl_device::abi::{Conn, ConnHeader, ProtocolId, SignatureLines, SignatureRing};
 
 pub use connections::{ConnectionFailure, ConnectionId, Connections, FindConnMemory, FindRoute};
 pub use hello::{HELLO_BYTES, Hello};
@@ -127,7 +127,7 @@ impl ConnMemory {
 struct RingWords<'a> {
     tail: &'a AtomicU64,
     ack: &'a AtomicU64,
-    entries: *mut Signature,
+    entries: *mut SignatureLines,
 }
 
 impl RingWords<'_> {
@@ -139,7 +139,7 @@ impl RingWords<'_> {
 }
 
 /// Bytes of a signature on the network.
-const SIGNATURE_BYTES: usize = size_of::<Signature>();
+const SIGNATURE_BYTES: usize = size_of::<SignatureLines>();
 
 /// The calls of one end that are not begun yet, and how far it is in the first of them.
 #[derive(Debug, Default)]
