@@ -8,7 +8,8 @@
 //!
 //! All lanes of a block share the work. A warp takes hunks of [`UNROLL`] packs per lane, so that as many
 //! loads are in flight before the first use; what is left goes pack by pack, then element by element.
-//! Where a buffer is not aligned to a pack and the machine insists, everything goes element by element.
+//! Where a buffer is not aligned to a pack and the machine insists, bytes that are only moved go in words of 8, 4 or 2, as far as
+//! all addresses are aligned to that, and anything else in hunks of elements.
 //! A machine that has operations on whole buffers ([`gpu::whole_buffers`]) is given those instead.
 //!
 //! A destination may be the very same memory as a source, but not overlap it otherwise.
@@ -22,6 +23,9 @@ pub const MAX_ENDS: usize = 4;
 
 /// What a pass over whole buffers works on at a time: two of them, and the result, fit an L1 cache of 32 KiB.
 const BLOCK_BYTES: usize = 8 << 10;
+
+/// Half of [`UNROLL`].
+const HALF: usize = if UNROLL > 1 { UNROLL / 2 } else { 1 };
 
 /// The shape of one reduce-copy. A constant wherever it is used: on the GPU each shape becomes its own
 /// straight-line code; on the CPU, where one call moves kilobytes, all shapes share one function.
@@ -171,13 +175,12 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
         let per_pack = PACK_BYTES / size_of::<T>();
         let packs = if UNALIGNED_PACKS || self.aligned(shape) { n / per_pack } else { 0 };
         // Four sources would not fit the registers with as much of each in flight.
-        const HALF: usize = if UNROLL > 1 { UNROLL / 2 } else { 1 };
         let several = shape.sources > 2;
         let hunk = if several { HALF } else { UNROLL } * WARP as usize;
         // Divisions (the average of integers) take more time than the loads, and more registers: one by one.
         let divides = shape.last && self.reducer.divides();
         let in_hunks = if divides { 0 } else { packs / hunk * hunk };
-        // SAFETY: the caller's; the three loops cover [0, n) once.
+        // SAFETY: the caller's; the loops cover [0, n) once.
         unsafe {
             if several {
                 self.pieces::<Packs, HALF>(shape, 0, in_hunks);
@@ -185,7 +188,11 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
                 self.pieces::<Packs, UNROLL>(shape, 0, in_hunks);
             }
             self.pieces::<Packs, 1>(shape, in_hunks, packs);
-            self.pieces::<Ones, 1>(shape, packs * per_pack, n);
+            let mut done = packs * per_pack;
+            if !UNALIGNED_PACKS && packs == 0 {
+                done = self.unaligned(shape, n);
+            }
+            self.pieces::<Ones, 1>(shape, done, n);
         }
     }
 
@@ -199,8 +206,81 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
         if shape.optional { self.there[1] } else { shape.destinations }
     }
 
+    /// From the beginning, where the buffers are not aligned to packs; how many elements.
+    ///
+    /// # Safety
+    /// As [`ReduceCopy::run`].
+    #[inline(always)]
+    unsafe fn unaligned(&self, shape: Shape, n: usize) -> usize {
+        let changes =
+            shape.own && self.reducer.multiplies() || shape.last && self.reducer.divides();
+        // SAFETY: the caller's; addresses are multiples of the words.
+        unsafe {
+            if size_of::<T>() == 1 && shape.sources == 1 && !changes {
+                return match self.address_bits(shape) % 8 {
+                    0 => self.words::<u64>(shape, n),
+                    4 => self.words::<u32>(shape, n),
+                    2 | 6 => self.words::<u16>(shape, n),
+                    _ => self.words::<u8>(shape, n),
+                };
+            }
+            if shape.sources > 2 || changes {
+                return 0;
+            }
+            let hunk = HALF * WARP as usize;
+            let in_hunks = n / hunk * hunk;
+            self.pieces::<Ones, HALF>(shape, 0, in_hunks);
+            in_hunks
+        }
+    }
+
+    /// Moves as many words of source 0 as there are in `n` bytes; how many bytes these are. As many are in flight as of packs.
+    ///
+    /// # Safety
+    /// As [`ReduceCopy::run`], where elements are bytes, there is one source, and all addresses are multiples of a word.
+    #[inline(always)]
+    #[allow(
+        clippy::needless_range_loop,
+        reason = "a loop over indices is unrolled, one over iterators is not"
+    )]
+    unsafe fn words<W: Copy>(&self, shape: Shape, n: usize) -> usize {
+        let words = n / size_of::<W>();
+        let from = self.sources[0].cast::<W>();
+        let mut at = self.lanes.index;
+        while at < words {
+            // Behind the last word a lane loads its first one again, which nobody else stores.
+            let is_there = |u: usize| at + u * self.lanes.count < words;
+            let place = |u: usize| if is_there(u) { at + u * self.lanes.count } else { at };
+            // SAFETY: the caller's; all places are among the words.
+            unsafe {
+                let values: [W; UNROLL] = each(
+                    #[inline(always)]
+                    |u| gpu::ld_data(from.add(place(u))),
+                );
+                for d in 0..MAX_ENDS {
+                    if d < shape.destinations && (!shape.optional || d < self.there[1]) {
+                        let to = self.destinations[d].cast::<W>();
+                        for u in 0..UNROLL {
+                            if is_there(u) {
+                                gpu::st_data(to.add(place(u)), values[u], 1);
+                            }
+                        }
+                    }
+                }
+            }
+            at += UNROLL * self.lanes.count;
+        }
+        words * size_of::<W>()
+    }
+
     #[inline(always)]
     fn aligned(&self, shape: Shape) -> bool {
+        self.address_bits(shape).is_multiple_of(PACK_BYTES)
+    }
+
+    /// The bits that are set in any of the addresses.
+    #[inline(always)]
+    fn address_bits(&self, shape: Shape) -> usize {
         let mut bits = 0;
         for i in 0..MAX_ENDS {
             if i < shape.sources && (!shape.optional || i < self.there[0]) {
@@ -210,7 +290,7 @@ impl<T: Element, R: Reduction> ReduceCopy<T, R> {
                 bits |= self.destinations[i].addr();
             }
         }
-        bits % PACK_BYTES == 0
+        bits
     }
 
     /// Pieces `from..to`, `U` of them in flight per lane; with `U > 1` a multiple of `U x WARP` of them.

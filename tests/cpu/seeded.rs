@@ -48,7 +48,7 @@ unsafe fn cell(work: *const Work, i: usize) -> *mut u64 {
 unsafe fn await_flag(work: *const Work) {
     // SAFETY: the launch's cells.
     while unsafe { gpu::ld_acquire(cell(work, FLAG)) } == 0 {
-        if gpu::pause(&waiting(1, 0)).is_some() {
+        if gpu::pause(|| waiting(1, 0)).is_some() {
             return;
         }
     }
@@ -146,7 +146,7 @@ unsafe fn look_for_half_a_pack(work: *const Work) {
                     .iter()
                     .all(|w| [0, 7].contains(&(w >> 32)) && [0, 7].contains(&(w & 0xffff_ffff)))
             );
-            let _ = gpu::pause(&waiting(1, 0));
+            let _ = gpu::pause(|| waiting(1, 0));
         }
         let whole = (0..8).all(|i| gpu::ld_acquire(cell(work, DATA + i)) == 0x7_0000_0007);
         assert!(whole, "the pack is whole after the flag");
@@ -181,7 +181,7 @@ unsafe fn load_line(work: *const Work) {
                 *cell(work, SEEN) = u64::from(words[..15].iter().any(|&w| w != 1));
                 return;
             }
-            let _ = gpu::pause(&waiting(1, 0));
+            let _ = gpu::pause(|| waiting(1, 0));
         }
     }
 }
@@ -217,7 +217,7 @@ unsafe fn never_backwards(work: *const Work) {
             let now = gpu::ld_acquire(cell(work, FLAG));
             assert!(now >= last, "{now} after {last}");
             last = now;
-            let _ = gpu::pause(&waiting(1, 0));
+            let _ = gpu::pause(|| waiting(1, 0));
         }
         *cell(work, SEEN) = u64::from(gpu::ld_acquire(cell(work, FLAG)) < 20);
     }
@@ -334,13 +334,13 @@ unsafe fn deaf(work: *const Work) {
         fn drop(&mut self) {
             // SAFETY: the launch's cells.
             unsafe { gpu::st_release(self.0, 1) };
-            let _ = gpu::pause(&waiting(0, 0));
+            let _ = gpu::pause(|| waiting(0, 0));
         }
     }
     // SAFETY: the launch's cells.
     let _last = Last(unsafe { cell(work, SEEN) });
     loop {
-        let _ = gpu::pause(&waiting(3, 4));
+        let _ = gpu::pause(|| waiting(3, 4));
     }
 }
 

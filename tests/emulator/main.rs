@@ -1,5 +1,6 @@
 //! Kernels in the PTX emulator: the runtime, the conformance cases, and bugs that it must notice.
 
+mod alignment;
 mod bugs;
 mod conformance;
 mod runtime;

@@ -110,7 +110,7 @@ pub(crate) unsafe fn add_one(work: *const Work) {
     unsafe {
         let cell = cells(work);
         let before = gpu::ld_acquire(cell);
-        let _ = gpu::pause(&waiting(0, 0));
+        let _ = gpu::pause(|| waiting(0, 0));
         gpu::st_release(cell, before + 1);
     }
 }
@@ -128,7 +128,7 @@ pub(crate) unsafe fn mark_block(work: *const Work) {
 pub(crate) unsafe fn panics(work: *const Work) {
     // SAFETY: the launch's.
     unsafe { mark_block(work) };
-    let _ = gpu::pause(&waiting(0, 0));
+    let _ = gpu::pause(|| waiting(0, 0));
     assert!(gpu::block_idx_x() != 3, "block 3 is unhappy");
 }
 
@@ -136,7 +136,7 @@ pub(crate) unsafe fn panics(work: *const Work) {
 pub(crate) unsafe fn spin_until_set(work: *const Work) {
     // SAFETY: the launch's.
     while unsafe { gpu::ld_acquire(cells(work)) } == 0 {
-        if gpu::pause(&waiting(9, 7)).is_some() {
+        if gpu::pause(|| waiting(9, 7)).is_some() {
             return;
         }
     }
@@ -154,7 +154,7 @@ pub(crate) unsafe fn meet(work: *const Work) {
         gpu::st_release(mine, round);
         for peer in 0..ranks {
             while gpu::ld_acquire(cells.add(peer as usize)) < round {
-                if gpu::pause(&waiting(peer, round)).is_some() {
+                if gpu::pause(|| waiting(peer, round)).is_some() {
                     return;
                 }
             }

@@ -301,8 +301,8 @@ pub fn globaltimer() -> u64 {
 /// Gives way to other blocks.
 #[inline]
 #[must_use]
-pub fn pause(waiting: &Waiting) -> Verdict {
-    current().machine.pause(waiting)
+pub fn pause(waiting: impl FnOnce() -> Waiting) -> Verdict {
+    current().machine.pause(&waiting())
 }
 
 /// # Safety

@@ -186,7 +186,7 @@ pub fn globaltimer() -> u64 {
 /// Nothing to do: the hardware interleaves warps, and a block never has to give way.
 #[inline(always)]
 #[must_use]
-pub fn pause(_: &Waiting) -> Verdict {
+pub fn pause(_: impl FnOnce() -> Waiting) -> Verdict {
     None
 }
 

@@ -186,12 +186,12 @@ pub(crate) struct AbortCheck {
 }
 
 impl AbortCheck {
-    /// Why to give up, if there is a reason.
+    /// Why to give up, if there is a reason. `conn` is asked for when there is a closer look, which is rare.
     #[inline(always)]
     pub(super) fn look(
         &mut self,
         faults: CommFaults,
-        conn: &ConnState,
+        conn: impl FnOnce() -> ConnState,
         receiving: bool,
         verdict: gpu::Verdict,
     ) -> StopReason {
@@ -203,7 +203,7 @@ impl AbortCheck {
             return StopReason::None;
         }
         self.spins = 0;
-        self.look_around(faults, conn, receiving)
+        self.look_around(faults, &conn(), receiving)
     }
 
     #[inline(always)]

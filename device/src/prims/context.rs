@@ -278,14 +278,11 @@ impl KernelContext {
         }
         let mut watch = AbortCheck::default();
         loop {
-            let conn = conn(self);
-            let (rank, peer, channel) = (self.rank(), conn.peer(), self.channel());
-            let waiting = Waiting { kind, rank, peer, channel, step };
-            let verdict = gpu::pause(&waiting);
+            let verdict = gpu::pause(|| self.waiting(&conn(self), kind, step));
             if ready() {
                 return true;
             }
-            let reason = watch.look(self.faults(), &conn, kind.receiving(), verdict);
+            let reason = watch.look(self.faults(), || conn(self), kind.receiving(), verdict);
             let go_on = if TOGETHER {
                 gpu::warp_vote_all(reason == StopReason::None)
             } else {
@@ -298,9 +295,15 @@ impl KernelContext {
             if ready() {
                 return true;
             }
-            self.give_up(reason, &waiting);
+            self.give_up(reason, &self.waiting(&conn(self), kind, step));
             return false;
         }
+    }
+
+    /// What this lane waits for, for who wants to know.
+    #[inline(always)]
+    fn waiting(&self, conn: &ConnState, kind: WaitKind, step: u64) -> Waiting {
+        Waiting { kind, rank: self.rank(), peer: conn.peer(), channel: self.channel(), step }
     }
 
     /// What a lane does that has several things to wait for, when none of them is ready: gives way, and stops if there
@@ -314,16 +317,14 @@ impl KernelContext {
         watch: &mut AbortCheck,
         ready: impl Fn() -> bool,
     ) {
-        let waiting =
-            Waiting { kind, rank: self.rank(), peer: conn.peer(), channel: self.channel(), step };
-        let verdict = gpu::pause(&waiting);
+        let verdict = gpu::pause(|| self.waiting(conn, kind, step));
         if ready() {
             return;
         }
-        let reason = watch.look(self.faults(), conn, kind.receiving(), verdict);
+        let reason = watch.look(self.faults(), || *conn, kind.receiving(), verdict);
         // What the peer published before it failed or left still counts.
         if reason != StopReason::None && !ready() {
-            self.give_up(reason, &waiting);
+            self.give_up(reason, &self.waiting(conn, kind, step));
         }
     }
 
