@@ -385,12 +385,6 @@ pub(super) fn finish<V: Verb, T, R, P, const NR: usize, const NS: usize>(
     }
 }
 
-/// Whether a word's elements are bytes, all there, and 4 can be accessed at a time: numbers of 4 bytes, moved as bytes, are such.
-#[inline(always)]
-fn by_halves<T>(p: *const T, n: usize) -> bool {
-    size_of::<T>() == 1 && n >= 8 && p.addr().is_multiple_of(4)
-}
-
 /// Up to 8 bytes of elements as a word, the first in the low bits; `n` may be more than fit.
 ///
 /// # Safety
@@ -398,11 +392,6 @@ fn by_halves<T>(p: *const T, n: usize) -> bool {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 pub(super) unsafe fn load_elements<T: Element>(p: *const T, n: usize) -> u64 {
-    if by_halves(p, n) {
-        // SAFETY: the caller's; the address is a multiple of 4.
-        let half = |i| u64::from(unsafe { gpu::ld_data(p.cast::<u32>().add(i)) });
-        return half(0) | half(1) << 32;
-    }
     let mut word = 0;
     for i in 0..n.min(8 / size_of::<T>()) {
         // SAFETY: the caller's.
@@ -418,14 +407,6 @@ pub(super) unsafe fn load_elements<T: Element>(p: *const T, n: usize) -> u64 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 pub(super) unsafe fn store_elements<T: Element>(p: *mut T, word: u64, n: usize) {
-    if by_halves(p, n) {
-        // SAFETY: the caller's; the address is a multiple of 4.
-        unsafe {
-            gpu::st_data(p.cast::<u32>(), word as u32, size_of::<T>());
-            gpu::st_data(p.cast::<u32>().add(1), (word >> 32) as u32, size_of::<T>());
-        }
-        return;
-    }
     for i in 0..n.min(8 / size_of::<T>()) {
         // SAFETY: the caller's.
         unsafe {
