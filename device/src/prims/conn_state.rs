@@ -120,8 +120,11 @@ impl ConnState {
             }
             let head = gpu::acquire(orders::HEAD, &raw const (*self.reply()).head);
             let credit = head + u64::from(self.slots());
-            (*self.conn).credit = credit;
-            credit > self.step
+            let enough = credit > self.step;
+            if enough {
+                (*self.conn).credit = credit;
+            }
+            enough
         }
     }
 
