@@ -140,24 +140,20 @@ impl ConnState {
         // SAFETY: as above; only the receiver writes the head.
         unsafe {
             let head = &raw mut (*self.reply()).head;
-            if self.posts_each_step() && !self.wait_tail_first() {
+            let each_step = self.protocol == ProtocolId::Ll;
+            if each_step && !self.wait_tail_first() {
                 gpu::st_relaxed(head, self.step + 1);
-            } else if self.posts_each_step() || next == self.slots() || next == self.slots() / 2 {
+            } else if each_step || next == self.slots() || next == self.slots() / 2 {
                 gpu::release(orders::HEAD, head, self.step + 1);
             }
         }
     }
 
-    #[inline(always)]
-    fn posts_each_step(&self) -> bool {
-        self.protocol == ProtocolId::Ll
-    }
-
     /// Steps that a sender can always be ahead of what has been consumed: slots, less those that the receiver has consumed
-    /// and not told of.
+    /// and not told of. In LL as well: the call before may have used another protocol.
     #[inline(always)]
     pub(crate) fn usable(&self) -> u32 {
-        if self.posts_each_step() { self.slots() } else { self.slots() / 2 + 1 }
+        self.slots() / 2 + 1
     }
 
     /// Whether the sender has published the current step (Simple). The acquire pairs with the release in

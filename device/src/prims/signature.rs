@@ -8,8 +8,10 @@
 //!
 //! * A call begins with [`tell_call`].
 //! * A lane that waits long for anything looks whether the signature that has come is another ([`call_differs`]).
-//! * A rank hands nothing on that it has received before it has compared ([`settle_call`]). So who ends a call well has the
-//!   results of ranks that are all in the same call, if each of them is a rank's next one, or hands on what that has sent.
+//! * A rank that has received data does not hand it on before it has compared its call ([`settle_call`]). What goes around a ring,
+//!   or up a tree, has been handed on by all ranks in between. So a result stands for ranks that are all in the same call.
+//!   Down a tree the ranks in between have compared with their previous ranks of the ring, which may not be on the way: the data
+//!   of one rank that differs is handed on by nobody, but of several that are alike in another call it could be.
 //! * A call ends when it has been compared.
 //! * Data is written to a rank's own buffers only by who has the digest of the same call ([`ConnState::has_ptr`]).
 //!
