@@ -74,10 +74,9 @@ pub(crate) unsafe fn settle_call(cx: &mut KernelContext) {
             return;
         }
         let conn = ConnState::named(recv, told);
-        let mut theirs = [0; 4];
-        if cx.wait(&conn, WaitKind::Signature, told, || read_signature(recv, &mut theirs)) {
+        if cx.wait(&conn, WaitKind::Signature, told, || has_signature(recv)) {
             let ours = cx.args().signature();
-            compare(cx, recv, theirs, &ours);
+            compare(cx, recv, &ours);
             (*recv).settled = told + 1;
         }
     }
@@ -109,11 +108,9 @@ pub(super) unsafe fn report_difference(cx: &mut KernelContext) {
             // The rest of the signature is on its way.
             let mut waiting = cx.without_comparing();
             let conn = ConnState::named(recv, (*recv).told);
-            let mut theirs = [0; 4];
-            let there = || read_signature(recv, &mut theirs);
-            if waiting.wait(&conn, WaitKind::Signature, conn.step, there) {
+            if waiting.wait(&conn, WaitKind::Signature, conn.step, || has_signature(recv)) {
                 let ours = cx.args().signature();
-                compare(cx, recv, theirs, &ours);
+                compare(cx, recv, &ours);
             }
         }
     }
@@ -202,34 +199,19 @@ pub(crate) unsafe fn write_signature(conn: *mut Conn, ours: &Signature, digest: 
 #[inline(always)]
 pub(crate) unsafe fn has_signature(conn: *const Conn) -> bool {
     // SAFETY: the caller's.
-    unsafe { read_signature(conn, &mut [0; 4]) }
-}
-
-/// As [`has_signature`]; `words` are the signature's then.
-///
-/// # Safety
-/// As there.
-#[inline(always)]
-unsafe fn read_signature(conn: *const Conn, words: &mut [u64; 4]) -> bool {
-    // SAFETY: the caller's.
     unsafe {
         let (ring, n) = ((*conn).calls as *mut SignatureRing, (*conn).told);
         if is_awaited(conn, ring, n) {
             return false;
         }
         let from = entry(ring, n).cast::<u64>();
-        // All are under way at the same time.
-        let halves = [
-            gpu::ld_halves(from),
-            gpu::ld_halves(from.add(2)),
-            gpu::ld_halves(from.add(4)),
-            gpu::ld_halves(from.add(6)),
-        ];
-        let right = |half: u64| (half >> 32) as u32 == SignatureLines::flag(n);
-        let ready = |[low, high]: [u64; 2]| right(low) & right(high);
-        let word = |[low, high]: [u64; 2]| low & 0xffff_ffff | high << 32;
-        *words = [word(halves[0]), word(halves[1]), word(halves[2]), word(halves[3])];
-        ready(halves[0]) & ready(halves[1]) & ready(halves[2]) & ready(halves[3])
+        let mut ready = true;
+        for i in 0..gpu::opaque(4) {
+            let [low, high] = gpu::ld_halves(from.add(2 * i));
+            let right = |half: u64| (half >> 32) as u32 == SignatureLines::flag(n);
+            ready &= right(low) & right(high);
+        }
+        ready
     }
 }
 
@@ -241,10 +223,7 @@ unsafe fn read_signature(conn: *const Conn, words: &mut [u64; 4]) -> bool {
 pub(crate) unsafe fn check_signature(cx: &mut KernelContext, conn: *mut Conn, ours: &Signature) {
     // SAFETY: the caller's.
     unsafe {
-        let mut theirs = [0; 4];
-        if read_signature(conn, &mut theirs) {
-            compare(cx, conn, theirs, ours);
-        }
+        compare(cx, conn, ours);
         let told = (*conn).told + 1;
         (*conn).told = told;
         let ring = (*conn).calls_reply as *mut SignatureRing;
@@ -253,25 +232,30 @@ pub(crate) unsafe fn check_signature(cx: &mut KernelContext, conn: *mut Conn, ou
     }
 }
 
-/// Compares the sender's call with ours; a difference is a fault.
+/// Compares the sender's call, which it has told, with ours; a difference is a fault.
 ///
 /// # Safety
-/// As [`has_signature`].
+/// As [`has_signature`], which was true.
 #[inline(always)]
-unsafe fn compare(cx: &mut KernelContext, conn: *mut Conn, theirs: [u64; 4], ours: &Signature) {
-    // Word by word: of whole arrays the compiler makes a call, which a GPU has not.
-    let [seq, count, call, root] = theirs;
-    if seq == ours.seq && count == ours.count && call == ours.call && root == ours.root {
-        return;
-    }
+unsafe fn compare(cx: &mut KernelContext, conn: *mut Conn, ours: &Signature) {
     // SAFETY: the caller's; the cell of a fault is ours while it is written.
     unsafe {
+        let (ring, n) = ((*conn).calls as *mut SignatureRing, (*conn).told);
+        let from = entry(ring, n).cast::<u64>();
+        let word = |i: usize| {
+            let [low, high] = gpu::ld_halves(from.add(2 * i));
+            low & 0xffff_ffff | high << 32
+        };
+        let theirs = Signature { seq: word(0), count: word(1), call: word(2), root: word(3) };
+        if theirs == *ours {
+            return;
+        }
         let waiting = Waiting {
             kind: WaitKind::Signature,
             rank: (*cx.comm()).rank,
             peer: (*conn).peer,
             channel: cx.channel(),
-            step: (*conn).told,
+            step: n,
         };
         let (this, ours) = (*cx, *ours);
         cx.fail(
@@ -279,7 +263,7 @@ unsafe fn compare(cx: &mut KernelContext, conn: *mut Conn, theirs: [u64; 4], our
             |at| {
                 this.describe(at, FaultKind::Mismatch, &waiting);
                 (*at).expected = ours.words();
-                (*at).found = theirs;
+                (*at).found = theirs.words();
             },
         );
     }
