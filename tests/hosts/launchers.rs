@@ -1,6 +1,8 @@
 //! Groups as launchers start them: this test program, started by the real `mpirun` and with the variables of
 //! the others, finds its rank and its group by the environment alone; on one host, and on several.
 
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -110,6 +112,13 @@ fn start(n: u32, vars: impl Fn(u32) -> Vec<(&'static str, String)>) -> Vec<Outpu
     ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect()
 }
 
+/// Arguments for an `mpirun` that keeps its files in `dir`. Open MPI 4.1 keeps those of all jobs of a user in
+/// one directory under `/tmp`, and a job fails ("File exists") if another makes that directory at the
+/// same moment.
+fn own_session(dir: &Path) -> [&OsStr; 3] {
+    [OsStr::new("--mca"), OsStr::new("orte_tmpdir_base"), dir.as_os_str()]
+}
+
 #[test]
 fn mpirun() {
     let _ports = ports();
@@ -119,7 +128,9 @@ fn mpirun() {
     // Two jobs at the same time must not meet.
     let job = |n: u32| {
         let exe = std::env::current_exe().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         clean(Command::new("mpirun"))
+            .args(own_session(dir.path()))
             .args(["--allow-run-as-root", "--oversubscribe", "-n", &n.to_string()])
             .arg(exe)
             .args(only(module_path!(), "as_rank"))
@@ -147,6 +158,7 @@ fn mpirun_on_several_hosts() {
     hosts.remote_shell(&shell).unwrap();
     let job = |id: Option<String>| {
         let mut command = clean(hosts.command(0, "mpirun"));
+        command.args(own_session(dir.path()));
         command.args(["--allow-run-as-root", "--mca", "plm_rsh_agent", shell.to_str().unwrap()]);
         command.args(["-n", "4", "--host"]);
         command.arg(format!("{}:2,{}:2", hosts.ipv4(0), hosts.ipv4(1)));
