@@ -108,10 +108,25 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] when the size overflows; [`Error::System`] when there is not enough memory.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
+        let memory = self.0.allocate(Self::bytes::<T>(len)?)?;
+        Ok(DeviceBuffer { memory, start: 0, len, marker: PhantomData })
+    }
+
+    /// [`Device::alloc`] of memory that other devices and processes may reach, too (`ncclMemAlloc`): for a buffer that is
+    /// registered as a [`Window`](crate::Window). It may wait for kernels that run, so a program makes such buffers at its start.
+    ///
+    /// # Errors
+    /// As [`Device::alloc`].
+    pub fn alloc_shared<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        let memory = self.0.allocate_shared(Self::bytes::<T>(len)?)?;
+        Ok(DeviceBuffer { memory, start: 0, len, marker: PhantomData })
+    }
+
+    /// Bytes of `len` elements.
+    fn bytes<T>(len: usize) -> Result<usize> {
+        len.checked_mul(size_of::<T>()).ok_or_else(|| {
             Error::argument("len", format!("{len} elements are more than memory has"))
-        })?;
-        Ok(DeviceBuffer { memory: self.0.allocate(bytes)?, start: 0, len, marker: PhantomData })
+        })
     }
 
     /// Allocates a buffer with a copy of `data`.

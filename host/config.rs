@@ -207,6 +207,8 @@ knobs! {
         "ranks of one process do not read each other's memory directly";
     "NCCL_SHM_DISABLE" shm_disable: bool = false, (),
         "processes of one host do not share memory";
+    "NCCL_WIN_ENABLE" win_enable: bool = true, (),
+        "kernels work directly on buffers that are registered as windows";
     "NCCL_NET_DISABLE_INTRA" net_disable_intra: bool = false, (),
         "GPUs of one host do not talk over the network where that is faster than between them";
     "NCCL_NET_MERGE_LEVEL" net_merge_level: MergeLevel = MergeLevel::Port, MergeLevel::FORM,

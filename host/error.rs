@@ -248,6 +248,13 @@ impl std::fmt::Display for KernelFault {
         match self.kind() {
             FaultKind::Mismatch => {
                 let (ours, theirs) = crate::enqueue::describe(&self.0.expected, &self.0.found);
+                if self.0.expected == self.0.found {
+                    return write!(
+                        f,
+                        "call {seq} differs between ranks: rank {rank} and rank {peer} called {ours}, with buffers \
+                         at different places of their windows"
+                    );
+                }
                 write!(
                     f,
                     "call {seq} differs between ranks: rank {rank} called {ours}, rank {peer} called {theirs}"

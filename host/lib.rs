@@ -38,7 +38,7 @@ pub mod runtime;
 mod transport;
 
 pub use buffer::{Device, DeviceBuffer, Element, Stream};
-pub use comm::{AbortHandle, CommConfig, Communicator, InProgress, ShrinkMode, group};
+pub use comm::{AbortHandle, CommConfig, Communicator, InProgress, ShrinkMode, Window, group};
 pub use error::{Error, KernelFault, Result};
 pub use ferroccl_bootstrap::{self as bootstrap, UniqueId};
 pub use ferroccl_device as device;

@@ -29,6 +29,8 @@ type Features = &'static [&'static str];
 const PROTOCOLS: &[&str] = &["simple", "ll", "ll128"];
 /// Those of lines.
 const LINES: &[&str] = &["ll", "ll128"];
+/// That of plain data.
+const PLAIN: &[&str] = &["simple"];
 
 /// What a family has for an element type: the features that it needs, the type, operators, and protocols.
 type Row = (Features, &'static str, &'static [&'static str], &'static [&'static str]);
@@ -42,6 +44,12 @@ macro_rules! types {
     };
     (lines; $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
         &[ $( (&[ $($f),* ], $type, &[ $($op),* ], LINES) ),* ]
+    };
+    (direct;) => {
+        &[(&[], BYTES, &["none"], PLAIN)]
+    };
+    (direct; $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
+        &[ $( (&[ $($f),* ], $type, &[ $($op),* ], PLAIN) ),* ]
     };
     (any) => {
         &[(&[], BYTES, &[], PROTOCOLS)]

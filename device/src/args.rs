@@ -2,7 +2,7 @@
 
 use core::mem::offset_of;
 
-use crate::abi::{ChannelWork, Comm, Signature, Work};
+use crate::abi::{ChannelWork, Comm, Signature, WindowPeers, Work};
 use crate::gpu;
 
 /// The argument of a kernel: on the CPU an address, on a GPU a parameter, of which a word is loaded when it is asked for.
@@ -87,6 +87,20 @@ impl KernelArgs {
     #[must_use]
     pub fn digest(self) -> u64 {
         word!(self.digest)
+    }
+
+    /// [`Work::input_peers`].
+    #[inline(always)]
+    #[must_use]
+    pub fn input_peers(self) -> *const WindowPeers {
+        word!(self.input_peers) as *const WindowPeers
+    }
+
+    /// [`Work::output_peers`].
+    #[inline(always)]
+    #[must_use]
+    pub fn output_peers(self) -> *const WindowPeers {
+        word!(self.output_peers) as *const WindowPeers
     }
 
     /// [`Work::signature`].

@@ -2,8 +2,8 @@
 //!
 //! Two lists make it, in `kernels/lists.rs`. `families!` has a row for each algorithm of a collective and says which
 //! reductions it has: all of them, sums, or none, as it only moves bytes. `reductions!` and `sums!` have the element types
-//! with their kernels. Every row is made in all three protocols, or in LL and LL128 where it is over
-//! the mesh. From the table come the PTX entries, the CPU functions and
+//! with their kernels. Every row is made in all three protocols, in LL and LL128 where it is over
+//! the mesh, or in Simple where it works on the ranks' buffers themselves. From the table come the PTX entries, the CPU functions and
 //! their names, so that the three cannot differ. Cargo features leave rows out ([`left_out`] says which one a call would
 //! need).
 //!
@@ -24,9 +24,10 @@ mod lists;
 
 use crate::abi::{ReduceOp, Work};
 use crate::collectives::{
-    AllGatherBruck, AllGatherOneShot, AllGatherRing, AllReduceOneShot, AllReduceRing,
-    AllReduceTree, AllReduceTwoShot, BroadcastRing, BroadcastTree, Chain, KernelCode, MeshCode,
-    ReduceScatterBruck, ReduceScatterOneShot, ReduceScatterRing, SendRecv,
+    AllGatherBruck, AllGatherDirect, AllGatherOneShot, AllGatherRing, AllReduceDirect,
+    AllReduceOneShot, AllReduceRing, AllReduceTree, AllReduceTwoShot, BroadcastRing, BroadcastTree,
+    Chain, DirectCode, KernelCode, MeshCode, ReduceScatterBruck, ReduceScatterDirect,
+    ReduceScatterOneShot, ReduceScatterRing, SendRecv,
 };
 use crate::element::{Bf16, Element, F8E4M3, F8E5M2, F16};
 use crate::prims::{Ll, Ll128, Simple};
@@ -129,6 +130,16 @@ mod cpu {
                     name!($family "ll128" $op $type), lines $A, Ll128, $R, Any, $T),
             )*] ),* ]
         };
+        ($family:literal $C:ident $G:ident $A:ident: direct;) => {
+            &[&[row!($C $G Some(ProtocolId::Simple), None, name!($family "simple"), direct $A, Simple, Sum, Sum, u8)]]
+        };
+        ($family:literal $C:ident $G:ident $A:ident: direct;
+            $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
+            &[ $( $(#[cfg(feature = $f)])* &[ $(
+                row!($C $G Some(ProtocolId::Simple), Some((<$R as Reduction>::OPS, DataType::$D)),
+                    name!($family "simple" $op $type), direct $A, Simple, $R, Any, $T),
+            )*] ),* ]
+        };
         ($family:literal $C:ident $G:ident $A:ident: any) => {
             &[&[row!($C $G None, None, $family, $A, Simple, Sum, Sum, u8)]]
         };
@@ -152,7 +163,14 @@ mod cpu {
         };
     }
     macro_rules! row {
-        ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr, lines $A:ty, $P:ty, $R:ty, $Cpu:ty, $T:ty) => {
+        ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr, lines $($more:tt)*) => {
+            row!($C $G $protocol, $reduction, $name, within MeshCode $($more)*)
+        };
+        ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr, direct $($more:tt)*) => {
+            row!($C $G $protocol, $reduction, $name, within DirectCode $($more)*)
+        };
+        ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr,
+            within $K:ident $A:ty, $P:ty, $R:ty, $Cpu:ty, $T:ty) => {
             Row {
                 collective: Collective::$C,
                 algorithm: Algorithm::$G,
@@ -160,8 +178,8 @@ mod cpu {
                 reduction: $reduction,
                 kernel: Kernel {
                     name: $name,
-                    cpu: <$A as MeshCode>::run::<$T, $Cpu, $P>,
-                    threads: threads::<$R>(<$A as MeshCode>::THREADS),
+                    cpu: <$A as $K>::run::<$T, $Cpu, $P>,
+                    threads: threads::<$R>(<$A as $K>::THREADS),
                     steps: None,
                 },
             }

@@ -48,6 +48,12 @@ pub const SIGNATURE_TAIL: Published = Published("signature tail");
 pub const SIGNATURE_ACK: Published = Published("signature ack");
 /// [`PtrExchange::seq`](crate::abi::PtrExchange): `post_ptr` -> `has_ptr`. The address is there before the sender reads it.
 pub const PTR: Published = Published("exchanged address");
+/// [`MESH_BEGUN`](crate::abi::MESH_BEGUN): `MeshSide::begin_together`, of both sides. What a rank's earlier kernels have done with its
+/// buffers is over before others read from them and write to them.
+pub const BEGUN: Published = Published("begun");
+/// [`MESH_ENDED`](crate::abi::MESH_ENDED): `MeshSide::end_together`, of both sides. What others have written is there, and what they
+/// read has been read, before the rank goes on.
+pub const ENDED: Published = Published("ended");
 /// [`Channel::progress`](crate::abi::Channel): `tell_progress` -> `wait_for_progress`. What goes up a tree has been read
 /// before the other block writes over it.
 pub const PROGRESS: Published = Published("progress");
@@ -61,5 +67,17 @@ pub const FAULT: Published = Published("fault");
 pub const ABORT: Published = Published("abort");
 
 /// All of them.
-pub const ALL: &[Published] =
-    &[TAIL, HEAD, LL128_FLAG, SIGNATURE_TAIL, SIGNATURE_ACK, PTR, PROGRESS, POISON, FAULT, ABORT];
+pub const ALL: &[Published] = &[
+    TAIL,
+    HEAD,
+    LL128_FLAG,
+    SIGNATURE_TAIL,
+    SIGNATURE_ACK,
+    PTR,
+    BEGUN,
+    ENDED,
+    PROGRESS,
+    POISON,
+    FAULT,
+    ABORT,
+];

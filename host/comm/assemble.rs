@@ -20,6 +20,7 @@ use super::shared::SharedComm;
 use super::stall::{self, Reports};
 use super::state::CommState;
 use super::trees::Trees;
+use super::window::Windows;
 use super::{Communicator, gpu_graphs, log_topology};
 use crate::channel::{ConnSet, EdgeEnd, Edges};
 use crate::enqueue::{NetworkOps, PlanContext};
@@ -43,7 +44,9 @@ impl CommBuilder<'_> {
         };
         let situation = Situation::new(nodes, self.nranks, devices);
         let TuningParams { protocols, algorithms, deterministic, .. } = self.tuning;
-        let settings = Settings { protocols, algorithms, deterministic, ..Settings::default() };
+        // Whether a call's buffers are in windows is looked at when it is made.
+        let settings =
+            Settings { protocols, algorithms, deterministic, windows: true, ..Settings::default() };
         let mesh = self.layout.mesh_slot_bytes != [0; 2];
         let situation = situation.with_channels(self.channels).with_collnet(collnet);
         let situation = situation.with_mesh(mesh);
@@ -87,6 +90,8 @@ impl CommBuilder<'_> {
         let control = ControlBlock::new(device_comm, &peer_table, &groups, runtime)?;
         let of_mesh = (self.rank, first, self.tuning.deterministic);
         let mesh = Mesh::new(of_mesh, &edges, &self.layout, channels, runtime)?;
+        let may = (mesh.is_some(), self.env.win_enable);
+        let windows = Windows::new(peers, self.allowed(), may);
         let trees =
             Trees::new(self.rank, self.channels, &nodes, self.graphs.map(|graphs| &**graphs));
         log_topology::log_channels(self.rank, &groups[0], self.channels, &trees);
@@ -120,6 +125,7 @@ impl CommBuilder<'_> {
             collnet: heads,
             trees,
             mesh,
+            windows,
             nodes,
             barrier_buffer: scratch.address() + (channels * SCRATCH_BYTES) as u64,
             _scratch: scratch,

@@ -19,6 +19,7 @@ use super::preload;
 use super::recorder::RecordId;
 use super::shared::SharedComm;
 use super::state::CommState;
+use super::window::Places;
 use crate::buffer::Stream;
 use crate::enqueue::{self, AlgoChoice, CollectiveCall, PlanContext};
 use crate::error::Result;
@@ -53,7 +54,7 @@ impl CollTask {
     /// Puts the kernels of the call into the stream, as the communicator's next call. The caller has locked the order.
     pub(super) fn launch(self, comm: &SharedComm, stream: &Stream) -> Result<()> {
         self.preload(comm);
-        let choice = self.choose(comm)?;
+        let (choice, places) = self.choose(comm)?;
         let seq = comm.last_seq() + 1;
         let AlgoChoice { algorithm, protocol, channels, .. } = choice;
         let signature = self.call.signature(seq, algorithm, protocol, channels);
@@ -64,7 +65,7 @@ impl CollTask {
                 collnet::all_reduce(heads, comm, id, &self, choice, stream)
             }
             (Algorithm::Hierarchical, _) => self.hierarchical(comm, id, choice, stream),
-            _ => self.flat(comm, id, choice, stream),
+            _ => self.flat(comm, id, (choice, places), stream),
         };
         match launched {
             Ok(()) => comm.seq.store(seq, Ordering::Relaxed), // as `last_seq`
@@ -73,16 +74,19 @@ impl CollTask {
         launched
     }
 
-    /// The algorithm, protocol, channels and threads of the call.
-    fn choose(&self, comm: &CommState) -> Result<AlgoChoice> {
+    /// The algorithm, protocol, channels and threads of the call; and for a direct one, where its buffers are.
+    fn choose(&self, comm: &CommState) -> Result<(AlgoChoice, Option<Places>)> {
         let context = &comm.plan_context;
         let Some((_, protocol)) = self.custom_kernel else {
-            return Ok(enqueue::choose(&self.call, context)?);
+            let places = comm.windows.places(&self.call, (self.input, self.output));
+            let choice = enqueue::choose(&self.call, context, places.is_some())?;
+            let direct = choice.algorithm == Algorithm::Direct;
+            return Ok((choice, places.filter(|_| direct)));
         };
         let tuner = context.tuner.only(protocol);
         let algorithm = Some(Algorithm::Ring);
         let context = PlanContext { tuner, algorithm, ..context.clone() };
-        Ok(enqueue::choose(&self.call, &context)?)
+        Ok((enqueue::choose(&self.call, &context, false)?, None))
     }
 
     /// Loads the call's kernels where that is to be done before any call of a group is launched.
@@ -95,7 +99,7 @@ impl CollTask {
             return Ok(());
         }
         self.preload(comm);
-        let choice = self.choose(comm)?;
+        let (choice, _) = self.choose(comm)?;
         let kernels = match self.custom_kernel {
             Some((kernel, _)) => vec![kernel],
             None => kernels_of(&self.call, choice)?,
@@ -115,7 +119,7 @@ impl CollTask {
         self,
         comm: &SharedComm,
         (seq, record): (u64, RecordId),
-        choice: AlgoChoice,
+        (choice, places): (AlgoChoice, Option<Places>),
         stream: &Stream,
     ) -> Result<()> {
         let CollTask { call, input, output, scalar, custom_kernel, keep } = self;
@@ -123,17 +127,17 @@ impl CollTask {
         if let Some((kernel, _)) = custom_kernel {
             plan.kernel = kernel;
         }
-        // A chain combines the ranks' values in their order. What goes over the mesh does so by itself. It compares calls with
+        // A chain combines the ranks' values in their order. What goes over the mesh, or is direct, does so by itself. It compares calls with
         // the same neighbours as what else may run: which of them does depends on the size, in which calls may differ by
         // mistake.
         let ordered = match choice.algorithm {
-            Algorithm::OneShot | Algorithm::TwoShot => {
+            Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Direct => {
                 comm.mesh.as_ref().is_some_and(|mesh| mesh.in_rank_order)
             }
             algorithm => algorithm == Algorithm::Chain,
         };
         let (group, last) = (if ordered { Subgroup::InRankOrder } else { Subgroup::World }, true);
-        let operands = KernelOperands { group, input, output, scalar, record, last };
+        let operands = KernelOperands { group, input, output, scalar, places, record, last };
         launch_kernel(comm, &plan, &call, operands, keep, stream)
     }
 
@@ -158,7 +162,8 @@ impl CollTask {
             // The first stage reads the input, the others work in place.
             let input = if i == 0 { input } else { output };
             let last = i == last;
-            let operands = KernelOperands { group, input, output, scalar, record, last };
+            let operands =
+                KernelOperands { group, input, output, scalar, places: None, record, last };
             launch_kernel(comm, &plan, call, operands, keep.clone(), stream)?;
         }
         Ok(())

@@ -48,7 +48,7 @@ pub(super) fn all_reduce(
         let plan = enqueue::plan(&step, ring, seq)?;
         let (input, output) = (at(from, first), at(*output, first));
         let (group, scalar) = (Subgroup::Node, *scalar);
-        let operands = KernelOperands { group, input, output, scalar, record, last };
+        let operands = KernelOperands { group, input, output, scalar, places: None, record, last };
         launch_kernel(comm, &plan, &step, operands, task.keep.clone(), stream)
     };
     for root in 0..parts.len() {

@@ -14,6 +14,7 @@ use super::collective::Subgroup;
 use super::net::ProxyWork;
 use super::recorder::RecordId;
 use super::shared::SharedComm;
+use super::window::Places;
 use crate::buffer::Stream;
 use crate::enqueue::{CollectiveCall, KernelPlan};
 use crate::error::Result;
@@ -33,6 +34,8 @@ pub(super) struct KernelOperands {
     pub output: u64,
     /// The operator's scalar, and whether it is the scalar's address instead.
     pub scalar: (u64, bool),
+    /// Where its buffers are in windows, for a direct kernel.
+    pub places: Option<Places>,
     /// The call's record, and whether the call ends with this kernel.
     pub record: RecordId,
     pub last: bool,
@@ -62,6 +65,10 @@ pub(super) fn launch_kernel(
     if let (true, Some(mesh)) = (plan.mesh, &comm.mesh) {
         (work.extra, work.extra_stride) = mesh.address();
     }
+    if let Some(places) = &operands.places {
+        [work.input_peers, work.output_peers] = places.tables();
+        work.digest ^= places.digest();
+    }
     let proxy_work = match &comm.net {
         // SAFETY: the kernel takes this argument, below.
         Some(net) => comm.must(unsafe {
@@ -71,7 +78,7 @@ pub(super) fn launch_kernel(
         None => ProxyWork::new(),
     };
     let ended = comm.clone();
-    let KernelOperands { record, last, .. } = operands;
+    let KernelOperands { record, last, places, .. } = operands;
     let seq = plan.signature.seq;
     let launch = Launch {
         kernel: plan.kernel,
@@ -88,7 +95,7 @@ pub(super) fn launch_kernel(
             if last {
                 ended.recorder.end(record, Some(seq));
             }
-            ended.release((keep, table), &result);
+            ended.release((keep, table, places), &result);
             result
         }),
     };

@@ -78,10 +78,12 @@ mod split;
 mod stall;
 mod state;
 mod trees;
+mod window;
 
 use crate::buffer::Device;
 use crate::enqueue::{self, AlgoChoice, CollectiveCall};
 use crate::error::Result;
+use ferroccl_device::abi::ReduceOp;
 
 pub use abort::AbortHandle;
 pub use config::CommConfig;
@@ -91,6 +93,7 @@ pub(crate) use recorder::unix_now;
 pub use shrink::ShrinkMode;
 pub(crate) use snapshot::records;
 pub use state::Communicator;
+pub use window::Window;
 
 impl Communicator {
     /// This rank, from 0.
@@ -142,7 +145,16 @@ impl Communicator {
     /// # Ok::<(), ferroccl::Error>(())
     /// ```
     pub fn plan(&self, call: &CollectiveCall) -> Result<AlgoChoice> {
-        Ok(enqueue::choose(call, &self.0.plan_context)?)
+        Ok(enqueue::choose(call, &self.0.plan_context, false)?)
+    }
+
+    /// [`Communicator::plan`] for a call whose buffers are in [`Window`]s.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn plan_in_windows(&self, call: &CollectiveCall) -> Result<AlgoChoice> {
+        let direct = self.0.windows.may_be_direct() && call.op != ReduceOp::PreMulSum;
+        Ok(enqueue::choose(call, &self.0.plan_context, direct)?)
     }
 
     /// Stops the kernels of this communicator on all its ranks. Calls that have not ended fail, and no more can be made

@@ -70,7 +70,7 @@ impl P2pTask {
         comm: &CommState,
     ) -> Result<(ProtocolId, Signature, impl Iterator<Item = (u32, ChannelWork)> + use<>)> {
         let call = message(self.bytes, if self.sending { comm.rank } else { self.peer });
-        let choice = enqueue::choose(&call, &comm.plan_context)?;
+        let choice = enqueue::choose(&call, &comm.plan_context, false)?;
         let signature = call.signature(0, Algorithm::Ring, choice.protocol, choice.channels);
         let parts = enqueue::split(self.bytes, choice.channels, 128);
         let parts = (0..choice.channels).zip(parts).filter(|(i, part)| *i == 0 || part.count > 0);
@@ -204,6 +204,8 @@ impl P2pBatch {
             extra_stride: 0,
             signature: Signature { seq, ..Signature::default() },
             digest: 0,
+            input_peers: 0,
+            output_peers: 0,
             pad: 0,
             channels: parts,
         };

@@ -41,7 +41,21 @@ fn is_new(kinds: &Mutex<Vec<CollectiveCall>>, call: &CollectiveCall) -> bool {
 pub(super) fn preload(comm: &CommState, call: &CollectiveCall) {
     if comm.device.runtime().loads_kernels() && is_new(&comm.preloaded.0, call) {
         is_new(&CALLED, call);
-        load(comm, &kernels(call, &comm.plan_context));
+        let mut all = kernels(call, &comm.plan_context, false);
+        if comm.windows.has_direct() {
+            all.extend(kernels(call, &comm.plan_context, true));
+        }
+        load(comm, &all);
+    }
+}
+
+/// Loads what calls of kinds that were made before may take from now on, as there are windows.
+pub(super) fn preload_direct(comm: &CommState) {
+    if comm.device.runtime().loads_kernels() && comm.windows.has_direct() {
+        let called = comm.preloaded.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for call in called {
+            load(comm, &kernels(&call, &comm.plan_context, true));
+        }
     }
 }
 
@@ -54,13 +68,13 @@ pub(super) fn preload_what_was_called(comm: &CommState) {
     let mut all: Vec<(Kernel, u32)> = Vec::new();
     for call in called {
         is_new(&comm.preloaded.0, &call);
-        all.extend(kernels(&call, &comm.plan_context));
+        all.extend(kernels(&call, &comm.plan_context, false));
     }
     load(comm, &all);
 }
 
 /// The kernels of calls of a kind by size, with their threads.
-fn kernels(call: &CollectiveCall, context: &PlanContext) -> Vec<(Kernel, u32)> {
+fn kernels(call: &CollectiveCall, context: &PlanContext, in_windows: bool) -> Vec<(Kernel, u32)> {
     if call.collective == Collective::SendRecv {
         return p2p::kernel().map(|kernel| (kernel, kernel.threads)).into_iter().collect();
     }
@@ -69,7 +83,7 @@ fn kernels(call: &CollectiveCall, context: &PlanContext) -> Vec<(Kernel, u32)> {
     let mut all: Vec<(Kernel, u32)> = Vec::new();
     for count in [0].into_iter().chain(counts) {
         let call = CollectiveCall { count, ..*call };
-        let Ok(choice) = enqueue::choose(&call, context) else { continue };
+        let Ok(choice) = enqueue::choose(&call, context, in_windows) else { continue };
         let Ok(kernels) = kernels_of(&call, choice) else { continue };
         for kernel in kernels {
             if all.iter().all(|(known, _)| known.name != kernel.name) {

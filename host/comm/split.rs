@@ -99,28 +99,28 @@ impl Communicator {
         communicators: &[Communicator],
         place: impl Fn(u32) -> (Option<u32>, i32) + Sync,
     ) -> Result<Vec<Option<Communicator>>> {
-        at_once(communicators, |communicator| {
+        at_once(communicators, |communicator: &Communicator| {
             let (color, key) = place(communicator.rank());
             communicator.split(color, key)
         })
     }
 }
 
-/// What `body` gives for each of the communicators, in a thread each; the first error.
-pub(super) fn at_once<T: Send>(
-    communicators: &[Communicator],
-    body: impl Fn(&Communicator) -> Result<T> + Sync,
+/// What `body` gives for each of several ranks, in a thread each; the first error.
+pub(super) fn at_once<R: Send, T: Send>(
+    ranks: impl IntoIterator<Item = R>,
+    body: impl Fn(R) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
     std::thread::scope(|scope| {
         let body = &body;
-        let start = |communicator| {
+        let start = |rank| {
             std::thread::Builder::new()
-                .spawn_scoped(scope, move || body(communicator))
-                .map_err(|e| Error::system("thread of a rank that splits or shrinks", e))
+                .spawn_scoped(scope, move || body(rank))
+                .map_err(|e| Error::system("thread of a rank that does what all do together", e))
         };
-        let threads: Vec<_> = communicators.iter().map(start).collect();
+        let threads: Vec<_> = ranks.into_iter().map(start).collect();
         // Waits for all threads, also after an error of one.
-        let panicked = || Error::malformed("a thread that splits or shrinks panicked");
+        let panicked = || Error::malformed("a rank's thread panicked");
         let ends = threads.into_iter().map(|thread| thread?.join().map_err(|_| panicked())?);
         ends.collect::<Vec<_>>().into_iter().collect()
     })

@@ -18,6 +18,7 @@ use super::recorder::FlightRecorder;
 use super::shared::SharedComm;
 use super::stall::Reports;
 use super::trees::Trees;
+use super::window::Windows;
 use crate::buffer::{Device, Stream};
 use crate::channel::{ConnLayout, Edges};
 use crate::enqueue::PlanContext;
@@ -56,6 +57,8 @@ pub(super) struct CommState {
     pub trees: Trees,
     /// The mesh, where all ranks reach each other's memory.
     pub mesh: Option<Mesh>,
+    /// The buffers that are registered.
+    pub windows: Windows,
     /// The connections with ranks on other hosts.
     pub net: Option<Arc<NetConnections>>,
     /// The connection with a network that reduces.
@@ -94,7 +97,7 @@ pub(super) struct CommState {
     pub meeting_place: OnceLock<MeetingPlace>,
     /// What this rank has made an id of for new ranks.
     pub growth: Mutex<Option<Growth>>,
-    /// Held during a split, a shrink and a growth.
+    /// Held during a split, a shrink, a growth and a registration.
     pub split_lock: Mutex<()>,
     /// How many ranks have this rank's device, itself among them.
     pub ranks_on_device: u32,

@@ -129,6 +129,7 @@ impl Config {
             algorithms: self.algo,
             protocols: self.proto,
             deterministic: self.deterministic,
+            windows: false,
             threads: self.nthreads,
             ll128_threads: self.ll128_nthreads,
             buffers: bytes.map(|size| size.map(|size| size.0 as u64)),

@@ -170,6 +170,8 @@ impl KernelPlan {
             extra_stride: 0,
             signature: self.signature,
             digest: self.signature.digest(),
+            input_peers: 0,
+            output_peers: 0,
             pad: 0,
             channels: self.parts,
         }
@@ -195,16 +197,22 @@ pub fn split(count: usize, channels: u32, grain: usize) -> [ChannelWork; MAX_CHA
     parts
 }
 
-/// Chooses for a call the fastest algorithm and protocol, by the tuner, for which the table has a kernel.
+/// Chooses for a call the fastest algorithm and protocol, by the tuner, for which the table has a kernel. `in_windows` says
+/// whether the buffers that a [direct](Algorithm::Direct) kernel reads and writes on other ranks are in windows.
 ///
 /// # Errors
 /// [`PlanError`] when the settings exclude every choice.
-pub fn choose(call: &CollectiveCall, context: &PlanContext) -> Result<AlgoChoice, PlanError> {
+pub fn choose(
+    call: &CollectiveCall,
+    context: &PlanContext,
+    in_windows: bool,
+) -> Result<AlgoChoice, PlanError> {
     let bytes = call.largest_bytes(context.ranks);
     let has = |algorithm, protocol| match algorithm {
         // Made of kernels of other algorithms.
         Algorithm::Hierarchical => context.nodes > 1,
         Algorithm::CollnetDirect => context.network.has(call.data_type, call.op),
+        Algorithm::Direct if !in_windows => false,
         _ => lookup(call.collective, algorithm, protocol, call.op, call.data_type).is_some(),
     };
     let best = |open: &dyn Fn(Algorithm, ProtocolId) -> bool| {
@@ -268,7 +276,7 @@ pub fn plan(call: &CollectiveCall, choice: AlgoChoice, seq: u64) -> Result<Kerne
         root: call.root.unwrap_or(NO_RANK),
         mode,
         tree,
-        mesh: matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot),
+        mesh: matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Direct),
         // Parts start on a cache line of a well-aligned buffer.
         parts: split(count, channels, 128 / size),
     })
@@ -303,7 +311,7 @@ mod tests {
                 op: ReduceOp::Sum,
                 root: None,
             };
-            choose(&call, &context).ok().map(|choice| (choice.protocol, choice.channels))
+            choose(&call, &context, false).ok().map(|choice| (choice.protocol, choice.channels))
         };
         let all = ProtocolId::ALL;
         let (ll, ll128, simple) = (ProtocolId::Ll, ProtocolId::Ll128, ProtocolId::Simple);

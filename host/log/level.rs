@@ -65,7 +65,7 @@ pub struct Subsystems(u32);
 impl Subsystems {
     /// What may be written.
     pub const NAMES: &'static str = "^ or nothing, then a list of \
-        INIT,COLL,P2P,SHM,NET,GRAPH,TUNING,ENV,ALLOC,PROXY,BOOTSTRAP,ALL";
+        INIT,COLL,P2P,SHM,NET,GRAPH,TUNING,ENV,ALLOC,PROXY,BOOTSTRAP,REG,ALL";
     /// Every subsystem.
     pub const ALL: Self = Subsystems((1 << SUBSYSTEMS.len()) - 1);
     /// NCCL's default: INIT, ENV and BOOTSTRAP.

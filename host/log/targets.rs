@@ -21,4 +21,5 @@ subsystems! {
     ALLOC = "alloc", "Target of memory allocations.";
     PROXY = "proxy", "Target of the proxy thread.";
     BOOTSTRAP = "bootstrap", "Target of how ranks find each other.";
+    REG = "reg", "Target of buffers that are registered.";
 }

@@ -300,6 +300,10 @@ pub unsafe trait Memory: Debug + Send + Sync {
     fn len(&self) -> usize;
     /// [`Runtime::address_space`] of the runtime that it was allocated by.
     fn address_space(&self) -> u64;
+    /// Whether others than the kernels of its device may reach it: it is of [`Runtime::allocate_shared`], or the host's.
+    fn is_shared(&self) -> bool {
+        true
+    }
     /// Whether its size is 0.
     fn is_empty(&self) -> bool {
         self.len() == 0

@@ -21,11 +21,12 @@ fn configs(protocol: ProtocolId) -> [(CommConfig, &'static str); 2] {
     [(usual, "usual"), (hostile, "hostile")]
 }
 
-const ALGORITHMS: [Algorithm; 7] = [
+const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::Ring,
     Algorithm::Tree,
     Algorithm::OneShot,
     Algorithm::TwoShot,
+    Algorithm::Direct,
     Algorithm::Bruck,
     Algorithm::Chain,
     Algorithm::Hierarchical,

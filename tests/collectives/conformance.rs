@@ -50,11 +50,13 @@ suites! {
 }
 
 /// What reduces, and by what.
-const WAYS: [(Reduction, Algorithm); 13] = [
+const WAYS: [(Reduction, Algorithm); 15] = [
     (Reduction::AllReduce, Algorithm::Tree),
     (Reduction::AllReduce, Algorithm::OneShot),
     (Reduction::AllReduce, Algorithm::TwoShot),
+    (Reduction::AllReduce, Algorithm::Direct),
     (Reduction::ReduceScatter, Algorithm::OneShot),
+    (Reduction::ReduceScatter, Algorithm::Direct),
     (Reduction::AllReduce, Algorithm::Chain),
     (Reduction::AllReduce, Algorithm::Hierarchical),
     (Reduction::AllReduce, Algorithm::CollnetDirect),

@@ -8,6 +8,7 @@ mod deterministic;
 mod huge;
 mod random_programs;
 mod special_values;
+mod windows;
 
 #[path = "../support/random.rs"]
 mod random;

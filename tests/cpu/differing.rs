@@ -21,6 +21,7 @@ const CALLS: &[(Collective, Algorithm, bool)] = &[
     (Collective::AllReduce, Algorithm::Chain, true),
     (Collective::AllReduce, Algorithm::OneShot, false),
     (Collective::AllReduce, Algorithm::TwoShot, false),
+    (Collective::AllReduce, Algorithm::Direct, true),
     (Collective::Broadcast, Algorithm::Ring, true),
     (Collective::Broadcast, Algorithm::Tree, true),
     (Collective::AllGather, Algorithm::Ring, true),
@@ -29,6 +30,8 @@ const CALLS: &[(Collective, Algorithm, bool)] = &[
     (Collective::ReduceScatter, Algorithm::Ring, true),
     (Collective::ReduceScatter, Algorithm::OneShot, false),
     (Collective::ReduceScatter, Algorithm::Bruck, true),
+    (Collective::AllGather, Algorithm::Direct, true),
+    (Collective::ReduceScatter, Algorithm::Direct, true),
 ];
 
 /// The argument that one rank has other than the rest.
@@ -48,6 +51,9 @@ fn run(seed: u64) -> Result<usize, String> {
     config.protocol = Some(ProtocolId::ALL[random.below(3)]);
     if !simple && config.protocol == Some(ProtocolId::Simple) {
         config.protocol = Some(ProtocolId::Ll);
+    }
+    if algorithm == Algorithm::Direct {
+        config.protocol = Some(ProtocolId::Simple);
     }
     config.slots = Some(2 + random.below(4) as u32);
     config.buffer_bytes = [Some(2048); 3];
@@ -75,11 +81,20 @@ fn run(seed: u64) -> Result<usize, String> {
             .collect();
         let outputs: Vec<DeviceBuffer<u32>> =
             (0..n).map(|_| device.alloc(receives * count).unwrap()).collect();
+        let sent: Vec<DeviceBuffer<u32>> =
+            inputs.iter().map(|input| device.upload(input).unwrap()).collect();
+        let mut windows = Vec::new();
+        if algorithm == Algorithm::Direct {
+            for buffers in [&sent, &outputs] {
+                let registered = Communicator::register_windows(ranks.iter().zip(buffers));
+                windows.extend(registered.map_err(|e| format!("{what}: {e}"))?);
+            }
+        }
         let odd = |r: usize| second && r == deviant;
         for r in 0..n {
             let count = if odd(r) && differs == Differs::Count { count - 1 } else { count };
             let op = if odd(r) && differs == Differs::Op { ReduceOp::Max } else { ReduceOp::Sum };
-            let send = device.upload(&inputs[r][..sends * count]).unwrap();
+            let send = sent[r].slice(..sends * count);
             let recv = outputs[r].slice(..receives * count);
             let called = match call {
                 Collective::AllReduce => ranks[r].all_reduce(&send, &recv, op, &streams[r]),

@@ -2,6 +2,7 @@
 
 mod adversity;
 mod differing;
+mod direct;
 mod mesh;
 mod orders;
 mod runtime;

@@ -23,6 +23,7 @@ fn every_collective_by_every_algorithm_and_protocol() {
             Algorithm::Tree,
             Algorithm::OneShot,
             Algorithm::TwoShot,
+            Algorithm::Direct,
             Algorithm::Bruck,
             Algorithm::Hierarchical,
         ] {

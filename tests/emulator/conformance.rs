@@ -59,12 +59,14 @@ fn all_kernels() -> BTreeSet<&'static str> {
 }
 
 /// What reduces, and by what: together every kernel that does.
-const WAYS: [(Reduction, Algorithm); 8] = [
+const WAYS: [(Reduction, Algorithm); 10] = [
     (Reduction::AllReduce, Algorithm::Ring),
     (Reduction::AllReduce, Algorithm::Tree),
     (Reduction::AllReduce, Algorithm::OneShot),
     (Reduction::AllReduce, Algorithm::TwoShot),
+    (Reduction::AllReduce, Algorithm::Direct),
     (Reduction::ReduceScatter, Algorithm::OneShot),
+    (Reduction::ReduceScatter, Algorithm::Direct),
     (Reduction::ReduceScatter, Algorithm::Ring),
     (Reduction::ReduceScatter, Algorithm::Bruck),
     (Reduction::Reduce, Algorithm::Ring),
@@ -91,7 +93,8 @@ fn every_op<T: Case>(
 
 /// Algorithms that only move data, and messages.
 fn moves(device: &Device, config: &CommConfig, seed: u64, counts: &[usize]) {
-    for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Bruck, Algorithm::OneShot] {
+    use Algorithm::{Bruck, Direct, OneShot, Ring, Tree};
+    for algorithm in [Ring, Tree, Bruck, OneShot, Direct] {
         let mut config = config.clone();
         config.algorithm = Some(algorithm);
         let name = format!("{algorithm}, {:?}, seed {seed}", config.protocol);

@@ -71,6 +71,7 @@ fn trials() -> Vec<Trial> {
             Algorithm::Tree,
             Algorithm::OneShot,
             Algorithm::TwoShot,
+            Algorithm::Direct,
             Algorithm::Bruck,
         ] {
             for n in [2, 3, 4, 8] {
@@ -127,12 +128,14 @@ fn trials() -> Vec<Trial> {
     all
 }
 
-const WAYS: [(Reduction, Algorithm); 8] = [
+const WAYS: [(Reduction, Algorithm); 10] = [
     (Reduction::AllReduce, Algorithm::Ring),
     (Reduction::AllReduce, Algorithm::Tree),
     (Reduction::AllReduce, Algorithm::OneShot),
     (Reduction::AllReduce, Algorithm::TwoShot),
+    (Reduction::AllReduce, Algorithm::Direct),
     (Reduction::ReduceScatter, Algorithm::OneShot),
+    (Reduction::ReduceScatter, Algorithm::Direct),
     (Reduction::ReduceScatter, Algorithm::Ring),
     (Reduction::ReduceScatter, Algorithm::Bruck),
     (Reduction::Reduce, Algorithm::Ring),

@@ -26,7 +26,10 @@ impl Kind {
         let edges = if row.algorithm == Algorithm::Tree { 3 } else { 1 };
         // Over the mesh: one before each step but the first, and one at the end. Else one when the edges are opened, one when
         // they are closed, and one a verb at least.
-        let mesh = matches!(row.algorithm, Algorithm::OneShot | Algorithm::TwoShot);
+        let mesh = {
+            use Algorithm::{Direct, OneShot, TwoShot};
+            matches!(row.algorithm, OneShot | TwoShot | Direct)
+        };
         Some(Kind { protocol: row.protocol, edges, barriers: if mesh { 2 } else { 3 } })
     }
 

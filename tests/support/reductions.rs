@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ferroccl::collnet::SoftwareCollNet;
 use ferroccl::{
-    Algorithm, CommConfig, Communicator, Device, Operator, ProtocolId, ReduceOp, Stream,
+    Algorithm, CommConfig, Communicator, Device, Operator, ProtocolId, ReduceOp, Stream, Window,
 };
 
 use crate::random::Random;
@@ -22,6 +22,8 @@ pub(crate) struct Group {
     pub(crate) streams: Vec<Stream>,
     pub(crate) device: Device,
     pub(crate) counts: &'static [usize],
+    /// Whether buffers are registered.
+    pub(crate) windows: bool,
 }
 
 /// What reduces.
@@ -51,7 +53,8 @@ pub(crate) fn group_by(
     if algorithm == Algorithm::CollnetDirect {
         config.collnet = Some(Arc::new(SoftwareCollNet::new()));
     }
-    of_config(device, nranks, &config, counts)
+    let windows = algorithm == Algorithm::Direct;
+    Group { windows, ..of_config(device, nranks, &config, counts) }
 }
 
 /// A group in the default set-up, or a hostile one: 2 slots of the smallest size, 3 channels.
@@ -79,7 +82,7 @@ fn config(protocol: ProtocolId, hostile: bool) -> CommConfig {
 fn of_config(device: &Device, nranks: u32, config: &CommConfig, counts: &'static [usize]) -> Group {
     let ranks = Communicator::init_all_with(device, nranks, config).unwrap();
     let streams = ranks.iter().map(|_| device.stream().unwrap()).collect();
-    Group { ranks, streams, device: device.clone(), counts }
+    Group { ranks, streams, device: device.clone(), counts, windows: false }
 }
 
 /// Every operator, count, place and alignment.
@@ -153,12 +156,13 @@ pub(crate) fn reduce<T: Case>(
         (0..count + before + GUARD).map(|i| T::draw(&mut Random(i as u64), op)).collect();
     let mut buffers = Vec::new();
     for (rank, (stream, input)) in group.streams.iter().zip(inputs).enumerate() {
-        let whole = group.device.upload(&poison).unwrap();
-        let send = if in_place {
-            whole.slice(before..before + count)
-        } else {
-            group.device.upload(&poison).unwrap().slice(before..before + count)
+        let poisoned = || {
+            let buffer = group.device.alloc_shared(poison.len()).unwrap();
+            buffer.copy_from(&poison, stream).unwrap();
+            buffer
         };
+        let whole = poisoned();
+        let send = if in_place { &whole } else { &poisoned() }.slice(before..before + count);
         send.copy_from(input, stream).unwrap();
         let recv = match (what, in_place) {
             (Reduction::ReduceScatter, true) => send.slice(gets(rank)),
@@ -166,6 +170,17 @@ pub(crate) fn reduce<T: Case>(
             _ => whole.slice(before..before + count),
         };
         buffers.push((whole, send, recv));
+    }
+    let mut windows = Vec::new();
+    if group.windows {
+        let register = |buffers: Vec<_>| {
+            Communicator::register_windows(group.ranks.iter().zip(&buffers)).unwrap()
+        };
+        windows = register(buffers.iter().map(|(whole, ..)| whole.clone()).collect());
+        if !in_place {
+            windows.extend(register(buffers.iter().map(|(_, send, _)| send.clone()).collect()));
+        }
+        assert!(windows.iter().all(Window::is_direct), "{:?}", windows[0].why_not_direct());
     }
     // Only now: where everything runs in one schedule, all that is to meet must be there before it does.
     let ops: Vec<_> = (0..n).map(|rank| operator::<T>(&group.device, op, rank)).collect();
@@ -179,7 +194,7 @@ pub(crate) fn reduce<T: Case>(
         .unwrap();
     }
     // Calls keep what they need.
-    drop(ops);
+    drop((ops, windows));
     let mut first: Option<Vec<T>> = None;
     for (r, ((whole, send, _), stream)) in buffers.iter().zip(&group.streams).enumerate() {
         let got = whole.to_vec(stream).unwrap_or_else(|e| panic!("{}: rank {r}: {e}", at()));

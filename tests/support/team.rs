@@ -2,7 +2,10 @@
 //! be untouched.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use ferroccl::{CommConfig, Communicator, Device, DeviceBuffer, Element, ReduceOp, Stream, group};
+use ferroccl::{
+    Algorithm, CommConfig, Communicator, Device, DeviceBuffer, Element, ReduceOp, Stream, Window,
+    group,
+};
 
 use crate::random::Random;
 
@@ -15,6 +18,8 @@ pub(crate) struct Team {
     ranks: Vec<Communicator>,
     streams: Vec<Stream>,
     name: String,
+    /// Whether buffers are registered.
+    windows: bool,
 }
 
 pub(crate) fn team(config: &CommConfig, n: u32, name: &str) -> Team {
@@ -24,7 +29,8 @@ pub(crate) fn team(config: &CommConfig, n: u32, name: &str) -> Team {
 pub(crate) fn team_on(device: Device, config: &CommConfig, n: u32, name: &str) -> Team {
     let ranks = Communicator::init_all_with(&device, n, config).unwrap();
     let streams = ranks.iter().map(|_| device.stream().unwrap()).collect();
-    Team { device, ranks, streams, name: format!("{n} ranks, {name}") }
+    let windows = config.algorithm == Some(Algorithm::Direct);
+    Team { device, ranks, streams, name: format!("{n} ranks, {name}"), windows }
 }
 
 /// A buffer in the middle of another one.
@@ -40,7 +46,9 @@ impl<T: Element + PartialEq> Guarded<T> {
         let before = GUARD + len % 3;
         let mut content = vec![poison; before + len + GUARD];
         content[before..before + fill.len()].copy_from_slice(fill);
-        let whole = team.device.upload(&content).unwrap();
+        let whole = team.device.alloc_shared(content.len()).unwrap();
+        // Nothing runs in the stream of a rank whose call is being prepared.
+        whole.copy_from(&content, &team.streams[0]).unwrap();
         content[before..before + len].fill(poison);
         Guarded { whole, before, len, poison: content }
     }
@@ -85,11 +93,22 @@ impl Team {
             .map(|(r, (rank, stream))| (r, rank, stream))
     }
 
+    /// Registers a buffer of each rank, where buffers are registered.
+    fn register(&self, buffers: &[&Guarded<u32>]) -> Vec<Window> {
+        if !self.windows {
+            return Vec::new();
+        }
+        let buffers: Vec<_> = buffers.iter().map(|buffer| buffer.whole.clone()).collect();
+        Communicator::register_windows(self.ranks.iter().zip(&buffers)).unwrap()
+    }
+
     fn all_reduce(&self, count: usize, in_place: bool, random: &mut Random) {
         let what = format!("all_reduce of {count}, in place {in_place}, {}", self.name);
         let inputs = inputs(self, count, random);
         let sends: Vec<_> = inputs.iter().map(|i| Guarded::new(self, count, i, POISON)).collect();
         let recvs: Vec<_> = inputs.iter().map(|_| Guarded::new(self, count, &[], POISON)).collect();
+        let _windows =
+            [&sends, &recvs].map(|buffers| self.register(&buffers.iter().collect::<Vec<_>>()));
         for (r, rank, stream) in self.each() {
             let send = sends[r].buffer();
             let recv = if in_place { send.clone() } else { recvs[r].buffer() };
@@ -118,6 +137,7 @@ impl Team {
             recvs.push((send, recv));
             let _ = rank;
         }
+        let _windows = self.register(&recvs.iter().map(|(_, recv)| recv).collect::<Vec<_>>());
         for (r, rank, stream) in self.each() {
             rank.all_gather(&recvs[r].0, &recvs[r].1.buffer(), stream).unwrap();
         }
@@ -133,6 +153,7 @@ impl Team {
         let sends: Vec<_> =
             inputs.iter().map(|i| Guarded::new(self, count * self.n(), i, POISON)).collect();
         let recvs: Vec<_> = inputs.iter().map(|_| Guarded::new(self, count, &[], POISON)).collect();
+        let _windows = self.register(&sends.iter().collect::<Vec<_>>());
         for (r, rank, stream) in self.each() {
             let send = sends[r].buffer();
             let recv =

@@ -53,10 +53,10 @@ fn list<T: Selectable>(bits: usize) -> Selection<T> {
 
 fn settings() -> impl Strategy<Value = Settings> {
     let some = |n: u32| proptest::option::of(0..n);
-    let lists = (0usize..256, 0usize..8, any::<bool>());
+    let lists = (0usize..1024, 0usize..8, any::<[bool; 2]>());
     (lists, some(2000), some(2000), some(100), some(100)).prop_map(
         |(
-            (algorithms, protocols, deterministic),
+            (algorithms, protocols, [deterministic, windows]),
             threads,
             ll128_threads,
             min_channels,
@@ -65,6 +65,7 @@ fn settings() -> impl Strategy<Value = Settings> {
             algorithms: list(algorithms),
             protocols: list(protocols),
             deterministic,
+            windows,
             threads,
             ll128_threads,
             buffers: [None, Some(0), Some(u64::MAX / 8)],

@@ -57,6 +57,10 @@ pub enum WaitKind {
     PtrExchange = 7,
     /// The block that goes down a tree waits until the one that goes up has read what it will write.
     Progress = 8,
+    /// A rank waits until another has begun the call, and so may be read from and written to.
+    Begun = 9,
+    /// A rank waits until another has read from and written to it all that it does.
+    Ended = 10,
 }
 
 impl WaitKind {
@@ -72,6 +76,8 @@ impl WaitKind {
             6 => WaitKind::SignatureCredit,
             7 => WaitKind::PtrExchange,
             8 => WaitKind::Progress,
+            9 => WaitKind::Begun,
+            10 => WaitKind::Ended,
             _ => WaitKind::None,
         }
     }
@@ -81,7 +87,12 @@ impl WaitKind {
     pub const fn receiving(self) -> bool {
         matches!(
             self,
-            WaitKind::Tail | WaitKind::LlFlag | WaitKind::Ll128Flag | WaitKind::Signature
+            WaitKind::Tail
+                | WaitKind::LlFlag
+                | WaitKind::Ll128Flag
+                | WaitKind::Signature
+                | WaitKind::Begun
+                | WaitKind::Ended
         )
     }
 
@@ -98,6 +109,8 @@ impl WaitKind {
             WaitKind::SignatureCredit => "the peer to read an earlier call",
             WaitKind::PtrExchange => "the address of the peer's buffer",
             WaitKind::Progress => "its other block to read the input",
+            WaitKind::Begun => "the peer to begin the call",
+            WaitKind::Ended => "the peer to do its part of the call",
         }
     }
 }

@@ -10,14 +10,19 @@
 //! knows which slots the sender has read. `collectives::mesh` has the argument.
 //!
 //! Of each call a rank gets the [digest](super::Signature::digest) from all others, as a line of LL with the flag of
-//! [`MeshLinks::calls`].
+//! [`MeshLinks::calls`]. Behind the digests are words for barriers of all ranks, by which kernels that work on each other's
+//! buffers begin and end (`collectives::direct`).
 
 use super::{CACHE_LINE, abi};
 
 /// Slots of each buffer. The argument why no slot is written before it has been read needs so many (`collectives::mesh`).
 pub const MESH_SLOTS: u32 = 4;
-/// Bytes of the digests, before the slots.
+/// Bytes of the digests and the words of barriers, before the slots.
 pub const MESH_DIGEST_BYTES: usize = CACHE_LINE;
+/// Where the word is, behind the digests' beginning, that says how many calls the sender has begun that have a barrier.
+pub const MESH_BEGUN: usize = 64;
+/// Where the word is that says how many it has done its part of.
+pub const MESH_ENDED: usize = 72;
 
 abi! {
     /// A rank's side of the mesh, on one channel. Behind it follow two tables of addresses:
@@ -39,7 +44,7 @@ abi! {
         /// Not 0 when a call has stopped in the middle of its steps: no later one begins.
         pub failed: u64,
         /// Calls before this one; advanced by the kernel, kept between calls. The digest of call `n` is line `n % 2`, with 32 bits of
-        /// `n + 1` for its flag.
+        /// `n + 1` for its flag. The words of its barriers are `n + 1`.
         pub calls: u64,
         /// Zero.
         pub pad: [u64; 11],

@@ -17,11 +17,11 @@ pub use conn::{
 };
 pub use fault::{Fault, FaultCell, FaultKind, WaitKind};
 pub use fifo::{fifo_bytes, fifo_entry};
-pub use mesh::{MESH_DIGEST_BYTES, MESH_SLOTS, MeshLinks};
+pub use mesh::{MESH_BEGUN, MESH_DIGEST_BYTES, MESH_ENDED, MESH_SLOTS, MeshLinks};
 pub use ops::{Algorithm, Collective, DataType, ProtocolId, ReduceOp, UnknownName};
 pub use work::{
     Channel, ChannelWork, Comm, MAX_CHANNELS, NO_RANK, Signature, Transfer, TransferKind,
-    TransferState, TreeLinks, Work,
+    TransferState, TreeLinks, WindowPeers, Work,
 };
 
 /// `Pod` and `Zeroable` where there is a host; the PTX build has no derive macros and needs none.

@@ -213,6 +213,8 @@ names! {
         OneShot = "OneShot",
         /// Every rank reduces its part of what all others send it, and sends it to all others.
         TwoShot = "TwoShot",
+        /// Straight from and to the buffers of all ranks, which each has registered as a window.
+        Direct = "Direct",
         /// To ranks at distances of 1, 2, 4, ...: as many steps as the number of ranks has binary digits
         /// (NCCL's PAT is of this kind).
         Bruck = "Bruck",

@@ -196,6 +196,26 @@ pub enum TransferState {
 }
 
 abi! {
+    /// Where the other ranks' buffers of a window are. Behind it follows a table of `u64`s by rank: the bytes from this rank's buffer
+    /// to that rank's, as this rank's kernels reach it (modulo 2^64); its own entry is 0.
+    #[derive(Default)]
+    pub struct WindowPeers {
+        /// All entries of the table together, by or: the buffers are aligned as this is.
+        pub bits: u64,
+        /// Zero.
+        pub pad: u64,
+    }
+}
+
+impl WindowPeers {
+    /// Bytes of it with the table, for so many ranks.
+    #[must_use]
+    pub const fn bytes(nranks: u32) -> usize {
+        size_of::<Self>() + nranks as usize * size_of::<u64>()
+    }
+}
+
+abi! {
     /// One call on one rank: the only argument of every kernel. On a GPU it is passed by value, on the CPU by address.
     pub struct Work {
         /// Address of the [`Comm`].
@@ -220,8 +240,13 @@ abi! {
         pub extra_stride: u64,
         /// What the neighbours' calls are compared with.
         pub signature: Signature,
-        /// The signature's [digest](Signature::digest).
+        /// The signature's [digest](Signature::digest). Of a call that works on the other ranks' buffers it also says where in their
+        /// windows these are.
         pub digest: u64,
+        /// Address of the [`WindowPeers`] of the window that has the input; 0 where the kernel does not read the other ranks'.
+        pub input_peers: u64,
+        /// The same of the output, into which other ranks write.
+        pub output_peers: u64,
         /// Zero.
         pub pad: u64,
         /// By channel = block index; only the launched ones are meaningful.
@@ -236,4 +261,4 @@ const _: () = assert!(
         && size_of::<Comm>() == 40
 );
 const _: () = assert!(size_of::<Transfer>() == 96);
-const _: () = assert!(size_of::<Work>() == 112 + 16 * MAX_CHANNELS);
+const _: () = assert!(size_of::<Work>() == 128 + 16 * MAX_CHANNELS);

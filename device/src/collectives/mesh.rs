@@ -38,15 +38,18 @@
 //! So in each step each rank gets a unit at least from every other, also where there is no data. In all of this loads are over
 //! before what is stored afterwards: lanes look at flags in between, and a barrier is passed.
 
+mod barriers;
 mod digests;
+mod side;
 mod units;
 
+pub use side::MeshSide;
 use units::{Tasks, Units};
 
-use crate::abi::{ChannelWork, MESH_SLOTS, MeshLinks, ProtocolId, WaitKind, Work};
+use crate::abi::{ChannelWork, MESH_SLOTS, ProtocolId, WaitKind, Work};
 use crate::element::Element;
 use crate::gpu::{self, WARP};
-use crate::prims::{self, ConnState, KernelContext, LineFormat, PEERS};
+use crate::prims::{ConnState, KernelContext, LineFormat, PEERS};
 use crate::reduce::{Reducer, Reduction};
 
 /// Units that are in registers at the same time, where they are loaded apart from their flags.
@@ -68,7 +71,7 @@ pub trait MeshCode {
         unsafe {
             let mut mesh = Mesh::<T, R, P>::open(KernelContext::new(work, 1));
             // All lanes find the same.
-            if (*mesh.links).failed == 0 {
+            if !mesh.side.has_failed() {
                 Self::run_block(&mut mesh);
             }
             mesh.close();
@@ -85,10 +88,7 @@ pub trait MeshCode {
 /// A block's side of the mesh during one call.
 #[derive(Debug)]
 pub struct Mesh<T: Element, R: Reduction, P: LineFormat> {
-    cx: KernelContext,
-    links: *mut MeshLinks,
-    rank: usize,
-    nranks: usize,
+    side: MeshSide,
     /// The next step.
     step: u64,
     reducer: Reducer<T, R>,
@@ -111,69 +111,46 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     /// # Safety
     /// As [`MeshCode::run`]. All lanes call it.
     #[inline(always)]
-    unsafe fn open(mut cx: KernelContext) -> Self {
-        let links = cx.args().extra_of(cx.channel()) as *mut MeshLinks;
+    unsafe fn open(cx: KernelContext) -> Self {
         // SAFETY: the caller's.
         unsafe {
-            cx.begin_call();
-            cx.stopped |= (*links).failed != 0;
-            let mesh = Mesh {
-                cx,
-                links,
-                rank: (*links).rank as usize,
-                nranks: (*links).nranks as usize,
-                step: (*links).step,
-                reducer: Reducer::of(cx.args()),
-                format: core::marker::PhantomData,
-            };
-            mesh.tell_digest();
-            mesh
+            let side = MeshSide::open(cx);
+            side.tell_digest();
+            let (step, reducer) = (side.step(), Reducer::of(cx.args()));
+            Mesh { side, step, reducer, format: core::marker::PhantomData }
         }
     }
 
-    /// Compares the call with the ring's previous rank's, and keeps the step for the next call.
+    /// Compares the call with those of all others, and keeps the step for the next call.
     #[inline(always)]
     fn close(mut self) {
-        // SAFETY: the contract of `open`; one lane writes the links, behind a barrier.
-        unsafe {
-            // The last warp, while others wait for lines.
-            self.compare_digests();
-            self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
-            if self.cx.tid() == 0 {
-                (*self.links).step = self.step;
-                (*self.links).calls += 1;
-                if self.cx.stopped {
-                    (*self.links).failed = 1;
-                    self.cx.pass_on_fault();
-                } else if self.cx.compares() {
-                    prims::end_call(&self.cx);
-                }
-            }
-        }
+        // The last warp, while others wait for lines.
+        self.side.compare_digests();
+        self.side.close(self.step);
     }
 
     /// This channel's part of the call.
     #[inline(always)]
     pub(super) fn part(&self) -> ChannelWork {
-        self.cx.part()
+        self.side.cx.part()
     }
 
     /// The call's arguments.
     #[inline(always)]
     pub(super) fn args(&self) -> crate::args::KernelArgs {
-        self.cx.args()
+        self.side.cx.args()
     }
 
     /// This rank.
     #[inline(always)]
     pub(super) fn rank(&self) -> usize {
-        self.rank
+        self.side.rank
     }
 
     /// Ranks.
     #[inline(always)]
     pub(super) fn nranks(&self) -> usize {
-        self.nranks
+        self.side.nranks
     }
 
     /// The number of the next step.
@@ -205,7 +182,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     #[inline(always)]
     fn slot_bytes(&self) -> usize {
         // SAFETY: the contract of `open`.
-        unsafe { (*self.links).slot_bytes[Self::buffer()] as usize }
+        unsafe { (*self.side.links).slot_bytes[Self::buffer()] as usize }
     }
 
     /// Which of the buffers the protocol has.
@@ -223,7 +200,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         let mut at = (step % u64::from(MESH_SLOTS)) as usize * self.slot_bytes();
         if Self::buffer() > 0 {
             // SAFETY: the contract of `open`.
-            at += MESH_SLOTS as usize * unsafe { (*self.links).slot_bytes[0] as usize };
+            at += MESH_SLOTS as usize * unsafe { (*self.side.links).slot_bytes[0] as usize };
         }
         at + P::offsets().1
     }
@@ -231,16 +208,13 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     /// Where this lane's part of unit 0 of a slot is, in the memory of the rank that is `by + 1` behind this one.
     #[inline(always)]
     fn to(&self, by: usize, offset: usize) -> *mut u8 {
-        // SAFETY: the contract of `open`: the tables follow the links.
-        unsafe { (*self.links.add(1).cast::<*mut u8>().add(by)).wrapping_add(offset) }
+        self.side.to(by, offset)
     }
 
     /// Where this lane's part of unit 0 of a rank's slot is, in this rank's memory.
     #[inline(always)]
     fn from(&self, rank: usize, offset: usize) -> *mut u8 {
-        let table = MeshLinks::table_len(self.nranks as u32);
-        // SAFETY: as above.
-        unsafe { (*self.links.add(1).cast::<*mut u8>().add(table + rank)).wrapping_add(offset) }
+        self.side.from(rank, offset)
     }
 
     /// This warp's units of a slot that has so many.
@@ -248,7 +222,8 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     fn units_of(&self, units: usize) -> Units {
         let row = (WARP as usize) / P::LANES;
         let in_row = gpu::lane_id() as usize / P::LANES;
-        let (warp, warps) = (self.cx.tid() / WARP as usize, self.cx.lanes() / WARP as usize);
+        let (warp, warps) =
+            (self.side.cx.tid() / WARP as usize, self.side.cx.lanes() / WARP as usize);
         // Where lanes vote, all lanes of the warp come along.
         let past = if P::LANES > 1 { units + in_row } else { units };
         Units { next: warp * row + in_row, units, past, by: warps * row }
@@ -303,8 +278,9 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     #[inline(always)]
     fn tasks_of(&self, units: usize) -> Tasks {
         let row = (WARP as usize) / P::LANES;
-        let (warp, warps) = (self.cx.tid() / WARP as usize, self.cx.lanes() / WARP as usize);
-        let others = self.nranks - 1;
+        let (warp, warps) =
+            (self.side.cx.tid() / WARP as usize, self.side.cx.lanes() / WARP as usize);
+        let others = self.side.nranks - 1;
         Tasks {
             unit: warp / others * row + gpu::lane_id() as usize / P::LANES,
             peer: warp % others,
@@ -330,7 +306,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
             unsafe {
                 let mut part = Self::load(lane, input, n, unit, mine);
                 self.reducer.pre_words(P::words_mut(core::slice::from_mut(&mut part)));
-                for by in 0..self.nranks - 1 {
+                for by in 0..self.side.nranks - 1 {
                     self.send(step, lane, self.to(by, offset), (unit, mine), part);
                 }
             }
@@ -355,7 +331,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
             // SAFETY: the caller's.
             unsafe {
                 let to = self.to(by, offset);
-                let peer = self.behind(by);
+                let peer = self.side.behind(by);
                 let data = input.first.wrapping_add(peer * input.stride);
                 let mut part = Self::load(lane, data, n(peer), unit, mine);
                 self.reducer.pre_words(P::words_mut(core::slice::from_mut(&mut part)));
@@ -410,7 +386,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
                 self.reducer.pre_words(P::words_mut(core::slice::from_mut(&mut own)));
                 let mut value = own;
                 let mut first = 0;
-                while first < self.nranks {
+                while first < self.side.nranks {
                     let place = (step, offset, unit, mine);
                     if !self.reduce_some(place, lane, first, own, &mut value) {
                         return;
@@ -420,7 +396,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
                 self.reducer.post_words(P::words_mut(core::slice::from_mut(&mut value)));
                 if SEND {
                     let next = self.slot_offset(gpu::opaque(step as usize) as u64 + 1);
-                    for by in 0..self.nranks - 1 {
+                    for by in 0..self.side.nranks - 1 {
                         self.send(step + 1, lane, self.to(by, next), (unit, mine), value);
                     }
                 }
@@ -448,21 +424,22 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         own: P::Part,
         value: &mut P::Part,
     ) -> bool {
-        let n = (self.nranks - first).min(PEERS);
+        let n = (self.side.nranks - first).min(PEERS);
         // Computed again for each look: kept, the addresses would fill sixteen registers.
         let here = |i: usize| {
             let unit = gpu::opaque(unit) * P::BYTES;
             self.from(first + i, offset).wrapping_add(unit).cast::<u64>()
         };
         let mut watch = P::watch(lane, n, here);
-        let mut cx = self.cx;
+        let mut cx = self.side.cx;
         // SAFETY: the caller's.
         unsafe {
             // One that is still waited for.
             let missing = |cx: &KernelContext| {
-                let late =
-                    |i: &usize| first + i != self.rank && mine && !P::has_arrived(step, here(*i));
-                let any = if self.rank == first { 1 } else { 0 };
+                let late = |i: &usize| {
+                    first + i != self.side.rank && mine && !P::has_arrived(step, here(*i))
+                };
+                let any = if self.side.rank == first { 1 } else { 0 };
                 let i = (0..gpu::opaque(n)).find(late).unwrap_or(any);
                 ConnState::named(&raw mut (*cx.peer((first + i) as u32)).recv, step)
             };
@@ -478,7 +455,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
                     ($from:literal) => {
                         let mut parts = [own; BATCH];
                         unroll_4!(n.saturating_sub($from), i => {
-                            if mine && first + $from + i != self.rank {
+                            if mine && first + $from + i != self.side.rank {
                                 parts[i] = P::take(&watch, $from + i, here($from + i));
                             }
                         });
@@ -498,7 +475,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
                 batch!(4);
             }
         }
-        self.cx.stopped = cx.stopped;
+        self.side.cx.stopped = cx.stopped;
         !cx.stopped
     }
 
@@ -538,13 +515,13 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         let (lane, offset) = (P::lane(), self.slot_offset(step));
         let mut tasks = self.tasks_of(units);
         while let Some((unit, by, mine)) = tasks.next() {
-            let peer = self.behind(by);
+            let peer = self.side.behind(by);
             // SAFETY: the caller's.
             unsafe {
-                let conn = ConnState::named(&raw mut (*self.cx.peer(peer as u32)).recv, step);
+                let conn = self.side.conn(peer, step);
                 let at = self.from(peer, offset).wrapping_add(unit * P::BYTES).cast();
                 let mut parts = [P::EMPTY];
-                if !P::receive(&mut self.cx, &conn, lane, at, mine, &mut parts) {
+                if !P::receive(&mut self.side.cx, &conn, lane, at, mine, &mut parts) {
                     return;
                 }
                 if mine {
@@ -563,22 +540,14 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     pub(super) unsafe fn keep(&self, from: *const T, to: *mut T, n: usize) {
         if !core::ptr::eq(from, to) {
             // SAFETY: the caller's; no barrier is needed, as nobody reads what is written.
-            unsafe { super::local_copy::<T, R, true>(&self.cx, from, to, n) }
+            unsafe { super::local_copy::<T, R, true>(&self.side.cx, from, to, n) }
         }
-    }
-
-    /// The rank `by + 1` behind this one: each rank begins with another, so that not all write to the same.
-    #[inline(always)]
-    fn behind(&self, by: usize) -> usize {
-        let peer = self.rank + by + 1;
-        if peer >= self.nranks { peer - self.nranks } else { peer }
     }
 
     /// A barrier, which lies before each scatter of a call but the first; whether the call goes on.
     #[inline(always)]
     pub(super) fn barrier(&mut self) -> bool {
-        self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
-        !self.cx.stopped
+        self.side.barrier()
     }
 }
 

@@ -9,6 +9,7 @@
 //! | `bruck` | distances of 1, 2, 4, ... | all-gather and reduce-scatter of few bytes |
 //! | `one_shot` | all to all, through the [`mesh`] | all-reduce, all-gather and reduce-scatter of few bytes |
 //! | `two_shot` | all to all, and once more | all-reduce |
+//! | `direct` | into and out of the others' buffers | all-reduce, all-gather, reduce-scatter |
 //! | `send_recv` | whoever is ready | sends and receives |
 //!
 //! Each is a type that implements [`KernelCode`]. How many elements go when is [`chunks`]' business, or the kernel's own.
@@ -21,6 +22,7 @@ mod broadcast;
 mod bruck;
 mod chain;
 pub mod chunks;
+mod direct;
 mod mesh;
 mod one_shot;
 mod reduce_scatter;
@@ -33,7 +35,8 @@ pub use all_reduce::AllReduceRing;
 pub use broadcast::BroadcastRing;
 pub use bruck::{AllGatherBruck, ReduceScatterBruck};
 pub use chain::Chain;
-pub use mesh::{Mesh, MeshCode};
+pub use direct::{AllGatherDirect, AllReduceDirect, DirectCode, ReduceScatterDirect};
+pub use mesh::{Mesh, MeshCode, MeshSide};
 pub use one_shot::{AllGatherOneShot, AllReduceOneShot, ReduceScatterOneShot};
 pub use reduce_scatter::ReduceScatterRing;
 pub use send_recv::SendRecv;

@@ -428,6 +428,21 @@ pub unsafe fn release(word: Published, p: *mut u64, value: u64) {
     unsafe { atomic(p) }.store(value, Ordering::Release);
 }
 
+/// The first half of [`release`]: what comes before it is there for who loads the word that
+/// [`store_fenced`] publishes. Here the second half does it all.
+#[inline(always)]
+pub fn release_fence(_: Published) {}
+
+/// The second half of [`release`], after [`release_fence`]: publishes a word.
+///
+/// # Safety
+/// As [`st_release`].
+#[inline(always)]
+pub unsafe fn store_fenced(word: Published, p: *mut u64, value: u64) {
+    // SAFETY: the caller's.
+    unsafe { release(word, p, value) }
+}
+
 /// Publishes a word by compare and swap; returns the old value. It claims the word, and what others read because of it
 /// comes later: there is nothing to weaken.
 ///

@@ -307,6 +307,23 @@ pub unsafe fn release(_: Published, p: *mut u64, value: u64) {
     unsafe { st_release(p, value) }
 }
 
+/// The first half of [`release`]: what comes before it is there for who loads the word that
+/// [`store_fenced`] publishes. Stores between the two are not waited for.
+#[inline(always)]
+pub fn release_fence(_: Published) {
+    fence();
+}
+
+/// The second half of [`release`], after [`release_fence`]: publishes a word.
+///
+/// # Safety
+/// As [`st_release`].
+#[inline(always)]
+pub unsafe fn store_fenced(_: Published, p: *mut u64, value: u64) {
+    // SAFETY: the caller's.
+    unsafe { st_relaxed(p, value) }
+}
+
 /// Publishes a word by compare and swap; returns the old value.
 ///
 /// # Safety

@@ -12,9 +12,9 @@ mod lists;
 
 use ferroccl_device::abi::Work;
 use ferroccl_device::collectives::{
-    AllGatherBruck, AllGatherOneShot, AllGatherRing, AllReduceOneShot, AllReduceRing,
-    AllReduceTree, AllReduceTwoShot, BroadcastRing, BroadcastTree, Chain, KernelCode, MeshCode,
-    ReduceScatterBruck, ReduceScatterOneShot, ReduceScatterRing, SendRecv,
+    AllGatherBruck, AllGatherDirect, AllGatherOneShot, AllGatherRing, AllReduceDirect, AllReduceOneShot, AllReduceRing,
+    AllReduceTree, AllReduceTwoShot, BroadcastRing, BroadcastTree, Chain, DirectCode, KernelCode, MeshCode,
+    ReduceScatterBruck, ReduceScatterDirect, ReduceScatterOneShot, ReduceScatterRing, SendRecv,
 };
 use ferroccl_device::element::{Bf16, F8E4M3, F8E5M2, F16};
 use ferroccl_device::kernels::threads;
@@ -59,6 +59,13 @@ macro_rules! rows {
         $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => { $($(
         entry!($family $type "ll" $op name!($family "ll" $op $type), MeshCode $A, Ll, $R, $T);
         entry!($family $type "ll128" $op name!($family "ll128" $op $type), MeshCode $A, Ll128, $R, $T);
+    )*)* };
+    ($family:literal $A:ident: direct;) => {
+        entry!($family "bytes" "simple" "none" name!($family "simple"), DirectCode $A, Simple, Sum, u8);
+    };
+    ($family:literal $A:ident: direct;
+        $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => { $($(
+        entry!($family $type "simple" $op name!($family "simple" $op $type), DirectCode $A, Simple, $R, $T);
     )*)* };
     ($family:literal $A:ident: any) => {
         entry!($family "bytes" "any" "none" $family, KernelCode $A, Simple, Sum, u8);

@@ -18,6 +18,8 @@ macro_rules! families {
             "all_reduce_one_shot" AllReduce OneShot AllReduceOneShot: line_sums;
             #[cfg(feature = "one-shot")]
             "all_reduce_two_shot" AllReduce TwoShot AllReduceTwoShot: line_sums;
+            #[cfg(feature = "direct")]
+            "all_reduce_direct" AllReduce Direct AllReduceDirect: direct_sums;
             #[cfg(feature = "all-gather")]
             "all_gather_ring" AllGather Ring AllGatherRing: bytes;
             #[cfg(feature = "all-gather")]
@@ -26,6 +28,9 @@ macro_rules! families {
             #[cfg(feature = "all-gather")]
             #[cfg(feature = "one-shot")]
             "all_gather_one_shot" AllGather OneShot AllGatherOneShot: line_bytes;
+            #[cfg(feature = "all-gather")]
+            #[cfg(feature = "direct")]
+            "all_gather_direct" AllGather Direct AllGatherDirect: direct_bytes;
             #[cfg(feature = "reduce-scatter")]
             "reduce_scatter_ring" ReduceScatter Ring ReduceScatterRing: reductions;
             #[cfg(feature = "reduce-scatter")]
@@ -34,6 +39,9 @@ macro_rules! families {
             #[cfg(feature = "reduce-scatter")]
             #[cfg(feature = "one-shot")]
             "reduce_scatter_one_shot" ReduceScatter OneShot ReduceScatterOneShot: line_sums;
+            #[cfg(feature = "reduce-scatter")]
+            #[cfg(feature = "direct")]
+            "reduce_scatter_direct" ReduceScatter Direct ReduceScatterDirect: direct_sums;
             #[cfg(feature = "broadcast")]
             "broadcast_ring" Broadcast Ring BroadcastRing: bytes;
             #[cfg(feature = "broadcast")]
@@ -75,6 +83,13 @@ macro_rules! line_sums {
     };
 }
 
+/// [`sums!`] of plain data only, which goes straight into other ranks' buffers or comes from there.
+macro_rules! direct_sums {
+    ($row:ident $($more:tt)*) => {
+        sums! { $row $($more)* direct; }
+    };
+}
+
 /// Calls `$row!` for what moves bytes in any protocol.
 macro_rules! transfers {
     ($row:ident $($more:tt)*) => {
@@ -93,6 +108,13 @@ macro_rules! bytes {
 macro_rules! line_bytes {
     ($row:ident $($more:tt)*) => {
         bytes! { $row $($more)* lines; }
+    };
+}
+
+/// [`bytes!`] of plain data only, as [`direct_sums!`].
+macro_rules! direct_bytes {
+    ($row:ident $($more:tt)*) => {
+        bytes! { $row $($more)* direct; }
     };
 }
 

@@ -76,7 +76,7 @@ pub(crate) unsafe fn settle_call(cx: &mut KernelContext) {
         let conn = ConnState::named(recv, told);
         if cx.wait(&conn, WaitKind::Signature, told, || has_signature(recv)) {
             let ours = cx.args().signature();
-            compare(cx, recv, &ours);
+            compare(cx, recv, &ours, cx.args().digest());
             (*recv).settled = told + 1;
         }
     }
@@ -110,7 +110,7 @@ pub(super) unsafe fn report_difference(cx: &mut KernelContext) {
             let conn = ConnState::named(recv, (*recv).told);
             if waiting.wait(&conn, WaitKind::Signature, conn.step, || has_signature(recv)) {
                 let ours = cx.args().signature();
-                compare(cx, recv, &ours);
+                compare(cx, recv, &ours, cx.args().digest());
             }
         }
     }
@@ -206,7 +206,7 @@ pub(crate) unsafe fn has_signature(conn: *const Conn) -> bool {
         }
         let from = entry(ring, n).cast::<u64>();
         let mut ready = true;
-        for i in 0..gpu::opaque(4) {
+        for i in 0..gpu::opaque(5) {
             let [low, high] = gpu::ld_halves(from.add(2 * i));
             let right = |half: u64| (half >> 32) as u32 == SignatureLines::flag(n);
             ready &= right(low) & right(high);
@@ -223,7 +223,7 @@ pub(crate) unsafe fn has_signature(conn: *const Conn) -> bool {
 pub(crate) unsafe fn check_signature(cx: &mut KernelContext, conn: *mut Conn, ours: &Signature) {
     // SAFETY: the caller's.
     unsafe {
-        compare(cx, conn, ours);
+        compare(cx, conn, ours, ours.digest());
         let told = (*conn).told + 1;
         (*conn).told = told;
         let ring = (*conn).calls_reply as *mut SignatureRing;
@@ -232,12 +232,13 @@ pub(crate) unsafe fn check_signature(cx: &mut KernelContext, conn: *mut Conn, ou
     }
 }
 
-/// Compares the sender's call, which it has told, with ours; a difference is a fault.
+/// Compares the sender's call, which it has told, with ours; a difference is a fault. If only the digests differ, the buffers are
+/// in different places of their windows.
 ///
 /// # Safety
 /// As [`has_signature`], which was true.
 #[inline(always)]
-unsafe fn compare(cx: &mut KernelContext, conn: *mut Conn, ours: &Signature) {
+unsafe fn compare(cx: &mut KernelContext, conn: *mut Conn, ours: &Signature, digest: u64) {
     // SAFETY: the caller's; the cell of a fault is ours while it is written.
     unsafe {
         let (ring, n) = ((*conn).calls as *mut SignatureRing, (*conn).told);
@@ -247,7 +248,7 @@ unsafe fn compare(cx: &mut KernelContext, conn: *mut Conn, ours: &Signature) {
             low & 0xffff_ffff | high << 32
         };
         let theirs = Signature { seq: word(0), count: word(1), call: word(2), root: word(3) };
-        if theirs == *ours {
+        if theirs == *ours && word(4) == digest {
             return;
         }
         let waiting = Waiting {

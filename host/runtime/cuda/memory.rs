@@ -53,6 +53,11 @@ unsafe impl Memory for CudaMemory {
     fn address_space(&self) -> u64 {
         self.gpu.context as u64
     }
+
+    /// What is the caller's may be of a pool, or begin in the middle of an allocation.
+    fn is_shared(&self) -> bool {
+        matches!(self.origin, Origin::Allocated(Use::Shared))
+    }
 }
 
 impl CudaMemory {

@@ -1,13 +1,10 @@
 //! Every rank gives all others the digest of its call, and waits for theirs before the call ends.
 
-use super::Mesh;
+use super::MeshSide;
 use crate::abi::{LL_LINE, MESH_DIGEST_BYTES, SignatureLines, WaitKind};
-use crate::element::Element;
 use crate::gpu::{self, WARP};
-use crate::prims::{ConnState, LineFormat};
-use crate::reduce::Reduction;
 
-impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
+impl MeshSide {
     /// The ranks of which this lane tells or hears the digest, one here and the next so many behind it; `None` for lanes that
     /// have none.
     #[inline(always)]
@@ -31,7 +28,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         let Some((mut by, warp)) = self.digest_lanes() else { return };
         // SAFETY: the contract of `open`; the line has been read (see the module).
         unsafe {
-            let line = SignatureLines::halves_of(self.args().digest(), (*self.links).calls);
+            let line = SignatureLines::halves_of(self.cx.args().digest(), (*self.links).calls);
             while by + 1 < self.nranks {
                 gpu::st_halves(self.to(by, self.digest_offset()).cast(), line);
                 by += warp;
@@ -46,13 +43,13 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         let Some((mut rank, warp)) = self.digest_lanes() else { return };
         // SAFETY: the contract of `open`.
         let calls = unsafe { (*self.links).calls };
-        let line = SignatureLines::halves_of(self.args().digest(), calls);
+        let line = SignatureLines::halves_of(self.cx.args().digest(), calls);
         while rank < self.nranks {
             if rank != self.rank {
                 let at: *const u64 = self.from(rank, self.digest_offset()).cast();
                 // SAFETY: the connection is valid, and the line is in the mesh.
                 unsafe {
-                    let conn = ConnState::named(&raw mut (*self.cx.peer(rank as u32)).recv, calls);
+                    let conn = self.conn(rank, calls);
                     let same = || gpu::ld_halves(at) == line;
                     self.cx.wait(&conn, WaitKind::Signature, calls, same);
                 }

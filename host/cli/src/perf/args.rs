@@ -42,8 +42,8 @@ line.
 On GPUs the time is the GPU's own, between events in the ranks' streams; with -G calls are captured in a graph, \
 which is what is then timed.
 
-Of nccl-tests' flags --local_register (-R) is absent, as there is no memory to register; for --output_file (-F) \
-there is --json.";
+Buffers that are registered with -R 2 (windows) may be worked on directly; then algo says Direct. Of nccl-tests' flags \
+--output_file (-F) is absent; there is --json.";
 
 /// Measure a collective and check its results, as nccl-tests does
 #[derive(Args, Clone, Debug)]
@@ -164,6 +164,10 @@ pub(crate) struct PerfArgs {
     #[arg(short = 'C', long = "report_cputime", value_name = "0|1", default_value = "0",
           help_heading = "Measuring", value_parser = on_or_off(), action = ArgAction::Set)]
     pub(crate) report_cputime: bool,
+    /// Register buffers: 0 and 1 not, as a rank's own memory needs no registration; 2 with all ranks, as windows
+    #[arg(short = 'R', long = "local_register", value_name = "0|1|2", default_value_t = 0,
+          value_parser = clap::value_parser!(u8).range(0..=2), help_heading = "Measuring")]
+    pub(crate) local_register: u8,
     /// Capture the calls in a graph, and launch that so often; 0 does without (--runtime cuda)
     #[arg(
         short = 'G',
@@ -189,6 +193,11 @@ pub(crate) struct PerfArgs {
 }
 
 impl PerfArgs {
+    /// Whether buffers are windows.
+    pub(crate) fn windows(&self) -> bool {
+        self.local_register == 2
+    }
+
     /// The sizes to measure; a range that makes no sense ends the program as clap's own errors do.
     pub(crate) fn sweep(&self) -> Sweep {
         self.try_sweep().unwrap_or_else(|reason| {

@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use ferroccl::{Communicator, DeviceBuffer, Operator, ReduceOp, Result, Stream, group};
+use ferroccl::{Communicator, DeviceBuffer, Operator, ReduceOp, Result, Stream, Window, group};
 
 use super::args::PerfArgs;
 use super::data::{self, Case, PERIOD, TestElement, with_element_type};
@@ -33,7 +33,8 @@ pub(crate) fn run<E: From<ferroccl::Error>>(
     let ranks = member.layout().world_size();
     for &data_type in &args.datatype.0 {
         with_element_type!(data_type, T => {
-            let buffers = Buffers::<T>::of_each_rank(member, sweep)?;
+            let buffers = Buffers::<T>::of_each_rank(member, sweep, args.windows())?;
+            let _windows = if args.windows() { register(member, &buffers)? } else { Vec::new() };
             for redop in args.redops() {
                 let bench = Bench::new(member, args, emulator, redop, &buffers)?;
                 for root in args.roots(ranks) {
@@ -57,11 +58,12 @@ struct Buffers<T> {
 }
 
 impl<T: TestElement> Buffers<T> {
-    fn of_each_rank(member: &Member, sweep: Sweep) -> Result<Vec<Self>> {
+    fn of_each_rank(member: &Member, sweep: Sweep, windows: bool) -> Result<Vec<Self>> {
         let len = sweep.largest(size_of::<T>()).saturating_add(2 * GUARD);
         let buffers = |rank: &Rank| {
             let device = rank.comm.device();
-            Ok(Buffers { send: device.alloc(len)?, recv: device.alloc(len)? })
+            let buffer = || if windows { device.alloc_shared(len) } else { device.alloc(len) };
+            Ok(Buffers { send: buffer()?, recv: buffer()? })
         };
         member.ranks.iter().map(buffers).collect()
     }
@@ -74,6 +76,14 @@ impl<T: TestElement> Buffers<T> {
     fn output(&self, call: &Call) -> DeviceBuffer<T> {
         self.recv.slice(call.output())
     }
+}
+
+/// Registers the buffers of this thread's ranks, as all threads do.
+fn register<T: TestElement>(member: &Member, buffers: &[Buffers<T>]) -> Result<Vec<Window>> {
+    let ranks = || member.ranks.iter().map(|rank| &rank.comm);
+    let send = Communicator::register_windows(ranks().zip(buffers.iter().map(|b| &b.send)))?;
+    let recv = Communicator::register_windows(ranks().zip(buffers.iter().map(|b| &b.recv)))?;
+    Ok(send.into_iter().chain(recv).collect())
 }
 
 /// One type and operator on this thread's ranks.
@@ -121,7 +131,7 @@ impl<'a, T: TestElement> Bench<'a, T> {
         let out_of_place = cell(Place::Out)?;
         let in_place = self.args.collective.in_place().then(|| cell(Place::In)).transpose()?;
         let comm = &self.member.ranks[0].comm;
-        let planned = Planned::of(comm, self.args.collective, shape, T::TYPE, self.redop)?;
+        let planned = Planned::of(comm, self.args, shape, T::TYPE, self.redop)?;
         Ok(Row {
             size: bytes::<T>(shape.largest()),
             count: shape.count as u64,

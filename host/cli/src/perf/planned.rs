@@ -103,13 +103,15 @@ impl Planned {
     /// When nothing is left that could do them.
     pub(crate) fn of(
         comm: &Communicator,
-        operation: Operation,
+        args: &PerfArgs,
         shape: Shape,
         data_type: DataType,
         redop: Option<ReduceOp>,
     ) -> Result<Self> {
+        let operation = args.collective;
         let calls = calls(operation, shape, data_type, redop, comm.world_size());
-        let plans = calls.iter().map(|call| comm.plan(call)).collect::<Result<Vec<_>>>()?;
+        let plan = |call| if args.windows() { comm.plan_in_windows(call) } else { comm.plan(call) };
+        let plans = calls.iter().map(plan).collect::<Result<Vec<_>>>()?;
         let first = plans.first().ok_or_else(|| Error::argument("calls", "there are none"))?;
         let alike = plans.iter().all(|plan| plan.protocol == first.protocol);
         Ok(Planned {
@@ -130,7 +132,7 @@ fn rows<'a>(
     types.flat_map(move |data_type| {
         args.redops().into_iter().flat_map(move |redop| {
             args.shapes(sweep, data_type, comm.world_size()).map(move |shape| {
-                let plan = Planned::of(comm, args.collective, shape, data_type, redop);
+                let plan = Planned::of(comm, args, shape, data_type, redop);
                 (data_type, redop, plan)
             })
         })
@@ -229,6 +231,12 @@ fn why_not(
         }
         Some(Algorithm::OneShot | Algorithm::TwoShot) => {
             "it needs ranks of one node that reach each other's memory, and LL or LL128".to_owned()
+        }
+        Some(Algorithm::Direct) if !args.windows() => {
+            "its buffers are to be registered: -R 2".to_owned()
+        }
+        Some(Algorithm::Direct) => {
+            "it needs ranks whose kernels reach each other's memory, and Simple".to_owned()
         }
         _ if env.deterministic => {
             "FERROCCL_DETERMINISTIC asks for the order of the ranks".to_owned()

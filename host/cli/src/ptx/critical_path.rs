@@ -55,6 +55,9 @@ pub(super) struct CriticalPathArgs {
     /// The protocol, instead of what the tuner takes
     #[arg(long, value_parser = one_of::<ProtocolId>(), ignore_case = true, conflicts_with = "file")]
     proto: Option<ProtocolId>,
+    /// Register the buffers as windows, so that calls may be direct
+    #[arg(short = 'R', long, conflicts_with = "file")]
+    windows: bool,
     /// Calls before the one that is shown; the first one of a communicator opens its connections
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "file")]
     warmup: u32,
@@ -157,8 +160,16 @@ fn call(args: &CriticalPathArgs, collective: Operation) -> Result<Traced, Failur
     let streams = devices.iter().map(Device::stream).collect::<ferroccl::Result<Vec<_>>>()?;
     let buffers = devices
         .iter()
-        .map(|device| Ok([device.upload(&vec![1.0f32; shape.send])?, device.alloc(shape.recv)?]));
+        .map(|device| Ok([device.alloc_shared(shape.send)?, device.alloc_shared(shape.recv)?]));
     let buffers = buffers.collect::<ferroccl::Result<Vec<[DeviceBuffer<f32>; 2]>>>()?;
+    for ([send, _], stream) in buffers.iter().zip(&streams) {
+        send.copy_from(&vec![1.0; shape.send], stream)?;
+    }
+    let mut windows = Vec::new();
+    for side in 0..if args.windows { 2 } else { 0 } {
+        let of_ranks = ranks.iter().zip(buffers.iter().map(|buffers| &buffers[side]));
+        windows.extend(Communicator::register_windows(of_ranks)?);
+    }
     for warmed in 0..=args.warmup {
         if warmed == args.warmup {
             gpus[0].reset_counts();

@@ -198,6 +198,14 @@ impl Workload {
                 let moved = SPREAD[1] * 2.0 * (n - 1.0);
                 Workload { steps: 2.0 * OPENED * edges, moved, ..ring }
             }
+            // Parts of all inputs, each to all outputs.
+            Algorithm::Direct => {
+                let moved = match collective {
+                    Collective::AllReduce => n,
+                    _ => (n - 1.0) / 2.0,
+                };
+                Workload { steps: 2.0 * n * (n - 1.0), moved, ..ring }
+            }
             // Blocks are read again when a later round sends them on, where a ring has them in its slots.
             Algorithm::Bruck => Workload {
                 steps: OPENED * n * rounds(s.ranks()),

@@ -24,6 +24,11 @@ const DATA: [f64; 2] = [0.5, 120.0 / 128.0];
 /// What of a link's bandwidth arrives, in one shot and in two. Simulated.
 const SHARE: [[f64; 2]; 2] = [[0.5, 0.7], [0.7, 0.95]];
 
+/// What a direct call takes before its bytes count: two barriers of all ranks, and a load from another rank. Simulated.
+const DIRECT: (f64, f64) = (4.5, 0.1);
+/// What of a link's bandwidth arrives in one. Simulated.
+const DIRECT_SHARE: f64 = 0.9;
+
 /// The time of a call.
 pub(super) fn cost(
     s: &Situation<'_>,
@@ -34,7 +39,8 @@ pub(super) fn cost(
     let p = usize::from(protocol != ProtocolId::Ll);
     let two = usize::from(algorithm == Algorithm::TwoShot);
     let ranks = f64::from(s.ranks());
-    let (base, each) = [ONE_SHOT, TWO_SHOT][two][p];
+    let direct = algorithm == Algorithm::Direct;
+    let (base, each) = if direct { DIRECT } else { [ONE_SHOT, TWO_SHOT][two][p] };
     let near = graph.kind_intra <= PathKind::Nvl && gpus.all_near(s.ranks());
     let far = if near { 0.0 } else { PCI[p] };
     // Bytes that a rank sends for each byte of the call.
@@ -48,7 +54,7 @@ pub(super) fn cost(
         // The slowest of a GPU's ways to the others.
         link = link.min(speed::PCI_UNKNOWN);
     }
-    link *= DATA[p] * SHARE[two][p];
+    link *= if direct { DIRECT_SHARE } else { DATA[p] * SHARE[two][p] };
     let bandwidth = link / sent;
     let latency_us = LAUNCH + base + each * ranks + (1.0 + two as f64) * far;
     let time_us = latency_us + bytes as f64 / bandwidth * 1e-3;

@@ -27,6 +27,7 @@ impl Gpus<'_> {
             | Algorithm::Hierarchical
             | Algorithm::OneShot
             | Algorithm::TwoShot
+            | Algorithm::Direct
             | Algorithm::Bruck
             | Algorithm::Chain => Some(self.ring),
             Algorithm::Tree => self.tree,
@@ -39,18 +40,32 @@ impl Gpus<'_> {
 #[must_use]
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     use Algorithm::{
-        Bruck, Chain, CollnetChain, CollnetDirect, Hierarchical, OneShot, Ring, Tree, TwoShot,
+        Bruck, Chain, CollnetChain, CollnetDirect, Direct, Hierarchical, OneShot, Ring, Tree,
+        TwoShot,
     };
     match collective {
-        Collective::AllReduce | Collective::Barrier => {
-            &[Tree, Ring, CollnetDirect, CollnetChain, Hierarchical, OneShot, TwoShot, Chain]
-        }
-        Collective::AllGather => &[Ring, Bruck, OneShot],
-        Collective::ReduceScatter => &[Ring, Bruck, OneShot, Chain],
+        Collective::AllReduce | Collective::Barrier => &[
+            Tree,
+            Ring,
+            CollnetDirect,
+            CollnetChain,
+            Hierarchical,
+            OneShot,
+            TwoShot,
+            Direct,
+            Chain,
+        ],
+        Collective::AllGather => &[Ring, Bruck, OneShot, Direct],
+        Collective::ReduceScatter => &[Ring, Bruck, OneShot, Direct, Chain],
         Collective::Broadcast => &[Tree, Ring],
         Collective::Reduce => &[Tree, Ring, Chain],
         Collective::SendRecv => &[Ring],
     }
+}
+
+/// Whether an algorithm gives lines to all other ranks at once.
+pub(super) fn over_mesh(algorithm: Algorithm) -> bool {
+    matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot)
 }
 
 /// Why a call cannot be done with this algorithm and protocol; `None` when it can.
@@ -75,12 +90,19 @@ pub(super) fn impossible(
     if collnet && protocol != ProtocolId::Simple {
         return Some(format!("a network that reduces knows no {protocol}"));
     }
-    if matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot) {
+    if over_mesh(algorithm) || algorithm == Algorithm::Direct {
         if !s.has_mesh() {
             let why = "ranks do not all reach each other's memory, or memory of one host";
             return Some(why.to_owned());
         }
-        if protocol == ProtocolId::Simple {
+        if algorithm == Algorithm::Direct {
+            if protocol != ProtocolId::Simple {
+                return Some("Direct moves plain data, as Simple does".to_owned());
+            }
+            if collective == Collective::Barrier {
+                return Some("a barrier has no buffers of the caller's".to_owned());
+            }
+        } else if protocol == ProtocolId::Simple {
             return Some(format!("{algorithm} is for lines with flags, LL and LL128"));
         }
     }
@@ -128,6 +150,9 @@ pub(super) fn forbidden(
         // There is nothing to choose.
         return None;
     }
+    if algorithm == Algorithm::Direct && !settings.windows {
+        return Some("the buffers are in no window".to_owned());
+    }
     if !settings.allows(collective, algorithm) {
         return Some("not allowed by NCCL_ALGO".to_owned());
     }
@@ -168,7 +193,7 @@ pub(super) fn ll128_is_safe(
         return Err(format!("GPUs reach each other by {}, farther than NVB", graph.kind_intra));
     }
     let far = gpus.min_sm >= 90 && !settings.no_ll128_c2c;
-    if matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot) && !gpus.all_near(s.ranks()) {
+    if over_mesh(algorithm) && !gpus.all_near(s.ranks()) {
         return Err("not each two GPUs are joined by NVLink".to_owned());
     }
     let farthest = if far { PathKind::Pxn } else { PathKind::Pxb };

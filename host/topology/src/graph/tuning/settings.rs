@@ -23,6 +23,8 @@ pub struct Settings {
     pub protocols: Selection<ProtocolId>,
     /// `FERROCCL_DETERMINISTIC`: whether values must be combined in the order of the ranks (see [`in_rank_order`]).
     pub deterministic: bool,
+    /// Whether calls have their buffers in windows, so that kernels may work on all ranks' directly.
+    pub windows: bool,
     /// `NCCL_NTHREADS`: threads of a block that runs LL or Simple.
     pub threads: Option<u32>,
     /// `NCCL_LL128_NTHREADS`: threads of a block that runs LL128.
@@ -81,7 +83,8 @@ impl Settings {
 pub fn in_rank_order(collective: Collective, algorithm: Algorithm) -> bool {
     match collective {
         Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce => {
-            matches!(algorithm, Algorithm::Chain | Algorithm::OneShot | Algorithm::TwoShot)
+            use Algorithm::{Chain, Direct, OneShot, TwoShot};
+            matches!(algorithm, Chain | OneShot | TwoShot | Direct)
         }
         Collective::AllGather
         | Collective::Broadcast

@@ -1,0 +1,103 @@
+//! A rank's side of the mesh: who it is, where its memory and that of the others is, and which call it is in.
+
+use crate::abi::MeshLinks;
+use crate::gpu;
+use crate::prims::{self, ConnState, KernelContext};
+
+/// A block's side of the mesh during one call.
+#[derive(Debug)]
+pub struct MeshSide {
+    pub(in crate::collectives) cx: KernelContext,
+    pub(super) links: *mut MeshLinks,
+    /// This rank.
+    pub(in crate::collectives) rank: usize,
+    /// Ranks.
+    pub(in crate::collectives) nranks: usize,
+}
+
+impl MeshSide {
+    /// Opens the mesh. The ring's next rank is told which call this is.
+    ///
+    /// # Safety
+    /// As [`MeshCode::run`](super::MeshCode::run). All lanes call it.
+    #[inline(always)]
+    pub(in crate::collectives) unsafe fn open(mut cx: KernelContext) -> Self {
+        let links = cx.args().extra_of(cx.channel()) as *mut MeshLinks;
+        // SAFETY: the caller's.
+        unsafe {
+            cx.begin_call();
+            cx.stopped |= (*links).failed != 0;
+            let (rank, nranks) = ((*links).rank as usize, (*links).nranks as usize);
+            MeshSide { cx, links, rank, nranks }
+        }
+    }
+
+    /// Whether an earlier call has stopped in the middle of its steps. All lanes find the same.
+    #[inline(always)]
+    pub(in crate::collectives) fn has_failed(&self) -> bool {
+        // SAFETY: the contract of `open`.
+        unsafe { (*self.links).failed != 0 }
+    }
+
+    /// The end of a call, whose next step is `step`. All lanes call it when none of the block's waits any more.
+    #[inline(always)]
+    pub(in crate::collectives) fn close(mut self, step: u64) {
+        self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
+        if self.cx.tid() == 0 {
+            // SAFETY: the contract of `open`; one lane writes the links, behind a barrier.
+            unsafe {
+                (*self.links).step = step;
+                (*self.links).calls += 1;
+                if self.cx.stopped {
+                    (*self.links).failed = 1;
+                    self.cx.pass_on_fault();
+                } else if self.cx.compares() {
+                    prims::end_call(&self.cx);
+                }
+            }
+        }
+    }
+
+    /// The next step of the slots.
+    #[inline(always)]
+    pub(in crate::collectives) fn step(&self) -> u64 {
+        // SAFETY: the contract of `open`.
+        unsafe { (*self.links).step }
+    }
+
+    /// Where memory of the rank that is `by + 1` behind this one is, `offset` bytes from this rank's slots there.
+    #[inline(always)]
+    pub(super) fn to(&self, by: usize, offset: usize) -> *mut u8 {
+        // SAFETY: the contract of `open`: the tables follow the links.
+        unsafe { (*self.links.add(1).cast::<*mut u8>().add(by)).wrapping_add(offset) }
+    }
+
+    /// Where this rank's memory is, `offset` bytes from a rank's slots.
+    #[inline(always)]
+    pub(super) fn from(&self, rank: usize, offset: usize) -> *mut u8 {
+        let table = MeshLinks::table_len(self.nranks as u32);
+        // SAFETY: as above.
+        unsafe { (*self.links.add(1).cast::<*mut u8>().add(table + rank)).wrapping_add(offset) }
+    }
+
+    /// The rank `by + 1` behind this one: each rank begins with another, so that not all write to the same.
+    #[inline(always)]
+    pub(in crate::collectives) fn behind(&self, by: usize) -> usize {
+        let peer = self.rank + by + 1;
+        if peer >= self.nranks { peer - self.nranks } else { peer }
+    }
+
+    /// A rank that something of number `step` is waited for from, for reports.
+    #[inline(always)]
+    pub(super) fn conn(&self, rank: usize, step: u64) -> ConnState {
+        // SAFETY: the contract of `open`: there is a connection with each of the others.
+        unsafe { ConnState::named(&raw mut (*self.cx.peer(rank as u32)).recv, step) }
+    }
+
+    /// A barrier; whether the call goes on.
+    #[inline(always)]
+    pub(in crate::collectives) fn barrier(&mut self) -> bool {
+        self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
+        !self.cx.stopped
+    }
+}

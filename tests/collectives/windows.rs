@@ -1,0 +1,293 @@
+//! Calls on registered buffers: they work on the buffers of all ranks directly, whatever their sizes, types and places; and what
+//! cannot be direct is made as any other call.
+
+use ferroccl::enqueue::CollectiveCall;
+use ferroccl::{
+    Algorithm, Collective, CommConfig, Communicator, DataType, Device, DeviceBuffer, Element,
+    ReduceOp, Stream, Window,
+};
+use half::f16;
+
+use crate::random::Random;
+
+struct Ranks {
+    device: Device,
+    all: Vec<Communicator>,
+    streams: Vec<Stream>,
+}
+
+/// Ranks whose calls are direct wherever they can be.
+fn ranks(n: u32, channels: u32) -> Ranks {
+    let device = Device::cpu();
+    let mut config = CommConfig::default();
+    config.algorithm = Some(Algorithm::Direct);
+    config.channels = Some(channels);
+    let all = Communicator::init_all_with(&device, n, &config).unwrap();
+    let streams = all.iter().map(|_| device.stream().unwrap()).collect();
+    Ranks { device, all, streams }
+}
+
+impl Ranks {
+    /// A registered buffer of `len` elements on each rank.
+    fn windows<T: Element>(&self, len: usize) -> (Vec<DeviceBuffer<T>>, Vec<Window>) {
+        let buffers: Vec<_> =
+            self.all.iter().map(|_| self.device.alloc_shared(len).unwrap()).collect();
+        let windows = Communicator::register_windows(self.all.iter().zip(&buffers)).unwrap();
+        for window in &windows {
+            assert!(window.is_direct(), "{:?}", window.why_not_direct());
+            assert_eq!(window.len(), len * size_of::<T>());
+        }
+        (buffers, windows)
+    }
+
+    fn fill<T: Element>(
+        &self,
+        buffers: &[DeviceBuffer<T>],
+        at: usize,
+        values: impl Fn(usize, usize) -> T,
+        n: usize,
+    ) {
+        for (r, (buffer, stream)) in buffers.iter().zip(&self.streams).enumerate() {
+            let values: Vec<T> = (0..n).map(|i| values(r, i)).collect();
+            buffer.slice(at..).copy_from(&values, stream).unwrap();
+        }
+    }
+
+    fn check<T: Element + PartialEq>(
+        &self,
+        what: &str,
+        buffers: &[DeviceBuffer<T>],
+        at: usize,
+        want: impl Fn(usize, usize) -> T,
+        n: usize,
+    ) {
+        for (r, (buffer, stream)) in buffers.iter().zip(&self.streams).enumerate() {
+            let got = buffer.slice(at..at + n).to_vec(stream).unwrap();
+            for (i, got) in got.into_iter().enumerate() {
+                assert_eq!(got, want(r, i), "{what}, rank {r}, element {i}");
+            }
+        }
+    }
+}
+
+fn value(rank: usize, i: usize) -> u64 {
+    Random((rank as u64) << 40 | i as u64).below(1 << 20) as u64
+}
+
+/// All three collectives on `count` elements that begin anywhere, in place and not.
+fn all_calls<T: Element + PartialEq>(ranks: &Ranks, count: usize, of: impl Fn(u64) -> T) {
+    let n = ranks.all.len();
+    let (guard, len) = (7, n * count + 40);
+    let (sends, _sends) = ranks.windows::<T>(len);
+    let (receives, _receives) = ranks.windows::<T>(len);
+    for (from, to) in [(0, 0), (3, 1), (16, 0)] {
+        let name = |call: &str| format!("{call} of {count} {} from {from} to {to}", T::TYPE);
+        let input = |r: usize, i: usize| of(value(r, i));
+        let sum = |i: usize| of((0..n).map(|r| value(r, i)).sum());
+        for in_place in [false, true] {
+            // The guards behind the results stay.
+            ranks.fill(&receives, 0, |_, _| of(5), len);
+            ranks.fill(&sends, from, input, n * count);
+            if in_place {
+                ranks.fill(&receives, to, input, n * count);
+            }
+            let send = |r: usize| {
+                let (buffer, at) = if in_place { (&receives[r], to) } else { (&sends[r], from) };
+                (buffer.clone(), at)
+            };
+            for (r, rank) in ranks.all.iter().enumerate() {
+                let (send, at) = send(r);
+                let (send, recv) = (send.slice(at..at + count), receives[r].slice(to..to + count));
+                rank.all_reduce(&send, &recv, ReduceOp::Sum, &ranks.streams[r]).unwrap();
+            }
+            ranks.check(&name("all_reduce"), &receives, to, |_, i| sum(i), count);
+            if !in_place {
+                ranks.check("guard", &receives, to + count, |_, _| of(5), guard);
+            }
+
+            ranks.fill(&receives, 0, |_, _| of(5), len);
+            for (r, rank) in ranks.all.iter().enumerate() {
+                let all = receives[r].slice(to..to + n * count);
+                let own = if in_place {
+                    let block = all.slice(r * count..(r + 1) * count);
+                    let values: Vec<T> = (0..count).map(|i| input(r, i)).collect();
+                    block.copy_from(&values, &ranks.streams[r]).unwrap();
+                    block
+                } else {
+                    sends[r].slice(from..from + count)
+                };
+                rank.all_gather(&own, &all, &ranks.streams[r]).unwrap();
+            }
+            let gathered = |_: usize, i: usize| input(i / count.max(1), i % count.max(1));
+            ranks.check(&name("all_gather"), &receives, to, gathered, n * count);
+            ranks.check("guard", &receives, to + n * count, |_, _| of(5), guard);
+
+            ranks.fill(&sends, from, input, n * count);
+            for (r, rank) in ranks.all.iter().enumerate() {
+                let all = sends[r].slice(from..from + n * count);
+                let own = if in_place {
+                    all.slice(r * count..(r + 1) * count)
+                } else {
+                    receives[r].slice(to..to + count)
+                };
+                rank.reduce_scatter(&all, &own, ReduceOp::Sum, &ranks.streams[r]).unwrap();
+            }
+            for r in 0..n {
+                let own = if in_place {
+                    sends[r].slice(from + r * count..)
+                } else {
+                    receives[r].slice(to..)
+                };
+                let got = own.slice(..count).to_vec(&ranks.streams[r]).unwrap();
+                for (i, got) in got.into_iter().enumerate() {
+                    let want = sum(r * count + i);
+                    assert_eq!(got, want, "{}, rank {r}, element {i}", name("reduce_scatter"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn collectives_on_windows() {
+    for n in [2, 3, 5, 8] {
+        for channels in [1, 3] {
+            let ranks = ranks(n, channels);
+            for count in [0, 1, 17, 1000, 20_011] {
+                all_calls::<u64>(&ranks, count, |v| v);
+                all_calls::<u8>(&ranks, count, |v| v as u8);
+            }
+        }
+    }
+}
+
+/// The values of a call are combined in the order of the ranks, and rounded at each step.
+#[test]
+fn sums_have_the_bits_of_a_chain() {
+    let ranks = ranks(5, 2);
+    let count = 3001;
+    let input = |r: usize, i: usize| f16::from_f32(value(r, i) as f32 / 1024.0 - 300.0);
+    let (buffers, windows) = ranks.windows::<f16>(count);
+    let folded = |i: usize| (1..5).fold(input(0, i), |sum, r| sum + input(r, i));
+    ranks.fill(&buffers, 0, input, count);
+    for (r, rank) in ranks.all.iter().enumerate() {
+        rank.all_reduce(&buffers[r], &buffers[r], ReduceOp::Sum, &ranks.streams[r]).unwrap();
+    }
+    ranks.check("windows", &buffers, 0, |_, i| folded(i), count);
+    // The same without windows.
+    drop(windows);
+    ranks.fill(&buffers, 0, input, count);
+    for (r, rank) in ranks.all.iter().enumerate() {
+        rank.all_reduce(&buffers[r], &buffers[r], ReduceOp::Avg, &ranks.streams[r]).unwrap();
+    }
+    for stream in &ranks.streams {
+        stream.synchronize().unwrap();
+    }
+}
+
+#[test]
+fn averages_and_other_operators() {
+    let ranks = ranks(3, 2);
+    let count = 1003;
+    let (buffers, _windows) = ranks.windows::<i32>(count);
+    let signed = |r: usize, i: usize| value(r, i) as i32 - (1 << 19);
+    let all = |i: usize| (0..3).map(move |r| signed(r, i));
+    for op in [ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min] {
+        ranks.fill(&buffers, 0, signed, count);
+        for (r, rank) in ranks.all.iter().enumerate() {
+            rank.all_reduce(&buffers[r], &buffers[r], op, &ranks.streams[r]).unwrap();
+        }
+        let want = |_: usize, i: usize| match op {
+            ReduceOp::Max => all(i).max().unwrap(),
+            ReduceOp::Min => all(i).min().unwrap(),
+            _ => all(i).sum::<i32>() / 3,
+        };
+        ranks.check(op.name(), &buffers, 0, want, count);
+    }
+    // Each rank multiplies by a factor of its own.
+    let (buffers, _windows) = ranks.windows::<f32>(count);
+    ranks.fill(&buffers, 0, |r, i| value(r, i) as f32, count);
+    for (r, rank) in ranks.all.iter().enumerate() {
+        let op = ferroccl::Operator::pre_mul_sum((r + 1) as f32);
+        rank.all_reduce(&buffers[r], &buffers[r], op, &ranks.streams[r]).unwrap();
+    }
+    let want = |_: usize, i: usize| (0..3).map(|r| (r + 1) as f32 * value(r, i) as f32).sum();
+    ranks.check("factors", &buffers, 0, want, count);
+}
+
+fn call(ranks: &Ranks) -> Algorithm {
+    let call = CollectiveCall {
+        collective: Collective::AllReduce,
+        count: 1 << 20,
+        data_type: DataType::F32,
+        op: ReduceOp::Sum,
+        root: None,
+    };
+    ranks.all[0].plan_in_windows(&call).unwrap().algorithm
+}
+
+#[test]
+fn buffers_at_other_places_are_an_error_everywhere() {
+    let ranks = ranks(3, 1);
+    assert_eq!(call(&ranks), Algorithm::Direct);
+    let (buffers, _windows) = ranks.windows::<f32>(100);
+    let mut told = 0;
+    for (r, rank) in ranks.all.iter().enumerate() {
+        let at = if r == 1 { 4 } else { 0 };
+        let part = buffers[r].slice(at..at + 50);
+        let _ = rank.all_reduce(&part, &part, ReduceOp::Sum, &ranks.streams[r]);
+    }
+    for stream in &ranks.streams {
+        let error = stream.synchronize().unwrap_err().to_string();
+        told += usize::from(error.contains("with buffers at different places of their windows"));
+    }
+    assert!(told > 0);
+}
+
+#[test]
+fn a_buffer_in_no_window_is_an_error_everywhere() {
+    let ranks = ranks(3, 1);
+    let (buffers, _windows) = ranks.windows::<f32>(100);
+    for (r, rank) in ranks.all.iter().enumerate() {
+        let other = ranks.device.alloc::<f32>(100).unwrap();
+        let buffer = if r == 2 { &other } else { &buffers[r] };
+        let _ = rank.all_reduce(buffer, buffer, ReduceOp::Sum, &ranks.streams[r]);
+    }
+    let errors: Vec<String> =
+        ranks.streams.iter().map(|s| s.synchronize().unwrap_err().to_string()).collect();
+    assert!(errors.iter().any(|e| e.contains("by Direct Simple")), "{errors:?}");
+}
+
+#[test]
+fn registrations_that_differ_are_refused() {
+    let ranks = ranks(2, 1);
+    let buffers: Vec<_> = [100, 101].map(|n| ranks.device.alloc::<f32>(n).unwrap()).into();
+    let register = || Communicator::register_windows(ranks.all.iter().zip(&buffers));
+    let error = register().unwrap_err().to_string();
+    assert!(
+        error.contains("invalid argument buffer: has 400 bytes, rank 1 registers 404")
+            || error.contains("invalid argument buffer: has 404 bytes, rank 0 registers 400"),
+        "{error}"
+    );
+    // Nothing is left behind: the next registration is one.
+    let (buffers, windows) = ranks.windows::<f32>(10);
+    for (r, rank) in ranks.all.iter().enumerate() {
+        rank.all_reduce(&buffers[r], &buffers[r], ReduceOp::Sum, &ranks.streams[r]).unwrap();
+        assert!(!windows[r].is_empty());
+    }
+    ranks.check("sums", &buffers, 0, |_, _| 0.0, 10);
+}
+
+#[test]
+fn a_window_that_cannot_be_direct_says_why() {
+    let device = Device::cpu();
+    let mut config = CommConfig::default();
+    config.ranks_per_node = Some(1);
+    let alone = Communicator::init_all(&device, 1).unwrap();
+    let buffer = device.alloc_shared::<f32>(10).unwrap();
+    let window = alone[0].register_window(&buffer).unwrap();
+    assert_eq!(window.why_not_direct(), Some("there are no other ranks"));
+    let stream = device.stream().unwrap();
+    alone[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
+    stream.synchronize().unwrap();
+}
