@@ -8,7 +8,8 @@
 //!
 //! NCCL's are the symmetric kernels of its library (`ptx/tests/nccl`), whose PTX is for sm_120, with the blocks that NCCL's model
 //! gives them on Hopper. Kernels that copy in bulk are there for comparison: NCCL takes them from sm_100 on, and when asked to.
-//! Ours are what the tuner chooses, and the best of ring, tree, one-shot and two-shot in each protocol. Each time is of a second call,
+//! Ours are what the tuner chooses, and the best of ring, tree, one-shot and two-shot in each protocol, and of direct; all on buffers
+//! that are registered as windows, as NCCL's are. Each time is of a second call,
 //! without launches. **All times are simulated**: no GPU has confirmed them.
 
 #[path = "../ptx/tests/nccl/symmetric.rs"]
@@ -167,10 +168,15 @@ fn large(bytes: usize, kernel: &str) -> bool {
 }
 
 fn choices() -> impl Iterator<Item = (Algorithm, ProtocolId)> {
-    let algorithms = [Algorithm::Ring, Algorithm::Tree, Algorithm::OneShot, Algorithm::TwoShot];
+    use Algorithm::{Direct, OneShot, Ring, Tree, TwoShot};
+    let algorithms = [Ring, Tree, OneShot, TwoShot, Direct];
     let all = algorithms.into_iter().flat_map(|a| ProtocolId::ALL.iter().map(move |&p| (a, p)));
-    // What goes over the mesh is for lines.
-    all.filter(|(a, p)| *p != ProtocolId::Simple || matches!(a, Algorithm::Ring | Algorithm::Tree))
+    // What goes over the mesh is for lines, and what is direct is not.
+    all.filter(|(a, p)| match a {
+        OneShot | TwoShot => *p != ProtocolId::Simple,
+        Direct => *p == ProtocolId::Simple,
+        _ => true,
+    })
 }
 
 fn paths(args: &Args, model: &MachineModel, nccl: &Nccl) -> Outcome<()> {
@@ -300,10 +306,18 @@ fn ours(
         members.push((
             rank,
             device.stream()?,
-            device.upload(&data)?,
-            device.alloc::<f32>(data.len())?,
+            device.alloc_shared::<f32>(data.len())?,
+            device.alloc_shared::<f32>(data.len())?,
         ));
     }
+    let mut windows = Vec::new();
+    for (_, stream, send, _) in &members {
+        send.copy_from(&data, stream)?;
+    }
+    let sends = members.iter().map(|(rank, _, send, _)| (*rank, send));
+    windows.extend(Communicator::register_windows(sends)?);
+    let receives = members.iter().map(|(rank, _, _, recv)| (*rank, recv));
+    windows.extend(Communicator::register_windows(receives)?);
     for _ in 0..2 {
         gpus.iter().for_each(|gpu| gpu.reset_counts());
         for (rank, stream, send, recv) in &members {
@@ -326,7 +340,7 @@ fn ours(
         op,
         root: None,
     };
-    let plan = group[0].plan(&call)?;
+    let plan = group[0].plan_in_windows(&call)?;
     let how = format!("{} {}, {}", plan.algorithm, plan.protocol, plan.channels);
     Ok(Timed { time: time.as_secs_f64() * 1e6, path, how })
 }

@@ -365,19 +365,13 @@ fn register_locked(
         verdict.as_ref().err().map(|why| (rank, why.clone()))
     });
     let (table, mapped) = match (opened, refused) {
-        (Ok((table, mapped)), None) => (Ok(table), mapped),
+        (Ok(Mapped { table, memory }), None) => (Ok(table), memory),
         (_, Some((_, why))) | (Err(why), None) => (Err(why), Vec::new()),
     };
     // Relaxed: the lock on splits is held.
     let number = comm.windows.registered.fetch_add(1, Ordering::Relaxed) + 1;
-    match &table {
-        Ok(_) => {
-            info!(target: log::REG, rank = comm.rank, "window {number}: {bytes} bytes at {address:#x}")
-        }
-        Err(why) => {
-            info!(target: log::REG, rank = comm.rank, "window {number}: {bytes} bytes at {address:#x}, not direct: {why}")
-        }
-    }
+    let how = table.as_ref().map_or_else(|why| format!("not direct: {why}"), |_| "direct".into());
+    info!(target: log::REG, rank = comm.rank, "window {number}: {bytes} bytes at {address:#x}, {how}");
     let state = Arc::new(WindowState { number, address, bytes, table, _mapped: mapped });
     comm.windows.lock().push(Arc::clone(&state));
     preload::preload_direct(comm);
@@ -409,12 +403,19 @@ fn offer(
     Ok((exported, handle))
 }
 
-/// Maps the buffers of all others: their table, and the memory.
+/// The buffers of all others.
+struct Mapped {
+    /// For kernels.
+    table: Arc<dyn Memory>,
+    memory: Vec<Arc<dyn Memory>>,
+}
+
+/// Maps the buffers of all others.
 fn open(
     comm: &CommState,
     all: &[Offer],
     (address, own): (u64, Option<Arc<dyn Memory>>),
-) -> Result<(Arc<dyn Memory>, Vec<Arc<dyn Memory>>), String> {
+) -> Result<Mapped, String> {
     let me = &comm.windows.peers[comm.rank as usize];
     let runtime = &**comm.device.runtime();
     let (mut distances, mut mapped) =
@@ -443,7 +444,7 @@ fn open(
     let peers = WindowPeers { bits, ..WindowPeers::default() };
     let image = [bytemuck::bytes_of(&peers), bytemuck::cast_slice(&distances)].concat();
     let table = runtime::place(runtime, &image).map_err(|e| format!("rank {}: {e}", me.rank))?;
-    Ok((table, mapped))
+    Ok(Mapped { table, memory: mapped })
 }
 
 /// Words by which ranks of other processes say that they have a buffer mapped, a part for each rank.

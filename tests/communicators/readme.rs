@@ -60,6 +60,27 @@ fn a_split_and_a_start_in_the_background(
 }
 
 #[rustfmt::skip]
+fn a_sum_on_a_window(comm: &Communicator, device: &Device, stream: Stream) -> Result<Floats> {
+    let sum = device.alloc_shared::<f32>(1 << 20)?;              // memory that other GPUs and processes may map
+    let window = comm.register_window(&sum)?;                    // all ranks call it, with buffers of one size
+    comm.all_reduce(&sum, &sum, ReduceOp::Sum, &stream)?;        // reads and writes the buffers of all ranks
+    stream.synchronize()?;
+    drop(window);
+    Ok(sum)
+}
+
+#[test]
+fn a_window() {
+    let device = Device::cpu();
+    let ranks = init_ranks(&device, 2, &CommConfig::default());
+    each(2, |rank| {
+        let stream = device.stream().unwrap();
+        let sum = a_sum_on_a_window(&ranks[rank as usize], &device, stream.clone()).unwrap();
+        assert_eq!(sum.slice(..3).to_vec(&stream).unwrap(), [0.0; 3]);
+    });
+}
+
+#[rustfmt::skip]
 fn a_sum_that_may_lose_ranks(mut comm: Communicator, sum: DeviceBuffer<f32>, stream: Stream) -> Result<Communicator> {
     let done = comm.all_reduce(&sum, &sum, ReduceOp::Sum, &stream).and_then(|()| stream.synchronize());
     if let Err(error) = done {

@@ -30,6 +30,7 @@ mod gdr;
 mod graphs;
 mod modules;
 mod streams;
+mod windows;
 
 /// What `tests/gpu` does on a GPU.
 mod as_on_a_gpu {

@@ -106,19 +106,19 @@ fn is_caught(protocol: ProtocolId, bug: &str, change: Change) {
 }
 
 /// The text with `f` done to the `n`th instruction that begins with `what`: it is given the instruction.
-fn nth(text: &str, what: &str, n: usize, f: impl Fn(&str) -> String) -> String {
+pub(crate) fn nth(text: &str, what: &str, n: usize, f: impl Fn(&str) -> String) -> String {
     let begins = format!("\t{what}");
     let (at, _) = text.match_indices(&begins).nth(n).expect("so many of them");
     let (at, end) = (at + 1, at + text[at..].find('\n').expect("a line"));
     format!("{}{}{}", &text[..at], f(&text[at..end]), &text[end..])
 }
 
-fn gone(_: &str) -> String {
+pub(crate) fn gone(_: &str) -> String {
     String::new()
 }
 
 /// A barrier with a reduction becomes a move: each lane has its own truth, and nobody waits.
-fn alone(barrier: &str) -> String {
+pub(crate) fn alone(barrier: &str) -> String {
     let words: Vec<&str> = barrier.split([' ', '\t', ',', ';']).filter(|w| !w.is_empty()).collect();
     format!("mov.pred {}, {};", words[1], words[3])
 }

@@ -3,6 +3,7 @@
 mod alignment;
 mod bugs;
 mod conformance;
+mod direct;
 mod runtime;
 
 #[path = "../support/kernels.rs"]

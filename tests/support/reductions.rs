@@ -162,7 +162,8 @@ pub(crate) fn reduce<T: Case>(
             buffer
         };
         let whole = poisoned();
-        let send = if in_place { &whole } else { &poisoned() }.slice(before..before + count);
+        let sent = if in_place { whole.clone() } else { poisoned() };
+        let send = sent.slice(before..before + count);
         send.copy_from(input, stream).unwrap();
         let recv = match (what, in_place) {
             (Reduction::ReduceScatter, true) => send.slice(gets(rank)),

@@ -2,7 +2,7 @@
 
 use ferroccl::ProtocolId::{Ll, Ll128, Simple};
 use ferroccl::graph::tuning::Algorithm::{
-    Bruck, Chain, CollnetDirect, Hierarchical, OneShot, Ring, Tree, TwoShot,
+    Bruck, Chain, CollnetDirect, Direct, Hierarchical, OneShot, Ring, Tree, TwoShot,
 };
 use ferroccl::graph::tuning::Collective::{
     AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter, SendRecv,
@@ -31,6 +31,19 @@ fn one_node_of_gpus() {
     // 4.2 + 5 + 8 x 0.42; 14 eighths, 120 of 128 bytes, 0.95 of the link.
     let bandwidth = 240_000.0 * 0.9375 * 0.95 / 1.75;
     is(time(&s, (AllReduce, TwoShot, Ll128), 1 << 20), 12.56 + 1_048_576.0 / bandwidth);
+    // 4.2 + 6.1 + 8 x 0.11; 0.78 of the link.
+    let bandwidth = 240_000.0 * 0.78 / 1.75;
+    let direct = |windows, protocol| {
+        let settings = Settings { windows, ..Settings::default() };
+        predict(&s, AllReduce, Direct, protocol, 1 << 20, &settings)
+    };
+    is(direct(true, Simple).cost.unwrap().time_us, 11.18 + 1_048_576.0 / bandwidth);
+    let why = |p: Prediction| p.why_not.unwrap_or_default();
+    assert_eq!(why(direct(false, Simple)), "the buffers are in no window");
+    assert_eq!(why(direct(true, Ll)), "Direct moves plain data, as Simple does");
+    // The buffers leave no room for the slots in the cache.
+    let bandwidth = 240_000.0 * 0.9375 * 0.95 * 0.68 / 1.75;
+    is(time(&s, (AllReduce, TwoShot, Ll128), 16 << 20), 12.56 + 16_777_216.0 / bandwidth);
     let flagless = predict(&s, AllReduce, TwoShot, Simple, 8, &Settings::default());
     assert_eq!(flagless.why_not.as_deref(), Some("TwoShot is for lines with flags, LL and LL128"));
     let apart = s.clone().with_mesh(false);

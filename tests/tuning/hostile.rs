@@ -141,7 +141,7 @@ fn every_prediction_is_a_time_or_a_reason() {
                         let time = a.prediction.cost.map_or(f64::INFINITY, |cost| cost.time_us);
                         prop_assert!(!open || time >= best * (1.0 - NOISE), "{choice:?}");
                     }
-                    prop_assert_eq!(choice.alternatives.len(), 26);
+                    prop_assert_eq!(choice.alternatives.len(), 29);
                     choice.alternatives
                 }
                 Err(none) => none.alternatives,

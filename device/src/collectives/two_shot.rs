@@ -8,8 +8,8 @@
 //!
 //! Two steps, in which each rank sends `2 (k - 1) / k` of the data, as little as in a ring: for messages that are too large for
 //! [one-shot](super::one_shot). What is larger than the slots goes in rounds, and each round's chunks are sent before the results of
-//! the round before are received. The bits are those of a [`Chain`](super::Chain), whatever the size. NCCL's kernel of this kind is
-//! `AllReduce_RSxLD_AGxST` (`src/device/symmetric/all_reduce.cuh`), which works on user buffers that all ranks map.
+//! the round before are received. The bits are those of a [`Chain`](super::Chain), whatever the size. On buffers that
+//! all ranks map, [direct](super::direct) does the same without slots.
 
 use crate::collectives::chunks::{RingChunks, Round};
 use crate::collectives::mesh::{Blocks, Mesh, MeshCode};

@@ -90,6 +90,9 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "N", help_heading = "Machine",
           value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     ranks: Option<u32>,
+    /// Calls are on buffers that are registered as windows
+    #[arg(short = 'R', long, help_heading = "Machine")]
+    windows: bool,
 
     /// Write the result as JSON to a file; to standard output, in place of the text, with -
     #[arg(long, value_name = "FILE", help_heading = "Results")]
@@ -241,7 +244,7 @@ impl Machine {
             paths: Paths::new(&system, &config.policy()),
             system,
             config: config.clone(),
-            settings: config.tuning(),
+            settings: Settings { windows: args.windows, ..config.tuning() },
             local_ranks,
             cores,
             name: args.source.name(config),

@@ -80,6 +80,8 @@ const OPENED: f64 = 5.0;
 /// How much more of their bytes they move: Bruck through slots, where a ring writes into the next rank's buffer; over the mesh
 /// line by line, as much as one-shot did through slots and scratch memory, which is not measured either.
 const SPREAD: [f64; 2] = [2.0, 4.0];
+/// What a byte takes in a direct call for each rank that reads it or gets it: `benches/records/2026-11-25-direct.md`.
+const DIRECT: f64 = 0.8;
 /// What a block of a rank takes beyond the first, in microseconds: trees have one for each way.
 const BLOCK: f64 = 0.25;
 
@@ -200,10 +202,7 @@ impl Workload {
             }
             // Parts of all inputs, each to all outputs.
             Algorithm::Direct => {
-                let moved = match collective {
-                    Collective::AllReduce => n,
-                    _ => (n - 1.0) / 2.0,
-                };
+                let moved = DIRECT * if collective == Collective::AllReduce { n } else { n / 2.0 };
                 Workload { steps: 2.0 * n * (n - 1.0), moved, ..ring }
             }
             // Blocks are read again when a later round sends them on, where a ring has them in its slots.

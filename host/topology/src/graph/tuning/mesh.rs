@@ -1,4 +1,4 @@
-//! What lines over the mesh take on GPUs: a time for each shot, and bytes over what a GPU's links carry.
+//! What lines over the mesh, and direct calls, take on GPUs: a time for each shot, and bytes over what a GPU's links carry.
 //!
 //! NCCL's model has no such algorithms: its symmetric kernels have one of their own (`ncclSymkPickKernel`). The figures here are of
 //! this library's kernels in the emulator's clock, simulated, on the machine `h100-nvlink`, without what the comparison of calls takes;
@@ -25,9 +25,17 @@ const DATA: [f64; 2] = [0.5, 120.0 / 128.0];
 const SHARE: [[f64; 2]; 2] = [[0.5, 0.7], [0.7, 0.95]];
 
 /// What a direct call takes before its bytes count: two barriers of all ranks, and a load from another rank. Simulated.
-const DIRECT: (f64, f64) = (4.5, 0.1);
+const DIRECT: (f64, f64) = (6.1, 0.11);
 /// What of a link's bandwidth arrives in one. Simulated.
-const DIRECT_SHARE: f64 = 0.9;
+const DIRECT_SHARE: f64 = 0.78;
+/// From so many bytes of a call on lines over the mesh reach so much less: the buffers leave no room for the slots in the L2 cache.
+/// Simulated, two-shot with LL128, 8 ranks.
+const LARGE: [(u64, f64); 3] = [(8 << 20, 0.86), (16 << 20, 0.68), (32 << 20, 0.5)];
+
+/// The sizes at which a time is not linear in the bytes.
+pub(super) fn breakpoints() -> impl Iterator<Item = u64> {
+    LARGE.iter().map(|(from, _)| *from)
+}
 
 /// The time of a call.
 pub(super) fn cost(
@@ -54,7 +62,8 @@ pub(super) fn cost(
         // The slowest of a GPU's ways to the others.
         link = link.min(speed::PCI_UNKNOWN);
     }
-    link *= if direct { DIRECT_SHARE } else { DATA[p] * SHARE[two][p] };
+    let large = LARGE.iter().rev().find(|(from, _)| bytes >= *from).map_or(1.0, |(_, less)| *less);
+    link *= if direct { DIRECT_SHARE } else { DATA[p] * SHARE[two][p] * large };
     let bandwidth = link / sent;
     let latency_us = LAUNCH + base + each * ranks + (1.0 + two as f64) * far;
     let time_us = latency_us + bytes as f64 / bandwidth * 1e-3;

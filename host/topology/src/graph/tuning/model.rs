@@ -148,11 +148,12 @@ fn ratio(
     }
 }
 
-/// The sizes at which a time is not linear in the bytes: the steps of the tree's correction, and the ring's plateau.
+/// The sizes at which a time is not linear in the bytes: the steps of the tree's correction, the ring's plateau, and where lines
+/// over the mesh leave the cache.
 pub(super) fn breakpoints(s: &Situation<'_>, channels: u32) -> Vec<u64> {
     let corrections = (0..=tables::TREE_CORRECTION[0].len()).map(|i| 64 << i);
     let plateau = tables::PLATEAU_BYTES * u64::from(channels) * u64::from(s.ranks());
-    corrections.chain([plateau]).collect()
+    corrections.chain([plateau]).chain(mesh::breakpoints()).collect()
 }
 
 /// What the channels of a graph carry together.
