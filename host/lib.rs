@@ -35,6 +35,7 @@ pub mod log;
 mod operator;
 pub mod ptx;
 pub mod runtime;
+mod shared_memory;
 mod transport;
 
 pub use buffer::{Device, DeviceBuffer, Element, Stream};

@@ -138,7 +138,7 @@ impl Communicator {
     /// part, each from a thread of its own, with buffers of the same size. [`Communicator::register_windows`] is for several ranks of
     /// one thread.
     ///
-    /// On GPUs a buffer that other GPUs or processes are to reach is of [`Device::alloc_shared`](crate::Device::alloc_shared).
+    /// A buffer that other GPUs or processes are to reach is of [`Device::alloc_shared`](crate::Device::alloc_shared).
     /// Where ranks do not reach each other's memory, as over a network, the window is there and is not
     /// [direct](Window::is_direct).
     ///
@@ -308,8 +308,10 @@ fn possible(
             } else if from.process == to.process {
                 let same = from.space == to.space;
                 same.then_some(()).ok_or_else(|| "they are in two address spaces".to_owned())
+            } else if from.pid_namespace == to.pid_namespace {
+                allowed.shm(from, to)
             } else {
-                Err("they are in two processes".to_owned())
+                Err("they are in two PID namespaces".to_owned())
             };
             reached.map_err(|why| format!("ranks {} and {}: {why}", from.rank, to.rank))?;
         }

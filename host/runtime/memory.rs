@@ -7,11 +7,13 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::Memory;
 use crate::error::{Error, Result};
+use crate::shared_memory::{self, SharedMemoryHandle};
 
 /// What [`Runtime::allocate`](crate::runtime::Runtime::allocate) promises.
 const ALIGN: usize = 256;
@@ -34,7 +36,14 @@ pub(super) struct HostMemory {
 #[derive(Debug)]
 enum Origin {
     Heap(Layout),
-    Mapping { bytes: usize },
+    Mapping {
+        bytes: usize,
+    },
+    /// Of a file, which other processes may open as long as it is here.
+    Shared {
+        bytes: usize,
+        file: OwnedFd,
+    },
 }
 
 // SAFETY: it is an address range; who touches it when is ordered by streams, as on any device.
@@ -46,6 +55,22 @@ impl HostMemory {
     /// Allocates `len` zeroed bytes.
     pub(super) fn allocate(len: usize) -> Result<Self> {
         if len < MAP_FROM { Self::heap(len) } else { Self::map(len) }
+    }
+
+    /// Allocates `len` zeroed bytes that other processes may map, too.
+    pub(super) fn shared(len: usize) -> Result<Self> {
+        let bytes = shared_bytes(len)?;
+        let file = shared_memory::create(bytes)?;
+        let base = map_file(file.as_fd(), bytes)?;
+        Ok(HostMemory { base, len, origin: Origin::Shared { bytes, file } })
+    }
+
+    /// Maps `len` bytes of memory that another process has [made](HostMemory::shared).
+    pub(super) fn open(handle: &[u8], len: usize) -> Result<Self> {
+        let bytes = shared_bytes(len)?;
+        let file = SharedMemoryHandle::from_bytes(handle)?.open(bytes)?;
+        let base = map_file(file.as_fd(), bytes)?;
+        Ok(HostMemory { base, len, origin: Origin::Mapping { bytes } })
     }
 
     fn heap(len: usize) -> Result<Self> {
@@ -107,10 +132,10 @@ impl Drop for HostMemory {
     fn drop(&mut self) {
         // SAFETY: `allocate` made it so, and this was the last handle.
         unsafe {
-            match self.origin {
-                Origin::Heap(layout) => dealloc(self.base.as_ptr(), layout),
-                Origin::Mapping { bytes } => {
-                    libc::munmap(self.base.as_ptr().cast(), bytes);
+            match &self.origin {
+                Origin::Heap(layout) => dealloc(self.base.as_ptr(), *layout),
+                Origin::Mapping { bytes } | Origin::Shared { bytes, .. } => {
+                    libc::munmap(self.base.as_ptr().cast(), *bytes);
                 }
             }
         }
@@ -130,6 +155,40 @@ unsafe impl Memory for HostMemory {
     fn address_space(&self) -> u64 {
         0
     }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        match &self.origin {
+            Origin::Shared { file, .. } => Some(file.as_fd()),
+            Origin::Heap(_) | Origin::Mapping { .. } => None,
+        }
+    }
+}
+
+/// Bytes of a file for so many: whole pages, one at least.
+fn shared_bytes(len: usize) -> Result<usize> {
+    let bytes = len.max(1).checked_next_multiple_of(page_size());
+    bytes
+        .filter(|bytes| isize::try_from(*bytes).is_ok())
+        .ok_or_else(|| Error::argument("bytes", format!("{len} bytes are more than memory has")))
+}
+
+/// A mapping of a file of so many bytes.
+fn map_file(file: BorrowedFd<'_>, bytes: usize) -> Result<NonNull<u8>> {
+    // SAFETY: a fresh mapping at an address of the system's choice; the file's size is sealed.
+    let start = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        return Err(Error::last_os(format!("mapping {bytes} bytes of shared memory")));
+    }
+    NonNull::new(start.cast()).ok_or_else(|| Error::argument("bytes", "mapped at address 0"))
 }
 
 fn page_size() -> usize {
@@ -184,11 +243,32 @@ mod tests {
     #[test]
     fn too_much_is_an_error() {
         for len in [1 << 55, isize::MAX as usize, usize::MAX] {
-            let error = HostMemory::allocate(len).unwrap_err();
-            assert!(
-                matches!(error, Error::System { .. } | Error::InvalidArgument { .. }),
-                "{error}"
-            );
+            for allocated in [HostMemory::allocate(len), HostMemory::shared(len)] {
+                let error = allocated.unwrap_err();
+                assert!(
+                    matches!(error, Error::System { .. } | Error::InvalidArgument { .. }),
+                    "{error}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn shared_memory_is_the_same_for_who_opens_it() {
+        for len in [0, 1, 4096, 100_000] {
+            let memory = HostMemory::shared(len).unwrap();
+            let handle = SharedMemoryHandle::of(memory.file().unwrap()).unwrap();
+            let other = HostMemory::open(&handle.to_bytes().unwrap(), len).unwrap();
+            assert_eq!((memory.len(), other.len()), (len, len));
+            assert!(memory.address() != other.address() && other.file().is_none());
+            // SAFETY: just allocated, and nobody else uses it.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(memory.base.as_ptr(), len) };
+            assert!(bytes.iter().all(|b| *b == 0), "{len}");
+            bytes.fill(7);
+            // SAFETY: mapped, and nobody writes it any more.
+            let bytes = unsafe { std::slice::from_raw_parts(other.base.as_ptr(), len) };
+            assert!(bytes.iter().all(|b| *b == 7), "{len}");
+            assert!(HostMemory::open(&handle.to_bytes().unwrap(), len + 9000).is_err());
         }
     }
 

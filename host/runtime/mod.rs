@@ -24,7 +24,7 @@ mod threads;
 
 use std::any::Any;
 use std::fmt::Debug;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -37,6 +37,7 @@ pub use event::Event;
 pub use settings::Settings;
 
 use crate::error::{Error, Result};
+use crate::shared_memory::SharedMemoryHandle;
 use ferroccl_topology::graph::tuning::cpu as cpu_tuning;
 
 /// A place that has memory and runs kernels.
@@ -256,6 +257,16 @@ pub struct RdmaInfo {
     pub memory: usize,
 }
 
+/// What another process needs to open memory of the host that is mapped from a file.
+fn export_file(runtime: &str, memory: &Arc<dyn Memory>) -> Result<Vec<u8>> {
+    let file = memory.file().ok_or_else(|| {
+        let what = format!("memory of {runtime} for other processes");
+        let reason = "it is not of Device::alloc_shared".to_owned();
+        Error::Unavailable { what, reason }
+    })?;
+    SharedMemoryHandle::of(file)?.to_bytes()
+}
+
 fn no_device_memory(runtime: &str) -> Error {
     let reason = "its device memory is the host's".to_owned();
     Error::Unavailable { what: format!("device memory for others than {runtime}"), reason }
@@ -303,6 +314,10 @@ pub unsafe trait Memory: Debug + Send + Sync {
     /// Whether others than the kernels of its device may reach it: it is of [`Runtime::allocate_shared`], or the host's.
     fn is_shared(&self) -> bool {
         true
+    }
+    /// The file that it is mapped from, if other processes may open it.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
     /// Whether its size is 0.
     fn is_empty(&self) -> bool {

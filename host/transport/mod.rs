@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::runtime::DeviceInfo;
+use crate::shared_memory;
 
 /// What a rank tells its peers of itself before they connect (NCCL's `ncclPeerInfo`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,7 +64,7 @@ impl OfferedRegion {
         if !shared {
             return Ok(OfferedRegion { region: HostRegion::anonymous(bytes)?, file: None });
         }
-        let file = shm::memory(bytes)?;
+        let file = shared_memory::create(bytes)?;
         let region = HostRegion::of_file(file.as_fd(), 0, bytes)?;
         Ok(OfferedRegion { region, file: Some(file) })
     }
@@ -135,7 +136,7 @@ impl AllowedTransports<'_> {
     }
 
     /// Whether two ranks may share the host's memory. The error is the reason why not.
-    fn shm(&self, one: &PeerInfo, other: &PeerInfo) -> Result<(), String> {
+    pub(crate) fn shm(&self, one: &PeerInfo, other: &PeerInfo) -> Result<(), String> {
         match self.far_pair(one, other) {
             _ if !self.shm => Err("off by NCCL_SHM_DISABLE".to_owned()),
             Some(pair) if pair.net_is_faster => Err(pair.why.clone()),

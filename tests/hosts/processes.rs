@@ -7,7 +7,8 @@ use std::process::{Child, Command, Stdio};
 
 use ferroccl::config::Config;
 use ferroccl::{
-    CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp, ShrinkMode, UniqueId,
+    Algorithm, CommConfig, Communicator, Device, DeviceBuffer, Error, ProtocolId, ReduceOp,
+    ShrinkMode, UniqueId, Window,
 };
 
 use crate::again::again;
@@ -42,6 +43,8 @@ fn member() {
         "for_ever" => for_ever(&id, rank, n),
         "mismatch" => mismatch(&id, rank, n),
         "goes_on" => goes_on(&id, rank, n),
+        "windows" => windows(&id, rank, n),
+        "direct_for_ever" => direct_for_ever(&id, rank, n),
         other => panic!("no job {other}"),
     }
 }
@@ -63,6 +66,67 @@ fn sums(id: &UniqueId, rank: u32, n: u32) {
         let recv = if call % 2 == 0 { send.clone() } else { device.alloc(count).unwrap() };
         communicator.all_reduce(&send, &recv, ReduceOp::Sum, &stream).unwrap();
         assert!(recv.to_vec(&stream).unwrap() == want, "rank {rank} call {call} count {count}");
+    }
+}
+
+/// A communicator whose calls are direct, and a registered buffer.
+fn registered(
+    id: &UniqueId,
+    rank: u32,
+    n: u32,
+    len: usize,
+) -> (Communicator, DeviceBuffer<u32>, Window) {
+    let device = Device::cpu();
+    let mut config = CommConfig::default();
+    config.algorithm = Some(Algorithm::Direct);
+    let comm = Communicator::init_rank_with(&device, n, id, rank, &config).unwrap();
+    let buffer = device.alloc_shared::<u32>(len).unwrap();
+    let window = comm.register_window(&buffer).unwrap();
+    assert!(window.is_direct(), "{:?}", window.why_not_direct());
+    (comm, buffer, window)
+}
+
+/// Sums and all-gathers in memory that all processes have mapped.
+fn windows(id: &UniqueId, rank: u32, n: u32) {
+    let (comm, buffer, window) = registered(id, rank, n, 50_000);
+    let stream = comm.device().stream().unwrap();
+    let mut random = Random(u64::from(n));
+    for call in 0..100 {
+        let at = random.below(20);
+        let part = buffer.slice(at..at + [1, 7, 1000, 40_000][random.below(4)]);
+        part.copy_from(&vec![rank + call; part.len()], &stream).unwrap();
+        comm.all_reduce(&part, &part, ReduceOp::Sum, &stream).unwrap();
+        let want = n * (n - 1) / 2 + n * call;
+        assert!(part.to_vec(&stream).unwrap().iter().all(|sum| *sum == want), "call {call}");
+        let each = random.below(10_000);
+        let all = buffer.slice(at..at + n as usize * each);
+        let block = |rank: u32| rank as usize * each..(rank as usize + 1) * each;
+        all.slice(block(rank)).copy_from(&vec![rank ^ call; each], &stream).unwrap();
+        comm.all_gather(&all.slice(block(rank)), &all, &stream).unwrap();
+        for peer in 0..n {
+            let got = all.slice(block(peer)).to_vec(&stream).unwrap();
+            assert!(got.iter().all(|x| *x == peer ^ call), "call {call}, rank {peer}");
+        }
+    }
+    // All ranks let go between the same two calls.
+    drop(window);
+    comm.all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
+    stream.synchronize().unwrap();
+}
+
+/// Makes direct calls until one fails.
+fn direct_for_ever(id: &UniqueId, rank: u32, n: u32) {
+    let (comm, buffer, _window) = registered(id, rank, n, 100_000);
+    let stream = comm.device().stream().unwrap();
+    println!("\nrank {rank} runs");
+    loop {
+        let error = comm
+            .all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream)
+            .and_then(|()| stream.synchronize());
+        if let Err(error) = error {
+            println!("\nrank {rank} ends: {error}");
+            return;
+        }
     }
 }
 
@@ -138,7 +202,11 @@ fn group(n: u32, job: &str) -> Vec<Child> {
 }
 
 fn all_sums(n: u32) {
-    for (rank, child) in group(n, "sums").into_iter().enumerate() {
+    all_end_well(n, "sums");
+}
+
+fn all_end_well(n: u32, job: &str) {
+    for (rank, child) in group(n, job).into_iter().enumerate() {
         let output = child.wait_with_output().unwrap();
         assert!(
             output.status.success(),
@@ -163,6 +231,13 @@ fn eight_processes_agree() {
     all_sums(8);
 }
 
+#[test]
+fn processes_work_on_each_others_buffers() {
+    for n in [2, 5] {
+        all_end_well(n, "windows");
+    }
+}
+
 fn shared_memory_names() -> Vec<String> {
     let mut names: Vec<_> = std::fs::read_dir("/dev/shm")
         .map(|dir| dir.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect())
@@ -173,8 +248,18 @@ fn shared_memory_names() -> Vec<String> {
 
 #[test]
 fn a_killed_process_is_an_error_elsewhere_and_leaves_nothing() {
+    is_noticed("for_ever");
+}
+
+#[test]
+fn a_killed_process_is_an_error_where_its_buffers_are_mapped() {
+    is_noticed("direct_for_ever");
+}
+
+/// Kills each process of a job, in turn.
+fn is_noticed(job: &str) {
     for victim in 0..4usize {
-        let mut group = group(4, "for_ever");
+        let mut group = group(4, job);
         let mut lines: Vec<_> =
             group.iter_mut().map(|c| BufReader::new(c.stdout.take().unwrap()).lines()).collect();
         let mut find = |rank: usize, what: &str| {

@@ -157,6 +157,9 @@ pub(crate) fn reduce<T: Case>(
     let mut buffers = Vec::new();
     for (rank, (stream, input)) in group.streams.iter().zip(inputs).enumerate() {
         let poisoned = || {
+            if !group.windows {
+                return group.device.upload(&poison).unwrap();
+            }
             let buffer = group.device.alloc_shared(poison.len()).unwrap();
             buffer.copy_from(&poison, stream).unwrap();
             buffer

@@ -46,9 +46,14 @@ impl<T: Element + PartialEq> Guarded<T> {
         let before = GUARD + len % 3;
         let mut content = vec![poison; before + len + GUARD];
         content[before..before + fill.len()].copy_from_slice(fill);
-        let whole = team.device.alloc_shared(content.len()).unwrap();
-        // Nothing runs in the stream of a rank whose call is being prepared.
-        whole.copy_from(&content, &team.streams[0]).unwrap();
+        let whole = if team.windows {
+            let whole = team.device.alloc_shared(content.len()).unwrap();
+            // Nothing runs in the stream of a rank whose call is being prepared.
+            whole.copy_from(&content, &team.streams[0]).unwrap();
+            whole
+        } else {
+            team.device.upload(&content).unwrap()
+        };
         content[before..before + len].fill(poison);
         Guarded { whole, before, len, poison: content }
     }

@@ -77,6 +77,18 @@ impl Runtime for CpuRuntime {
         Ok(Arc::new(HostMemory::allocate(bytes)?))
     }
 
+    fn allocate_shared(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
+        Ok(Arc::new(HostMemory::shared(bytes)?))
+    }
+
+    fn export(&self, memory: &Arc<dyn Memory>) -> Result<Vec<u8>> {
+        super::export_file(self.name(), memory)
+    }
+
+    fn import(&self, handle: &[u8], bytes: usize) -> Result<Arc<dyn Memory>> {
+        Ok(Arc::new(HostMemory::open(handle, bytes)?))
+    }
+
     /// Kernels run in the process: they reach all of its memory.
     unsafe fn register(&self, _: u64, _: usize, _: &str) -> Result<Keep> {
         Ok(Arc::new(()))

@@ -2,6 +2,7 @@
 //! that stops everything.
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -92,6 +93,10 @@ unsafe impl Memory for EmulatedMemory {
     fn address_space(&self) -> u64 {
         self.space
     }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.file()
+    }
 }
 
 impl Emulated {
@@ -127,12 +132,26 @@ impl Emulated {
 
     /// Memory of one of its GPUs.
     pub(super) fn allocate(&self, gpu: u32, len: usize) -> Result<EmulatedMemory> {
-        let memory = HostMemory::allocate(len.saturating_add(GUARD))?;
+        Ok(self.map(gpu, HostMemory::allocate(len.saturating_add(GUARD))?, len))
+    }
+
+    /// The same, for memory that other processes may open.
+    pub(super) fn allocate_shared(&self, gpu: u32, len: usize) -> Result<EmulatedMemory> {
+        Ok(self.map(gpu, HostMemory::shared(len.saturating_add(GUARD))?, len))
+    }
+
+    /// Memory that another process has made so.
+    pub(super) fn import(&self, gpu: u32, handle: &[u8], len: usize) -> Result<EmulatedMemory> {
+        Ok(self.map(gpu, HostMemory::open(handle, len.saturating_add(GUARD))?, len))
+    }
+
+    /// Has kernels reach memory of the host as that of a GPU.
+    fn map(&self, gpu: u32, memory: HostMemory, len: usize) -> EmulatedMemory {
         // SAFETY: the memory is unmapped before it is freed; who touches it when is ordered by streams.
         let mapping =
             unsafe { self.machine.map_on(Some(gpu), memory.address(), len, "an allocation") };
         let space = self.space + u64::from(gpu);
-        Ok(EmulatedMemory { _mapping: mapping, memory, len, space })
+        EmulatedMemory { _mapping: mapping, memory, len, space }
     }
 
     /// Makes a launch ready that is put into a stream, on a device of this number, with so many threads a block, where that is

@@ -333,6 +333,18 @@ impl Runtime for PtxRuntime {
         Ok(Arc::new(self.emulated.allocate(self.gpu, bytes)?))
     }
 
+    fn allocate_shared(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
+        Ok(Arc::new(self.emulated.allocate_shared(self.gpu, bytes)?))
+    }
+
+    fn export(&self, memory: &Arc<dyn Memory>) -> Result<Vec<u8>> {
+        super::export_file(self.name(), memory)
+    }
+
+    fn import(&self, handle: &[u8], bytes: usize) -> Result<Arc<dyn Memory>> {
+        Ok(Arc::new(self.emulated.import(self.gpu, handle, bytes)?))
+    }
+
     unsafe fn register(&self, address: u64, bytes: usize, what: &str) -> Result<Keep> {
         // SAFETY: the caller's.
         Ok(Arc::new(unsafe { self.emulated.machine.map_on(None, address, bytes, what) }))
