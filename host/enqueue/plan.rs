@@ -115,13 +115,15 @@ pub struct PlanError {
     pub choice: Option<AlgoChoice>,
     /// The cargo feature that would give this build a kernel, if that is the reason.
     pub left_out: Option<&'static str>,
+    /// Whether it could be done directly if its buffers were in windows.
+    pub needs_windows: bool,
 }
 
 impl PlanError {
     fn new(call: &CollectiveCall, choice: Option<AlgoChoice>) -> Self {
         let algorithm = choice.map_or(Algorithm::Ring, |choice| choice.algorithm);
         let left_out = left_out(call.collective, algorithm, call.data_type);
-        PlanError { call: *call, choice, left_out }
+        PlanError { call: *call, choice, left_out, needs_windows: false }
     }
 }
 
@@ -137,7 +139,13 @@ impl std::fmt::Display for PlanError {
         match self.left_out {
             Some(feature) => write!(f, ": this build is without the cargo feature `{feature}`"),
             None if self.choice.is_none() => {
-                f.write_str(" in a way that NCCL_ALGO, NCCL_PROTO and FERROCCL_DETERMINISTIC allow")
+                f.write_str(
+                    " in a way that NCCL_ALGO, NCCL_PROTO and FERROCCL_DETERMINISTIC allow",
+                )?;
+                if self.needs_windows {
+                    f.write_str("; Direct is for buffers that are registered as windows")?;
+                }
+                Ok(())
             }
             None => Ok(()),
         }
@@ -224,7 +232,11 @@ pub fn choose(
         Some(wanted) => best(&|a, _| a == wanted).or_else(|| best(&|_, _| true)),
         None => best(&|_, _| true),
     }
-    .ok_or_else(|| PlanError::new(call, None))?;
+    .ok_or_else(|| {
+        let direct = |a, _| a == Algorithm::Direct;
+        let allowed = context.tuner.fastest(call.collective, bytes, direct).is_some();
+        PlanError { needs_windows: allowed && !in_windows, ..PlanError::new(call, None) }
+    })?;
     let channels = if context.all_channels {
         context.channels
     } else {

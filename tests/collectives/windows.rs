@@ -291,3 +291,28 @@ fn a_window_that_cannot_be_direct_says_why() {
     alone[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
     stream.synchronize().unwrap();
 }
+
+/// With `NCCL_ALGO=Direct`, which the settings of a communicator do not have, so in a process with that environment.
+#[test]
+fn a_call_that_may_only_be_direct_says_what_it_needs() {
+    if std::env::var_os("NCCL_ALGO").is_none() {
+        let test = concat!(module_path!(), "::a_call_that_may_only_be_direct_says_what_it_needs");
+        let name = test.split_once("::").map_or(test, |(_, name)| name);
+        let exe = std::env::current_exe().unwrap();
+        let mut command = std::process::Command::new(exe);
+        let output = command.args(["--exact", name]).env("NCCL_ALGO", "direct").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    let ranks = ranks(2, 1);
+    let (buffers, windows) = ranks.windows::<f32>(10);
+    for (r, rank) in ranks.all.iter().enumerate() {
+        rank.all_reduce(&buffers[r], &buffers[r], ReduceOp::Sum, &ranks.streams[r]).unwrap();
+    }
+    ranks.check("sums", &buffers, 0, |_, _| 0.0, 10);
+    drop(windows);
+    let (rank, buffer, stream) = (&ranks.all[0], &buffers[0], &ranks.streams[0]);
+    let error = rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream).unwrap_err().to_string();
+    assert!(error.ends_with("; Direct is for buffers that are registered as windows"), "{error}");
+}

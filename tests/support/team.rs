@@ -48,8 +48,9 @@ impl<T: Element + PartialEq> Guarded<T> {
         content[before..before + fill.len()].copy_from_slice(fill);
         let whole = if team.windows {
             let whole = team.device.alloc_shared(content.len()).unwrap();
-            // Nothing runs in the stream of a rank whose call is being prepared.
+            // At once, whatever stream it is used in.
             whole.copy_from(&content, &team.streams[0]).unwrap();
+            team.streams[0].synchronize().unwrap();
             whole
         } else {
             team.device.upload(&content).unwrap()
