@@ -73,6 +73,12 @@ perf() {
                     '$dir/ferroccl' perf $collective -g $ranks -b 128M -e 1G -f 8 -c 0 -n 5 --proto $proto --runtime cuda"
             done
         done
+        # On windows; the largest are not checked, as above.
+        for collective in all_reduce all_gather reduce_scatter; do
+            part "perf-$collective-direct-$ranks" bash -c "
+                '$dir/ferroccl' perf $collective -g $ranks -b 8 -e 16M -f 8 -R 2 --algo direct --runtime cuda &&
+                '$dir/ferroccl' perf $collective -g $ranks -b 128M -e 1G -f 8 -c 0 -n 5 -R 2 --algo direct --runtime cuda"
+        done
         part "perf-all_reduce-chosen-$ranks" "$dir/ferroccl" perf all_reduce -g $ranks -b 8 -e 128M -f 4 -c 0 --runtime cuda
         part "perf-all_reduce-graph-$ranks" "$dir/ferroccl" perf all_reduce -g $ranks -b 8 -e 128M -f 4 -c 0 -G 5 --runtime cuda
     done

@@ -10,6 +10,8 @@ mod random_programs;
 mod special_values;
 mod windows;
 
+#[path = "../support/again.rs"]
+mod again;
 #[path = "../support/random.rs"]
 mod random;
 #[path = "../support/reductions.rs"]

@@ -8,6 +8,7 @@ use ferroccl::{
 };
 use half::f16;
 
+use crate::again::{elsewhere, here};
 use crate::random::Random;
 
 struct Ranks {
@@ -295,15 +296,9 @@ fn a_window_that_cannot_be_direct_says_why() {
 /// With `NCCL_ALGO=Direct`, which the settings of a communicator do not have, so in a process with that environment.
 #[test]
 fn a_call_that_may_only_be_direct_says_what_it_needs() {
-    if std::env::var_os("NCCL_ALGO").is_none() {
-        let test = concat!(module_path!(), "::a_call_that_may_only_be_direct_says_what_it_needs");
-        let name = test.split_once("::").map_or(test, |(_, name)| name);
-        let exe = std::env::current_exe().unwrap();
-        let mut command = std::process::Command::new(exe);
-        let output = command.args(["--exact", name]).env("NCCL_ALGO", "direct").output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && text.contains("1 passed"), "{text}");
-        return;
+    if !here() {
+        let test = "a_call_that_may_only_be_direct_says_what_it_needs";
+        return elsewhere(module_path!(), test, &[("NCCL_ALGO", "direct")]);
     }
     let ranks = ranks(2, 1);
     let (buffers, windows) = ranks.windows::<f32>(10);

@@ -26,13 +26,13 @@ fn one_node_of_gpus() {
     is(time(&s, (AllGather, Bruck, Simple), 1 << 20), 20.0 + 1_048_576.0 / 180_000.0);
     // With LL a ring's figures: 6.6 + 3 x 0.6; three quarters of 87.7.
     is(time(&s, (ReduceScatter, Bruck, Ll), 1 << 10), 8.4 + 1024.0 / 65_775.0);
-    // A launch and one shot, 4.2 + 2.4; seven copies, half of them flags, half of the link.
-    is(time(&s, (AllReduce, OneShot, Ll), 1 << 10), 6.6 + 1024.0 / (60_000.0 / 7.0));
-    // 4.2 + 5 + 8 x 0.42; 14 eighths, 120 of 128 bytes, 0.95 of the link.
-    let bandwidth = 240_000.0 * 0.9375 * 0.95 / 1.75;
+    // A launch and one shot, 4.2 + 2 + 8 x 0.04; seven copies, half of them flags, 0.82 of the link.
+    is(time(&s, (AllReduce, OneShot, Ll), 1 << 10), 6.52 + 1024.0 / (98_400.0 / 7.0));
+    // 4.2 + 5 + 8 x 0.42; 14 eighths, 120 of 128 bytes, 1.16 of the link.
+    let bandwidth = 240_000.0 * 0.9375 * 1.16 / 1.75;
     is(time(&s, (AllReduce, TwoShot, Ll128), 1 << 20), 12.56 + 1_048_576.0 / bandwidth);
-    // 4.2 + 6.1 + 8 x 0.11; 0.78 of the link.
-    let bandwidth = 240_000.0 * 0.78 / 1.75;
+    // 4.2 + 6.1 + 8 x 0.11; 0.95 of the link.
+    let bandwidth = 240_000.0 * 0.95 / 1.75;
     let direct = |windows, protocol| {
         let settings = Settings { windows, ..Settings::default() };
         predict(&s, AllReduce, Direct, protocol, 1 << 20, &settings)
@@ -42,7 +42,7 @@ fn one_node_of_gpus() {
     assert_eq!(why(direct(false, Simple)), "the buffers are in no window");
     assert_eq!(why(direct(true, Ll)), "Direct moves plain data, as Simple does");
     // The buffers leave no room for the slots in the cache.
-    let bandwidth = 240_000.0 * 0.9375 * 0.95 * 0.68 / 1.75;
+    let bandwidth = 240_000.0 * 0.9375 * 1.16 * 0.68 / 1.75;
     is(time(&s, (AllReduce, TwoShot, Ll128), 16 << 20), 12.56 + 16_777_216.0 / bandwidth);
     let flagless = predict(&s, AllReduce, TwoShot, Simple, 8, &Settings::default());
     assert_eq!(flagless.why_not.as_deref(), Some("TwoShot is for lines with flags, LL and LL128"));

@@ -31,6 +31,7 @@ Examples:
   ferroccl perf all_reduce -g 4 --proto LL --json -    one protocol, results as JSON
   ferroccl perf reduce_scatter -g 8 --algo bruck       one algorithm
   ferroccl perf broadcast -g 4 -r all -e 1M            every rank as root
+  ferroccl perf all_gather -g 4 -b 1M -e 64M -R 2      on registered buffers
   ferroccl perf all_reduce -g 4 -e 1M --runtime ptx    the GPU's kernels, emulated and counted
   ferroccl perf all_reduce -g 4 -e 64K --runtime ptx --model h100-nvlink   in simulated time
   ferroccl perf all_reduce -g 4 -e 1G --runtime cuda   4 ranks on the GPUs there are, or the one

@@ -15,19 +15,20 @@ use crate::{PathKind, speed};
 const LAUNCH: f64 = 4.2;
 /// What a call takes before its bytes count, in microseconds, and how much more for each rank, by [`ProtocolId`] LL and LL128: in
 /// one shot, and in two. Simulated, but for LL128 in one shot, which is guessed from the others.
-const ONE_SHOT: [(f64, f64); 2] = [(2.4, 0.0), (3.0, 0.2)];
-const TWO_SHOT: [(f64, f64); 2] = [(3.3, 0.3), (5.0, 0.42)];
+const ONE_SHOT: [(f64, f64); 2] = [(2.0, 0.04), (3.0, 0.2)];
+const TWO_SHOT: [(f64, f64); 2] = [(3.4, 0.04), (5.0, 0.42)];
 /// What a shot takes more over PCI than over NVLink: the difference in NCCL's table for a step of a ring.
 const PCI: [f64; 2] = [0.4, 0.0];
 /// Bytes of data by bytes that cross the link.
 const DATA: [f64; 2] = [0.5, 120.0 / 128.0];
-/// What of a link's bandwidth arrives, in one shot and in two. Simulated.
-const SHARE: [[f64; 2]; 2] = [[0.5, 0.7], [0.7, 0.95]];
+/// What arrives of the bandwidth that the search finds for a link, in one shot and in two. Simulated, on links that have more: 450
+/// GB/s, of which the search finds 384.
+const SHARE: [[f64; 2]; 2] = [[0.82, 0.7], [1.33, 1.16]];
 
 /// What a direct call takes before its bytes count: two barriers of all ranks, and a load from another rank. Simulated.
 const DIRECT: (f64, f64) = (6.1, 0.11);
-/// What of a link's bandwidth arrives in one. Simulated.
-const DIRECT_SHARE: f64 = 0.78;
+/// What arrives of a link's bandwidth in one. Simulated, as [`SHARE`].
+const DIRECT_SHARE: f64 = 0.95;
 /// From so many bytes of a call on lines over the mesh reach so much less: the buffers leave no room for the slots in the L2 cache.
 /// Simulated, two-shot with LL128, 8 ranks.
 const LARGE: [(u64, f64); 3] = [(8 << 20, 0.86), (16 << 20, 0.68), (32 << 20, 0.5)];
