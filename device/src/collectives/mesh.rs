@@ -61,7 +61,8 @@ pub trait MeshCode {
     /// Threads of a block at most; see [`KernelCode::THREADS`](super::KernelCode::THREADS).
     const THREADS: u32 = 512;
 
-    /// The kernel. All blocks of a rank run it; block = channel. [`Work::extra`] is the address of channel 0's [`MeshLinks`].
+    /// The kernel. All blocks of a rank run it; block = channel. [`Work::extra`] is the address of channel 0's
+    /// [`MeshLinks`](crate::abi::MeshLinks).
     ///
     /// # Safety
     /// As [`KernelCode::run`](super::KernelCode::run); the communicator has several ranks, and all share a mesh.
