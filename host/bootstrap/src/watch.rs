@@ -481,9 +481,16 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
         for side in &mut self.sides {
             if let Some(link) = &mut side.link {
                 let _ = link.write_all(&side.unsent, until);
-                // What is unread when a socket closes makes the system reset the connection, and the
-                // neighbour might lose our goodbye with it.
-                while matches!(link.read_some(), Ok(Some(_))) {}
+            }
+        }
+        // Who hears a goodbye hangs up, and who leaves, too, has said goodbye. Before that the connection stays: if the neighbour sent
+        // something to a closed one, or what it has sent were unread, the system would reset it, and a goodbye that is lost on the
+        // way would not be sent again.
+        for link in self.sides.iter_mut().filter_map(|side| side.link.as_mut()) {
+            while let Ok(frame) = link.read(until) {
+                if matches!(frame.message(), Ok(Message::Goodbye)) {
+                    break;
+                }
             }
         }
     }

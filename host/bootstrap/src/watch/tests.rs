@@ -58,3 +58,26 @@ fn a_neighbour_that_talks_of_ranks_that_nobody_has_is_lost() {
     let gone = Message::Gone { peer: 1, reason: None };
     assert_eq!(heard(&gone), (Departure::Left { peer: 1 }, false));
 }
+
+/// A goodbye may be lost on the way, and what a neighbour sends to a connection that is closed resets it: nobody would send the
+/// goodbye again.
+#[test]
+fn who_leaves_stays_until_the_goodbye_is_heard() {
+    let ((next, mut rank_1), (prev, mut rank_2)) = (ends(), ends());
+    let address = SocketAddr::from(([127, 0, 0, 1], 0));
+    let key = Key::derive(&[1; 32], "test", &[0; 16]);
+    let ring = Ring::of_links(0, 3, next, prev);
+    let watch = Watch::start(ring, address, key, None, |_| (), |_, _| ()).unwrap();
+    let leaving = std::thread::spawn(move || drop(watch));
+    let within = |ms| Deadline::within(Duration::from_millis(ms));
+    for rank in [&mut rank_1, &mut rank_2] {
+        let goodbye = rank.read(&within(30_000)).unwrap();
+        assert!(matches!(goodbye.message(), Ok(Message::Goodbye)));
+        // As a neighbour does that has not heard it yet.
+        rank.send(&data(BEAT, &[]), &within(30_000)).unwrap();
+    }
+    let open = rank_2.read(&within(50)).unwrap_err();
+    assert!(matches!(open, LinkError::Timeout), "{open}");
+    drop((rank_1, rank_2));
+    leaving.join().unwrap();
+}
