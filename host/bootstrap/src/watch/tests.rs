@@ -7,7 +7,7 @@ use super::*;
 
 /// Rank 0 of 3 hears `message` from the rank before it: what it makes of that, and whether it takes it for news.
 fn heard(message: &Message) -> (Departure, bool) {
-    let ((next, _rank_1), (prev, mut rank_2)) = (ends(), ends());
+    let ((next, rank_1), (prev, mut rank_2)) = (ends(), ends());
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
     let key = Key::derive(&[1; 32], "test", &[0; 16]);
     let (gone, departures) = channel();
@@ -25,6 +25,8 @@ fn heard(message: &Message) -> (Departure, bool) {
     // What the watch has not given up for this message, it loses by this.
     drop(rank_2);
     let departure = departures.recv_timeout(Duration::from_secs(30)).unwrap();
+    // The watch, which is dropped next, would wait for it to hang up.
+    drop(rank_1);
     (departure, news.try_recv().is_ok())
 }
 
