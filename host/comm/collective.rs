@@ -19,7 +19,7 @@ use super::preload;
 use super::recorder::RecordId;
 use super::shared::SharedComm;
 use super::state::CommState;
-use super::window::Places;
+use super::window::WindowPlaces;
 use crate::buffer::Stream;
 use crate::enqueue::{self, AlgoChoice, CollectiveCall, PlanContext};
 use crate::error::Result;
@@ -75,7 +75,7 @@ impl CollTask {
     }
 
     /// The algorithm, protocol, channels and threads of the call; and for a direct one, where its buffers are.
-    fn choose(&self, comm: &CommState) -> Result<(AlgoChoice, Option<Places>)> {
+    fn choose(&self, comm: &CommState) -> Result<(AlgoChoice, Option<WindowPlaces>)> {
         let context = &comm.plan_context;
         let Some((_, protocol)) = self.custom_kernel else {
             let places = comm.windows.places(&self.call, (self.input, self.output));
@@ -119,7 +119,7 @@ impl CollTask {
         self,
         comm: &SharedComm,
         (seq, record): (u64, RecordId),
-        (choice, places): (AlgoChoice, Option<Places>),
+        (choice, places): (AlgoChoice, Option<WindowPlaces>),
         stream: &Stream,
     ) -> Result<()> {
         let CollTask { call, input, output, scalar, custom_kernel, keep } = self;

@@ -14,7 +14,7 @@ use super::collective::Subgroup;
 use super::net::ProxyWork;
 use super::recorder::RecordId;
 use super::shared::SharedComm;
-use super::window::Places;
+use super::window::WindowPlaces;
 use crate::buffer::Stream;
 use crate::enqueue::{CollectiveCall, KernelPlan};
 use crate::error::Result;
@@ -35,7 +35,7 @@ pub(super) struct KernelOperands {
     /// The operator's scalar, and whether it is the scalar's address instead.
     pub scalar: (u64, bool),
     /// Where its buffers are in windows, for a direct kernel.
-    pub places: Option<Places>,
+    pub places: Option<WindowPlaces>,
     /// The call's record, and whether the call ends with this kernel.
     pub record: RecordId,
     pub last: bool,

@@ -33,7 +33,8 @@ use crate::transport::exported::{Exported, Importer};
 use crate::transport::{AllowedTransports, OfferedRegion, PeerInfo, select};
 use ferroccl_bootstrap::{Limit, Stop};
 
-/// Bytes of a rank's part of the words by which those who map a buffer say so: a page, as parts are mapped.
+/// Bytes of a rank's part of the words by which those who map a buffer say so. Parts are mapped each by itself, so they begin at a
+/// page; Linux's largest base page has so many bytes.
 const WORD_BYTES: usize = 64 << 10;
 
 /// A buffer that is registered with a communicator, on all of its ranks (NCCL's `ncclWindow_t`).
@@ -79,7 +80,7 @@ pub(super) struct Windows {
 
 /// Where the buffers of a call are in windows.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct WindowPlaces {
     /// The windows of input and output, as far as the call needs them.
     windows: [Option<Arc<WindowState>>; 2],
     /// What tells these places from others.
@@ -230,7 +231,7 @@ impl Windows {
         &self,
         call: &CollectiveCall,
         (input, output): (u64, u64),
-    ) -> Option<Places> {
+    ) -> Option<WindowPlaces> {
         let ranks = self.peers.len() as u32;
         let [reads, writes] = match call.collective {
             Collective::AllReduce => [true, true],
@@ -266,11 +267,11 @@ impl Windows {
             (digest ^ offset).wrapping_mul(0x0000_0100_0000_01b3)
         });
         let windows = [input, output].map(|place| place.map(|(window, _)| window));
-        Some(Places { windows, digest })
+        Some(WindowPlaces { windows, digest })
     }
 }
 
-impl Places {
+impl WindowPlaces {
     /// Addresses of the tables of input and output, for kernels; 0 for none.
     pub(super) fn tables(&self) -> [u64; 2] {
         self.windows.each_ref().map(|window| {
@@ -345,7 +346,7 @@ fn register_locked(
     stop: &Stop,
 ) -> Result<Arc<WindowState>> {
     let limit = Limit { time: Config::from_env()?.bootstrap_timeout, stop: stop.clone() };
-    let words = Words::new(comm)?;
+    let words = MappingWords::new(comm)?;
     let offset = (address - memory.address()) as usize;
     let offered = offer(comm, memory, &words);
     let (exported, handle) = match offered {
@@ -384,7 +385,7 @@ fn register_locked(
 fn offer(
     comm: &CommState,
     memory: &Arc<dyn Memory>,
-    words: &Option<Words>,
+    words: &Option<MappingWords>,
 ) -> Result<(Arc<dyn Memory>, DeviceMemoryHandle), String> {
     comm.windows.possible.clone()?;
     let me = &comm.windows.peers[comm.rank as usize];
@@ -432,7 +433,9 @@ fn open(
         let failed = |e: Error| format!("rank {}: the buffer of rank {}: {e}", me.rank, peer.rank);
         let same_process = peer.process == me.process;
         let word = match &offer.words {
-            Some(handle) if !same_process => Words::accept(comm, peer, handle).map_err(failed)?,
+            Some(handle) if !same_process => {
+                MappingWords::accept(comm, peer, handle).map_err(failed)?
+            }
             _ => OfferedRegion::new(size_of::<u64>(), false)
                 .map_err(failed)?
                 .part(0, size_of::<u64>()),
@@ -450,17 +453,17 @@ fn open(
 }
 
 /// Words by which ranks of other processes say that they have a buffer mapped, a part for each rank.
-struct Words(OfferedRegion);
+struct MappingWords(OfferedRegion);
 
-impl Words {
+impl MappingWords {
     /// `None` where all ranks are of this process, or do not reach each other's memory.
-    fn new(comm: &CommState) -> Result<Option<Words>> {
+    fn new(comm: &CommState) -> Result<Option<MappingWords>> {
         let peers = &comm.windows.peers;
         let one_process = peers.iter().all(|peer| peer.process == peers[0].process);
         if one_process || comm.windows.possible.is_err() {
             return Ok(None);
         }
-        Ok(Some(Words(OfferedRegion::new(peers.len() * WORD_BYTES, true)?)))
+        Ok(Some(MappingWords(OfferedRegion::new(peers.len() * WORD_BYTES, true)?)))
     }
 
     /// That of a rank.
