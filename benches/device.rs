@@ -114,6 +114,7 @@ fn measure(
     );
     machine.name = info.name.clone().into();
     (machine.gpus, machine.sms) = (1, info.multiprocessors);
+    machine.capability = info.compute_capability;
     let clock_mhz = f64::from(info.clock_khz) / 1000.0;
     measured(machine, "clock_mhz", clock_mhz, "the most that the driver says")?;
     if wanted("hop") {

@@ -14,6 +14,7 @@ pub mod cpu;
 pub mod cuda;
 mod event;
 mod memory;
+mod multicast;
 mod op;
 #[cfg(feature = "emulator")]
 pub mod ptx;
@@ -34,6 +35,7 @@ use ferroccl_device::kernels::Kernel;
 use ferroccl_proxy::{Operation, Proxy};
 
 pub use event::Event;
+pub use multicast::Multicast;
 pub use settings::Settings;
 
 use crate::error::{Error, Result};
@@ -59,6 +61,43 @@ pub trait Runtime: Debug + Send + Sync {
     /// When there is not enough.
     fn allocate_shared(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
         self.allocate(bytes)
+    }
+
+    /// The same, for memory that may also be bound to a [multicast object](Runtime::create_multicast), where the device knows such.
+    ///
+    /// # Errors
+    /// When there is not enough.
+    fn allocate_window(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
+        self.allocate_shared(bytes)
+    }
+
+    /// Whether memory can be bound to a multicast object.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] with the reason when it cannot.
+    fn can_multicast(&self, _memory: &Arc<dyn Memory>) -> Result<()> {
+        Err(no_multicast(self.name()))
+    }
+
+    /// Makes a multicast object for `bytes` bytes of each of `members` ranks, on a device of its own each.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] where there is no such thing; when the driver refuses.
+    fn create_multicast(&self, _members: u32, _bytes: usize) -> Result<Arc<dyn Multicast>> {
+        Err(no_multicast(self.name()))
+    }
+
+    /// A multicast object that another rank has made and [exported](Multicast::export), of so many members and bytes.
+    ///
+    /// # Errors
+    /// As [`create_multicast`](Runtime::create_multicast).
+    fn open_multicast(
+        &self,
+        _handle: &[u8],
+        _members: u32,
+        _bytes: usize,
+    ) -> Result<Arc<dyn Multicast>> {
+        Err(no_multicast(self.name()))
     }
 
     /// Lets kernels reach `bytes` bytes of the host's own memory from `address` on, at the same address,
@@ -265,6 +304,11 @@ fn export_file(runtime: &str, memory: &Arc<dyn Memory>) -> Result<Vec<u8>> {
         Error::Unavailable { what, reason }
     })?;
     SharedMemoryHandle::of(file)?.to_bytes()
+}
+
+fn no_multicast(runtime: &str) -> Error {
+    let reason = "its devices have no multicast objects".to_owned();
+    Error::Unavailable { what: format!("multicast on {runtime}"), reason }
 }
 
 fn no_device_memory(runtime: &str) -> Error {

@@ -29,9 +29,10 @@ use self::native::Native;
 pub use self::seeded::SeededRuntime;
 use super::Settings;
 use super::memory::HostMemory;
+use super::multicast::HostMulticast;
 use super::op::copy_in;
 use super::threads::Threads;
-use super::{Keep, Memory, Runtime, StreamOps, WaitingBlock};
+use super::{Keep, Memory, Multicast, Runtime, StreamOps, WaitingBlock};
 use crate::error::Result;
 
 /// The CPU runtime.
@@ -83,6 +84,18 @@ impl Runtime for CpuRuntime {
 
     fn export(&self, memory: &Arc<dyn Memory>) -> Result<Vec<u8>> {
         super::export_file(self.name(), memory)
+    }
+
+    fn can_multicast(&self, _: &Arc<dyn Memory>) -> Result<()> {
+        Ok(())
+    }
+
+    fn create_multicast(&self, _: u32, _: usize) -> Result<Arc<dyn Multicast>> {
+        Ok(Arc::new(HostMulticast))
+    }
+
+    fn open_multicast(&self, _: &[u8], _: u32, _: usize) -> Result<Arc<dyn Multicast>> {
+        Ok(Arc::new(HostMulticast))
     }
 
     fn import(&self, handle: &[u8], bytes: usize) -> Result<Arc<dyn Memory>> {

@@ -24,10 +24,11 @@ use super::adversary::{Adversity, Chaos, Cruel};
 use super::block::{self, BlockRun, Resumed, YieldReason};
 use super::native::same;
 use crate::runtime::memory::HostMemory;
+use crate::runtime::multicast::HostMulticast;
 use crate::runtime::op::{copy_in, panicked};
 use crate::runtime::scheduler::{self, ScheduledStreams, Scheduler, StreamId};
 use crate::runtime::sync::lock;
-use crate::runtime::{Keep, Launch, Memory, Runtime, StreamOps};
+use crate::runtime::{Keep, Launch, Memory, Multicast, Runtime, StreamOps};
 use crate::{Error, KernelFault, Result};
 
 /// Looks of every block without any change that make a deadlock: enough for the device code to look at
@@ -116,6 +117,18 @@ impl Runtime for SeededRuntime {
 
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
         Ok(Arc::new(HostMemory::allocate(bytes)?))
+    }
+
+    fn can_multicast(&self, _: &Arc<dyn Memory>) -> Result<()> {
+        Ok(())
+    }
+
+    fn create_multicast(&self, _: u32, _: usize) -> Result<Arc<dyn Multicast>> {
+        Ok(Arc::new(HostMulticast))
+    }
+
+    fn open_multicast(&self, _: &[u8], _: u32, _: usize) -> Result<Arc<dyn Multicast>> {
+        Ok(Arc::new(HostMulticast))
     }
 
     /// Kernels run in the process: they reach all of its memory.

@@ -119,6 +119,10 @@ impl Emulated {
         lock(&self.kernels).threads = threads;
     }
 
+    pub(super) fn arch(&self) -> u32 {
+        lock(&self.kernels).arch
+    }
+
     pub(super) fn set_arch(&self, arch: u32) {
         lock(&self.kernels).arch = arch;
     }

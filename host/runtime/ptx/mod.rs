@@ -37,6 +37,7 @@
 
 mod emulated;
 mod lockstep;
+mod multicast;
 mod threaded;
 
 use std::fmt;
@@ -54,11 +55,12 @@ use ferroccl_topology::graph::tuning::cpu as cpu_tuning;
 use self::emulated::Emulated;
 pub use self::emulated::KernelCounts;
 use self::lockstep::Warps;
+use self::multicast::EmulatedMulticast;
 use self::threaded::EmulatedBlocks;
 use super::op::copy_in;
 use super::scheduler::ScheduledStreams;
 use super::threads::Threads;
-use super::{DeviceInfo, Keep, Memory, Runtime, Settings, StreamOps};
+use super::{DeviceInfo, Keep, Memory, Multicast, Runtime, Settings, StreamOps};
 use crate::error::{Error, Result};
 use ferroccl_device::kernels::MAX_THREADS;
 
@@ -67,6 +69,8 @@ use ferroccl_device::kernels::MAX_THREADS;
 pub const DEFAULT_THREADS: u32 = 128;
 /// The compute capability whose PTX runs where nothing else is asked for: 90 is sm_90.
 pub const DEFAULT_ARCH: u32 = 90;
+/// The first compute capability whose GPUs know `multimem` (PTX ISA 9.0, 9.7.9.14).
+const MULTICAST_CAPABILITY: u32 = 90;
 
 /// A runtime whose kernels are PTX in an emulator.
 pub struct PtxRuntime {
@@ -155,6 +159,7 @@ impl PtxRuntime {
     #[must_use]
     pub fn simulated_with(model: MachineModel, options: Options) -> Vec<PtxRuntime> {
         let first = Self::scheduled(model.gpus, Options { clock: Some(model.timing), ..options });
+        first.emulated.set_arch(model.capability);
         let gpu = |gpu| {
             let (emulated, mode) = (Arc::clone(&first.emulated), first.mode.clone());
             PtxRuntime { emulated, mode, gpu, model: Some(model.clone()) }
@@ -216,6 +221,11 @@ impl PtxRuntime {
         }
         self.emulated.set_threads(threads);
         Ok(self)
+    }
+
+    /// That of its GPUs, times ten.
+    fn capability(&self) -> u32 {
+        self.model.as_ref().map_or(DEFAULT_ARCH, |model| model.capability)
     }
 
     /// With the PTX for this compute capability: 90 for sm_90.
@@ -345,6 +355,28 @@ impl Runtime for PtxRuntime {
         Ok(Arc::new(self.emulated.import(self.gpu, handle, bytes)?))
     }
 
+    fn can_multicast(&self, _: &Arc<dyn Memory>) -> Result<()> {
+        let lacks = |reason: String| {
+            Err(Error::Unavailable { what: "multicast in the emulator".to_owned(), reason })
+        };
+        let (arch, capability) = (self.emulated.arch(), self.capability());
+        if arch < MULTICAST_CAPABILITY {
+            return lacks(format!("it has the PTX of sm_{arch}; multimem is of sm_90"));
+        }
+        if capability < MULTICAST_CAPABILITY {
+            return lacks(format!("its GPUs are of sm_{capability}; multimem is of sm_90"));
+        }
+        Ok(())
+    }
+
+    fn create_multicast(&self, _: u32, _: usize) -> Result<Arc<dyn Multicast>> {
+        Ok(Arc::new(EmulatedMulticast(Arc::clone(&self.emulated))))
+    }
+
+    fn open_multicast(&self, _: &[u8], _: u32, _: usize) -> Result<Arc<dyn Multicast>> {
+        Ok(Arc::new(EmulatedMulticast(Arc::clone(&self.emulated))))
+    }
+
     unsafe fn register(&self, address: u64, bytes: usize, what: &str) -> Result<Keep> {
         // SAFETY: the caller's.
         Ok(Arc::new(unsafe { self.emulated.machine.map_on(None, address, bytes, what) }))
@@ -393,7 +425,7 @@ impl Runtime for PtxRuntime {
         // Those of HGX H100's GPUs in NVIDIA's files of its topology.
         let bus_id = format!("0000:{}1:00.0", self.gpu + 1);
         let name = format!("[{bus_id}] GPU {} ({}, simulated)", self.gpu, model.name);
-        let (capability, reach) = (90, (0..model.gpus).map(id).collect());
+        let (capability, reach) = (self.capability(), (0..model.gpus).map(id).collect());
         Ok(Some(DeviceInfo { name, bus_id, id: id(self.gpu), capability, reach }))
     }
 

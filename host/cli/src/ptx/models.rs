@@ -57,8 +57,8 @@ fn list() -> String {
 }
 
 fn table(model: &MachineModel) -> String {
-    let MachineModel { name, gpus, sms, .. } = model;
-    let mut out = format!("{name}: {gpus} GPUs of {sms} SMs\n");
+    let MachineModel { name, gpus, sms, capability, .. } = model;
+    let mut out = format!("{name}: {gpus} GPUs of {sms} SMs, sm_{capability}\n");
     for (figure, what) in Timing::FIGURES {
         let value = model.timing.figure(figure).unwrap_or_default();
         let _ = writeln!(out, "\n{figure:<17} {value:>6}  {}", what.trim());

@@ -1,11 +1,12 @@
 //! A machine as a file: by serde, so that the format's crate is the reader's choice.
 //!
 //! ```text
-//! { "version": 1, "name": "h100-nvlink", "gpus": 8, "sms": 132,
+//! { "version": 1, "name": "h100-nvlink", "gpus": 8, "sms": 132, "capability": 90,
 //!   "timing": { "clock_mhz": { "value": 1980, "source": "..." }, "alu_cycles": { "value": 4, "source": "..." }, ... } }
 //! ```
 //!
-//! All figures are there, and nothing else: what is missing, unknown or makes no sense is an error that names it.
+//! All figures are there, and nothing else: what is missing, unknown or makes no sense is an error that names it. `capability`, the
+//! compute capability times ten, may be missing; then it is 90.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -23,6 +24,8 @@ struct File<'a> {
     name: Cow<'a, str>,
     gpus: u32,
     sms: u32,
+    #[serde(default = "capability")]
+    capability: u32,
     timing: Figures<'a>,
 }
 
@@ -35,6 +38,11 @@ struct Figure<'a> {
     value: u32,
     #[serde(default = "assumed")]
     source: Cow<'a, str>,
+}
+
+/// That of a file which does not say it: its figures replace those of an H100.
+fn capability() -> u32 {
+    90
 }
 
 fn assumed<'a>() -> Cow<'a, str> {
@@ -75,7 +83,7 @@ impl MachineModel {
     pub const VERSION: u32 = 1;
 
     fn of(file: File<'_>) -> Result<Self, String> {
-        let File { version, name, gpus, sms, timing: Figures(mut figures) } = file;
+        let File { version, name, gpus, sms, capability, timing: Figures(mut figures) } = file;
         if version != Self::VERSION {
             return Err(format!("version is {version}; {} is understood", Self::VERSION));
         }
@@ -104,7 +112,7 @@ impl MachineModel {
             return Err(format!("timing.{unknown} is no figure of a machine"));
         }
         let (name, sources) = (Cow::Owned(name.into_owned()), Cow::Owned(sources));
-        Ok(MachineModel { name, timing, gpus, sms, sources })
+        Ok(MachineModel { name, timing, gpus, sms, capability, sources })
     }
 }
 
@@ -119,6 +127,7 @@ impl Serialize for MachineModel {
             name: Cow::Borrowed(&*self.name),
             gpus: self.gpus,
             sms: self.sms,
+            capability: self.capability,
             timing: Figures(Timing::FIGURES.iter().filter_map(figure).collect()),
         };
         file.serialize(serializer)
@@ -144,7 +153,8 @@ mod tests {
         for model in MachineModel::ALL {
             let read: MachineModel = serde_json::from_str(&text(model)).unwrap();
             assert_eq!((&read.name, read.timing), (&model.name, model.timing));
-            assert_eq!((read.gpus, read.sms), (model.gpus, model.sms));
+            let figures = |m: &MachineModel| (m.gpus, m.sms, m.capability);
+            assert_eq!(figures(&read), figures(model));
             for (figure, _) in Timing::FIGURES {
                 assert_eq!(read.source(figure), model.source(figure), "{figure}");
             }

@@ -174,6 +174,8 @@ pub struct MachineModel {
     pub gpus: u32,
     /// SMs of each.
     pub sms: u32,
+    /// Their compute capability, times ten.
+    pub capability: u32,
     /// Where figures are from; who is not in it is [`ASSUMED`].
     pub sources: Cow<'static, [Source]>,
 }
@@ -181,11 +183,11 @@ pub struct MachineModel {
 const fn model(
     name: &'static str,
     timing: Timing,
-    (gpus, sms): (u32, u32),
+    (gpus, sms, capability): (u32, u32, u32),
     sources: &'static [Source],
 ) -> MachineModel {
     let (name, sources) = (Cow::Borrowed(name), Cow::Borrowed(sources));
-    MachineModel { name, timing, gpus, sms, sources }
+    MachineModel { name, timing, gpus, sms, capability, sources }
 }
 
 /// A name that is no figure of [`Timing`].
@@ -196,9 +198,9 @@ pub struct UnknownFigure(pub String);
 impl MachineModel {
     /// All that come with the library.
     pub const ALL: &'static [MachineModel] = &[
-        model("a100", A100_NVLINK, (8, 108), A100_SOURCES),
-        model("h100-nvlink", H100_NVLINK, (8, 132), H100_SOURCES),
-        model("h200-one-gpu", H200_ONE_GPU, (1, 132), H200_SOURCES),
+        model("a100", A100_NVLINK, (8, 108, 80), A100_SOURCES),
+        model("h100-nvlink", H100_NVLINK, (8, 132, 90), H100_SOURCES),
+        model("h200-one-gpu", H200_ONE_GPU, (1, 132, 90), H200_SOURCES),
     ];
 
     /// The one of this name.
