@@ -118,7 +118,7 @@ impl Device {
     /// # Errors
     /// As [`Device::alloc`].
     pub fn alloc_shared<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        let memory = self.0.allocate_shared(Self::bytes::<T>(len)?)?;
+        let memory = self.0.allocate_window(Self::bytes::<T>(len)?)?;
         Ok(DeviceBuffer { memory, start: 0, len, marker: PhantomData })
     }
 

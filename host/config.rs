@@ -209,6 +209,8 @@ knobs! {
         "processes of one host do not share memory";
     "NCCL_WIN_ENABLE" win_enable: bool = true, (),
         "kernels work directly on buffers that are registered as windows";
+    "NCCL_NVLS_ENABLE" nvls_enable: bool = true, (),
+        "windows have a multicast object where the switch between the ranks' GPUs has them, for NVLS";
     "NCCL_NET_DISABLE_INTRA" net_disable_intra: bool = false, (),
         "GPUs of one host do not talk over the network where that is faster than between them";
     "NCCL_NET_MERGE_LEVEL" net_merge_level: MergeLevel = MergeLevel::Port, MergeLevel::FORM,

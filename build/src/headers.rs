@@ -2,13 +2,31 @@
 
 use std::fmt::Write as _;
 
+/// What begins the line that says which version of the PTX ISA a function needs.
+const VERSION: &str = "//@version ";
+
 /// Calls the first parameter of every kernel `work`, by which `ferroccl_device` asks for a call. Moves
 /// `//@maxntid N`, which device code leaves in a kernel's body by `asm!`, to the kernel's header, where PTX wants it
-/// (11.4.3). Keeps the assembler from unrolling what the compiler has left as a loop: those are loops over the odd
+/// (11.4.3). `//@version N` raises the version of the PTX ISA that the module is of to what a function needs, beyond that of the
+/// architecture. Keeps the assembler from unrolling what the compiler has left as a loop: those are loops over the odd
 /// elements at an end, and their copies would be half of the code.
 pub(crate) fn finish(asm: &str) -> String {
     let mut ptx = String::with_capacity(asm.len());
     let mut rest = asm;
+    let number = |version: &str| {
+        let (major, minor) = version.trim().split_once('.')?;
+        Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
+    };
+    let needed =
+        asm.lines().filter_map(|line| line.trim().strip_prefix(VERSION)).max_by_key(|v| number(v));
+    if let (Some(needed), Some(at)) = (needed, rest.find(".version ")) {
+        let end = at + rest[at..].find('\n').unwrap_or(rest.len() - at);
+        if number(needed) > number(&rest[at + ".version ".len()..end]) {
+            ptx += &rest[..at];
+            let _ = write!(ptx, ".version {needed}");
+            rest = &rest[end..];
+        }
+    }
     if let Some(header) = rest.find(".address_size 64\n") {
         let body = header + ".address_size 64\n".len();
         ptx += &rest[..body];
@@ -21,7 +39,8 @@ pub(crate) fn finish(asm: &str) -> String {
         let name = rest[entry + ".entry ".len()..].split('(').next().unwrap_or_default();
         ptx += &rest[..entry];
         ptx += &rest[entry..body].replace(&format!("{name}_param_0"), "work");
-        for bound in rest[body..end].lines().filter_map(|l| l.trim().strip_prefix("//@")) {
+        let said = rest[body..end].lines().map(str::trim).filter(|line| !line.starts_with(VERSION));
+        for bound in said.filter_map(|line| line.strip_prefix("//@")) {
             let _ = writeln!(ptx, ".{bound}");
         }
         ptx += &rest[body..end];
@@ -65,6 +84,17 @@ mod tests {
              .visible .entry two(\n\t.param .b64 work,\n\t.param .b64 two_param_1\n)\n{\n\tret;\n}\n"
         );
         assert_eq!(kernels(&finish(ASM)), ["one", "two"]);
+    }
+
+    #[test]
+    fn a_module_is_of_the_version_that_its_functions_need() {
+        let with = |line: &str| ASM.replace("\tret", &format!("\t{line}\n\tret"));
+        let of = |asm: &str| finish(asm).lines().next().map(str::to_owned);
+        assert_eq!(of(&with("//@version 8.2")).as_deref(), Some(".version 8.2"));
+        assert_eq!(of(&with("//@version 10.0\n//@version 8.2")).as_deref(), Some(".version 10.0"));
+        assert_eq!(of(&with("//@version 6.4")).as_deref(), Some(".version 7.0"));
+        assert_eq!(of(&with("//@version x")).as_deref(), Some(".version 7.0"));
+        assert!(!finish(&with("//@version 8.2")).contains("\n.version"));
     }
 
     #[test]

@@ -22,6 +22,11 @@ const TARGETS: &[Target] = &[
     (90, &["native_bf16", "native_fp8"], Some(&["bfloat16", "f8e4m3", "f8e5m2"])),
 ];
 
+/// Families of kernels with `multimem`, by the end of their names.
+const MULTICAST: &str = "_nvls";
+/// What they are compiled for, and nothing else: PTX ISA 9.0, 9.7.9.14.
+const MULTICAST_ARCH: u32 = 90;
+
 /// The cargo features that a row needs, all of them.
 type Features = &'static [&'static str];
 
@@ -121,7 +126,12 @@ pub(crate) fn all(has: impl Fn(&str) -> bool) -> Vec<Module> {
     for &(arch, cfgs, only) in TARGETS {
         for &(_, family, types) in FAMILIES.iter().filter(|(f, ..)| has(f)) {
             for &(_, element, ops, protocols) in types.iter().filter(|(f, ..)| has(f)) {
-                if only.is_none_or(|only| only.contains(&element)) {
+                let is_there = if family.ends_with(MULTICAST) {
+                    arch == MULTICAST_ARCH
+                } else {
+                    only.is_none_or(|only| only.contains(&element))
+                };
+                if is_there {
                     all.push(Module { arch, has: cfgs, family, element, ops, protocols });
                 }
             }

@@ -24,10 +24,11 @@ mod lists;
 
 use crate::abi::{ReduceOp, Work};
 use crate::collectives::{
-    AllGatherBruck, AllGatherDirect, AllGatherOneShot, AllGatherRing, AllReduceDirect,
-    AllReduceOneShot, AllReduceRing, AllReduceTree, AllReduceTwoShot, BroadcastRing, BroadcastTree,
-    Chain, DirectCode, KernelCode, MeshCode, ReduceScatterBruck, ReduceScatterDirect,
-    ReduceScatterOneShot, ReduceScatterRing, SendRecv,
+    AllGatherBruck, AllGatherDirect, AllGatherNvls, AllGatherOneShot, AllGatherRing,
+    AllReduceDirect, AllReduceNvls, AllReduceOneShot, AllReduceRing, AllReduceTree,
+    AllReduceTwoShot, BroadcastRing, BroadcastTree, Chain, DirectCode, KernelCode, MeshCode,
+    ReduceScatterBruck, ReduceScatterDirect, ReduceScatterNvls, ReduceScatterOneShot,
+    ReduceScatterRing, SendRecv,
 };
 use crate::element::{Bf16, Element, F8E4M3, F8E5M2, F16};
 use crate::prims::{Ll, Ll128, Simple};

@@ -21,7 +21,7 @@ use super::shared::SharedComm;
 use super::state::CommState;
 use super::window::WindowPlaces;
 use crate::buffer::Stream;
-use crate::enqueue::{self, AlgoChoice, CollectiveCall, PlanContext};
+use crate::enqueue::{self, AlgoChoice, CollectiveCall, PlanContext, Registration};
 use crate::error::Result;
 
 /// A call of a collective whose arguments have been checked (NCCL's `ncclTaskColl`).
@@ -79,14 +79,15 @@ impl CollTask {
         let context = &comm.plan_context;
         let Some((_, protocol)) = self.custom_kernel else {
             let places = comm.windows.places(&self.call, (self.input, self.output));
-            let choice = enqueue::choose(&self.call, context, places.is_some())?;
-            let direct = choice.algorithm == Algorithm::Direct;
-            return Ok((choice, places.filter(|_| direct)));
+            let registration =
+                places.as_ref().map_or(Registration::None, WindowPlaces::registration);
+            let choice = enqueue::choose(&self.call, context, registration)?;
+            return Ok((choice, places.filter(|_| choice.algorithm.is_on_windows())));
         };
         let tuner = context.tuner.only(protocol);
         let algorithm = Some(Algorithm::Ring);
         let context = PlanContext { tuner, algorithm, ..context.clone() };
-        Ok((enqueue::choose(&self.call, &context, false)?, None))
+        Ok((enqueue::choose(&self.call, &context, Registration::None)?, None))
     }
 
     /// Loads the call's kernels where that is to be done before any call of a group is launched.
@@ -131,7 +132,7 @@ impl CollTask {
         // the same neighbours as what else may run: which of them does depends on the size, in which calls may differ by
         // mistake.
         let ordered = match choice.algorithm {
-            Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Direct => {
+            algorithm if algorithm.is_over_mesh() => {
                 comm.mesh.as_ref().is_some_and(|mesh| mesh.in_rank_order)
             }
             algorithm => algorithm == Algorithm::Chain,

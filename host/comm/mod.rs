@@ -81,7 +81,7 @@ mod trees;
 mod window;
 
 use crate::buffer::Device;
-use crate::enqueue::{self, AlgoChoice, CollectiveCall};
+use crate::enqueue::{self, AlgoChoice, CollectiveCall, Registration};
 use crate::error::Result;
 use ferroccl_device::abi::ReduceOp;
 
@@ -145,7 +145,7 @@ impl Communicator {
     /// # Ok::<(), ferroccl::Error>(())
     /// ```
     pub fn plan(&self, call: &CollectiveCall) -> Result<AlgoChoice> {
-        Ok(enqueue::choose(call, &self.0.plan_context, false)?)
+        Ok(enqueue::choose(call, &self.0.plan_context, Registration::None)?)
     }
 
     /// [`Communicator::plan`] for a call whose buffers are in [`Window`]s.
@@ -153,8 +153,9 @@ impl Communicator {
     /// # Errors
     /// As there.
     pub fn plan_in_windows(&self, call: &CollectiveCall) -> Result<AlgoChoice> {
-        let direct = self.0.windows.may_be_direct() && call.op != ReduceOp::PreMulSum;
-        Ok(enqueue::choose(call, &self.0.plan_context, direct)?)
+        let premultiplied = call.op == ReduceOp::PreMulSum;
+        let buffers = if premultiplied { Registration::None } else { self.0.windows.expected() };
+        Ok(enqueue::choose(call, &self.0.plan_context, buffers)?)
     }
 
     /// Stops the kernels of this communicator on all its ranks. Calls that have not ended fail, and no more can be made

@@ -20,7 +20,7 @@ use super::preload;
 use super::shared::SharedComm;
 use super::state::CommState;
 use crate::buffer::Stream;
-use crate::enqueue::{self, CollectiveCall};
+use crate::enqueue::{self, CollectiveCall, Registration};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::runtime::{Launch, LaunchObserver, Memory};
@@ -70,7 +70,7 @@ impl P2pTask {
         comm: &CommState,
     ) -> Result<(ProtocolId, Signature, impl Iterator<Item = (u32, ChannelWork)> + use<>)> {
         let call = message(self.bytes, if self.sending { comm.rank } else { self.peer });
-        let choice = enqueue::choose(&call, &comm.plan_context, false)?;
+        let choice = enqueue::choose(&call, &comm.plan_context, Registration::None)?;
         let signature = call.signature(0, Algorithm::Ring, choice.protocol, choice.channels);
         let parts = enqueue::split(self.bytes, choice.channels, 128);
         let parts = (0..choice.channels).zip(parts).filter(|(i, part)| *i == 0 || part.count > 0);

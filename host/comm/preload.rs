@@ -14,7 +14,7 @@ use tracing::debug;
 use super::collective::kernels_of;
 use super::p2p;
 use super::state::CommState;
-use crate::enqueue::{self, CollectiveCall, PlanContext};
+use crate::enqueue::{self, CollectiveCall, PlanContext, Registration};
 use crate::error::Result;
 use crate::log;
 
@@ -41,9 +41,10 @@ fn is_new(kinds: &Mutex<Vec<CollectiveCall>>, call: &CollectiveCall) -> bool {
 pub(super) fn preload(comm: &CommState, call: &CollectiveCall) {
     if comm.device.runtime().loads_kernels() && is_new(&comm.preloaded.0, call) {
         is_new(&CALLED, call);
-        let mut all = kernels(call, &comm.plan_context, false);
-        if comm.windows.has_direct() {
-            all.extend(kernels(call, &comm.plan_context, true));
+        let mut all = kernels(call, &comm.plan_context, Registration::None);
+        let windows = comm.windows.best();
+        if windows > Registration::None {
+            all.extend(kernels(call, &comm.plan_context, windows));
         }
         load(comm, &all);
     }
@@ -51,10 +52,11 @@ pub(super) fn preload(comm: &CommState, call: &CollectiveCall) {
 
 /// Loads what calls of kinds that were made before may take from now on, as there are windows.
 pub(super) fn preload_direct(comm: &CommState) {
-    if comm.device.runtime().loads_kernels() && comm.windows.has_direct() {
+    let windows = comm.windows.best();
+    if comm.device.runtime().loads_kernels() && windows > Registration::None {
         let called = comm.preloaded.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for call in called {
-            load(comm, &kernels(&call, &comm.plan_context, true));
+            load(comm, &kernels(&call, &comm.plan_context, windows));
         }
     }
 }
@@ -68,13 +70,17 @@ pub(super) fn preload_what_was_called(comm: &CommState) {
     let mut all: Vec<(Kernel, u32)> = Vec::new();
     for call in called {
         is_new(&comm.preloaded.0, &call);
-        all.extend(kernels(&call, &comm.plan_context, false));
+        all.extend(kernels(&call, &comm.plan_context, Registration::None));
     }
     load(comm, &all);
 }
 
 /// The kernels of calls of a kind by size, with their threads.
-fn kernels(call: &CollectiveCall, context: &PlanContext, in_windows: bool) -> Vec<(Kernel, u32)> {
+fn kernels(
+    call: &CollectiveCall,
+    context: &PlanContext,
+    buffers: Registration,
+) -> Vec<(Kernel, u32)> {
     if call.collective == Collective::SendRecv {
         return p2p::kernel().map(|kernel| (kernel, kernel.threads)).into_iter().collect();
     }
@@ -83,7 +89,7 @@ fn kernels(call: &CollectiveCall, context: &PlanContext, in_windows: bool) -> Ve
     let mut all: Vec<(Kernel, u32)> = Vec::new();
     for count in [0].into_iter().chain(counts) {
         let call = CollectiveCall { count, ..*call };
-        let Ok(choice) = enqueue::choose(&call, context, in_windows) else { continue };
+        let Ok(choice) = enqueue::choose(&call, context, buffers) else { continue };
         let Ok(kernels) = kernels_of(&call, choice) else { continue };
         for kernel in kernels {
             if all.iter().all(|(known, _)| known.name != kernel.name) {

@@ -4,16 +4,21 @@
 //! register_window   1. all-gather: bytes, and by what the others find the buffer
 //!                   2. map the buffers of all others
 //!                   3. all-gather: whether that went well          ─► Window: direct, or why not
-//! a call            CollTask ─► Windows::places: are its buffers in windows? ─► the tuner may choose Direct
+//!                   4. a multicast object of the buffers (multicast.rs)
+//! a call            CollTask ─► Windows::places: are its buffers in windows? ─► the tuner may choose Direct, or NVLS
 //! ```
 //!
 //! The all-gathers go [out of band](super::out_of_band), as those of a split. A window that cannot be direct is no error: its
 //! calls are made as those on any memory.
 
+mod multicast;
+mod places;
+mod words;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ferroccl_device::abi::{Collective, ReduceOp, WindowPeers};
+use ferroccl_device::abi::WindowPeers;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
@@ -24,24 +29,24 @@ use super::split::{all_gather, at_once};
 use super::state::CommState;
 use crate::buffer::{DeviceBuffer, Element};
 use crate::config::Config;
-use crate::enqueue::CollectiveCall;
+use crate::enqueue::Registration;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::runtime::{self, Memory};
 use crate::transport::device::{self, DeviceMemoryHandle};
 use crate::transport::exported::{Exported, Importer};
-use crate::transport::{AllowedTransports, OfferedRegion, PeerInfo, select};
+use crate::transport::{AllowedTransports, OfferedRegion, PeerInfo};
 use ferroccl_bootstrap::{Limit, Stop};
 
-/// Bytes of a rank's part of the words by which those who map a buffer say so. Parts are mapped each by itself, so they begin at a
-/// page; Linux's largest base page has so many bytes.
-const WORD_BYTES: usize = 64 << 10;
+pub(super) use self::places::WindowPlaces;
+use self::words::MappingWords;
 
 /// A buffer that is registered with a communicator, on all of its ranks (NCCL's `ncclWindow_t`).
 ///
 /// Calls on parts of registered buffers may read and write the buffers of all ranks directly, without slots in between
 /// ([`Algorithm::Direct`](crate::Algorithm::Direct)): an all-reduce whose two buffers are in windows, an all-gather whose
-/// receive buffer is, a reduce-scatter whose send buffer is. All ranks must then make the call with buffers at the same offset of the
+/// receive buffer is, a reduce-scatter whose send buffer is. Where a switch joins the ranks' GPUs and has multicast objects, it sums
+/// and spreads for them ([`Algorithm::Nvls`](crate::Algorithm::Nvls)). All ranks must then make the call with buffers at the same offset of the
 /// same window. If they do not, every rank's stream gets an error that says so.
 ///
 /// Dropping it ends the registration; calls that are under way keep what they need. All ranks must drop it between the same
@@ -62,6 +67,8 @@ pub(super) struct WindowState {
     bytes: u64,
     /// The table of the others', for kernels; or why there is none.
     table: Result<Arc<dyn Memory>, String>,
+    /// Its multicast object; or why there is none.
+    multicast: Result<Arc<dyn Memory>, String>,
     /// The buffers of all, which are not to be freed before.
     _mapped: Vec<Arc<dyn Memory>>,
 }
@@ -74,17 +81,10 @@ pub(super) struct Windows {
     registered: AtomicU64,
     /// Whether each rank's kernels may reach the memory of every other; why not.
     possible: Result<(), String>,
+    /// Whether windows may have multicast objects; why not.
+    multicast: Result<(), String>,
     peers: Vec<PeerInfo>,
     allowed: (bool, bool),
-}
-
-/// Where the buffers of a call are in windows.
-#[derive(Debug)]
-pub(super) struct WindowPlaces {
-    /// The windows of input and output, as far as the call needs them.
-    windows: [Option<Arc<WindowState>>; 2],
-    /// What tells these places from others.
-    digest: u64,
 }
 
 /// What a rank tells the others of a buffer that it registers.
@@ -96,6 +96,8 @@ struct Offer {
     allocation: usize,
     /// How others find the allocation; why they cannot.
     memory: Result<DeviceMemoryHandle, String>,
+    /// Whether it may be bound to a multicast object; why not.
+    multicast: Result<(), String>,
     /// How other processes find the words by which they say that they map it.
     words: Option<Vec<u8>>,
 }
@@ -111,6 +113,18 @@ impl Window {
     #[must_use]
     pub fn why_not_direct(&self) -> Option<&str> {
         self.state.table.as_ref().err().map(String::as_str)
+    }
+
+    /// Whether a switch may sum and spread ([`Algorithm::Nvls`](crate::Algorithm::Nvls)).
+    #[must_use]
+    pub fn is_multicast(&self) -> bool {
+        self.state.multicast.is_ok()
+    }
+
+    /// Why no switch sums and spreads, if none does: the same on all ranks.
+    #[must_use]
+    pub fn why_not_multicast(&self) -> Option<&str> {
+        self.state.multicast.as_ref().err().map(String::as_str)
     }
 
     /// Bytes of the buffer.
@@ -196,9 +210,9 @@ impl Windows {
     pub(super) fn new(
         peers: &[PeerInfo],
         allowed: AllowedTransports<'_>,
-        (has_mesh, enabled): (bool, bool),
+        (has_mesh, direct, nvls): (bool, bool, bool),
     ) -> Self {
-        let possible = if enabled {
+        let possible = if direct {
             possible(peers, allowed, has_mesh)
         } else {
             Err("NCCL_WIN_ENABLE is 0".to_owned())
@@ -207,6 +221,7 @@ impl Windows {
             all: Mutex::default(),
             registered: AtomicU64::new(0),
             possible,
+            multicast: multicast::possible(peers, nvls),
             peers: peers.to_vec(),
             allowed: (allowed.p2p, allowed.shm),
         }
@@ -216,73 +231,32 @@ impl Windows {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a window may be direct.
-    pub(super) fn may_be_direct(&self) -> bool {
-        self.possible.is_ok()
+    /// The most that kernels may do with buffers in windows.
+    pub(super) fn best(&self) -> Registration {
+        self.lock().iter().map(|window| window.registration()).max().unwrap_or_default()
     }
 
-    /// Whether there is one that is.
-    pub(super) fn has_direct(&self) -> bool {
-        self.lock().iter().any(|window| window.table.is_ok())
-    }
-
-    /// Where the buffers of a call are in windows; `None` where the call cannot be direct.
-    pub(super) fn places(
-        &self,
-        call: &CollectiveCall,
-        (input, output): (u64, u64),
-    ) -> Option<WindowPlaces> {
-        let ranks = self.peers.len() as u32;
-        let [reads, writes] = match call.collective {
-            Collective::AllReduce => [true, true],
-            Collective::AllGather => [false, true],
-            Collective::ReduceScatter => [true, false],
-            _ => return None,
-        };
-        // Each rank multiplies its own values by a factor of its own, of which the others do not know.
-        if call.op == ReduceOp::PreMulSum {
-            return None;
+    /// The same; before there are windows, what they are expected to be.
+    pub(super) fn expected(&self) -> Registration {
+        if !self.lock().is_empty() {
+            return self.best();
         }
-        let all = self.lock();
-        if all.is_empty() {
-            return None;
+        match (&self.possible, &self.multicast) {
+            (Err(_), _) => Registration::None,
+            (Ok(()), Err(_)) => Registration::Window,
+            (Ok(()), Ok(())) => Registration::Multicast,
         }
-        let bytes = call.largest_bytes(ranks);
-        let find = |address: u64| {
-            let fits = |window: &&Arc<WindowState>| {
-                let offset = address.checked_sub(window.address);
-                let end = offset.and_then(|offset| offset.checked_add(bytes));
-                window.table.is_ok() && end.is_some_and(|end| end <= window.bytes)
-            };
-            all.iter().find(fits).map(|window| (Arc::clone(window), address - window.address))
-        };
-        let input = if reads { Some(find(input)?) } else { None };
-        let output = if writes { Some(find(output)?) } else { None };
-        let words = [&input, &output].map(|place| {
-            place.as_ref().map_or((0, 0), |(window, offset)| (window.number, *offset))
-        });
-        // As `Signature::digest` has it: odd factors lose nothing.
-        let digest = words.into_iter().fold(0_u64, |digest, (number, offset)| {
-            let digest = (digest ^ number).wrapping_mul(0x0000_0100_0000_01b3);
-            (digest ^ offset).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        let windows = [input, output].map(|place| place.map(|(window, _)| window));
-        Some(WindowPlaces { windows, digest })
     }
 }
 
-impl WindowPlaces {
-    /// Addresses of the tables of input and output, for kernels; 0 for none.
-    pub(super) fn tables(&self) -> [u64; 2] {
-        self.windows.each_ref().map(|window| {
-            let table = window.as_ref().and_then(|window| window.table.as_ref().ok());
-            table.map_or(0, |table| table.address())
-        })
-    }
-
-    /// What tells these places from others.
-    pub(super) fn digest(&self) -> u64 {
-        self.digest
+impl WindowState {
+    /// What kernels may do with it.
+    fn registration(&self) -> Registration {
+        match (&self.table, &self.multicast) {
+            (Err(_), _) => Registration::None,
+            (Ok(_), Err(_)) => Registration::Window,
+            (Ok(_), Ok(_)) => Registration::Multicast,
+        }
     }
 }
 
@@ -354,8 +328,16 @@ fn register_locked(
         Err(why) => (None, Err(why)),
     };
     let words_handle = words.as_ref().map(|words| words.offer(comm)).transpose()?;
-    let mine =
-        Offer { bytes, offset, allocation: memory.len(), memory: handle, words: words_handle };
+    let multicast =
+        handle.as_ref().map_err(Clone::clone).and_then(|_| multicast::offer(comm, memory));
+    let mine = Offer {
+        bytes,
+        offset,
+        allocation: memory.len(),
+        memory: handle,
+        multicast,
+        words: words_handle,
+    };
     let all: Vec<Offer> = all_gather(comm, &mine, &limit)?;
     if let Some((rank, other)) = (0..).zip(&all).find(|(_, other)| other.bytes != bytes) {
         let reason = format!("has {bytes} bytes, rank {rank} registers {}", other.bytes);
@@ -367,15 +349,27 @@ fn register_locked(
     let refused = (0..).zip(&verdicts).find_map(|(rank, verdict): (u32, _)| {
         verdict.as_ref().err().map(|why| (rank, why.clone()))
     });
-    let (table, mapped) = match (opened, refused) {
-        (Ok(Mapped { table, memory }), None) => (Ok(table), memory),
-        (_, Some((_, why))) | (Err(why), None) => (Err(why), Vec::new()),
+    let opened = match (opened, refused) {
+        (Ok(mapped), None) => Ok(mapped),
+        (_, Some((_, why))) | (Err(why), None) => Err(why),
+    };
+    let multicast = match &opened {
+        Ok(mapped) => multicast::bind(comm, &all, (memory, address), mapped, &limit)?,
+        Err(why) => Err(why.clone()),
+    };
+    let (table, mapped) = match opened {
+        Ok(Mapped { table, memory, .. }) => (Ok(table), memory),
+        Err(why) => (Err(why), Vec::new()),
     };
     // Relaxed: the lock on splits is held.
     let number = comm.windows.registered.fetch_add(1, Ordering::Relaxed) + 1;
-    let how = table.as_ref().map_or_else(|why| format!("not direct: {why}"), |_| "direct".into());
+    let how = match (&table, &multicast) {
+        (Err(why), _) => format!("not direct: {why}"),
+        (Ok(_), Err(why)) => format!("direct, without a multicast object: {why}"),
+        (Ok(_), Ok(_)) => "direct, with a multicast object".to_owned(),
+    };
     info!(target: log::REG, rank = comm.rank, "window {number}: {bytes} bytes at {address:#x}, {how}");
-    let state = Arc::new(WindowState { number, address, bytes, table, _mapped: mapped });
+    let state = Arc::new(WindowState { number, address, bytes, table, multicast, _mapped: mapped });
     comm.windows.lock().push(Arc::clone(&state));
     preload::preload_direct(comm);
     Ok(state)
@@ -408,6 +402,8 @@ fn offer(
 
 /// The buffers of all others.
 struct Mapped {
+    /// From this rank's buffer to each rank's.
+    distances: Vec<u64>,
     /// For kernels.
     table: Arc<dyn Memory>,
     memory: Vec<Arc<dyn Memory>>,
@@ -449,54 +445,5 @@ fn open(
     let peers = WindowPeers { bits, ..WindowPeers::default() };
     let image = [bytemuck::bytes_of(&peers), bytemuck::cast_slice(&distances)].concat();
     let table = runtime::place(runtime, &image).map_err(|e| format!("rank {}: {e}", me.rank))?;
-    Ok(Mapped { table, memory: mapped })
-}
-
-/// Words by which ranks of other processes say that they have a buffer mapped, a part for each rank.
-struct MappingWords(OfferedRegion);
-
-impl MappingWords {
-    /// `None` where all ranks are of this process, or do not reach each other's memory.
-    fn new(comm: &CommState) -> Result<Option<MappingWords>> {
-        let peers = &comm.windows.peers;
-        let one_process = peers.iter().all(|peer| peer.process == peers[0].process);
-        if one_process || comm.windows.possible.is_err() {
-            return Ok(None);
-        }
-        Ok(Some(MappingWords(OfferedRegion::new(peers.len() * WORD_BYTES, true)?)))
-    }
-
-    /// That of a rank.
-    fn of(&self, rank: u32) -> crate::transport::HostRegion {
-        self.0.part(rank as usize * WORD_BYTES, WORD_BYTES)
-    }
-
-    /// By what ranks of other processes find them.
-    fn offer(&self, comm: &CommState) -> Result<Vec<u8>> {
-        let windows = &comm.windows;
-        let me = &windows.peers[comm.rank as usize];
-        let other = windows.peers.iter().find(|peer| peer.process != me.process).unwrap_or(me);
-        select(other, me, windows.allowed())?.offer(&self.0)
-    }
-
-    /// This rank's word of a peer.
-    fn accept(
-        comm: &CommState,
-        peer: &PeerInfo,
-        handle: &[u8],
-    ) -> Result<crate::transport::HostRegion> {
-        let windows = &comm.windows;
-        let me = &windows.peers[comm.rank as usize];
-        let len = windows.peers.len() * WORD_BYTES;
-        let transport = select(me, peer, windows.allowed())?;
-        transport.accept(handle, len, comm.rank as usize * WORD_BYTES, WORD_BYTES)
-    }
-}
-
-impl Windows {
-    /// The transports by which ranks share words.
-    fn allowed(&self) -> AllowedTransports<'_> {
-        let (p2p, shm) = self.allowed;
-        AllowedTransports { p2p, shm, net: false, too_far: None }
-    }
+    Ok(Mapped { distances, table, memory: mapped })
 }

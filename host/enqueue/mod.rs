@@ -5,7 +5,7 @@ mod plan;
 mod signature;
 
 pub use plan::{
-    AlgoChoice, KernelPlan, NetworkOps, PlanContext, PlanError, choose, plan, send_recv_kernel,
-    split,
+    AlgoChoice, KernelPlan, NetworkOps, PlanContext, PlanError, Registration, choose, plan,
+    send_recv_kernel, split,
 };
 pub use signature::{CollectiveCall, describe, describe_call};

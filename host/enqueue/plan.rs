@@ -115,15 +115,15 @@ pub struct PlanError {
     pub choice: Option<AlgoChoice>,
     /// The cargo feature that would give this build a kernel, if that is the reason.
     pub left_out: Option<&'static str>,
-    /// Whether it could be done directly if its buffers were in windows.
-    pub needs_windows: bool,
+    /// An algorithm that could do it if its buffers were registered as it needs.
+    pub needs_windows: Option<Algorithm>,
 }
 
 impl PlanError {
     fn new(call: &CollectiveCall, choice: Option<AlgoChoice>) -> Self {
         let algorithm = choice.map_or(Algorithm::Ring, |choice| choice.algorithm);
         let left_out = left_out(call.collective, algorithm, call.data_type);
-        PlanError { call: *call, choice, left_out, needs_windows: false }
+        PlanError { call: *call, choice, left_out, needs_windows: None }
     }
 }
 
@@ -142,10 +142,15 @@ impl std::fmt::Display for PlanError {
                 f.write_str(
                     " in a way that NCCL_ALGO, NCCL_PROTO and FERROCCL_DETERMINISTIC allow",
                 )?;
-                if self.needs_windows {
-                    f.write_str("; Direct is for buffers that are registered as windows")?;
+                match self.needs_windows {
+                    Some(Algorithm::Nvls) => {
+                        f.write_str("; NVLS is for buffers that are registered as windows of GPUs whose switch has multicast objects")
+                    }
+                    Some(algorithm) => {
+                        write!(f, "; {algorithm} is for buffers that are registered as windows")
+                    }
+                    None => Ok(()),
                 }
-                Ok(())
             }
             None => Ok(()),
         }
@@ -205,22 +210,45 @@ pub fn split(count: usize, channels: u32, grain: usize) -> [ChannelWork; MAX_CHA
     parts
 }
 
-/// Chooses for a call the fastest algorithm and protocol, by the tuner, for which the table has a kernel. `in_windows` says
-/// whether the buffers that a [direct](Algorithm::Direct) kernel reads and writes on other ranks are in windows.
+/// What kernels may do with the buffers of a call on other ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Registration {
+    /// Nothing.
+    #[default]
+    None,
+    /// They may read and write them: the buffers are in windows.
+    Window,
+    /// The same, and by a switch those of all ranks at once: the windows have multicast objects.
+    Multicast,
+}
+
+impl Registration {
+    /// Whether it does for an algorithm.
+    fn allows(self, algorithm: Algorithm) -> bool {
+        match algorithm {
+            Algorithm::Direct => self >= Registration::Window,
+            Algorithm::Nvls => self >= Registration::Multicast,
+            _ => true,
+        }
+    }
+}
+
+/// Chooses for a call the fastest algorithm and protocol, by the tuner, for which the table has a kernel. `buffers` says how far the
+/// buffers are registered that a kernel may read and write on other ranks.
 ///
 /// # Errors
 /// [`PlanError`] when the settings exclude every choice.
 pub fn choose(
     call: &CollectiveCall,
     context: &PlanContext,
-    in_windows: bool,
+    buffers: Registration,
 ) -> Result<AlgoChoice, PlanError> {
     let bytes = call.largest_bytes(context.ranks);
     let has = |algorithm, protocol| match algorithm {
         // Made of kernels of other algorithms.
         Algorithm::Hierarchical => context.nodes > 1,
         Algorithm::CollnetDirect => context.network.has(call.data_type, call.op),
-        Algorithm::Direct if !in_windows => false,
+        _ if !buffers.allows(algorithm) => false,
         _ => lookup(call.collective, algorithm, protocol, call.op, call.data_type).is_some(),
     };
     let best = |open: &dyn Fn(Algorithm, ProtocolId) -> bool| {
@@ -233,9 +261,10 @@ pub fn choose(
         None => best(&|_, _| true),
     }
     .ok_or_else(|| {
-        let direct = |a, _| a == Algorithm::Direct;
-        let allowed = context.tuner.fastest(call.collective, bytes, direct).is_some();
-        PlanError { needs_windows: allowed && !in_windows, ..PlanError::new(call, None) }
+        let registered = |a: Algorithm, _| !buffers.allows(a);
+        let needs_windows = context.tuner.fastest(call.collective, bytes, registered);
+        let needs_windows = needs_windows.map(|(algorithm, _)| algorithm);
+        PlanError { needs_windows, ..PlanError::new(call, None) }
     })?;
     let channels = if context.all_channels {
         context.channels
@@ -288,7 +317,7 @@ pub fn plan(call: &CollectiveCall, choice: AlgoChoice, seq: u64) -> Result<Kerne
         root: call.root.unwrap_or(NO_RANK),
         mode,
         tree,
-        mesh: matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Direct),
+        mesh: algorithm.is_over_mesh(),
         // Parts start on a cache line of a well-aligned buffer.
         parts: split(count, channels, 128 / size),
     })
@@ -323,7 +352,9 @@ mod tests {
                 op: ReduceOp::Sum,
                 root: None,
             };
-            choose(&call, &context, false).ok().map(|choice| (choice.protocol, choice.channels))
+            choose(&call, &context, Registration::None)
+                .ok()
+                .map(|choice| (choice.protocol, choice.channels))
         };
         let all = ProtocolId::ALL;
         let (ll, ll128, simple) = (ProtocolId::Ll, ProtocolId::Ll128, ProtocolId::Simple);

@@ -21,12 +21,13 @@ fn configs(protocol: ProtocolId) -> [(CommConfig, &'static str); 2] {
     [(usual, "usual"), (hostile, "hostile")]
 }
 
-const ALGORITHMS: [Algorithm; 8] = [
+const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::Ring,
     Algorithm::Tree,
     Algorithm::OneShot,
     Algorithm::TwoShot,
     Algorithm::Direct,
+    Algorithm::Nvls,
     Algorithm::Bruck,
     Algorithm::Chain,
     Algorithm::Hierarchical,

@@ -50,13 +50,15 @@ suites! {
 }
 
 /// What reduces, and by what.
-const WAYS: [(Reduction, Algorithm); 15] = [
+const WAYS: [(Reduction, Algorithm); 17] = [
     (Reduction::AllReduce, Algorithm::Tree),
     (Reduction::AllReduce, Algorithm::OneShot),
     (Reduction::AllReduce, Algorithm::TwoShot),
     (Reduction::AllReduce, Algorithm::Direct),
+    (Reduction::AllReduce, Algorithm::Nvls),
     (Reduction::ReduceScatter, Algorithm::OneShot),
     (Reduction::ReduceScatter, Algorithm::Direct),
+    (Reduction::ReduceScatter, Algorithm::Nvls),
     (Reduction::AllReduce, Algorithm::Chain),
     (Reduction::AllReduce, Algorithm::Hierarchical),
     (Reduction::AllReduce, Algorithm::CollnetDirect),

@@ -19,9 +19,14 @@ struct Ranks {
 
 /// Ranks whose calls are direct wherever they can be.
 fn ranks(n: u32, channels: u32) -> Ranks {
+    ranks_by(Algorithm::Direct, n, channels)
+}
+
+/// Ranks whose calls are done by an algorithm wherever they can be.
+fn ranks_by(algorithm: Algorithm, n: u32, channels: u32) -> Ranks {
     let device = Device::cpu();
     let mut config = CommConfig::default();
-    config.algorithm = Some(Algorithm::Direct);
+    config.algorithm = Some(algorithm);
     config.channels = Some(channels);
     let all = Communicator::init_all_with(&device, n, &config).unwrap();
     let streams = all.iter().map(|_| device.stream().unwrap()).collect();
@@ -36,6 +41,7 @@ impl Ranks {
         let windows = Communicator::register_windows(self.all.iter().zip(&buffers)).unwrap();
         for window in &windows {
             assert!(window.is_direct(), "{:?}", window.why_not_direct());
+            assert!(window.is_multicast(), "{:?}", window.why_not_multicast());
             assert_eq!(window.len(), len * size_of::<T>());
         }
         (buffers, windows)
@@ -75,8 +81,14 @@ fn value(rank: usize, i: usize) -> u64 {
     Random((rank as u64) << 40 | i as u64).below(1 << 20) as u64
 }
 
-/// All three collectives on `count` elements that begin anywhere, in place and not.
-fn all_calls<T: Element + PartialEq>(ranks: &Ranks, count: usize, of: impl Fn(u64) -> T) {
+/// All three collectives on `count` elements that begin anywhere, in place and not; of values less than `below`.
+fn all_calls<T: Element + PartialEq>(
+    ranks: &Ranks,
+    count: usize,
+    below: u64,
+    of: impl Fn(u64) -> T,
+) {
+    let value = |rank: usize, i: usize| value(rank, i) % below;
     let n = ranks.all.len();
     let (guard, len) = (7, n * count + 40);
     let (sends, _sends) = ranks.windows::<T>(len);
@@ -155,11 +167,73 @@ fn collectives_on_windows() {
         for channels in [1, 3] {
             let ranks = ranks(n, channels);
             for count in [0, 1, 17, 1000, 20_011] {
-                all_calls::<u64>(&ranks, count, |v| v);
-                all_calls::<u8>(&ranks, count, |v| v as u8);
+                all_calls::<u64>(&ranks, count, 1 << 20, |v| v);
+                all_calls::<u8>(&ranks, count, 1 << 20, |v| v as u8);
             }
         }
     }
+}
+
+/// The same by NVLS, where a rank plays the switch.
+#[test]
+fn collectives_by_nvls() {
+    for n in [2, 3, 5, 8] {
+        for channels in [1, 3] {
+            let ranks = ranks_by(Algorithm::Nvls, n, channels);
+            for count in [0, 1, 17, 1000, 20_011] {
+                all_calls::<f32>(&ranks, count, 1 << 20, |v| v as f32);
+                all_calls::<f16>(&ranks, count, 200, |v| f16::from_f32(v as f32));
+            }
+        }
+    }
+}
+
+/// All values of an element are summed before the sum is rounded, and all ranks have the same bits.
+#[test]
+fn nvls_rounds_a_sum_of_halves_once() {
+    let ranks = ranks_by(Algorithm::Nvls, 5, 2);
+    let count = 3001;
+    assert_eq!(planned(&ranks, ReduceOp::Sum), Algorithm::Nvls);
+    let input = |r: usize, i: usize| f16::from_f32(value(r, i) as f32 / 1024.0 - 300.0);
+    let (buffers, _windows) = ranks.windows::<f16>(count);
+    let sum = |i: usize| f16::from_f32((0..5).map(|r| input(r, i).to_f32()).sum());
+    let by_step = |i: usize| (1..5).fold(input(0, i), |sum, r| sum + input(r, i));
+    // Elements in packs, which are not all.
+    let packs = count / 2 / 8;
+    assert!((0..packs).any(|i| sum(i) != by_step(i)));
+    ranks.fill(&buffers, 0, input, count);
+    for (r, rank) in ranks.all.iter().enumerate() {
+        rank.all_reduce(&buffers[r], &buffers[r], ReduceOp::Sum, &ranks.streams[r]).unwrap();
+    }
+    ranks.check("sums", &buffers, 0, |_, i| sum(i), packs);
+    let all: Vec<Vec<f16>> =
+        buffers.iter().zip(&ranks.streams).map(|(b, s)| b.to_vec(s).unwrap()).collect();
+    assert!(all.iter().all(|one| *one == all[0]));
+}
+
+/// What a switch does not do is done directly: other operators, averages, and sums whose order matters.
+#[test]
+fn what_no_switch_sums_is_direct() {
+    let ranks = ranks_by(Algorithm::Nvls, 3, 1);
+    let (_buffers, _windows) = ranks.windows::<f32>(10);
+    for op in [ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min, ReduceOp::Prod] {
+        assert_ne!(planned(&ranks, op), Algorithm::Nvls, "{op}");
+    }
+    let mut config = CommConfig::default();
+    config.algorithm = Some(Algorithm::Nvls);
+    config.deterministic = Some(true);
+    let all = Communicator::init_all_with(&ranks.device, 2, &config).unwrap();
+    let streams = Vec::new();
+    let ranks = Ranks { device: ranks.device.clone(), all, streams };
+    let (_buffers, _windows) = ranks.windows::<f32>(10);
+    assert_ne!(planned(&ranks, ReduceOp::Sum), Algorithm::Nvls);
+}
+
+/// The algorithm of a large all-reduce.
+fn planned(ranks: &Ranks, op: ReduceOp) -> Algorithm {
+    let (collective, count, data_type) = (Collective::AllReduce, 1 << 20, DataType::F32);
+    let call = CollectiveCall { collective, count, data_type, op, root: None };
+    ranks.all[0].plan_in_windows(&call).unwrap().algorithm
 }
 
 /// The values of a call are combined in the order of the ranks, and rounded at each step.
@@ -216,21 +290,10 @@ fn averages_and_other_operators() {
     ranks.check("factors", &buffers, 0, want, count);
 }
 
-fn call(ranks: &Ranks) -> Algorithm {
-    let call = CollectiveCall {
-        collective: Collective::AllReduce,
-        count: 1 << 20,
-        data_type: DataType::F32,
-        op: ReduceOp::Sum,
-        root: None,
-    };
-    ranks.all[0].plan_in_windows(&call).unwrap().algorithm
-}
-
 #[test]
 fn buffers_at_other_places_are_an_error_everywhere() {
     let ranks = ranks(3, 1);
-    assert_eq!(call(&ranks), Algorithm::Direct);
+    assert_eq!(planned(&ranks, ReduceOp::Sum), Algorithm::Direct);
     let (buffers, _windows) = ranks.windows::<f32>(100);
     let mut told = 0;
     for (r, rank) in ranks.all.iter().enumerate() {
@@ -288,6 +351,7 @@ fn a_window_that_cannot_be_direct_says_why() {
     let buffer = device.alloc_shared::<f32>(10).unwrap();
     let window = alone[0].register_window(&buffer).unwrap();
     assert_eq!(window.why_not_direct(), Some("there are no other ranks"));
+    assert_eq!(window.why_not_multicast(), Some("there are no other ranks"));
     let stream = device.stream().unwrap();
     alone[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
     stream.synchronize().unwrap();
@@ -310,4 +374,35 @@ fn a_call_that_may_only_be_direct_says_what_it_needs() {
     let (rank, buffer, stream) = (&ranks.all[0], &buffers[0], &ranks.streams[0]);
     let error = rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream).unwrap_err().to_string();
     assert!(error.ends_with("; Direct is for buffers that are registered as windows"), "{error}");
+}
+
+/// With `NCCL_NVLS_ENABLE=0`, and only NVLS allowed, likewise.
+#[test]
+fn without_multicast_objects_windows_say_why_and_calls_what_they_need() {
+    if !here() {
+        let test = "without_multicast_objects_windows_say_why_and_calls_what_they_need";
+        let variables = [("NCCL_ALGO", "allreduce:nvls"), ("NCCL_NVLS_ENABLE", "0")];
+        return elsewhere(module_path!(), test, &variables);
+    }
+    let device = Device::cpu();
+    let all = Communicator::init_all(&device, 2).unwrap();
+    let streams = all.iter().map(|_| device.stream().unwrap()).collect();
+    let ranks = Ranks { device, all, streams };
+    let buffers: Vec<_> =
+        ranks.all.iter().map(|_| ranks.device.alloc_shared::<f32>(10).unwrap()).collect();
+    let windows = Communicator::register_windows(ranks.all.iter().zip(&buffers)).unwrap();
+    assert!(windows[0].is_direct() && !windows[0].is_multicast());
+    assert_eq!(windows[1].why_not_multicast(), Some("NCCL_NVLS_ENABLE is 0"));
+    let (rank, buffer, stream) = (&ranks.all[0], &buffers[0], &ranks.streams[0]);
+    let error = rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream).unwrap_err().to_string();
+    let needs = "; NVLS is for buffers that are registered as windows of GPUs whose switch has multicast objects";
+    assert!(error.ends_with(needs), "{error}");
+    // What else is allowed is done.
+    let sends: Vec<_> = ranks.all.iter().map(|_| ranks.device.alloc(5).unwrap()).collect();
+    for (r, rank) in ranks.all.iter().enumerate() {
+        rank.all_gather(&sends[r], &buffers[r], &ranks.streams[r]).unwrap();
+    }
+    for stream in &ranks.streams {
+        stream.synchronize().unwrap();
+    }
 }

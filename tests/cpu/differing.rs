@@ -31,6 +31,7 @@ const CALLS: &[(Collective, Algorithm, bool)] = &[
     (Collective::ReduceScatter, Algorithm::OneShot, false),
     (Collective::ReduceScatter, Algorithm::Bruck, true),
     (Collective::AllGather, Algorithm::Direct, true),
+    (Collective::AllGather, Algorithm::Nvls, true),
     (Collective::ReduceScatter, Algorithm::Direct, true),
 ];
 
@@ -52,7 +53,7 @@ fn run(seed: u64) -> Result<usize, String> {
     if !simple && config.protocol == Some(ProtocolId::Simple) {
         config.protocol = Some(ProtocolId::Ll);
     }
-    if algorithm == Algorithm::Direct {
+    if algorithm.is_on_windows() {
         config.protocol = Some(ProtocolId::Simple);
     }
     config.slots = Some(2 + random.below(4) as u32);
@@ -84,7 +85,7 @@ fn run(seed: u64) -> Result<usize, String> {
         let sent: Vec<DeviceBuffer<u32>> =
             inputs.iter().map(|input| device.upload(input).unwrap()).collect();
         let mut windows = Vec::new();
-        if algorithm == Algorithm::Direct {
+        if algorithm.is_on_windows() {
             for buffers in [&sent, &outputs] {
                 let registered = Communicator::register_windows(ranks.iter().zip(buffers));
                 windows.extend(registered.map_err(|e| format!("{what}: {e}"))?);

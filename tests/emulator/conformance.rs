@@ -59,14 +59,16 @@ fn all_kernels() -> BTreeSet<&'static str> {
 }
 
 /// What reduces, and by what: together every kernel that does.
-const WAYS: [(Reduction, Algorithm); 10] = [
+const WAYS: [(Reduction, Algorithm); 12] = [
     (Reduction::AllReduce, Algorithm::Ring),
     (Reduction::AllReduce, Algorithm::Tree),
     (Reduction::AllReduce, Algorithm::OneShot),
     (Reduction::AllReduce, Algorithm::TwoShot),
     (Reduction::AllReduce, Algorithm::Direct),
+    (Reduction::AllReduce, Algorithm::Nvls),
     (Reduction::ReduceScatter, Algorithm::OneShot),
     (Reduction::ReduceScatter, Algorithm::Direct),
+    (Reduction::ReduceScatter, Algorithm::Nvls),
     (Reduction::ReduceScatter, Algorithm::Ring),
     (Reduction::ReduceScatter, Algorithm::Bruck),
     (Reduction::Reduce, Algorithm::Ring),
@@ -93,8 +95,8 @@ fn every_op<T: Case>(
 
 /// Algorithms that only move data, and messages.
 fn moves(device: &Device, config: &CommConfig, seed: u64, counts: &[usize]) {
-    use Algorithm::{Bruck, Direct, OneShot, Ring, Tree};
-    for algorithm in [Ring, Tree, Bruck, OneShot, Direct] {
+    use Algorithm::{Bruck, Direct, Nvls, OneShot, Ring, Tree};
+    for algorithm in [Ring, Tree, Bruck, OneShot, Direct, Nvls] {
         let mut config = config.clone();
         config.algorithm = Some(algorithm);
         let name = format!("{algorithm}, {:?}, seed {seed}", config.protocol);

@@ -11,11 +11,14 @@ use crate::random::Random;
 
 /// Three times as many as the bug that hides best needs.
 const SEEDS: u64 = 60;
-const KERNEL: &str = "all_reduce_direct_simple_sum_float";
+/// What works on windows, and its kernel.
+type Way = (Algorithm, &'static str);
+const DIRECT: Way = (Algorithm::Direct, "all_reduce_direct_simple_sum_float");
+const NVLS: Way = (Algorithm::Nvls, "all_reduce_nvls_simple_sum_float");
 
 /// Calls in a row on the same buffers: sums are direct, and of the largest value a ring has a kernel. With `text` for the
 /// direct kernel.
-fn run(seed: u64, text: &str) -> Result<(), String> {
+fn run((algorithm, kernel): Way, seed: u64, text: &str) -> Result<(), String> {
     let random = &mut Random(seed);
     let options = Options {
         checks: Some(checks(Unit::Eight)),
@@ -23,10 +26,10 @@ fn run(seed: u64, text: &str) -> Result<(), String> {
         ..Options::seeded(seed)
     };
     let runtime = PtxRuntime::lockstep(options).with_threads(64).unwrap();
-    let runtime = runtime.with_source(KERNEL, text).unwrap();
+    let runtime = runtime.with_source(kernel, text).unwrap();
     let device = Device::new(Arc::new(runtime));
     let mut config = CommConfig::default();
-    config.algorithm = Some(Algorithm::Direct);
+    config.algorithm = Some(algorithm);
     config.slots = Some(2);
     config.buffer_bytes = [Some(4096); 3];
     config.channels = Some(1 + random.below(2) as u32);
@@ -63,33 +66,51 @@ fn run(seed: u64, text: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn original() -> Option<String> {
+fn original((_, kernel): Way) -> Option<String> {
     if let Some(why) = ptx::unavailable() {
         crate::skip::skip(why);
         return None;
     }
-    Some(source(KERNEL, DEFAULT_ARCH).unwrap())
+    Some(source(kernel, DEFAULT_ARCH).unwrap())
 }
 
-#[test]
-fn direct_calls_pass_every_check() {
-    let Some(text) = original() else { return };
+fn passes_every_check(way: Way) {
+    let Some(text) = original(way) else { return };
     let seeds = match std::env::var("FERROCCL_SEED").ok().and_then(|s| s.parse().ok()) {
         Some(seed) => seed..seed + 1,
         None => 0..SEEDS,
     };
     for seed in seeds {
-        assert_eq!(run(seed, &text), Ok(()), "seed {seed}");
+        assert_eq!(run(way, seed, &text), Ok(()), "seed {seed}");
     }
 }
 
 #[test]
+fn direct_calls_pass_every_check() {
+    passes_every_check(DIRECT);
+}
+
+#[test]
+fn nvls_calls_pass_every_check() {
+    passes_every_check(NVLS);
+}
+
+#[test]
 fn bugs_in_direct_kernels_are_caught() {
-    let Some(text) = original() else { return };
+    bugs_are_caught(DIRECT);
+}
+
+#[test]
+fn bugs_in_nvls_kernels_are_caught() {
+    bugs_are_caught(NVLS);
+}
+
+fn bugs_are_caught(way: Way) {
+    let Some(text) = original(way) else { return };
     let is_caught = |bug: &str, changed: String| {
         assert_ne!(changed, text, "{bug}: nothing to change");
         let caught =
-            (0..SEEDS).find_map(|seed| run(seed, &changed).err().map(|wrong| (seed, wrong)));
+            (0..SEEDS).find_map(|seed| run(way, seed, &changed).err().map(|wrong| (seed, wrong)));
         println!("{bug}: {caught:?}");
         assert!(caught.is_some(), "{bug}: no seed below {SEEDS} catches it");
     };

@@ -53,7 +53,7 @@ pub(crate) fn group_by(
     if algorithm == Algorithm::CollnetDirect {
         config.collnet = Some(Arc::new(SoftwareCollNet::new()));
     }
-    let windows = algorithm == Algorithm::Direct;
+    let windows = algorithm.is_on_windows();
     Group { windows, ..of_config(device, nranks, &config, counts) }
 }
 

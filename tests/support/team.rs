@@ -29,7 +29,7 @@ pub(crate) fn team(config: &CommConfig, n: u32, name: &str) -> Team {
 pub(crate) fn team_on(device: Device, config: &CommConfig, n: u32, name: &str) -> Team {
     let ranks = Communicator::init_all_with(&device, n, config).unwrap();
     let streams = ranks.iter().map(|_| device.stream().unwrap()).collect();
-    let windows = config.algorithm == Some(Algorithm::Direct);
+    let windows = config.algorithm.is_some_and(Algorithm::is_on_windows);
     Team { device, ranks, streams, name: format!("{n} ranks, {name}"), windows }
 }
 

@@ -53,7 +53,7 @@ fn list<T: Selectable>(bits: usize) -> Selection<T> {
 
 fn settings() -> impl Strategy<Value = Settings> {
     let some = |n: u32| proptest::option::of(0..n);
-    let lists = (0usize..1024, 0usize..8, any::<[bool; 2]>());
+    let lists = (0usize..2048, 0usize..8, any::<[bool; 2]>());
     (lists, some(2000), some(2000), some(100), some(100)).prop_map(
         |(
             (algorithms, protocols, [deterministic, windows]),
@@ -66,6 +66,7 @@ fn settings() -> impl Strategy<Value = Settings> {
             protocols: list(protocols),
             deterministic,
             windows,
+            no_multicast: windows && deterministic,
             threads,
             ll128_threads,
             buffers: [None, Some(0), Some(u64::MAX / 8)],

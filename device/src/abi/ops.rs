@@ -215,12 +215,29 @@ names! {
         TwoShot = "TwoShot",
         /// Straight from and to the buffers of all ranks, which each has registered as a window.
         Direct = "Direct",
+        /// As [`Algorithm::Direct`], by a switch that sends what is stored to all ranks and sums what it loads from all (NVLink
+        /// SHARP): windows that have a multicast object.
+        Nvls = "NVLS",
         /// To ranks at distances of 1, 2, 4, ...: as many steps as the number of ranks has binary digits
         /// (NCCL's PAT is of this kind).
         Bruck = "Bruck",
         /// Along the ranks from 0 to the last, and on around the ring: whatever the size, values are combined in the
         /// order of the ranks.
         Chain = "Chain",
+    }
+}
+
+impl Algorithm {
+    /// Whether its kernels work on the buffers of all ranks, which are in windows.
+    #[must_use]
+    pub const fn is_on_windows(self) -> bool {
+        matches!(self, Algorithm::Direct | Algorithm::Nvls)
+    }
+
+    /// Whether its kernels talk to all other ranks at once, over the mesh.
+    #[must_use]
+    pub const fn is_over_mesh(self) -> bool {
+        matches!(self, Algorithm::OneShot | Algorithm::TwoShot) || self.is_on_windows()
     }
 }
 

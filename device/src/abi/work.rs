@@ -202,8 +202,9 @@ abi! {
     pub struct WindowPeers {
         /// All entries of the table together, by or: the buffers are aligned as this is.
         pub bits: u64,
-        /// Zero.
-        pub pad: u64,
+        /// The bytes from this rank's buffer to the address that has it in the memory of all ranks (modulo 2^64), where there is a
+        /// multicast object of the buffers.
+        pub multicast: u64,
     }
 }
 

@@ -62,9 +62,15 @@ pub trait DirectCode {
 
 /// Where a buffer of this rank is in the others' memory.
 #[derive(Clone, Copy)]
-struct Peers(*const WindowPeers);
+pub(super) struct Peers(*const WindowPeers);
 
 impl Peers {
+    /// Those of a call's output.
+    #[inline(always)]
+    pub(super) fn of_output(args: KernelArgs) -> Self {
+        Peers(args.output_peers())
+    }
+
     /// # Safety
     /// The table is there, and `rank` is in it.
     #[inline(always)]
@@ -91,19 +97,25 @@ pub struct AllReduceDirect;
 impl DirectCode for AllReduceDirect {
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction>(side: &MeshSide) {
-        let (part, args) = (side.cx.part(), side.cx.args());
-        let count = part.count as usize;
-        // Parts begin on a line of a well-aligned buffer.
-        let line = 128 / size_of::<T>();
-        let each = count.div_ceil(side.nranks).next_multiple_of(line);
-        let from = (each * side.rank).min(count);
-        let n = each.min(count - from);
-        let start = part.offset as usize + from;
+        let args = side.cx.args();
+        let (start, n) = part_of_rank::<T>(side);
         let input = args.input::<T>().wrapping_add(start);
         let output = args.output::<T>().wrapping_add(start);
         // SAFETY: the caller's; the part is inside the buffers, and another rank's is another one.
         unsafe { reduce::<T, R, true>(side, args, (input, output), n) }
     }
+}
+
+/// Of the block's part of an all-reduce, what this rank combines: its first element, and how many.
+#[inline(always)]
+pub(super) fn part_of_rank<T: Element>(side: &MeshSide) -> (usize, usize) {
+    let part = side.cx.part();
+    let count = part.count as usize;
+    // Parts begin on a line of a well-aligned buffer.
+    let line = 128 / size_of::<T>();
+    let each = count.div_ceil(side.nranks).next_multiple_of(line);
+    let from = (each * side.rank).min(count);
+    (part.offset as usize + from, each.min(count - from))
 }
 
 /// Reduce-scatter. The input is in a window.
@@ -154,16 +166,14 @@ unsafe fn reduce<T: Element, R: Reduction, const SPREAD: bool>(
 ) {
     // SAFETY: the caller's.
     unsafe {
-        let (from, to) = (Peers(args.input_peers()), Peers(args.output_peers()));
-        let reducer = Reducer::<T, R>::of(args);
-        let by = Combined::<T, R, SPREAD> { side, reducer, from, to, input, output };
+        let by = Combined::<T, R, SPREAD>::of(side, args, (input, output));
         if gpu::whole_buffers() {
             by.buffers(n);
             return;
         }
-        let mut bits = input.addr() | output.addr() | from.bits();
+        let mut bits = input.addr() | output.addr() | by.from.bits();
         if SPREAD {
-            bits |= to.bits();
+            bits |= by.to.bits();
         }
         let mut done = 0;
         if UNALIGNED_PACKS || bits.is_multiple_of(PACK_BYTES) {
@@ -188,7 +198,7 @@ unsafe fn reduce<T: Element, R: Reduction, const SPREAD: bool>(
 type Pack = [u64; PACK_BYTES / 8];
 
 /// What [`reduce`] works on.
-struct Combined<'s, T: Element, R, const SPREAD: bool> {
+pub(super) struct Combined<'s, T: Element, R, const SPREAD: bool> {
     side: &'s MeshSide,
     reducer: Reducer<T, R>,
     from: Peers,
@@ -197,7 +207,21 @@ struct Combined<'s, T: Element, R, const SPREAD: bool> {
     output: *mut T,
 }
 
-impl<T: Element, R: Reduction, const SPREAD: bool> Combined<'_, T, R, SPREAD> {
+impl<'s, T: Element, R: Reduction, const SPREAD: bool> Combined<'s, T, R, SPREAD> {
+    /// # Safety
+    /// As [`Reducer::of`].
+    #[inline(always)]
+    pub(super) unsafe fn of(
+        side: &'s MeshSide,
+        args: KernelArgs,
+        (input, output): (*const T, *mut T),
+    ) -> Self {
+        let (from, to) = (Peers(args.input_peers()), Peers(args.output_peers()));
+        // SAFETY: the caller's.
+        let reducer = unsafe { Reducer::of(args) };
+        Combined { side, reducer, from, to, input, output }
+    }
+
     /// Packs `first..end`, `U` of them in flight per lane and rank; with `U > 1` a multiple of `U x WARP` of them.
     ///
     /// # Safety
@@ -256,7 +280,7 @@ impl<T: Element, R: Reduction, const SPREAD: bool> Combined<'_, T, R, SPREAD> {
     /// # Safety
     /// As [`reduce`].
     #[inline(always)]
-    unsafe fn elements(&self, first: usize, end: usize) {
+    pub(super) unsafe fn elements(&self, first: usize, end: usize) {
         let mut at = first + self.side.cx.tid();
         while at < end {
             // SAFETY: the caller's.
@@ -369,7 +393,7 @@ unsafe fn spread<T: Element>(
 /// # Safety
 /// As [`spread`]; all addresses are multiples of a word.
 #[inline(always)]
-unsafe fn words<W: Copy>(
+pub(super) unsafe fn words<W: Copy>(
     side: &MeshSide,
     peers: Peers,
     (from, to): (*const u8, *mut u8),

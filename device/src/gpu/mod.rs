@@ -51,6 +51,10 @@ pub use face::{
 // Data, of users and of slots: value by value, and, where the machine has it, by whole buffers.
 pub use face::{ld_data, mem_copy, mem_gather, mem_map, mem_zip, st_data, whole_buffers};
 
+// Memory of all ranks at one address, of windows that have a multicast object.
+pub use face::Multicast;
+pub(crate) use face::{ld_sum, st_all};
+
 // What small elements are computed in.
 pub use face::{Bf16Unit, F8E4M3Unit, F8E5M2Unit, F16Unit, I8Unit, U8Unit};
 

@@ -20,6 +20,8 @@ macro_rules! families {
             "all_reduce_two_shot" AllReduce TwoShot AllReduceTwoShot: line_sums;
             #[cfg(feature = "direct")]
             "all_reduce_direct" AllReduce Direct AllReduceDirect: direct_sums;
+            #[cfg(feature = "nvls")]
+            "all_reduce_nvls" AllReduce Nvls AllReduceNvls: multicast_sums;
             #[cfg(feature = "all-gather")]
             "all_gather_ring" AllGather Ring AllGatherRing: bytes;
             #[cfg(feature = "all-gather")]
@@ -31,6 +33,9 @@ macro_rules! families {
             #[cfg(feature = "all-gather")]
             #[cfg(feature = "direct")]
             "all_gather_direct" AllGather Direct AllGatherDirect: direct_bytes;
+            #[cfg(feature = "all-gather")]
+            #[cfg(feature = "nvls")]
+            "all_gather_nvls" AllGather Nvls AllGatherNvls: direct_bytes;
             #[cfg(feature = "reduce-scatter")]
             "reduce_scatter_ring" ReduceScatter Ring ReduceScatterRing: reductions;
             #[cfg(feature = "reduce-scatter")]
@@ -42,6 +47,9 @@ macro_rules! families {
             #[cfg(feature = "reduce-scatter")]
             #[cfg(feature = "direct")]
             "reduce_scatter_direct" ReduceScatter Direct ReduceScatterDirect: direct_sums;
+            #[cfg(feature = "reduce-scatter")]
+            #[cfg(feature = "nvls")]
+            "reduce_scatter_nvls" ReduceScatter Nvls ReduceScatterNvls: multicast_sums;
             #[cfg(feature = "broadcast")]
             "broadcast_ring" Broadcast Ring BroadcastRing: bytes;
             #[cfg(feature = "broadcast")]
@@ -87,6 +95,19 @@ macro_rules! line_sums {
 macro_rules! direct_sums {
     ($row:ident $($more:tt)*) => {
         sums! { $row $($more)* direct; }
+    };
+}
+
+/// Calls `$row!` with the sums of plain data that a switch does (`multimem.ld_reduce`).
+macro_rules! multicast_sums {
+    ($row:ident $($more:tt)*) => {
+        $row! { $($more)* direct;
+            #[cfg(feature = "half")]
+            "half" F16 F16: "sum" Sum;
+            #[cfg(feature = "half")]
+            "bfloat16" Bf16 Bf16: "sum" Sum;
+            "float" F32 f32: "sum" Sum;
+        }
     };
 }
 

@@ -82,6 +82,8 @@ const OPENED: f64 = 5.0;
 const SPREAD: [f64; 2] = [2.0, 4.0];
 /// What a byte takes in a direct call for each rank that reads it or gets it: `benches/records/2026-11-25-direct.md`.
 const DIRECT: f64 = 0.8;
+/// The same where a rank plays the switch of NVLS. Not measured.
+const NVLS: f64 = 3.0;
 /// What a block of a rank takes beyond the first, in microseconds: trees have one for each way.
 const BLOCK: f64 = 0.25;
 
@@ -203,6 +205,11 @@ impl Workload {
             // Parts of all inputs, each to all outputs.
             Algorithm::Direct => {
                 let moved = DIRECT * if collective == Collective::AllReduce { n } else { n / 2.0 };
+                Workload { steps: 2.0 * n * (n - 1.0), moved, ..ring }
+            }
+            // The same, pack by pack instead of by whole buffers: a rank plays the switch.
+            Algorithm::Nvls => {
+                let moved = NVLS * if collective == Collective::AllReduce { n } else { n / 2.0 };
                 Workload { steps: 2.0 * n * (n - 1.0), moved, ..ring }
             }
             // Blocks are read again when a later round sends them on, where a ring has them in its slots.

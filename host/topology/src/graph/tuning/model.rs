@@ -83,7 +83,7 @@ pub(super) fn cost(
         }
         Devices::Gpus(gpus) => {
             let graph = gpus.graph(algorithm)?;
-            if matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Direct) {
+            if algorithm.is_over_mesh() {
                 let what = (collective, algorithm, protocol);
                 return Some(mesh::cost(s, (gpus, graph), what, bytes));
             }
@@ -133,7 +133,7 @@ fn ratio(
         // Around, and around again: each link carries every byte twice at most.
         Algorithm::Chain => 0.5,
         // Not over the channels: `mesh::cost`.
-        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Direct => 1.0,
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Direct | Algorithm::Nvls => 1.0,
         // As with NCCL for PAT, of one rank a node. With more, all of them send to other nodes what a ring sends once.
         Algorithm::Bruck if s.nodes() > 1 => tables::PAT / locals,
         Algorithm::Bruck => tables::PAT,
@@ -231,6 +231,7 @@ fn latency(
             | Algorithm::OneShot
             | Algorithm::TwoShot
             | Algorithm::Direct
+            | Algorithm::Nvls
             | Algorithm::Chain => Algorithm::Ring,
             listed => listed,
         };
@@ -282,7 +283,7 @@ fn latency(
         Algorithm::Hierarchical => {
             2.0 * (locals - 1.0) * intra + super::ring_steps(collective, nodes.into()) * inter
         }
-        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Direct => intra,
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Direct | Algorithm::Nvls => intra,
         Algorithm::Bruck => {
             let within = super::rounds(s.local_ranks());
             within * intra + (super::rounds(s.ranks()) - within) * inter
@@ -300,6 +301,7 @@ fn latency(
         | Algorithm::OneShot
         | Algorithm::TwoShot
         | Algorithm::Direct
+        | Algorithm::Nvls
         | Algorithm::Chain => tables::BASE[Algorithm::Ring as usize][p],
         listed => tables::BASE[listed as usize][p],
     };

@@ -42,7 +42,7 @@ fn bytes_per_thread(s: &Situation<'_>, algorithm: Algorithm, protocol: ProtocolI
     match (algorithm, protocol) {
         (Algorithm::Ring, ProtocolId::Ll) => bytes * u64::from(s.ranks()),
         // Every rank's lines go to every other: what a thread moves is more than its part of the call.
-        (Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Direct, _) => bytes / 4,
+        (algorithm, _) if algorithm.is_over_mesh() => bytes / 4,
         (Algorithm::CollnetDirect | Algorithm::CollnetChain, _) => tables::BYTES_A_THREAD_COLLNET,
         _ => bytes,
     }

@@ -28,6 +28,7 @@ impl Gpus<'_> {
             | Algorithm::OneShot
             | Algorithm::TwoShot
             | Algorithm::Direct
+            | Algorithm::Nvls
             | Algorithm::Bruck
             | Algorithm::Chain => Some(self.ring),
             Algorithm::Tree => self.tree,
@@ -40,7 +41,7 @@ impl Gpus<'_> {
 #[must_use]
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     use Algorithm::{
-        Bruck, Chain, CollnetChain, CollnetDirect, Direct, Hierarchical, OneShot, Ring, Tree,
+        Bruck, Chain, CollnetChain, CollnetDirect, Direct, Hierarchical, Nvls, OneShot, Ring, Tree,
         TwoShot,
     };
     match collective {
@@ -53,19 +54,15 @@ pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
             OneShot,
             TwoShot,
             Direct,
+            Nvls,
             Chain,
         ],
-        Collective::AllGather => &[Ring, Bruck, OneShot, Direct],
-        Collective::ReduceScatter => &[Ring, Bruck, OneShot, Direct, Chain],
+        Collective::AllGather => &[Ring, Bruck, OneShot, Direct, Nvls],
+        Collective::ReduceScatter => &[Ring, Bruck, OneShot, Direct, Nvls, Chain],
         Collective::Broadcast => &[Tree, Ring],
         Collective::Reduce => &[Tree, Ring, Chain],
         Collective::SendRecv => &[Ring],
     }
-}
-
-/// Whether an algorithm gives lines to all other ranks at once.
-pub(super) fn over_mesh(algorithm: Algorithm) -> bool {
-    matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot)
 }
 
 /// Why a call cannot be done with this algorithm and protocol; `None` when it can.
@@ -90,14 +87,14 @@ pub(super) fn impossible(
     if collnet && protocol != ProtocolId::Simple {
         return Some(format!("a network that reduces knows no {protocol}"));
     }
-    if over_mesh(algorithm) || algorithm == Algorithm::Direct {
+    if algorithm.is_over_mesh() {
         if !s.has_mesh() {
             let why = "ranks do not all reach each other's memory, or memory of one host";
             return Some(why.to_owned());
         }
-        if algorithm == Algorithm::Direct {
+        if algorithm.is_on_windows() {
             if protocol != ProtocolId::Simple {
-                return Some("Direct moves plain data, as Simple does".to_owned());
+                return Some(format!("{algorithm} moves plain data, as Simple does"));
             }
             if collective == Collective::Barrier {
                 return Some("a barrier has no buffers of the caller's".to_owned());
@@ -125,6 +122,11 @@ pub(super) fn impossible(
             Some(format!("no {} was found", algorithm.name().to_lowercase()))
         };
     };
+    if algorithm == Algorithm::Nvls
+        && let Some(why) = no_multicast(s, gpus)
+    {
+        return Some(why);
+    }
     if algorithm == Algorithm::CollnetDirect && !gpus.nvswitch {
         return Some("needs GPUs that are joined by switches".to_owned());
     }
@@ -136,6 +138,21 @@ pub(super) fn impossible(
     let moves = bandwidth_of_channel(graph, s.nodes(), algorithm) >= LEAST_BW;
     let usable = s.ranks() == 1 || (moves && !graph.channels.is_empty());
     (!usable).then(|| "its channels have no bandwidth".to_owned())
+}
+
+/// The first compute capability whose GPUs know `multimem` (PTX ISA 9.0, 9.7.9.14).
+const MULTICAST_SM: u32 = 90;
+
+/// Why GPUs have no multicast objects; `None` when they may.
+fn no_multicast(s: &Situation<'_>, gpus: &Gpus<'_>) -> Option<String> {
+    if gpus.min_sm < MULTICAST_SM {
+        return Some(format!("sm_{} has no multicast objects; sm_{MULTICAST_SM} has", gpus.min_sm));
+    }
+    if !gpus.nvswitch {
+        return Some("multicast objects need GPUs that are joined by switches".to_owned());
+    }
+    let shared = s.ranks() > 1 && gpus.ring.kind_intra == PathKind::Loc;
+    shared.then(|| "a GPU is in a multicast object once, and ranks share one".to_owned())
 }
 
 /// Why this algorithm and protocol may not be chosen although they can do the call; `None` when they may.
@@ -150,8 +167,11 @@ pub(super) fn forbidden(
         // There is nothing to choose.
         return None;
     }
-    if algorithm == Algorithm::Direct && !settings.windows {
+    if algorithm.is_on_windows() && !settings.windows {
         return Some("the buffers are in no window".to_owned());
+    }
+    if algorithm == Algorithm::Nvls && settings.no_multicast {
+        return Some("NCCL_NVLS_ENABLE is 0".to_owned());
     }
     if !settings.allows(collective, algorithm) {
         return Some("not allowed by NCCL_ALGO".to_owned());
@@ -193,7 +213,7 @@ pub(super) fn ll128_is_safe(
         return Err(format!("GPUs reach each other by {}, farther than NVB", graph.kind_intra));
     }
     let far = gpus.min_sm >= 90 && !settings.no_ll128_c2c;
-    if over_mesh(algorithm) && !gpus.all_near(s.ranks()) {
+    if algorithm.is_over_mesh() && !gpus.all_near(s.ranks()) {
         return Err("not each two GPUs are joined by NVLink".to_owned());
     }
     let farthest = if far { PathKind::Pxn } else { PathKind::Pxb };

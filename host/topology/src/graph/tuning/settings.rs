@@ -25,6 +25,8 @@ pub struct Settings {
     pub deterministic: bool,
     /// Whether calls have their buffers in windows, so that kernels may work on all ranks' directly.
     pub windows: bool,
+    /// `NCCL_NVLS_ENABLE=0`: windows get no multicast object.
+    pub no_multicast: bool,
     /// `NCCL_NTHREADS`: threads of a block that runs LL or Simple.
     pub threads: Option<u32>,
     /// `NCCL_LL128_NTHREADS`: threads of a block that runs LL128.

@@ -1,0 +1,255 @@
+//! Collectives on windows by a switch that sends what is stored to all ranks, and sums what it loads from all (NVLink SHARP).
+//!
+//! ```text
+//! all-reduce      rank r: load the sums of part r of all inputs, store them to part r of all outputs
+//! reduce-scatter  rank r: load the sums of block r of all inputs, keep them
+//! all-gather      rank r: store its block to block r of all outputs
+//! ```
+//!
+//! They are [direct](super::DirectCode) collectives, with the same barriers before and behind, whose 16-byte packs go to one address,
+//! that of a multicast object: a rank's link carries a part of the data once, and not once for each other rank. The elements before
+//! the first and behind the last pack go to each rank by itself. No place is accessed both ways in a call; before and behind it lie
+//! the ends of kernels. So there is no need for a `fence.proxy.alias` (PTX ISA 9.0, 9.7.13.4), and NCCL's kernels have none.
+//!
+//! The switch sums in an order of its own, so the bits of a sum of floats are not those of [`Direct`](super::AllReduceDirect), and the
+//! deterministic mode has no use for it. All ranks get the same bits, as each part is summed once.
+//!
+//! NCCL's kernels of this kind are `AllReduce_RSxLDMC_AGxSTMC`, `ReduceScatter_LDMC` and `AllGather_STMC`.
+
+use super::direct::{Combined, DirectCode, Peers, part_of_rank, words};
+use super::mesh::MeshSide;
+use crate::args::KernelArgs;
+use crate::element::{Element, each};
+use crate::gpu::{self, Multicast, PACK_BYTES, WARP};
+use crate::reduce::Reduction;
+
+/// Packs that a lane has in flight: at 8 ranks a load takes 1 to 2 us, so that a link of 450 GB/s wants some 700 KB in flight.
+const DEPTH: usize = 8;
+
+/// 16 bytes, as they are.
+type Pack = [u64; PACK_BYTES / 8];
+
+/// All-reduce, a sum. Both buffers are in windows with multicast objects.
+#[derive(Clone, Copy, Debug)]
+pub struct AllReduceNvls;
+
+impl DirectCode for AllReduceNvls {
+    #[inline(always)]
+    unsafe fn run_block<T: Element, R: Reduction>(side: &MeshSide) {
+        let args = side.cx.args();
+        let (start, n) = part_of_rank::<T>(side);
+        let input = args.input::<T>().wrapping_add(start);
+        let output = args.output::<T>().wrapping_add(start);
+        // SAFETY: the caller's; the part is inside the buffers, and another rank's is another one.
+        unsafe { sum::<T, R, true>(side, args, (input, output), n) }
+    }
+}
+
+/// Reduce-scatter, a sum. The input is in a window with a multicast object.
+#[derive(Clone, Copy, Debug)]
+pub struct ReduceScatterNvls;
+
+impl DirectCode for ReduceScatterNvls {
+    #[inline(always)]
+    unsafe fn run_block<T: Element, R: Reduction>(side: &MeshSide) {
+        let (part, args) = (side.cx.part(), side.cx.args());
+        let start = part.offset as usize;
+        let block = side.rank * args.count() as usize;
+        let input = args.input::<T>().wrapping_add(block + start);
+        let output = args.output::<T>().wrapping_add(start);
+        // SAFETY: the caller's; the part is inside the block.
+        unsafe { sum::<T, R, false>(side, args, (input, output), part.count as usize) }
+    }
+}
+
+/// All-gather. The output is in a window with a multicast object.
+#[derive(Clone, Copy, Debug)]
+pub struct AllGatherNvls;
+
+impl DirectCode for AllGatherNvls {
+    #[inline(always)]
+    unsafe fn run_block<T: Element, R: Reduction>(side: &MeshSide) {
+        let (part, args) = (side.cx.part(), side.cx.args());
+        let start = part.offset as usize;
+        let block = side.rank * args.count() as usize;
+        let input = args.input::<T>().wrapping_add(start);
+        let output = args.output::<T>().wrapping_add(block + start);
+        let n = part.count as usize * size_of::<T>();
+        // SAFETY: the caller's; the part is inside the block.
+        unsafe { spread(side, args, (input.cast(), output.cast()), n) }
+    }
+}
+
+/// Elements from `at` to the first that begins a pack, `n` at most.
+#[inline(always)]
+fn to_first_pack<T>(at: *const T, n: usize) -> usize {
+    (at.addr().wrapping_neg() % PACK_BYTES / size_of::<T>()).min(n)
+}
+
+/// Calls `body` for packs `0..packs`, which the block's lanes share, `U` packs of a lane at a time; `body` is told the
+/// first, and how far apart they are.
+#[inline(always)]
+fn for_packs<const U: usize>(side: &MeshSide, packs: usize, mut body: impl FnMut(usize, usize)) {
+    let (tid, lanes, warp) = (side.cx.tid(), side.cx.lanes(), WARP as usize);
+    let mut at = tid / warp * warp * U + tid % warp;
+    while at < packs {
+        body(at, warp);
+        at += lanes * U;
+    }
+}
+
+/// Sums `n` elements of all inputs into the output; with `SPREAD` into all outputs.
+///
+/// # Safety
+/// As [`DirectCode::run_block`]; the elements are in the buffers, nobody else writes them, and of the inputs nobody else reads any
+/// that are written.
+#[inline(always)]
+unsafe fn sum<T: Element, R: Reduction, const SPREAD: bool>(
+    side: &MeshSide,
+    args: KernelArgs,
+    (input, output): (*const T, *mut T),
+    n: usize,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let by_element = Combined::<T, R, SPREAD>::of(side, args, (input, output));
+        let each_pack = PACK_BYTES / size_of::<T>();
+        let head = to_first_pack(input, n);
+        let aligned = (output.addr() ^ input.addr()).is_multiple_of(PACK_BYTES);
+        // Where packs of the outputs begin elsewhere than those of the inputs, no pack can be stored to all.
+        let packs = if SPREAD && !aligned { 0 } else { (n - head) / each_pack };
+        let from = Multicast::of(args.input_peers(), side.nranks, input.wrapping_add(head));
+        let own = output.wrapping_add(head);
+        for_packs::<DEPTH>(side, packs, |first, apart| {
+            // Behind the last pack a lane loads its first one again.
+            let is_there = |u: usize| first + u * apart < packs;
+            let place = |u: usize| if is_there(u) { first + u * apart } else { first };
+            let sums: [Pack; DEPTH] = each(
+                #[inline(always)]
+                |u| gpu::ld_sum::<T>(from.wrapping_add(place(u) * PACK_BYTES)),
+            );
+            unroll_8!(DEPTH, u => {
+                let sum = sums[u];
+                if !is_there(u) {
+                    return;
+                }
+                if SPREAD {
+                    let to = Multicast::of(args.output_peers(), side.nranks, own);
+                    gpu::st_all(to.wrapping_add(place(u) * PACK_BYTES), sum, size_of::<T>());
+                } else if aligned {
+                    gpu::st_data(own.cast::<Pack>().wrapping_add(place(u)), sum, size_of::<T>());
+                } else {
+                    let to = own.wrapping_add(place(u) * each_pack);
+                    store_elements(to, sum);
+                }
+            });
+        });
+        let rest = if packs == 0 { 0 } else { head };
+        by_element.elements(0, rest);
+        by_element.elements(rest + packs * each_pack, n);
+    }
+}
+
+/// Stores a pack element by element.
+///
+/// # Safety
+/// The elements are writable, and nobody else touches them.
+#[inline(always)]
+unsafe fn store_elements<T: Element>(to: *mut T, pack: Pack) {
+    let bits = 8 * size_of::<T>();
+    let in_word = 64 / bits;
+    unroll_8!(PACK_BYTES / size_of::<T>(), i => {
+        let element = T::of_bits(pack[i / in_word] >> (i % in_word * bits));
+        // SAFETY: the caller's.
+        unsafe { gpu::st_data(to.wrapping_add(i), element, size_of::<T>()) };
+    });
+}
+
+/// Copies `n` bytes of the input to the outputs of all ranks.
+///
+/// # Safety
+/// As [`DirectCode::run_block`]; the bytes are in the buffers, and nobody else touches them. The input may be the output.
+#[inline(always)]
+unsafe fn spread(side: &MeshSide, args: KernelArgs, (from, to): (*const u8, *mut u8), n: usize) {
+    let head = to_first_pack(to, n);
+    let packs = (n - head) / PACK_BYTES;
+    let end = head + packs * PACK_BYTES;
+    // SAFETY: the caller's. The input has the alignment that its packs are loaded with.
+    unsafe {
+        let peers = Peers::of_output(args);
+        let first = from.wrapping_add(head);
+        let all = Multicast::of(args.output_peers(), side.nranks, to.wrapping_add(head));
+        if first.addr().is_multiple_of(PACK_BYTES) {
+            spread_packs::<Pack, DEPTH>(side, (first, all), packs);
+        } else if first.addr().is_multiple_of(8) {
+            spread_packs::<u64, 1>(side, (first, all), packs);
+        } else if first.addr().is_multiple_of(4) {
+            spread_packs::<u32, 1>(side, (first, all), packs);
+        } else if first.addr().is_multiple_of(2) {
+            spread_packs::<u16, 1>(side, (first, all), packs);
+        } else {
+            spread_packs::<u8, 1>(side, (first, all), packs);
+        }
+        words::<u8>(side, peers, (from, to), 0, head);
+        words::<u8>(side, peers, (from, to), end, n);
+    }
+}
+
+/// [`spread`] of whole packs, which are loaded by words, `U` packs of a lane in flight.
+///
+/// # Safety
+/// As [`spread`]; addresses of the input are multiples of a word.
+#[inline(always)]
+unsafe fn spread_packs<W: Copy, const U: usize>(
+    side: &MeshSide,
+    (from, all): (*const u8, Multicast),
+    packs: usize,
+) {
+    for_packs::<U>(side, packs, |first, apart| {
+        let is_there = |u: usize| first + u * apart < packs;
+        let place = |u: usize| if is_there(u) { first + u * apart } else { first };
+        // SAFETY: the caller's; all places are among the packs.
+        unsafe {
+            let values: [Pack; U] = each(
+                #[inline(always)]
+                |u| load_words::<W>(from.wrapping_add(place(u) * PACK_BYTES).cast()),
+            );
+            unroll_8!(U, u => if is_there(u) {
+                gpu::st_all(all.wrapping_add(place(u) * PACK_BYTES), values[u], 1);
+            });
+        }
+    });
+}
+
+/// Loads a pack word by word.
+///
+/// # Safety
+/// The words are readable, and nobody writes them.
+#[inline(always)]
+unsafe fn load_words<W: Copy>(from: *const W) -> Pack {
+    // SAFETY: the caller's; a word has the size of its bits.
+    unsafe {
+        if size_of::<W>() == PACK_BYTES {
+            return gpu::ld_data(from.cast());
+        }
+        let bits = 8 * size_of::<W>();
+        let in_word = 64 / bits;
+        each(
+            #[inline(always)]
+            |w| {
+                let mut word = 0;
+                for i in 0..in_word {
+                    let at = from.wrapping_add(w * in_word + i);
+                    let part = match size_of::<W>() {
+                        8 => gpu::ld_data(at.cast::<u64>()),
+                        4 => u64::from(gpu::ld_data(at.cast::<u32>())),
+                        2 => u64::from(gpu::ld_data(at.cast::<u16>())),
+                        _ => u64::from(gpu::ld_data(at.cast::<u8>())),
+                    };
+                    word |= part << (i * bits % 64);
+                }
+                word
+            },
+        )
+    }
+}
