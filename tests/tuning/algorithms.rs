@@ -2,7 +2,7 @@
 
 use ferroccl::ProtocolId::{Ll, Ll128, Simple};
 use ferroccl::graph::tuning::Algorithm::{
-    Bruck, Chain, CollnetDirect, Direct, Hierarchical, OneShot, Ring, Tree, TwoShot,
+    Bruck, Chain, CollnetDirect, Direct, Hierarchical, Nvls, OneShot, Ring, Tree, TwoShot,
 };
 use ferroccl::graph::tuning::Collective::{
     AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter, SendRecv,
@@ -11,10 +11,57 @@ use ferroccl::graph::tuning::Selection;
 use ferroccl::graph::tuning::*;
 
 use super::{Machine, is, settings};
+use ferroccl::topology::PathKind;
 
 fn time(s: &Situation<'_>, way: (Collective, Algorithm, ferroccl::ProtocolId), bytes: u64) -> f64 {
     let prediction = predict(s, way.0, way.1, way.2, bytes, &Settings::default());
     prediction.cost.unwrap_or_else(|| panic!("{prediction:?}")).time_us
+}
+
+/// 8 GPUs of sm_90 with joint channels of 384, and those that have no multicast objects.
+#[test]
+fn a_switch_that_sums_and_spreads() {
+    let machine = Machine::h100(1);
+    let s = machine.situation();
+    let windows = Settings { windows: true, ..Settings::default() };
+    let nvls = |s: &Situation<'_>, collective, bytes| {
+        predict(s, collective, Nvls, Simple, bytes, &windows)
+    };
+    let time = |collective, bytes| nvls(&s, collective, bytes).cost.unwrap().time_us;
+    let link = 384_000.0 * 0.963;
+    // A launch and the barriers, 4.2 + 5.6 + 8 x 0.06. Up to 2 MiB the bytes go there and back one after the other; then they overlap,
+    // and each link carries nine eighths of them.
+    is(time(AllReduce, 1 << 10), 10.28 + 2.0 * 1024.0 / link);
+    is(time(AllReduce, 2 << 20), 10.28 + 2.0 * 2_097_152.0 / link);
+    let further = f64::from((64 << 20) - (2 << 20)) * 1.125;
+    is(time(AllReduce, 64 << 20), 10.28 + (2.0 * 2_097_152.0 + further) / link);
+    is(time(AllGather, 64 << 20), 9.78 + 67_108_864.0 / link);
+    is(time(ReduceScatter, 8), 9.78 + 8.0 / link);
+    // Simulated, an all-reduce of 64 MiB takes 216 us without its launch, and one of 16 MiB 62.
+    assert!((time(AllReduce, 64 << 20) - 4.2 - 216.0).abs() < 4.0);
+    assert!((time(AllReduce, 16 << 20) - 4.2 - 62.0).abs() < 2.0);
+    let choice = choose(&s, AllReduce, 64 << 20, &windows).unwrap();
+    assert_eq!((choice.algorithm, choice.protocol), (Nvls, Simple));
+
+    let why = |s: &Situation<'_>, settings: &Settings| {
+        predict(s, AllReduce, Nvls, Simple, 8, settings).why_not.unwrap_or_default()
+    };
+    assert_eq!(why(&s, &windows), "");
+    assert_eq!(why(&s, &Settings::default()), "the buffers are in no window");
+    let off = settings(&[("NCCL_NVLS_ENABLE", "0")]);
+    assert_eq!(why(&s, &Settings { windows: true, ..off }), "NCCL_NVLS_ENABLE is 0");
+    let ordered = Settings { deterministic: true, ..windows.clone() };
+    assert!(why(&s, &ordered).starts_with("not in the order of the ranks"));
+    let of = |gpus| Situation::new(1, 8, Devices::Gpus(gpus));
+    let gpus = machine.gpus();
+    let older = why(&of(Gpus { min_sm: 80, ..gpus }), &windows);
+    assert_eq!(older, "sm_80 has no multicast objects; sm_90 has");
+    let apart = why(&of(Gpus { nvswitch: false, ..machine.gpus() }), &windows);
+    assert_eq!(apart, "multicast objects need GPUs that are joined by switches");
+    let mut ring = machine.ring.clone();
+    ring.kind_intra = PathKind::Loc;
+    let shared = why(&of(Gpus { ring: &ring, ..machine.gpus() }), &windows);
+    assert_eq!(shared, "a GPU is in a multicast object once, and ranks share one");
 }
 
 /// 8 GPUs with joint channels of 240; see `dgx_a100_one_node`.

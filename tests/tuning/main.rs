@@ -231,7 +231,7 @@ fn forced_settings_are_obeyed_and_named() {
     assert_eq!(lost(Ring, Ll), "not allowed by NCCL_PROTO");
     assert_eq!(lost(CollnetChain, Simple), "there is no network that reduces");
     assert_eq!(lost(CollnetDirect, Ll), "a network that reduces knows no LL");
-    assert_eq!(choice.alternatives.len(), 29, "{choice:#?}");
+    assert_eq!(choice.alternatives.len(), 32, "{choice:#?}");
 
     let none = choose(&s, AllGather, 8, &settings(&[("NCCL_ALGO", "Tree")])).unwrap_err();
     let text = none.to_string();

@@ -20,11 +20,8 @@ use super::direct::{Combined, DirectCode, Peers, part_of_rank, words};
 use super::mesh::MeshSide;
 use crate::args::KernelArgs;
 use crate::element::{Element, each};
-use crate::gpu::{self, Multicast, PACK_BYTES, WARP};
+use crate::gpu::{self, Multicast, PACK_BYTES};
 use crate::reduce::Reduction;
-
-/// Packs that a lane has in flight: at 8 ranks a load takes 1 to 2 us, so that a link of 450 GB/s wants some 700 KB in flight.
-const DEPTH: usize = 8;
 
 /// 16 bytes, as they are.
 type Pack = [u64; PACK_BYTES / 8];
@@ -86,15 +83,15 @@ fn to_first_pack<T>(at: *const T, n: usize) -> usize {
     (at.addr().wrapping_neg() % PACK_BYTES / size_of::<T>()).min(n)
 }
 
-/// Calls `body` for packs `0..packs`, which the block's lanes share, `U` packs of a lane at a time; `body` is told the
-/// first, and how far apart they are.
+/// Calls `body` for packs `0..packs`, which the block's lanes share. A lane has one pack in flight: so what is stored to all travels
+/// while others are loaded from all, and by 8 ranks of 32 blocks a link is asked for 2 MiB at once, more than there is room for on
+/// its way.
 #[inline(always)]
-fn for_packs<const U: usize>(side: &MeshSide, packs: usize, mut body: impl FnMut(usize, usize)) {
-    let (tid, lanes, warp) = (side.cx.tid(), side.cx.lanes(), WARP as usize);
-    let mut at = tid / warp * warp * U + tid % warp;
+fn for_packs(side: &MeshSide, packs: usize, mut body: impl FnMut(usize)) {
+    let mut at = side.cx.tid();
     while at < packs {
-        body(at, warp);
-        at += lanes * U;
+        body(at);
+        at += side.cx.lanes();
     }
 }
 
@@ -120,29 +117,16 @@ unsafe fn sum<T: Element, R: Reduction, const SPREAD: bool>(
         let packs = if SPREAD && !aligned { 0 } else { (n - head) / each_pack };
         let from = Multicast::of(args.input_peers(), side.nranks, input.wrapping_add(head));
         let own = output.wrapping_add(head);
-        for_packs::<DEPTH>(side, packs, |first, apart| {
-            // Behind the last pack a lane loads its first one again.
-            let is_there = |u: usize| first + u * apart < packs;
-            let place = |u: usize| if is_there(u) { first + u * apart } else { first };
-            let sums: [Pack; DEPTH] = each(
-                #[inline(always)]
-                |u| gpu::ld_sum::<T>(from.wrapping_add(place(u) * PACK_BYTES)),
-            );
-            unroll_8!(DEPTH, u => {
-                let sum = sums[u];
-                if !is_there(u) {
-                    return;
-                }
-                if SPREAD {
-                    let to = Multicast::of(args.output_peers(), side.nranks, own);
-                    gpu::st_all(to.wrapping_add(place(u) * PACK_BYTES), sum, size_of::<T>());
-                } else if aligned {
-                    gpu::st_data(own.cast::<Pack>().wrapping_add(place(u)), sum, size_of::<T>());
-                } else {
-                    let to = own.wrapping_add(place(u) * each_pack);
-                    store_elements(to, sum);
-                }
-            });
+        let to = if SPREAD { Multicast::of(args.output_peers(), side.nranks, own) } else { from };
+        for_packs(side, packs, |at| {
+            let sum = gpu::ld_sum::<T>(from.wrapping_add(at * PACK_BYTES));
+            if SPREAD {
+                gpu::st_all(to.wrapping_add(at * PACK_BYTES), sum, size_of::<T>());
+            } else if aligned {
+                gpu::st_data(own.cast::<Pack>().wrapping_add(at), sum, size_of::<T>());
+            } else {
+                store_elements(own.wrapping_add(at * each_pack), sum);
+            }
         });
         let rest = if packs == 0 { 0 } else { head };
         by_element.elements(0, rest);
@@ -180,43 +164,37 @@ unsafe fn spread(side: &MeshSide, args: KernelArgs, (from, to): (*const u8, *mut
         let first = from.wrapping_add(head);
         let all = Multicast::of(args.output_peers(), side.nranks, to.wrapping_add(head));
         if first.addr().is_multiple_of(PACK_BYTES) {
-            spread_packs::<Pack, DEPTH>(side, (first, all), packs);
+            spread_packs::<Pack>(side, (first, all), packs);
         } else if first.addr().is_multiple_of(8) {
-            spread_packs::<u64, 1>(side, (first, all), packs);
+            spread_packs::<u64>(side, (first, all), packs);
         } else if first.addr().is_multiple_of(4) {
-            spread_packs::<u32, 1>(side, (first, all), packs);
+            spread_packs::<u32>(side, (first, all), packs);
         } else if first.addr().is_multiple_of(2) {
-            spread_packs::<u16, 1>(side, (first, all), packs);
+            spread_packs::<u16>(side, (first, all), packs);
         } else {
-            spread_packs::<u8, 1>(side, (first, all), packs);
+            spread_packs::<u8>(side, (first, all), packs);
         }
         words::<u8>(side, peers, (from, to), 0, head);
         words::<u8>(side, peers, (from, to), end, n);
     }
 }
 
-/// [`spread`] of whole packs, which are loaded by words, `U` packs of a lane in flight.
+/// [`spread`] of whole packs, which are loaded by words.
 ///
 /// # Safety
 /// As [`spread`]; addresses of the input are multiples of a word.
 #[inline(always)]
-unsafe fn spread_packs<W: Copy, const U: usize>(
+unsafe fn spread_packs<W: Copy>(
     side: &MeshSide,
     (from, all): (*const u8, Multicast),
     packs: usize,
 ) {
-    for_packs::<U>(side, packs, |first, apart| {
-        let is_there = |u: usize| first + u * apart < packs;
-        let place = |u: usize| if is_there(u) { first + u * apart } else { first };
-        // SAFETY: the caller's; all places are among the packs.
+    for_packs(side, packs, |at| {
+        let place = at * PACK_BYTES;
+        // SAFETY: the caller's; the place is among the packs.
         unsafe {
-            let values: [Pack; U] = each(
-                #[inline(always)]
-                |u| load_words::<W>(from.wrapping_add(place(u) * PACK_BYTES).cast()),
-            );
-            unroll_8!(U, u => if is_there(u) {
-                gpu::st_all(all.wrapping_add(place(u) * PACK_BYTES), values[u], 1);
-            });
+            let pack = load_words::<W>(from.wrapping_add(place).cast());
+            gpu::st_all(all.wrapping_add(place), pack, 1);
         }
     });
 }

@@ -232,8 +232,12 @@ fn why_not(
         Some(Algorithm::OneShot | Algorithm::TwoShot) => {
             "it needs ranks of one node that reach each other's memory, and LL or LL128".to_owned()
         }
-        Some(Algorithm::Direct) if !args.windows() => {
+        Some(wanted) if wanted.is_on_windows() && !args.windows() => {
             "its buffers are to be registered: -R 2".to_owned()
+        }
+        Some(Algorithm::Nvls) => {
+            "it sums f32, f16 and bf16, or gathers, with Simple, on GPUs of sm_90 whose switch has multicast objects (log subsystem REG says why a window has none)"
+                .to_owned()
         }
         Some(Algorithm::Direct) => {
             "it needs ranks whose kernels reach each other's memory, and Simple".to_owned()

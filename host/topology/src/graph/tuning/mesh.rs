@@ -29,13 +29,26 @@ const SHARE: [[f64; 2]; 2] = [[0.82, 0.7], [1.33, 1.16]];
 const DIRECT: (f64, f64) = (6.1, 0.11);
 /// What arrives of a link's bandwidth in one. Simulated, as [`SHARE`].
 const DIRECT_SHARE: f64 = 0.95;
+/// What a call by NVLS takes before its bytes count: an all-reduce, and what has one way only. Simulated.
+const NVLS: [(f64, f64); 2] = [(5.6, 0.06), (5.1, 0.06)];
+/// What arrives of a link's bandwidth in one. Simulated, as [`SHARE`].
+const NVLS_SHARE: f64 = 0.963;
+/// Bytes that all lanes of a rank load at once: what is loaded later travels while these are stored. 32 blocks of 512 lanes, of 16
+/// bytes each.
+const NVLS_FILL: u64 = 256 << 10;
+
 /// From so many bytes of a call on lines over the mesh reach so much less: the buffers leave no room for the slots in the L2 cache.
 /// Simulated, two-shot with LL128, 8 ranks.
 const LARGE: [(u64, f64); 3] = [(8 << 20, 0.86), (16 << 20, 0.68), (32 << 20, 0.5)];
 
 /// The sizes at which a time is not linear in the bytes.
-pub(super) fn breakpoints() -> impl Iterator<Item = u64> {
-    LARGE.iter().map(|(from, _)| *from)
+pub(super) fn breakpoints(ranks: u32) -> impl Iterator<Item = u64> {
+    LARGE.iter().map(|(from, _)| *from).chain([nvls_fill(ranks)])
+}
+
+/// Bytes of an all-reduce up to which nothing is loaded while something is stored.
+fn nvls_fill(ranks: u32) -> u64 {
+    NVLS_FILL * u64::from(ranks)
 }
 
 /// The time of a call.
@@ -58,15 +71,42 @@ pub(super) fn cost(
         (Collective::AllReduce | Collective::Barrier, _) => 2.0 * (ranks - 1.0) / ranks,
         _ => (ranks - 1.0) / ranks,
     };
-    let mut link = graph.bw_intra * graph.channels.len() as f64;
+    let mut link = link_of(graph);
     if !near {
         // The slowest of a GPU's ways to the others.
         link = link.min(speed::PCI_UNKNOWN);
     }
     let large = LARGE.iter().rev().find(|(from, _)| bytes >= *from).map_or(1.0, |(_, less)| *less);
     link *= if direct { DIRECT_SHARE } else { DATA[p] * SHARE[two][p] * large };
+    if algorithm == Algorithm::Nvls {
+        return by_nvls(s.ranks(), collective, bytes, link_of(graph) * NVLS_SHARE);
+    }
     let bandwidth = link / sent;
     let latency_us = LAUNCH + base + each * ranks + (1.0 + two as f64) * far;
     let time_us = latency_us + bytes as f64 / bandwidth * 1e-3;
     Cost { time_us, latency_us, bandwidth }
+}
+
+/// What the search finds for a link of a GPU.
+fn link_of(graph: &ChannelGraph) -> f64 {
+    graph.bw_intra * graph.channels.len() as f64
+}
+
+/// The time of a call by NVLS, over links that carry so much. Of an all-reduce each link carries every byte once, and a rank's part a
+/// second time.
+fn by_nvls(ranks: u32, collective: Collective, bytes: u64, link: f64) -> Cost {
+    let reduces_all = matches!(collective, Collective::AllReduce | Collective::Barrier);
+    let (base, each) = NVLS[usize::from(!reduces_all)];
+    let (n, begin) = (f64::from(ranks), LAUNCH + base + each * f64::from(ranks));
+    let fill = nvls_fill(ranks);
+    let (latency_us, bandwidth) = if !reduces_all {
+        (begin, link)
+    } else if bytes <= fill {
+        // There and back, one after the other.
+        (begin, link / 2.0)
+    } else {
+        let bandwidth = link / (1.0 + 1.0 / n);
+        (begin + fill as f64 * (2.0 / link - 1.0 / bandwidth) * 1e-3, bandwidth)
+    };
+    Cost { time_us: latency_us + bytes as f64 / bandwidth * 1e-3, latency_us, bandwidth }
 }

@@ -153,7 +153,7 @@ fn ratio(
 pub(super) fn breakpoints(s: &Situation<'_>, channels: u32) -> Vec<u64> {
     let corrections = (0..=tables::TREE_CORRECTION[0].len()).map(|i| 64 << i);
     let plateau = tables::PLATEAU_BYTES * u64::from(channels) * u64::from(s.ranks());
-    corrections.chain([plateau]).chain(mesh::breakpoints()).collect()
+    corrections.chain([plateau]).chain(mesh::breakpoints(s.ranks())).collect()
 }
 
 /// What the channels of a graph carry together.
