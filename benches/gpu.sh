@@ -79,6 +79,14 @@ perf() {
                 '$dir/ferroccl' perf $collective -g $ranks -b 8 -e 16M -f 8 -R 2 --algo direct --runtime cuda &&
                 '$dir/ferroccl' perf $collective -g $ranks -b 128M -e 1G -f 8 -c 0 -n 5 -R 2 --algo direct --runtime cuda"
         done
+        # By a switch, a rank on each GPU.
+        if (($(nvidia-smi -L | wc -l) >= ranks)); then
+            for collective in all_reduce all_gather reduce_scatter; do
+                part "perf-$collective-nvls-$ranks" bash -c "
+                    '$dir/ferroccl' perf $collective -g $ranks -b 8 -e 16M -f 8 -R 2 --algo nvls --runtime cuda &&
+                    '$dir/ferroccl' perf $collective -g $ranks -b 128M -e 1G -f 8 -c 0 -n 5 -R 2 --algo nvls --runtime cuda"
+            done
+        fi
         part "perf-all_reduce-chosen-$ranks" "$dir/ferroccl" perf all_reduce -g $ranks -b 8 -e 128M -f 4 -c 0 --runtime cuda
         part "perf-all_reduce-graph-$ranks" "$dir/ferroccl" perf all_reduce -g $ranks -b 8 -e 128M -f 4 -c 0 -G 5 --runtime cuda
     done

@@ -10,6 +10,8 @@ mod random;
 mod reductions;
 #[path = "../support/scenarios.rs"]
 mod scenarios;
+#[path = "../support/skip.rs"]
+mod skip;
 #[path = "../support/team.rs"]
 mod team;
 #[path = "../support/values.rs"]
@@ -111,6 +113,7 @@ fn trials() -> Vec<Trial> {
     }));
     all.push(trial("a gigabyte", a_gigabyte));
     all.push(trial("all GPUs of this process", all_gpus));
+    all.push(trial("NVLS on all GPUs of this process", nvls));
     for (name, variables) in [
         ("CUDA IPC", &[][..]),
         ("shared memory", &[("NCCL_P2P_DISABLE", "1")]),
@@ -221,6 +224,56 @@ fn all_gpus() {
                     assert!(sum.iter().all(|x| *x == n * (n + 1) / 2), "{count}, {protocol}");
                 }
             }
+        }
+    }
+}
+
+/// A rank on each GPU, and windows of which the switch between the GPUs has a multicast object.
+fn nvls() {
+    let gpus = cuda::count().unwrap();
+    if gpus < 2 {
+        return skip::skip("a multicast object needs several GPUs");
+    }
+    let devices: Vec<Device> = (0..gpus).map(|gpu| Device::cuda(gpu).unwrap()).collect();
+    let mut config = CommConfig::default();
+    config.algorithm = Some(Algorithm::Nvls);
+    let ranks = Communicator::init_all_on(&devices, &config).unwrap();
+    let streams: Vec<_> = devices.iter().map(|device| device.stream().unwrap()).collect();
+    let (n, len) = (ranks.len(), 3_000_000);
+    let buffers: Vec<_> =
+        devices.iter().map(|device| device.alloc_shared::<f32>(len).unwrap()).collect();
+    let windows = Communicator::register_windows(ranks.iter().zip(&buffers)).unwrap();
+    if let Some(why) = windows[0].why_not_multicast() {
+        return skip::skip(why);
+    }
+    for count in [0, 1, 17, 523, 40_003, 1 << 20] {
+        let total = (n * (n + 1) / 2) as f32;
+        for (r, buffer) in buffers.iter().enumerate() {
+            let part = buffer.slice(3..3 + count);
+            part.copy_from(&vec![(r + 1) as f32; count], &streams[r]).unwrap();
+            ranks[r].all_reduce(&part, &part, ReduceOp::Sum, &streams[r]).unwrap();
+        }
+        for (buffer, stream) in buffers.iter().zip(&streams) {
+            let sums = buffer.slice(3..3 + count).to_vec(stream).unwrap();
+            assert!(sums.iter().all(|sum| *sum == total), "all_reduce of {count}");
+        }
+        let each = count / n;
+        for (r, buffer) in buffers.iter().enumerate() {
+            let (all, own) = (buffer.slice(..n * each), r * each..(r + 1) * each);
+            let block = all.slice(own);
+            block.copy_from(&vec![r as f32; each], &streams[r]).unwrap();
+            ranks[r].all_gather(&block, &all, &streams[r]).unwrap();
+        }
+        let want: Vec<f32> = (0..n).flat_map(|r| vec![r as f32; each]).collect();
+        for (r, (buffer, stream)) in buffers.iter().zip(&streams).enumerate() {
+            let all = buffer.slice(..n * each);
+            assert!(all.to_vec(stream).unwrap() == want, "all_gather of {count}");
+            let block = all.slice(r * each..(r + 1) * each);
+            ranks[r].reduce_scatter(&all, &block, ReduceOp::Sum, stream).unwrap();
+        }
+        for (r, (buffer, stream)) in buffers.iter().zip(&streams).enumerate() {
+            let block = buffer.slice(r * each..(r + 1) * each).to_vec(stream).unwrap();
+            assert!(block.iter().all(|sum| *sum == (n * r) as f32), "reduce_scatter of {count}");
         }
     }
 }

@@ -26,10 +26,7 @@ impl Kind {
         let edges = if row.algorithm == Algorithm::Tree { 3 } else { 1 };
         // Over the mesh: one before each step but the first, and one at the end. Else one when the edges are opened, one when
         // they are closed, and one a verb at least.
-        let mesh = {
-            use Algorithm::{Direct, OneShot, TwoShot};
-            matches!(row.algorithm, OneShot | TwoShot | Direct)
-        };
+        let mesh = row.algorithm.is_over_mesh();
         Some(Kind { protocol: row.protocol, edges, barriers: if mesh { 2 } else { 3 } })
     }
 

@@ -21,7 +21,7 @@ pub(super) struct From {
     #[arg(long, value_name = "PTX")]
     pub(super) file: Option<PathBuf>,
     /// The architecture it runs on: what the library would load there, and what ptxas assembles for
-    /// [default: sm_80, or the file's]
+    /// [default: sm_80, or the first that has the kernel, or the file's]
     #[arg(long, value_name = "sm_N", value_parser = super::arch)]
     pub(super) arch: Option<u32>,
 }
@@ -83,11 +83,16 @@ impl From {
         if let Some(why) = ptx::unavailable() {
             return Err(Failure::NoPtx(why));
         }
-        let arch = self.arch.unwrap_or(DEFAULT_ARCH);
         let names: BTreeSet<&str> =
             ptx::modules().iter().flat_map(|m| m.kernels().iter().copied()).collect();
         let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
         let name = pick(wanted.unwrap_or_default(), &names, "")?;
+        let arch = self.arch.unwrap_or_else(|| {
+            // Some kernels are for later GPUs only.
+            let has = |m: &&ptx::Module| m.kernels().contains(&&*name);
+            let first = ptx::modules().iter().filter(has).map(|m| m.arch()).min();
+            first.map_or(DEFAULT_ARCH, |first| first.max(DEFAULT_ARCH))
+        });
         let none = || Failure::NoKernel {
             name: format!("{name} for sm_{arch}"),
             origin: String::new(),
