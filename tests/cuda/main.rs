@@ -29,6 +29,7 @@ mod errors;
 mod gdr;
 mod graphs;
 mod modules;
+mod multicast;
 mod streams;
 mod windows;
 

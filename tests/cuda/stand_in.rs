@@ -60,6 +60,10 @@ pub(crate) enum Kind {
     Stream = 3,
     Graph = 6,
     UserObject = 7,
+    Handle = 9,
+    Reservation = 10,
+    Mapped = 11,
+    Reached = 12,
 }
 
 pub(crate) fn live(kind: Kind) -> i64 {

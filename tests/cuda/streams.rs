@@ -223,7 +223,7 @@ fn without_pools() {
 }
 
 /// What `made` gives is dropped while the first of two ranks waits for the second.
-fn between_two_calls<T>(device: &Device, made: impl Fn(&Device) -> T) {
+pub(crate) fn between_two_calls<T>(device: &Device, made: impl Fn(&Device) -> T) {
     let mut config = CommConfig::default();
     config.timeout = Some(Duration::from_secs(5));
     let ranks = Communicator::init_all_with(device, 2, &config).unwrap();

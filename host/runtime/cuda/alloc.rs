@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | [for this GPU's kernels](Use::Own) | the GPU's memory pool, by the service stream | the same way |
 //! | [others reach it, too](Use::Shared); or there is no pool | `cuMemAlloc`, while a communicator is made | when no launch of ours is under way, by the watch |
+//! | for windows, where the GPU has multicast objects | [physical memory](super::virtual_memory) | the same way |
 //!
 //! Allocations of up to 1 MiB are kept for the next one of their size. A pool's memory is neither exported to other processes
 //! (`cuIpcGetMemHandle`) nor reached by other GPUs (`cuCtxEnablePeerAccess`) nor by network cards.
@@ -58,10 +59,13 @@ impl Gpu {
         if address.is_none() && watch::free_retired(self) {
             address = self.fresh(size, by)?;
         }
-        address.ok_or_else(|| {
-            let what = format!("allocating {bytes} bytes on {}", self.name);
-            Error::system(what, std::io::Error::from_raw_os_error(libc::ENOMEM))
-        })
+        address.ok_or_else(|| self.no_memory(bytes))
+    }
+
+    /// There is not so much memory.
+    pub(super) fn no_memory(&self, bytes: usize) -> Error {
+        let what = format!("allocating {bytes} bytes on {}", self.name);
+        Error::system(what, std::io::Error::from_raw_os_error(libc::ENOMEM))
     }
 
     /// Gives back what [`allocate`](Gpu::allocate) has made; nothing uses it any more.
@@ -80,7 +84,10 @@ impl Gpu {
                     self.driver.mem_free_async(address, *service).map_err(Error::from)
                 });
             }
-            Use::Shared => watch::retire(Arc::clone(self), address),
+            Use::Shared => {
+                let gpu = Arc::clone(self);
+                watch::retire(self, move || gpu.free_now(address));
+            }
         }
     }
 

@@ -43,6 +43,9 @@ pub(crate) type Address = u64;
 /// What the driver calls, `CUhostFn`.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
+/// What text the driver has of a result: `cuGetErrorName`, `cuGetErrorString`.
+type TextOf = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
+
 /// `CUipcMemHandle`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -70,6 +73,8 @@ pub(crate) mod attribute {
     pub(crate) const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
     pub(crate) const COMPUTE_CAPABILITY_MINOR: c_int = 76;
     pub(crate) const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: c_int = 91;
+    pub(crate) const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 102;
+    pub(crate) const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: c_int = 103;
     pub(crate) const MEMORY_POOLS_SUPPORTED: c_int = 115;
     pub(crate) const GPU_DIRECT_RDMA_SUPPORTED: c_int = 116;
     /// A `CUGPUDirectRDMAWritesOrdering`.
@@ -77,6 +82,7 @@ pub(crate) mod attribute {
     /// Of the functions of CUDA 12 (`_v2`).
     pub(crate) const CAN_USE_64_BIT_STREAM_MEM_OPS: c_int = 122;
     pub(crate) const DMA_BUF_SUPPORTED: c_int = 124;
+    pub(crate) const MULTICAST_SUPPORTED: c_int = 132;
 }
 
 /// `CUjit_option`.
@@ -125,32 +131,33 @@ pub(crate) const USER_OBJECT_NO_DESTRUCTOR_SYNC: c_uint = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes the caller's reference.
 pub(crate) const GRAPH_USER_OBJECT_MOVE: c_uint = 1;
 
+/// Declares a group of functions, which a library has all of or not; calls of them are methods of `$owner`, which has the group in
+/// its field `api`.
 macro_rules! api {
-    ($($name:ident = $symbol:literal ($($arg:ident: $t:ty),*);)*) => {
-        /// The driver's functions that are used here.
-        pub(crate) struct Api {
+    ($(#[$doc:meta])* $api:ident, of $owner:ty;
+     $($name:ident = $symbol:literal ($($arg:ident: $t:ty),*);)*) => {
+        $(#[$doc])*
+        pub(crate) struct $api {
             $( $name: unsafe extern "C" fn($($t),*) -> c_int, )*
-            get_error_name: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
-            get_error_string: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
         }
 
-        impl Api {
+        impl $api {
+            /// The error is the name of a function that is missing.
+            ///
             /// # Safety
             /// The functions of these names have these types.
-            unsafe fn of(library: &Library) -> std::result::Result<Api, &'static str> {
+            unsafe fn of(library: &Library) -> std::result::Result<$api, &'static str> {
                 // SAFETY: the caller's.
                 unsafe {
-                    Ok(Api {
+                    Ok($api {
                         $( $name: *library.get(concat!($symbol, "\0").as_bytes()).map_err(|_| $symbol)?, )*
-                        get_error_name: *library.get(b"cuGetErrorName\0").map_err(|_| "cuGetErrorName")?,
-                        get_error_string: *library.get(b"cuGetErrorString\0").map_err(|_| "cuGetErrorString")?,
                     })
                 }
             }
         }
 
-        /// Each of the driver's functions; its name and its result, should it fail, are in the error.
-        impl Driver {
+        /// Each of the functions; its name and its result, should it fail, are in the error.
+        impl $owner {
             $(
                 /// # Safety
                 /// As the driver's manual has it: pointers are valid, handles are alive.
@@ -163,7 +170,14 @@ macro_rules! api {
     };
 }
 
+pub(super) mod virtual_memory;
+
+use self::virtual_memory::{AccessDesc, AllocationHandle, AllocationProp, MulticastApi};
+
 api! {
+    /// The driver's functions that are used here.
+    Api, of Driver;
+
     init = "cuInit" (flags: c_uint);
     driver_get_version = "cuDriverGetVersion" (version: *mut c_int);
 
@@ -199,6 +213,19 @@ api! {
     memcpy_dtoh_async = "cuMemcpyDtoHAsync_v2" (to: *mut c_void, from: Address, bytes: usize, stream: RawStream);
     memcpy_dtod_async = "cuMemcpyDtoDAsync_v2" (to: Address, from: Address, bytes: usize, stream: RawStream);
     memset_d8_async = "cuMemsetD8Async" (at: Address, value: u8, bytes: usize, stream: RawStream);
+    mem_get_allocation_granularity = "cuMemGetAllocationGranularity" (granularity: *mut usize, prop: *const AllocationProp,
+        option: c_int);
+    mem_create = "cuMemCreate" (handle: *mut AllocationHandle, bytes: usize, prop: *const AllocationProp, flags: u64);
+    mem_release = "cuMemRelease" (handle: AllocationHandle);
+    mem_address_reserve = "cuMemAddressReserve" (at: *mut Address, bytes: usize, alignment: usize, hint: Address, flags: u64);
+    mem_address_free = "cuMemAddressFree" (at: Address, bytes: usize);
+    mem_map = "cuMemMap" (at: Address, bytes: usize, offset: usize, handle: AllocationHandle, flags: u64);
+    mem_unmap = "cuMemUnmap" (at: Address, bytes: usize);
+    mem_set_access = "cuMemSetAccess" (at: Address, bytes: usize, desc: *const AccessDesc, count: usize);
+    mem_export_to_shareable_handle = "cuMemExportToShareableHandle" (to: *mut c_void, handle: AllocationHandle, kind: c_int,
+        flags: u64);
+    mem_import_from_shareable_handle = "cuMemImportFromShareableHandle" (handle: *mut AllocationHandle, from: *mut c_void,
+        kind: c_int);
     ipc_get_mem_handle = "cuIpcGetMemHandle" (handle: *mut IpcHandle, address: Address);
     ipc_open_mem_handle = "cuIpcOpenMemHandle_v2" (address: *mut Address, handle: IpcHandle, flags: c_uint);
     ipc_close_mem_handle = "cuIpcCloseMemHandle" (address: Address);
@@ -254,7 +281,11 @@ type LoadFunction = unsafe extern "C" fn(Function) -> c_int;
 /// The driver, ready to be used.
 pub(crate) struct Driver {
     api: Api,
+    error_name: TextOf,
+    error_string: TextOf,
     load_function: Option<LoadFunction>,
+    /// Those of multicast objects, of CUDA 12.1 and later; or which is missing.
+    multicast: std::result::Result<MulticastApi, &'static str>,
     /// As 12040 for CUDA 12.4.
     version: c_int,
     /// Hardware queues that streams of the process have on a GPU.
@@ -291,19 +322,41 @@ impl Driver {
         })?;
         let library: &'static Library = Box::leak(Box::new(library));
         // SAFETY: the types are those of cuda.h.
-        let api = unsafe { Api::of(library) }.map_err(|symbol| {
+        let (api, texts, multicast) = unsafe {
+            let text = |symbol: &'static str| {
+                library
+                    .get::<TextOf>(symbol.as_bytes())
+                    .map(|function| *function)
+                    .map_err(|_| symbol)
+            };
+            let texts =
+                text("cuGetErrorName").and_then(|name| Ok((name, text("cuGetErrorString")?)));
+            (Api::of(library), texts, MulticastApi::find(library))
+        };
+        let incomplete = |symbol: &str| {
             missing(format!(
                 "{} has no {symbol}: a driver of CUDA {}.{} or later is needed",
                 name.display(),
                 OLDEST / 1000,
                 OLDEST % 1000 / 10
             ))
-        })?;
+        };
+        let (api, (error_name, error_string)) =
+            (api.map_err(incomplete)?, texts.map_err(incomplete)?);
         // SAFETY: the type is that of cuda.h.
         let load_function = unsafe { library.get::<LoadFunction>(b"cuFuncLoad\0") };
         let load_function = load_function.ok().map(|function| *function);
         let connections = connections::ask();
-        let mut driver = Driver { api, load_function, version: 0, connections, _library: library };
+        let mut driver = Driver {
+            api,
+            error_name,
+            error_string,
+            load_function,
+            multicast,
+            version: 0,
+            connections,
+            _library: library,
+        };
         // SAFETY: takes nothing, and may be called at any time; the second writes to a place that is there.
         unsafe {
             driver.init(0).map_err(|error| match error.code() {
@@ -364,14 +417,14 @@ impl Driver {
     fn name_of(&self, code: c_int) -> String {
         let mut text = std::ptr::null();
         // SAFETY: writes the address of a text that is there as long as the library.
-        let known = unsafe { (self.api.get_error_name)(code, &raw mut text) } == SUCCESS;
+        let known = unsafe { (self.error_name)(code, &raw mut text) } == SUCCESS;
         self.words(known, text).unwrap_or_else(|| format!("error {code}"))
     }
 
     fn text_of(&self, code: c_int) -> String {
         let mut text = std::ptr::null();
         // SAFETY: as in `name_of`.
-        let known = unsafe { (self.api.get_error_string)(code, &raw mut text) } == SUCCESS;
+        let known = unsafe { (self.error_string)(code, &raw mut text) } == SUCCESS;
         self.words(known, text).unwrap_or_default()
     }
 

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use ferroccl_device::abi::CACHE_LINE;
 
@@ -30,7 +30,7 @@ pub(super) struct Gpu {
     /// The primary context, which we have retained and release.
     retained: bool,
     pub(super) ordinal: u32,
-    device: driver::Device,
+    pub(super) device: driver::Device,
     /// As `GPU 0 (NVIDIA H200)`: what errors call it.
     pub(super) name: String,
     /// What is the same GPU in every process.
@@ -51,6 +51,8 @@ pub(super) struct Gpu {
     pub(super) writes_words: bool,
     /// Whether it has memory pools.
     pub(super) pools: bool,
+    /// What sizes of memory for multicast objects are multiples of; or why there are none.
+    pub(super) window_granule: OnceLock<std::result::Result<usize, String>>,
     /// Device memory that is kept for the next allocation, by size.
     pub(super) free: Mutex<HashMap<(Use, usize), Vec<Address>>>,
     pinned: Mutex<Pinned>,
@@ -209,6 +211,7 @@ impl Gpu {
             service: Mutex::new(service),
             pools,
             writes_words,
+            window_granule: OnceLock::new(),
             free: Mutex::default(),
             pinned: Mutex::default(),
             staging: Mutex::default(),
@@ -238,7 +241,7 @@ impl Gpu {
     }
 
     /// An attribute that not every driver knows: 0 where it does not.
-    fn attribute(&self, which: c_int) -> c_int {
+    pub(super) fn attribute(&self, which: c_int) -> c_int {
         let mut value = 0;
         // SAFETY: writes to a place that is there; what is unknown is an error.
         let known = unsafe { self.driver.device_get_attribute(&raw mut value, which, self.device) };

@@ -5,8 +5,10 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
 use super::alloc::Use;
+use super::descriptor::{HANDLE_BYTES, Shared};
 use super::driver::{self, Address, IpcHandle};
 use super::gpu::Gpu;
+use super::virtual_memory::{Allocation, Mapping, Window};
 use super::watch;
 use crate::error::{Error, Result};
 use crate::runtime::sync::lock;
@@ -24,8 +26,12 @@ pub(super) struct CudaMemory {
 enum Origin {
     /// Allocated by us.
     Allocated(Use),
+    /// Physical memory of ours, which a multicast object takes.
+    Window { _window: Arc<Window> },
     /// Opened: another process has it.
     Imported,
+    /// Physical memory that another process has.
+    Mapped { _mapping: Mapping },
     /// The caller's, and what keeps it.
     Foreign { _keep: Keep },
 }
@@ -56,7 +62,7 @@ unsafe impl Memory for CudaMemory {
 
     /// What is the caller's may be of a pool, or begin in the middle of an allocation.
     fn is_shared(&self) -> bool {
-        matches!(self.origin, Origin::Allocated(Use::Shared))
+        matches!(self.origin, Origin::Allocated(Use::Shared) | Origin::Window { .. })
     }
 }
 
@@ -64,6 +70,16 @@ impl CudaMemory {
     pub(super) fn allocate(gpu: &Arc<Gpu>, len: usize, by: Use) -> Result<Self> {
         let address = gpu.allocate(len, by)?;
         Ok(CudaMemory { gpu: Arc::clone(gpu), address, len, origin: Origin::Allocated(by) })
+    }
+
+    /// Memory that can be bound to a multicast object, where the GPU has such; else what others reach.
+    pub(super) fn allocate_window(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
+        let Ok(granule) = gpu.window_granule() else {
+            return Self::allocate(gpu, len, Use::Shared);
+        };
+        let window = Window::allocate(gpu, len, granule)?;
+        let (address, origin) = (window.address(), Origin::Window { _window: window });
+        Ok(CudaMemory { gpu: Arc::clone(gpu), address, len, origin })
     }
 
     /// Memory that is written before it is read.
@@ -81,6 +97,9 @@ impl CudaMemory {
 
     /// What another process needs to reach an allocation.
     pub(super) fn export(gpu: &Gpu, address: Address) -> Result<Vec<u8>> {
+        if let Some(window) = Window::find(address) {
+            return window.export();
+        }
         gpu.run(|| {
             let mut handle = IpcHandle([0; 64]);
             // SAFETY: writes to a place that is there.
@@ -92,6 +111,11 @@ impl CudaMemory {
 
     /// Memory of another process.
     pub(super) fn import(gpu: &Arc<Gpu>, handle: &[u8], len: usize) -> Result<Self> {
+        if handle.len() == HANDLE_BYTES {
+            let mapping = Mapping::new(&Allocation::import(gpu, Shared::Memory, handle, len)?)?;
+            let (address, origin) = (mapping.address, Origin::Mapped { _mapping: mapping });
+            return Ok(CudaMemory { gpu: Arc::clone(gpu), address, len, origin });
+        }
         let handle = handle.try_into().map_err(|_| {
             Error::malformed(format!("a CUDA IPC handle of {} bytes", handle.len()))
         })?;
@@ -109,8 +133,8 @@ impl CudaMemory {
 
 impl Drop for CudaMemory {
     fn drop(&mut self) {
-        match self.origin {
-            Origin::Allocated(by) => self.gpu.free(self.address, self.len, by),
+        match &self.origin {
+            Origin::Allocated(by) => self.gpu.free(self.address, self.len, *by),
             Origin::Imported => {
                 let (gpu, address) = (Arc::clone(&self.gpu), self.address);
                 watch::outside(move || {
@@ -120,7 +144,8 @@ impl Drop for CudaMemory {
                     });
                 });
             }
-            Origin::Foreign { .. } => {}
+            // What is in it goes back by itself.
+            Origin::Window { .. } | Origin::Mapped { .. } | Origin::Foreign { .. } => {}
         }
     }
 }

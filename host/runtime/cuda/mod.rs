@@ -6,6 +6,7 @@
 //! module.rs   PTX -> functions; cubin_cache.rs the cache on disk
 //! connections.rs  hardware queues
 //! alloc.rs    device memory: from where, and back
+//! virtual_memory.rs  physical memory and where it is mapped; descriptor.rs for other processes; multicast.rs multicast objects
 //! memory.rs   allocations, other processes' memory, the caller's, the host's; cust.rs, cudarc.rs that of these crates
 //! residency.rs  room for launches, over all communicators
 //! staging.rs  what launches need beside their argument
@@ -55,6 +56,7 @@ mod cubin_cache;
 mod cudarc;
 #[cfg(feature = "cust")]
 mod cust;
+mod descriptor;
 mod driver;
 mod error;
 mod gpu;
@@ -63,9 +65,11 @@ mod graph;
 mod handed;
 mod memory;
 mod module;
+mod multicast;
 mod residency;
 mod staging;
 mod stream;
+mod virtual_memory;
 mod watch;
 mod word;
 
@@ -84,8 +88,10 @@ pub use graph::{CudaGraph, CudaTimer, copy, profile};
 use self::alloc::Use;
 use self::gpu::Gpu;
 use self::memory::{CudaMemory, Registered};
+use self::multicast::CudaMulticast;
 use self::stream::CudaStream;
-use super::{DeviceInfo, Keep, Memory, RdmaInfo, Runtime, Settings, StreamOps};
+use self::virtual_memory::Window;
+use super::{DeviceInfo, Keep, Memory, Multicast, RdmaInfo, Runtime, Settings, StreamOps};
 use crate::buffer::{DeviceBuffer, Element, Stream};
 use crate::error::{Error, Result};
 use crate::runtime::sync::lock;
@@ -264,6 +270,23 @@ impl Runtime for CudaRuntime {
         Ok(Arc::new(CudaMemory::allocate(&self.gpu, bytes, Use::Shared)?))
     }
 
+    fn allocate_window(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
+        Ok(Arc::new(CudaMemory::allocate_window(&self.gpu, bytes)?))
+    }
+
+    fn can_multicast(&self, memory: &Arc<dyn Memory>) -> Result<()> {
+        multicast::can_bind(&self.gpu, &**memory)
+    }
+
+    fn create_multicast(&self, members: u32, bytes: usize) -> Result<Arc<dyn Multicast>> {
+        Ok(Arc::new(CudaMulticast::create(&self.gpu, members, bytes)?))
+    }
+
+    /// The object itself knows how many members it has.
+    fn open_multicast(&self, handle: &[u8], _: u32, bytes: usize) -> Result<Arc<dyn Multicast>> {
+        Ok(Arc::new(CudaMulticast::open(&self.gpu, handle, bytes)?))
+    }
+
     unsafe fn register(&self, address: u64, bytes: usize, what: &str) -> Result<Keep> {
         // SAFETY: the caller's.
         Ok(Arc::new(unsafe { Registered::new(&self.gpu, address, bytes, what)? }))
@@ -357,6 +380,9 @@ impl Runtime for CudaRuntime {
 
     fn reach(&self, memory: &Arc<dyn Memory>) -> Result<()> {
         let gpu = &self.gpu;
+        if let Some(window) = Window::find(memory.address()) {
+            return window.reach(gpu);
+        }
         let mut context = std::ptr::null_mut::<c_void>();
         gpu.run(|| {
             let to = (&raw mut context).cast();

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::driver::{Address, NOT_READY, RawEvent};
+use super::driver::{NOT_READY, RawEvent};
 use super::gpu::Gpu;
 use super::word::Word;
 use crate::error::{Error, Result};
@@ -216,7 +216,13 @@ struct Seen {
     /// What a graph has let go of: it may not be dropped where the driver says so.
     dropped: Vec<Box<dyn FnOnce() + Send>>,
     /// Memory to be freed when nothing runs.
-    retired: Vec<(Arc<Gpu>, Address)>,
+    retired: Vec<Retired>,
+}
+
+/// Memory of a GPU, with what frees it.
+struct Retired {
+    gpu: Arc<Gpu>,
+    free: Box<dyn FnOnce() + Send>,
 }
 
 static WATCH: LazyLock<Watch> =
@@ -237,22 +243,37 @@ pub(super) fn look() {
     }
 }
 
-/// Has memory freed when nothing that we have launched runs.
-pub(super) fn retire(gpu: Arc<Gpu>, address: Address) {
+/// Has memory freed, by `free`, when nothing that we have launched runs.
+pub(super) fn retire(gpu: &Arc<Gpu>, free: impl FnOnce() + Send + 'static) {
     let mut seen = lock(&WATCH.seen);
-    seen.retired.push((gpu, address));
+    seen.retired.push(Retired { gpu: Arc::clone(gpu), free: Box::new(free) });
     WATCH.start(&mut seen);
 }
 
 /// Frees now what of a GPU waits for that, as there is no other memory; whether there was any.
 pub(super) fn free_retired(gpu: &Arc<Gpu>) -> bool {
-    let mut seen = lock(&WATCH.seen);
-    let all = std::mem::take(&mut seen.retired);
-    let (ours, others) = all.into_iter().partition::<Vec<_>, _>(|(of, _)| Arc::ptr_eq(of, gpu));
-    seen.retired = others;
-    drop(seen);
-    ours.iter().for_each(|(gpu, address)| gpu.free_now(*address));
-    !ours.is_empty()
+    let mut any = false;
+    loop {
+        let mut seen = lock(&WATCH.seen);
+        let all = std::mem::take(&mut seen.retired);
+        let (ours, others) =
+            all.into_iter().partition::<Vec<_>, _>(|retired| Arc::ptr_eq(&retired.gpu, gpu));
+        seen.retired = others;
+        drop(seen);
+        if ours.is_empty() {
+            return any;
+        }
+        any = true;
+        // What is freed may have been the last to keep something else, which is retired by that.
+        ours.into_iter().for_each(Retired::free);
+    }
+}
+
+impl Retired {
+    fn free(self) {
+        // A panic must not end the thread that frees.
+        let _ = catch_unwind(AssertUnwindSafe(self.free));
+    }
 }
 
 /// Does what may wait for kernels, such as closing memory of another process. Not while ends are gone through: who waits for a stream
@@ -302,8 +323,7 @@ impl Watch {
             drop(seen);
             // What is launched from here on may hold it up, and waits for nothing that this thread does: whoever waits for a
             // stream goes through its ends.
-            retired.iter().for_each(|(gpu, address)| gpu.free_now(*address));
-            drop(retired);
+            retired.into_iter().for_each(Retired::free);
             std::thread::sleep(PAUSE);
         }
     }

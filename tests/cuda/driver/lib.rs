@@ -13,6 +13,7 @@
 //! | `FAKE_CUDA_PEERS` | 1 | whether GPUs reach each other's memory |
 //! | `FAKE_CUDA_POOLS` | 1 | whether they have memory pools |
 //! | `FAKE_CUDA_VERSION` | 12040 | the driver's |
+//! | `FAKE_CUDA_MULTICAST` | 7 | whether GPUs have multicast objects (1), virtual memory management (2), handles that are file descriptors (4) |
 //! | `FAKE_CUDA_WRITES_WORDS` | 1 | whether streams write words of 64 bits |
 //! | `FAKE_CUDA_WANTS_CONNECTIONS` | | what `CUDA_DEVICE_MAX_CONNECTIONS` has to be when the driver is initialised |
 //!
@@ -28,7 +29,9 @@ mod crates;
 mod graph;
 mod memory;
 mod module;
+mod multicast;
 mod stream;
+mod virtual_memory;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -60,6 +63,7 @@ const CODES: &[(c_int, &CStr, &CStr)] = &[
     ),
     (218, c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
     (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+    (401, c"CUDA_ERROR_ILLEGAL_STATE", c"the operation cannot be performed in the present state"),
     (500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
     (600, c"CUDA_ERROR_NOT_READY", c"device not ready"),
     (700, c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
@@ -149,8 +153,9 @@ thread_local! {
 
 /// The calls that are to fail: by name, after how many, with which code.
 static FAILURES: Mutex<Option<HashMap<String, (u32, c_int)>>> = Mutex::new(None);
-/// Objects that are there: allocations, pinned, registered, streams, events, modules, graphs, user objects, imports.
-pub(crate) static LIVE: [AtomicI64; 9] = [const { AtomicI64::new(0) }; 9];
+/// Objects that are there: allocations, pinned, registered, streams, events, modules, graphs, user objects, imports; handles of
+/// physical memory and multicast objects, reserved addresses, what is mapped there, what of it kernels reach.
+pub(crate) static LIVE: [AtomicI64; 13] = [const { AtomicI64::new(0) }; 13];
 
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
@@ -163,6 +168,10 @@ pub(crate) enum Kind {
     Graph = 6,
     UserObject = 7,
     Import = 8,
+    Handle = 9,
+    Reservation = 10,
+    Mapped = 11,
+    Reached = 12,
 }
 
 pub(crate) fn count(kind: Kind, by: i64) {
@@ -229,7 +238,11 @@ pub(crate) fn ordered(name: &str) -> Option<c_int> {
 }
 
 /// The calls that give something back.
-const GIVES_BACK: [&str; 9] = [
+const GIVES_BACK: [&str; 13] = [
+    "cuMemRelease",
+    "cuMemAddressFree",
+    "cuMemUnmap",
+    "cuMulticastUnbind",
     "cuMemFree_v2",
     "cuMemFreeAsync",
     "cuMemFreeHost",
@@ -287,7 +300,7 @@ macro_rules! driver {
 }
 pub(crate) use driver;
 
-fn device(device: c_int) -> Result<&'static Ctx, c_int> {
+pub(crate) fn device(device: c_int) -> Result<&'static Ctx, c_int> {
     usize::try_from(device).ok().and_then(|i| CONTEXTS.get(i)).ok_or(101)
 }
 
@@ -375,6 +388,9 @@ plain! {
             19 | 41 | 91 => 1,
             75 => sm / 10,
             76 => sm % 10,
+            102 => multicast::setting() >> 1 & 1,
+            103 => multicast::setting() >> 2 & 1,
+            132 => multicast::setting() & 1,
             115 => crates::pools(),
             // Cards reach the memory by address and as a DMA buffer; every other GPU orders what they write.
             116 => setting("FAKE_CUDA_RDMA", 3) & 1,

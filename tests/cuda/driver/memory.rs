@@ -37,14 +37,14 @@ fn map(fd: c_int, bytes: usize, flags: c_int) -> Result<u64, c_int> {
     if at == libc::MAP_FAILED { Err(2) } else { Ok(at as u64) }
 }
 
-fn add(at: u64, bytes: usize, kind: Kind, context: Option<&Ctx>, file: Option<OwnedFd>) {
+pub(crate) fn add(at: u64, bytes: usize, kind: Kind, context: Option<&Ctx>, file: Option<OwnedFd>) {
     let context = context.map_or(0, |context| std::ptr::from_ref(context) as usize);
     let range = Range { bytes, kind, context, file, opened: 1, origin: None };
     count(kind, 1);
     lock(&RANGES).insert(at, range);
 }
 
-fn remove(at: u64, kind: Kind) -> Result<Range, c_int> {
+pub(crate) fn remove(at: u64, kind: Kind) -> Result<Range, c_int> {
     let mut ranges = lock(&RANGES);
     if ranges.get(&at).is_none_or(|range| range.kind as usize != kind as usize) {
         return Err(INVALID_VALUE);
