@@ -24,6 +24,9 @@
 //! | tree of depth `d`, small floats | `d u sum |x|` (and `2 d` of 2^-24) | a rounding in each rank above it |
 //! | tree of depth `d`, float and double | `2 d u sum |x|` | two in each rank above it |
 //!
+//! A switch (NVLS) sums halves and bfloat16 in single precision and rounds once; an average by it multiplies the sum, and not the values.
+//! Such an average of bfloat16 or float has a sum that overflows only where values are within a factor of the ranks of the largest number.
+//!
 //! `PreMulSum` and averages have one `u sum |x|` more for their products, and averages one more for 1/ranks. Products have
 //! the same bounds with `|prod|` for `sum |x|`. Smallest and largest are exact. What underflows adds half of the
 //! smallest number for each rounding.

@@ -115,6 +115,7 @@ impl<T: Scheduler> ScheduledStreams<T> {
     }
 
     /// What is asked of the schedule, between two runs of it.
+    #[cfg(feature = "emulator")]
     pub(super) fn ask<R>(&self, what: impl FnOnce(&T::Schedule) -> R) -> Result<R> {
         self.refuse_from_within()?;
         Ok(what(&lock(&self.schedule)))

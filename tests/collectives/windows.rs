@@ -211,14 +211,18 @@ fn nvls_rounds_a_sum_of_halves_once() {
     assert!(all.iter().all(|one| *one == all[0]));
 }
 
-/// What a switch does not do is done directly: other operators, averages, and sums whose order matters.
+/// What a switch does not do is done directly: other operators, averages of halves, and sums whose order matters.
 #[test]
 fn what_no_switch_sums_is_direct() {
     let ranks = ranks_by(Algorithm::Nvls, 3, 1);
     let (_buffers, _windows) = ranks.windows::<f32>(10);
-    for op in [ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min, ReduceOp::Prod] {
+    for op in [ReduceOp::Max, ReduceOp::Min, ReduceOp::Prod] {
         assert_ne!(planned(&ranks, op), Algorithm::Nvls, "{op}");
     }
+    assert_eq!(planned(&ranks, ReduceOp::Avg), Algorithm::Nvls);
+    // Their sums could be too large for the type.
+    assert_ne!(planned_of(&ranks, DataType::F16, ReduceOp::Avg), Algorithm::Nvls);
+    assert_eq!(planned_of(&ranks, DataType::Bf16, ReduceOp::Avg), Algorithm::Nvls);
     let mut config = CommConfig::default();
     config.algorithm = Some(Algorithm::Nvls);
     config.deterministic = Some(true);
@@ -231,7 +235,11 @@ fn what_no_switch_sums_is_direct() {
 
 /// The algorithm of a large all-reduce.
 fn planned(ranks: &Ranks, op: ReduceOp) -> Algorithm {
-    let (collective, count, data_type) = (Collective::AllReduce, 1 << 20, DataType::F32);
+    planned_of(ranks, DataType::F32, op)
+}
+
+fn planned_of(ranks: &Ranks, data_type: DataType, op: ReduceOp) -> Algorithm {
+    let (collective, count) = (Collective::AllReduce, 1 << 20);
     let call = CollectiveCall { collective, count, data_type, op, root: None };
     ranks.all[0].plan_in_windows(&call).unwrap().algorithm
 }

@@ -4,7 +4,11 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use ferroccl::config::Config;
-use ferroccl::{Algorithm, CommConfig, Communicator, Device, DeviceBuffer, ReduceOp, UniqueId};
+use ferroccl::enqueue::CollectiveCall;
+use ferroccl::{
+    Algorithm, Collective, CommConfig, Communicator, DataType, Device, DeviceBuffer, Element,
+    ReduceOp, UniqueId,
+};
 
 use crate::again::again;
 use crate::stand_in::{Kind, alone, gpus, live, ready};
@@ -17,20 +21,21 @@ fn direct() -> CommConfig {
 }
 
 /// Sums and all-gathers on registered buffers, of which `window` is one, by every rank in a thread of its own.
-fn calls(comm: &Communicator, buffer: &DeviceBuffer<u32>) {
+fn calls<T: Element + From<u8> + PartialEq>(comm: &Communicator, buffer: &DeviceBuffer<T>) {
     let (rank, n) = (comm.rank(), comm.world_size());
     let stream = comm.device().stream().unwrap();
+    let value = |value: u32| T::from(u8::try_from(value).unwrap());
     for count in [1, 33, 4099, 60_001] {
         let part = buffer.slice(5..5 + count);
-        part.copy_from(&vec![rank + 1; count], &stream).unwrap();
+        part.copy_from(&vec![value(rank + 1); count], &stream).unwrap();
         comm.all_reduce(&part, &part, ReduceOp::Sum, &stream).unwrap();
-        assert!(part.to_vec(&stream).unwrap() == vec![n * (n + 1) / 2; count], "{count}");
+        assert!(part.to_vec(&stream).unwrap() == vec![value(n * (n + 1) / 2); count], "{count}");
         let each = count / n as usize;
         let all = buffer.slice(..n as usize * each);
         let own = all.slice(rank as usize * each..(rank as usize + 1) * each);
-        own.copy_from(&vec![rank + 7; each], &stream).unwrap();
+        own.copy_from(&vec![value(rank + 7); each], &stream).unwrap();
         comm.all_gather(&own, &all, &stream).unwrap();
-        let want: Vec<u32> = (0..n).flat_map(|rank| vec![rank + 7; each]).collect();
+        let want: Vec<T> = (0..n).flat_map(|rank| vec![value(rank + 7); each]).collect();
         assert!(all.to_vec(&stream).unwrap() == want, "{each} of each");
     }
 }
@@ -65,6 +70,49 @@ fn gpus_of_a_process() {
             }
         });
     }
+}
+
+/// A rank on each GPU, whose windows have a multicast object; the stand-in's GPUs run a kernel's code for CPUs, in which a rank plays
+/// the switch.
+#[test]
+fn a_switch_between_gpus_of_a_process() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let mut config = direct();
+    config.algorithm = Some(Algorithm::Nvls);
+    let devices = gpus(&[0, 1]);
+    let ranks = Communicator::init_all_on(&devices, &config).unwrap();
+    let buffers: Vec<DeviceBuffer<f32>> =
+        devices.iter().map(|device| device.alloc_shared(70_000).unwrap()).collect();
+    let windows = Communicator::register_windows(ranks.iter().zip(&buffers)).unwrap();
+    assert!(windows[0].is_multicast(), "{:?}", windows[0].why_not_multicast());
+    let (collective, op) = (Collective::AllReduce, ReduceOp::Sum);
+    let call =
+        CollectiveCall { collective, count: 60_001, data_type: DataType::F32, op, root: None };
+    assert_eq!(ranks[1].plan_in_windows(&call).unwrap().algorithm, Algorithm::Nvls);
+    std::thread::scope(|scope| {
+        for (rank, buffer) in ranks.iter().zip(&buffers) {
+            scope.spawn(move || calls(rank, buffer));
+        }
+    });
+    // The object goes with the window; calls are then made as on any buffer.
+    drop(windows);
+    std::thread::scope(|scope| {
+        for (rank, buffer) in ranks.iter().zip(&buffers) {
+            scope.spawn(move || calls(rank, buffer));
+        }
+    });
+    // A GPU is in an object once.
+    let devices = gpus(&[0, 1, 0]);
+    let ranks = Communicator::init_all_on(&devices, &config).unwrap();
+    let buffers: Vec<DeviceBuffer<f32>> =
+        devices.iter().map(|device| device.alloc_shared(100).unwrap()).collect();
+    let windows = Communicator::register_windows(ranks.iter().zip(&buffers)).unwrap();
+    let why = "ranks 0 and 2 are on one GPU, which is a member once";
+    assert_eq!(windows[1].why_not_multicast(), Some(why));
+    assert!(windows[1].is_direct());
 }
 
 #[test]

@@ -147,8 +147,12 @@ fn check_kernel(kind: Kind, text: &str) -> Result<(), String> {
     if together != (votes > 0) || together != (all("bar.warp.") > 0) {
         return Err(format!("has {votes} votes and {} barriers of a warp", all("bar.warp.")));
     }
-    let wide_loads = all("ld.volatile.global.v2.u64") + all("ld.volatile.global.v4.u32");
-    let wide_stores = all("st.global.v2.u64") + all("st.global.v4.u32");
+    let wide_loads = all("ld.volatile.global.v2.u64")
+        + all("ld.volatile.global.v4.u32")
+        + all("multimem.ld_reduce.relaxed.sys.global.add.v4.f32")
+        + all("multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.");
+    let wide_stores =
+        all("st.global.v2.u64") + all("st.global.v4.u32") + all("multimem.st.global.v4.f32");
     for (what, found, wanted) in [
         ("stores of lines", lines, kind.protocol != Some(ProtocolId::Simple)),
         ("loads of 16 bytes", wide_loads, true),

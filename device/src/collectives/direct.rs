@@ -222,6 +222,12 @@ impl<'s, T: Element, R: Reduction, const SPREAD: bool> Combined<'s, T, R, SPREAD
         Combined { side, reducer, from, to, input, output }
     }
 
+    /// What is done with values.
+    #[inline(always)]
+    pub(super) fn reducer(&self) -> &Reducer<T, R> {
+        &self.reducer
+    }
+
     /// Packs `first..end`, `U` of them in flight per lane and rank; with `U > 1` a multiple of `U x WARP` of them.
     ///
     /// # Safety

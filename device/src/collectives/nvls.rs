@@ -26,7 +26,7 @@ use crate::reduce::Reduction;
 /// 16 bytes, as they are.
 type Pack = [u64; PACK_BYTES / 8];
 
-/// All-reduce, a sum. Both buffers are in windows with multicast objects.
+/// All-reduce, a sum or an average. Both buffers are in windows with multicast objects.
 #[derive(Clone, Copy, Debug)]
 pub struct AllReduceNvls;
 
@@ -42,7 +42,7 @@ impl DirectCode for AllReduceNvls {
     }
 }
 
-/// Reduce-scatter, a sum. The input is in a window with a multicast object.
+/// Reduce-scatter, a sum or an average. The input is in a window with a multicast object.
 #[derive(Clone, Copy, Debug)]
 pub struct ReduceScatterNvls;
 
@@ -95,7 +95,8 @@ fn for_packs(side: &MeshSide, packs: usize, mut body: impl FnMut(usize)) {
     }
 }
 
-/// Sums `n` elements of all inputs into the output; with `SPREAD` into all outputs.
+/// Sums `n` elements of all inputs into the output; with `SPREAD` into all outputs. An average's sums are multiplied by its factor:
+/// the switch has no other rank's values.
 ///
 /// # Safety
 /// As [`DirectCode::run_block`]; the elements are in the buffers, nobody else writes them, and of the inputs nobody else reads any
@@ -119,7 +120,8 @@ unsafe fn sum<T: Element, R: Reduction, const SPREAD: bool>(
         let own = output.wrapping_add(head);
         let to = if SPREAD { Multicast::of(args.output_peers(), side.nranks, own) } else { from };
         for_packs(side, packs, |at| {
-            let sum = gpu::ld_sum::<T>(from.wrapping_add(at * PACK_BYTES));
+            let mut sum = gpu::ld_sum::<T>(from.wrapping_add(at * PACK_BYTES));
+            by_element.reducer().pre_words(&mut sum);
             if SPREAD {
                 gpu::st_all(to.wrapping_add(at * PACK_BYTES), sum, size_of::<T>());
             } else if aligned {

@@ -98,15 +98,16 @@ macro_rules! direct_sums {
     };
 }
 
-/// Calls `$row!` with the sums of plain data that a switch does (`multimem.ld_reduce`).
+/// Calls `$row!` with the sums of plain data that a switch does (`multimem.ld_reduce`). Averages are multiplied when they have been
+/// summed, so not of halves, whose sums overflow.
 macro_rules! multicast_sums {
     ($row:ident $($more:tt)*) => {
         $row! { $($more)* direct;
             #[cfg(feature = "half")]
             "half" F16 F16: "sum" Sum;
             #[cfg(feature = "half")]
-            "bfloat16" Bf16 Bf16: "sum" Sum;
-            "float" F32 f32: "sum" Sum;
+            "bfloat16" Bf16 Bf16: "sum" Sum, "mulsum" PreMulSum;
+            "float" F32 f32: "sum" Sum, "mulsum" PreMulSum;
         }
     };
 }
