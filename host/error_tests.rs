@@ -166,7 +166,7 @@ fn without_algorithm() -> Error {
         algorithm: None,
         network: crate::enqueue::NetworkOps::default(),
     };
-    crate::enqueue::choose(&call, &context, Registration::None).unwrap_err().into()
+    crate::enqueue::choose(&call, &context, crate::enqueue::Registration::None).unwrap_err().into()
 }
 
 #[test]

@@ -43,7 +43,7 @@ line.
 On GPUs the time is the GPU's own, between events in the ranks' streams; with -G calls are captured in a graph, \
 which is what is then timed.
 
-Buffers that are registered with -R 2 (windows) may be worked on directly; then algo says Direct. Of nccl-tests' flags \
+Buffers that are registered with -R 2 (windows) may be worked on directly; then algo says Direct, or NVLS where a switch sums and spreads. Of nccl-tests' flags \
 --output_file (-F) is absent; there is --json.";
 
 /// Measure a collective and check its results, as nccl-tests does

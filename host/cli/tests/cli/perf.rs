@@ -483,6 +483,44 @@ fn simulated_times() {
     assert_eq!(document["simulated_on"], "a100");
 }
 
+/// On windows, with algorithms that are for these; and what each of them lacks elsewhere.
+#[test]
+fn registered_buffers() {
+    let perf = |flags: &str| {
+        let mut command = ferroccl(["perf"]);
+        command.args(flags.split_whitespace());
+        command
+    };
+    for algorithm in ["Direct", "NVLS"] {
+        for collective in ["all_reduce", "all_gather", "reduce_scatter"] {
+            let all = format!("{collective} -g 3 -b 1K -e 64K -f 64 -R 2 --algo {algorithm}");
+            let table = table_of(&mut perf(&all));
+            assert_right(&table);
+            assert!(table.contains(&format!(" {algorithm}  Simple ")), "{table}");
+        }
+    }
+    let fails = |flags: &str, says: &str| {
+        let out = perf(flags).output().unwrap();
+        let error = text(&out.stderr);
+        assert!(!out.status.success() && error.contains(says), "{flags}: {error}");
+    };
+    fails("all_reduce -g 3 -b 1K -e 1K --algo nvls", "its buffers are to be registered: -R 2");
+    fails("all_reduce -g 3 -b 1K -e 1K -R 2 --algo nvls -d double", "there is no such kernel");
+    if ferroccl::ptx::unavailable().is_some() {
+        return;
+    }
+    let on = |model: &str| {
+        format!("all_reduce -g 2 -b 4K -e 4K -R 2 --algo nvls --runtime ptx --model {model}")
+    };
+    let table = table_of(&mut perf(&on("h100-nvlink")));
+    assert_right(&table);
+    assert!(table.contains(" NVLS  Simple "), "{table}");
+    // GPUs of sm_80 have no multicast objects, and a GPU is in one once.
+    for model in ["a100", "h200-one-gpu"] {
+        fails(&on(model), "on GPUs of sm_90 whose switch has multicast objects");
+    }
+}
+
 #[test]
 fn flags_of_the_emulator_that_do_not_go_together_are_refused() {
     for (flags, word) in [

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use ferroccl::device::abi::Algorithm;
 use ferroccl::device::kernels;
 use serde_json::Value;
 
@@ -57,7 +58,9 @@ fn every_kernel_is_listed_and_filters_leave_some() {
     }
     let all: Value = serde_json::from_str(&printed(&["list", "--json", "--arch", "80"])).unwrap();
     let all = all.as_array().unwrap();
-    assert_eq!(all.len(), kernels::all().count());
+    // What is compiled for later GPUs only, with `multimem`, is not among them.
+    let rows = kernels::rows().filter(|row| row.algorithm != Algorithm::Nvls);
+    assert_eq!(all.len(), rows.count());
     for row in all {
         let name = row["name"].as_str().unwrap();
         let known = kernels::rows().find(|row| row.kernel.name == name).expect("in the table");
