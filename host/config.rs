@@ -209,8 +209,8 @@ knobs! {
         "processes of one host do not share memory";
     "NCCL_WIN_ENABLE" win_enable: bool = true, (),
         "kernels work directly on buffers that are registered as windows";
-    "NCCL_NVLS_ENABLE" nvls_enable: bool = true, (),
-        "windows have a multicast object where the switch between the ranks' GPUs has them, for NVLS";
+    "NCCL_NVLS_ENABLE" nvls_enable: u32 = 2, 0..=2,
+        "1 and 2: windows have a multicast object where the switch between the ranks' GPUs has them, for NVLS";
     "NCCL_NET_DISABLE_INTRA" net_disable_intra: bool = false, (),
         "GPUs of one host do not talk over the network where that is faster than between them";
     "NCCL_NET_MERGE_LEVEL" net_merge_level: MergeLevel = MergeLevel::Port, MergeLevel::FORM,
@@ -419,7 +419,7 @@ mod tests {
             ("NCCL_SOCKET_FAMILY", "AF_UNIX", "AF_INET6"),
             ("NCCL_COMM_ID", "nowhere", "host:port"),
             ("NCCL_PROTO", "LL256", "LL128"),
-            ("NCCL_ALGO", "NVLS", "Ring"),
+            ("NCCL_ALGO", "NVLSTree", "Ring"),
             ("NCCL_ALGO", "ring;reduce:frog", "frog"),
             ("NCCL_MIN_NCHANNELS", "0", "1 to 64"),
             ("NCCL_MAX_NCHANNELS", "many", "1 to 64"),

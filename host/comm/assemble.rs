@@ -90,7 +90,7 @@ impl CommBuilder<'_> {
         let control = ControlBlock::new(device_comm, &peer_table, &groups, runtime)?;
         let of_mesh = (self.rank, first, self.tuning.deterministic);
         let mesh = Mesh::new(of_mesh, &edges, &self.layout, channels, runtime)?;
-        let may = (mesh.is_some(), self.env.win_enable, self.env.nvls_enable);
+        let may = (mesh.is_some(), self.env.win_enable, self.env.nvls_enable != 0);
         let windows = Windows::new(peers, self.allowed(), may);
         let trees =
             Trees::new(self.rank, self.channels, &nodes, self.graphs.map(|graphs| &**graphs));

@@ -130,7 +130,7 @@ impl Config {
             protocols: self.proto,
             deterministic: self.deterministic,
             windows: false,
-            no_multicast: !self.nvls_enable,
+            no_multicast: self.nvls_enable == 0,
             threads: self.nthreads,
             ll128_threads: self.ll128_nthreads,
             buffers: bytes.map(|size| size.map(|size| size.0 as u64)),

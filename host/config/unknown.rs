@@ -68,7 +68,6 @@ const NCCLS: &[&str] = &[
     "NCCL_MIN_NRINGS",
     "NCCL_NET_SHARED_BUFFERS",
     "NCCL_NET_SHARED_COMMS",
-    "NCCL_NVLS_ENABLE",
     "NCCL_MNNVL_ENABLE",
     "NCCL_RAS_ENABLE",
     "NCCL_RAS_ADDR",
@@ -96,7 +95,7 @@ const SLIPS: usize = 2;
 /// ```
 /// use ferroccl::config::unknown_variables;
 ///
-/// let names = ["FERROCCL_TIMEOUT", "FERROCCL_TIMOUT", "NCCL_ALGOS", "NCCL_NVLS_ENABLE", "PATH"];
+/// let names = ["FERROCCL_TIMEOUT", "FERROCCL_TIMOUT", "NCCL_ALGOS", "NCCL_CUMEM_ENABLE", "PATH"];
 /// let unknown = unknown_variables(names.map(str::to_owned));
 /// let nearest: Vec<_> = unknown.iter().map(|u| (u.name.as_str(), u.nearest)).collect();
 /// assert_eq!(
@@ -181,7 +180,7 @@ mod tests {
             assert!(found.is_some(), "{name}");
         }
         for name in
-            ["NCCL_NVLS_ENABLE", "NCCL_FOO", "PATH", "nccl_algo", "FERROCCL", "NCCL_MAX_NRINGS"]
+            ["NCCL_CUMEM_ENABLE", "NCCL_FOO", "PATH", "nccl_algo", "FERROCCL", "NCCL_MAX_NRINGS"]
         {
             assert_eq!(nearest(name), None, "{name}");
         }

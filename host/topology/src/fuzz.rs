@@ -97,7 +97,7 @@ pub fn words(data: &[u8]) {
     if let Ok(assume) = text.parse::<Assume>() {
         assert_eq!(assume.to_string().parse().as_ref(), Ok(&assume), "{text:?}");
     }
-    selection::<Algorithm>(text, &["NVLS", "NVLSTree"]);
+    selection::<Algorithm>(text, &["NVLSTree"]);
     selection::<ProtocolId>(text, &[]);
 }
 

@@ -126,6 +126,9 @@ impl Report {
         };
         let any_algorithm = machine.config.algo == Selection::all();
         let nvls = NvlsHeads::new(&machine.system, &machine.paths, s.nodes() > 1);
+        // On windows there is an NVLS of ours.
+        let windows = machine.settings.windows && s.nodes() == 1;
+        let nvls = nvls.filter(|_| !windows);
         let chosen = |bytes: &u64| {
             let choice = choose(s, collective, *bytes, &machine.settings)?;
             Ok(Size::new(*bytes, &choice, collective, (s, nvls.as_ref(), any_algorithm)))
@@ -313,9 +316,9 @@ impl Size {
             line(f, &marked(o.algorithm, o.measured), o.protocol, o.times.as_ref(), &o.lost)?;
         }
         for n in &self.nccl_only {
-            let why =
-                if n.fastest { "NCCL would take it; not implemented" } else { "not implemented" };
-            line(f, n.algorithm, n.protocol, Some(&n.times), why)?;
+            let lack = lack(n.algorithm);
+            let why = if n.fastest { format!("NCCL would take it; {lack}") } else { lack.into() };
+            line(f, n.algorithm, n.protocol, Some(&n.times), &why)?;
         }
         let others = self.alternatives.iter().filter(|o| o.exists);
         if !self.measured || others.into_iter().any(|o| !o.measured) {
@@ -388,16 +391,22 @@ impl Report {
                 |s: &&Size| s.nccl_only.iter().any(|n| n.fastest && n.algorithm == algorithm);
             let taken: Vec<String> = sizes.iter().filter(takes).map(|s| size(s.bytes)).collect();
             if !taken.is_empty() {
-                let taken = taken.join(", ");
-                writeln!(
-                    f,
-                    "# NCCL would take {algorithm} for {taken}, by its model; it is not implemented"
-                )?;
+                let (taken, lack) = (taken.join(", "), lack(algorithm));
+                writeln!(f, "# NCCL would take {algorithm} for {taken}, by its model; {lack}")?;
             }
         }
         for Switch { bytes, algorithm, protocol } in &self.switch_points {
             writeln!(f, "# from {bytes} bytes on: {algorithm} with {protocol}")?;
         }
         Ok(())
+    }
+}
+
+/// What this library lacks of an algorithm of NCCL's.
+fn lack(algorithm: &str) -> &'static str {
+    if algorithm == AbsentAlgorithm::Nvls.name() {
+        "here only on windows"
+    } else {
+        "not implemented"
     }
 }

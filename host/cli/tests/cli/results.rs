@@ -71,7 +71,7 @@ fn variables_that_nothing_reads_are_warned_of_once() {
     let mut job = ferroccl(["run", "-n", "2", "--", exe]);
     job.args(perf);
     for command in [&mut ferroccl(perf), &mut ferroccl(["env", "--set"]), &mut job] {
-        command.env("FERROCCL_TIMEOT", "5").env("NCCL_ALOG", "ring").env("NCCL_NVLS_ENABLE", "0");
+        command.env("FERROCCL_TIMEOT", "5").env("NCCL_ALOG", "ring").env("NCCL_CUMEM_ENABLE", "0");
         command
             .env("FERROCCL_TEST_X", "1")
             .env("FERROCCL_PTX", "none")

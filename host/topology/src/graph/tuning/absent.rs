@@ -9,10 +9,11 @@ use super::{Cost, Devices, Gpus, Situation, ring_steps};
 use crate::PathKind;
 use crate::graph::NvlsHeads;
 
-/// An algorithm that NCCL has, with its protocol Simple, and this library has not.
+/// An algorithm that NCCL has, with its protocol Simple, and this library has not, or not for all buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AbsentAlgorithm {
-    /// The switches of a host reduce and copy (`NVLink` SHARP).
+    /// The switches of a host reduce and copy (`NVLink` SHARP) what is in buffers of any kind, by way of NCCL's own. On windows
+    /// this library has [`Algorithm::Nvls`].
     Nvls,
     /// The same within hosts, and a tree of hosts for each head.
     NvlsTree,

@@ -229,7 +229,7 @@ mod tests {
     use Collective::{AllGather, AllReduce, Barrier, Broadcast, SendRecv};
 
     fn read(text: &str) -> Result<Selection<Algorithm>, String> {
-        Selection::parse(text, &["NVLS"])
+        Selection::parse(text, &["NVLSTree"])
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(of("RING ; AllReduce : TREE , ring", AllReduce), [Tree, Ring]);
         assert_eq!(of("ring;allreduce:tree,ring", Barrier), [Tree, Ring]);
         assert_eq!(of("ring;allreduce:tree,ring", Broadcast), [Ring]);
-        assert_eq!(of("ring;all_gather:pat,nvls", AllGather), [Bruck]);
+        assert_eq!(of("ring;all_gather:pat,nvlstree", AllGather), [Bruck]);
         assert_eq!(of("allgather:bruck", AllReduce), Algorithm::ALL);
         assert!(!read("allgather:bruck").unwrap().names(AllReduce));
         assert!(!of("tree;sendrecv:^chain", SendRecv).contains(&Chain));
@@ -276,7 +276,7 @@ mod tests {
             ("allreduce:ring:tree", "\"ring:tree\": unknown algorithm"),
             ("ring;", "only the first list"),
             (";allreduce:ring", "unknown algorithm"),
-            ("ring;allreduce:nvls", "\"nvls\" leaves nothing"),
+            ("ring;allreduce:nvlstree", "\"nvlstree\" leaves nothing"),
             ("ring,,tree", "unknown algorithm"),
             ("^", "unknown algorithm"),
         ] {
