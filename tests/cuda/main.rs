@@ -14,6 +14,8 @@ mod random;
 mod reductions;
 #[path = "../support/scenarios.rs"]
 mod scenarios;
+#[path = "../support/seccomp.rs"]
+mod seccomp;
 #[path = "../support/skip.rs"]
 mod skip;
 mod stand_in;

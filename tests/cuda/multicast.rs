@@ -12,6 +12,7 @@ use ferroccl::{Device, Error};
 
 use crate::again::{again, elsewhere, here};
 use crate::errors::{no_more, settled, until};
+use crate::seccomp;
 use crate::stand_in::{Kind, alone, fail, live, ready, symbol};
 use crate::streams::between_two_calls;
 
@@ -356,9 +357,6 @@ fn handles_of_nothing_are_errors() {
 
     let mut gone = Command::new("true").spawn().unwrap();
     gone.wait().unwrap();
-    let (pid, namespace) = (gone.id().to_ne_bytes(), 1_u64.to_ne_bytes());
-    let file = tempfile::tempfile().unwrap();
-    let others = std::os::fd::AsRawFd::as_raw_fd(&file).to_ne_bytes();
     for (good, of_other, take) in [
         (&handle, &of_object, &import as &dyn Fn(&[u8]) -> ferroccl::Result<()>),
         (&of_object, &handle, &open),
@@ -368,8 +366,8 @@ fn handles_of_nothing_are_errors() {
             good[1..].to_vec(),
             vec![0xff; good.len()],
             of_other.clone(),
-            changed(good, 12, &others),
-            changed(good, 16, &namespace),
+            // Of another file.
+            changed(good, 24, &1_u64.to_ne_bytes()),
             // Of fewer bytes than are asked for.
             changed(good, 32, &4096_u64.to_ne_bytes()),
         ];
@@ -377,11 +375,17 @@ fn handles_of_nothing_are_errors() {
             let error = take(&handle).unwrap_err();
             assert!(matches!(error, Error::Bootstrap(_)), "{handle:?}: {error}");
         }
-        // The process is gone, or has no such descriptor.
-        for handle in [changed(good, 8, &pid), changed(good, 12, &9999_i32.to_ne_bytes())] {
+        // Of a descriptor that nobody offers, and of a process that is gone.
+        let unknown = changed(good, 56, &[7; 16]);
+        let dead = changed(&changed(&unknown, 40, &[7; 16]), 8, &gone.id().to_ne_bytes());
+        for (handle, why) in [
+            (unknown, "it does not offer that, or no longer"),
+            (dead, "network namespace; by pidfd_getfd: No such process"),
+        ] {
             let error = take(&handle).unwrap_err();
             assert!(matches!(error, Error::System { .. }), "{handle:?}: {error}");
-            assert!(error.to_string().contains("taking descriptor"), "{error}");
+            let error = error.to_string();
+            assert!(error.contains("taking descriptor") && error.contains(why), "{error}");
         }
     }
     // Bytes as many as a CUDA IPC handle has are one, and so the driver's to refuse.
@@ -391,7 +395,6 @@ fn handles_of_nothing_are_errors() {
     assert!(matches!(&error, Error::Cuda(error) if error.call() == "cuMemMap"), "{error}");
     drop((memory, object));
     until(|| no_more(objects(), before));
-    // The number may be another file's by now.
     assert!(import(&handle).is_err() && open(&of_object).is_err());
 }
 
@@ -402,9 +405,6 @@ fn gpus_of_processes() {
         return;
     }
     let _alone = alone();
-    // Where Yama keeps processes from each other (kernel.yama.ptrace_scope is 1), the other one takes descriptors only if it may.
-    // SAFETY: takes numbers; a system without Yama refuses.
-    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
     let gpu = CudaRuntime::new(0).unwrap();
     let before = settled(objects);
     let memory = gpu.allocate_window(BYTES).unwrap();
@@ -449,6 +449,11 @@ fn gpus_of_processes() {
 fn other_process() {
     let Ok(window) = std::env::var("FERROCCL_TEST_WINDOW") else { return };
     assert!(ready());
+    // It may not trace the first, as where Yama keeps processes from each other, or in a container.
+    seccomp::refuse(&[libc::SYS_pidfd_getfd], libc::EPERM);
+    // SAFETY: it takes numbers.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_pidfd_getfd, -1, -1, 0) }, -1);
+    assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EPERM));
     let bytes = |hex: &str| -> Vec<u8> {
         let pairs = hex.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
         pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect()

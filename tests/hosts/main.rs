@@ -28,6 +28,8 @@ mod random;
 #[cfg(feature = "verbs")]
 #[path = "../support/rdma.rs"]
 mod rdma;
+#[path = "../support/seccomp.rs"]
+mod seccomp;
 #[path = "../support/skip.rs"]
 mod skip;
 

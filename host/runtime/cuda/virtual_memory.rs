@@ -16,7 +16,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::CudaError;
-use super::descriptor::{DescriptorHandle, Shared};
+use super::descriptor::{DescriptorHandle, Offered, Shared};
 use super::driver::virtual_memory::{
     AccessDesc, AllocationHandle, AllocationProp, GRANULARITY_MINIMUM, HANDLE_FILE_DESCRIPTOR,
     MulticastProp,
@@ -33,7 +33,7 @@ pub(super) struct Allocation {
     pub(super) handle: AllocationHandle,
     pub(super) bytes: usize,
     /// By which other processes have it, once it was exported.
-    descriptor: Mutex<Option<OwnedFd>>,
+    offered: Mutex<Option<Offered>>,
 }
 
 impl fmt::Debug for Allocation {
@@ -48,7 +48,7 @@ impl fmt::Debug for Allocation {
 impl Allocation {
     /// That of a handle of the driver's, which is released when this is dropped.
     pub(super) fn new(gpu: &Arc<Gpu>, handle: AllocationHandle, bytes: usize) -> Self {
-        Allocation { gpu: Arc::clone(gpu), handle, bytes, descriptor: Mutex::default() }
+        Allocation { gpu: Arc::clone(gpu), handle, bytes, offered: Mutex::default() }
     }
 
     /// Physical memory of the GPU; `None` when there is not so much.
@@ -68,13 +68,12 @@ impl Allocation {
 
     /// What another process needs to [`import`](Allocation::import) it. The handle is good as long as this is there.
     pub(super) fn export(&self, what: Shared) -> Result<Vec<u8>> {
-        let mut descriptor = lock(&self.descriptor);
-        if descriptor.is_none() {
-            *descriptor = Some(self.open_descriptor()?);
-        }
-        let none = || Error::argument("descriptor", "the driver has given none");
-        let open = descriptor.as_ref().ok_or_else(none)?;
-        Ok(DescriptorHandle::of(what, open, self.bytes)?.to_bytes())
+        let mut offered = lock(&self.offered);
+        let offered = match &mut *offered {
+            Some(offered) => offered,
+            none => none.insert(Offered::new(what, self.open_descriptor()?)?),
+        };
+        Ok(offered.handle(self.bytes)?.to_bytes())
     }
 
     fn open_descriptor(&self) -> Result<OwnedFd> {
@@ -126,11 +125,11 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         let (gpu, handle) = (Arc::clone(&self.gpu), self.handle);
-        let descriptor = lock(&self.descriptor).take();
+        let offered = lock(&self.offered).take();
         watch::retire(&self.gpu, move || {
             // SAFETY: the handle is ours, and the last that uses it is gone. An error is that of a lost context.
             let _ = gpu.run(|| unsafe { gpu.driver.mem_release(handle).map_err(Error::from) });
-            drop(descriptor);
+            drop(offered);
         });
     }
 }

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
+use crate::seccomp;
+
 pub(super) fn signal(number: i32) {
     // SAFETY: it takes no pointers.
     unsafe { libc::raise(number) };
@@ -98,30 +100,7 @@ pub(super) fn address_space() -> u64 {
 /// From here on neither this thread nor those that it has started since starts another: clone(2) is refused with EAGAIN, as
 /// where the user has too many (pthread_create(3)). It is a filter of system calls (seccomp(2)), since root has no limit.
 pub(super) fn no_more_threads() {
-    let [clone, clone3] = [libc::SYS_clone, libc::SYS_clone3].map(|number| number as u32);
-    let is = |number, yes, no| {
-        jump((libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, yes, no, number)
-    };
-    let result = |k| jump((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, k);
-    // `seccomp_data` begins with the call's number.
-    let filter = [
-        jump((libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, 0, 0, 0),
-        is(clone, 2, 0),
-        is(clone3, 1, 0),
-        result(libc::SECCOMP_RET_ALLOW),
-        result(libc::SECCOMP_RET_ERRNO | libc::EAGAIN as u32),
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
-    // SAFETY: the program and its filter are there while the system copies them.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        let mode = libc::SECCOMP_MODE_FILTER;
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program), 0);
-    }
-}
-
-fn jump(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
-    libc::sock_filter { code, jt, jf, k }
+    seccomp::refuse(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN);
 }
 
 /// What the process's descriptors lead to. The stand-in for a driver has one for each piece of device memory, of which a GPU
