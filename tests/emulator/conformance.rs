@@ -16,7 +16,7 @@ use ferroccl_proxy::net::LocalNet;
 use half::{bf16, f16};
 
 use crate::random::Random;
-use crate::reductions::{Group, Reduction, all_cases, group, group_by, reduce};
+use crate::reductions::{Group, Reduction, all_cases, group, group_by, knows, reduce};
 use crate::team::team_on;
 use crate::values::Case;
 
@@ -96,7 +96,13 @@ fn every_op<T: Case>(
 /// Algorithms that only move data, and messages.
 fn moves(device: &Device, config: &CommConfig, seed: u64, counts: &[usize]) {
     use Algorithm::{Bruck, Direct, Nvls, OneShot, Ring, Tree};
-    for algorithm in [Ring, Tree, Bruck, OneShot, Direct, Nvls] {
+    // Over a network there is no mesh.
+    let near = config.p2p != Some(false);
+    let knows = |a: &Algorithm| {
+        let has = config.protocol.is_none_or(|protocol| knows(*a, protocol));
+        has && (near || !a.is_over_mesh())
+    };
+    for algorithm in [Ring, Tree, Bruck, OneShot, Direct, Nvls].into_iter().filter(knows) {
         let mut config = config.clone();
         config.algorithm = Some(algorithm);
         let name = format!("{algorithm}, {:?}, seed {seed}", config.protocol);
@@ -121,7 +127,8 @@ fn every_kernel_on_plain_memory() {
     let device = Device::new(runtime.clone());
     let random = &mut Random(1);
     for &protocol in ProtocolId::ALL {
-        for (i, (what, algorithm)) in WAYS.into_iter().enumerate() {
+        let ways = WAYS.into_iter().filter(|(_, a)| knows(*a, protocol));
+        for (i, (what, algorithm)) in ways.enumerate() {
             let (hostile, way) = (i % 2 == 0, (algorithm, protocol));
             let group = group_by(&device, way, 3, hostile, &[0, 17, 523]);
             every_type!(every_op(&group, what, random, hostile, !hostile));
@@ -138,7 +145,7 @@ fn seeded<T: Case>(
     random: &mut Random,
     ran: &mut BTreeSet<&'static str>,
 ) {
-    for (what, algorithm) in WAYS {
+    for (what, algorithm) in WAYS.into_iter().filter(|(_, a)| knows(*a, protocol)) {
         let (seed, nranks) = (random.next(), 2 + random.below(2));
         println!("{} {algorithm} {protocol}: seed {seed}, {nranks} ranks", T::TYPE);
         let options = Options { checks: Some(checks(unit)), ..Options::seeded(seed) };

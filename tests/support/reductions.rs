@@ -35,6 +35,13 @@ pub(crate) enum Reduction {
     Reduce,
 }
 
+/// Whether an algorithm has kernels of a protocol; with another one, a call is made by any algorithm.
+pub(crate) fn knows(algorithm: Algorithm, protocol: ProtocolId) -> bool {
+    let lines = matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot);
+    let is_simple = protocol == ProtocolId::Simple;
+    !(lines && is_simple || algorithm.is_on_windows() && !is_simple)
+}
+
 /// A group whose calls are done by one algorithm.
 pub(crate) fn group_by(
     device: &Device,

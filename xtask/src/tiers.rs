@@ -99,10 +99,15 @@ pub(crate) fn nightly() -> Vec<Step> {
         Step::new("fuzz", "parsers and messages of peers, a minute of libFuzzer each")
             .needs(|| cargo_tool("fuzz").or_else(|| toolchain("nightly")))
             .run("scripts/fuzz all -max_total_time=60"),
-        Step::new("seeds", "seeded tests with more seeds").run_with(
-            "cargo test --release -p ferroccl-topology --test topology",
-            &[("FERROCCL_TOPOLOGY_SEEDS", "200000")],
-        ),
+        Step::new("seeds", "seeded tests with more seeds")
+            .run_with(
+                "cargo test --release -p ferroccl-topology --test topology",
+                &[("FERROCCL_TOPOLOGY_SEEDS", "200000")],
+            )
+            .run_with(
+                "cargo test --release -p ferroccl --test collectives -- under_adversity",
+                &[("FERROCCL_TEST_SEEDS", "96"), ("FERROCCL_PTX", "none")],
+            ),
         Step::new("mutants", "planning and parsing: tests notice changed code (cargo-mutants)")
             .needs(|| cargo_tool("mutants"))
             .run_with("cargo mutants --package ferroccl-ptx --timeout 300", &NO_PTX),

@@ -23,7 +23,7 @@ const PCI: [f64; 2] = [0.4, 0.0];
 const DATA: [f64; 2] = [0.5, 120.0 / 128.0];
 /// What arrives of the bandwidth that the search finds for a link, in one shot and in two. Simulated, on links that have more: 450
 /// GB/s, of which the search finds 384.
-const SHARE: [[f64; 2]; 2] = [[0.82, 0.7], [1.33, 1.16]];
+const SHARE: [[f64; 2]; 2] = [[0.82, 0.7], [1.0, 1.16]];
 
 /// What a direct call takes before its bytes count: two barriers of all ranks, and a load from another rank. Simulated.
 const DIRECT: (f64, f64) = (6.1, 0.11);
