@@ -29,19 +29,25 @@ fn a_switch_that_sums_and_spreads() {
     };
     let time = |collective, bytes| nvls(&s, collective, bytes).cost.unwrap().time_us;
     let link = 384_000.0 * 0.963;
-    // A launch and the barriers, 4.2 + 5.6 + 8 x 0.06. Up to 2 MiB the bytes go there and back one after the other; then they overlap,
+    // A launch and the barriers, 4.2 + 5.6 + 8 x 0.06. Up to 1 MiB the bytes go there and back one after the other; then they overlap,
     // and each link carries nine eighths of them.
     is(time(AllReduce, 1 << 10), 10.28 + 2.0 * 1024.0 / link);
-    is(time(AllReduce, 2 << 20), 10.28 + 2.0 * 2_097_152.0 / link);
-    let further = f64::from((64 << 20) - (2 << 20)) * 1.125;
-    is(time(AllReduce, 64 << 20), 10.28 + (2.0 * 2_097_152.0 + further) / link);
+    is(time(AllReduce, 1 << 20), 10.28 + 2.0 * 1_048_576.0 / link);
+    let further = f64::from((64 << 20) - (1 << 20)) * 1.125;
+    is(time(AllReduce, 64 << 20), 10.28 + (2.0 * 1_048_576.0 + further) / link);
     is(time(AllGather, 64 << 20), 9.78 + 67_108_864.0 / link);
     is(time(ReduceScatter, 8), 9.78 + 8.0 / link);
-    // Simulated, an all-reduce of 64 MiB takes 216 us without its launch, and one of 16 MiB 62.
-    assert!((time(AllReduce, 64 << 20) - 4.2 - 216.0).abs() < 4.0);
-    assert!((time(AllReduce, 16 << 20) - 4.2 - 62.0).abs() < 2.0);
-    let choice = choose(&s, AllReduce, 64 << 20, &windows).unwrap();
-    assert_eq!((choice.algorithm, choice.protocol), (Nvls, Simple));
+    // Simulated, an all-reduce of 16 MiB takes 59.6 us without its launch, one of 4 MiB 21.2, one of 1 MiB 10.9.
+    for (mib, simulated) in [(16, 59.6), (4, 21.2), (1, 10.9)] {
+        let model = time(AllReduce, mib << 20) - 4.2;
+        assert!((model / simulated - 1.0).abs() < 0.08, "{mib} MiB: {model}");
+    }
+    // A thread for each 64 bytes and rank, in 16 blocks at most.
+    for (bytes, channels) in [(64 << 20, 16), (4 << 20, 16), (2 << 20, 8), (1 << 20, 4)] {
+        let choice = choose(&s, AllReduce, bytes, &windows).unwrap();
+        assert_eq!((choice.algorithm, choice.protocol), (Nvls, Simple), "{bytes}");
+        assert_eq!((choice.channels, choice.threads), (channels, 512), "{bytes}");
+    }
 
     let why = |s: &Situation<'_>, settings: &Settings| {
         predict(s, AllReduce, Nvls, Simple, 8, settings).why_not.unwrap_or_default()

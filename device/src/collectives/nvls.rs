@@ -84,7 +84,7 @@ fn to_first_pack<T>(at: *const T, n: usize) -> usize {
 }
 
 /// Calls `body` for packs `0..packs`, which the block's lanes share. A lane has one pack in flight: so what is stored to all travels
-/// while others are loaded from all, and by 8 ranks of 32 blocks a link is asked for 2 MiB at once, more than there is room for on
+/// while others are loaded from all, and by 8 ranks of 16 blocks a link is asked for 1 MiB at once, more than there is room for on
 /// its way.
 #[inline(always)]
 fn for_packs(side: &MeshSide, packs: usize, mut body: impl FnMut(usize)) {

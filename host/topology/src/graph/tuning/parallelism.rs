@@ -3,7 +3,7 @@
 use ferroccl_device::abi::{Algorithm, ProtocolId};
 
 use super::situation::{Devices, Situation};
-use super::{Settings, cpu, tables};
+use super::{Settings, cpu, mesh, tables};
 
 /// Threads of a block at most.
 fn most_threads(
@@ -42,6 +42,7 @@ fn bytes_per_thread(s: &Situation<'_>, algorithm: Algorithm, protocol: ProtocolI
     match (algorithm, protocol) {
         (Algorithm::Ring, ProtocolId::Ll) => bytes * u64::from(s.ranks()),
         // Every rank's lines go to every other: what a thread moves is more than its part of the call.
+        (Algorithm::Nvls, _) => mesh::NVLS_BYTES_A_THREAD * u64::from(s.ranks()),
         (algorithm, _) if algorithm.is_over_mesh() => bytes / 4,
         (Algorithm::CollnetDirect | Algorithm::CollnetChain, _) => tables::BYTES_A_THREAD_COLLNET,
         _ => bytes,
@@ -81,6 +82,9 @@ impl MinimumSize {
 
     /// How many of `most` channels a call takes; at least 1.
     pub(super) fn channels(&self, bytes: u64, most: u32) -> u32 {
+        // A CPU has its own limits.
+        let nvls = self.algorithm == Algorithm::Nvls && self.threads > 1;
+        let most = if nvls { most.min(mesh::NVLS_CHANNELS) } else { most };
         u32::try_from(bytes / self.per_channel).unwrap_or(u32::MAX).clamp(1, most.max(1))
     }
 
