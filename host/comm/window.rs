@@ -153,7 +153,8 @@ impl Communicator {
     /// part, each from a thread of its own, with buffers of the same size. [`Communicator::register_windows`] is for several ranks of
     /// one thread.
     ///
-    /// A buffer that other GPUs or processes are to reach is of [`Device::alloc_shared`](crate::Device::alloc_shared).
+    /// A buffer that other GPUs or processes are to reach is of [`Device::alloc_shared`](crate::Device::alloc_shared), or, on GPUs, of
+    /// the caller's `cuMemAlloc`.
     /// Where ranks do not reach each other's memory, as over a network, the window is there and is not
     /// [direct](Window::is_direct).
     ///
@@ -321,8 +322,10 @@ fn register_locked(
 ) -> Result<Arc<WindowState>> {
     let limit = Limit { time: Config::from_env()?.bootstrap_timeout, stop: stop.clone() };
     let words = MappingWords::new(comm)?;
+    let whole = allocation(comm, memory);
+    let memory = whole.as_ref().unwrap_or(memory);
     let offset = (address - memory.address()) as usize;
-    let offered = offer(comm, memory, &words);
+    let offered = whole.clone().and_then(|whole| offer(comm, &whole, &words));
     let (exported, handle) = match offered {
         Ok((exported, handle)) => (Some(exported), Ok(handle)),
         Err(why) => (None, Err(why)),
@@ -375,19 +378,25 @@ fn register_locked(
     Ok(state)
 }
 
+/// The allocation that a buffer is in, as far as the others reach it; why they do not.
+fn allocation(comm: &CommState, memory: &Arc<dyn Memory>) -> Result<Arc<dyn Memory>, String> {
+    comm.windows.possible.clone()?;
+    let me = &comm.windows.peers[comm.rank as usize];
+    let of_us = |peer: &PeerInfo| peer.space == me.space && peer.process == me.process;
+    if comm.windows.peers.iter().all(of_us) {
+        return Ok(Arc::clone(memory));
+    }
+    let whole = comm.device.runtime().shared_allocation(memory);
+    whole.map_err(|e| format!("the buffer of rank {}: {e}", comm.rank))
+}
+
 /// By what the others find an allocation, and what keeps it until they have let go.
 fn offer(
     comm: &CommState,
     memory: &Arc<dyn Memory>,
     words: &Option<MappingWords>,
 ) -> Result<(Arc<dyn Memory>, DeviceMemoryHandle), String> {
-    comm.windows.possible.clone()?;
     let me = &comm.windows.peers[comm.rank as usize];
-    let alone =
-        comm.windows.peers.iter().all(|peer| peer.space == me.space && peer.process == me.process);
-    if !alone && !memory.is_shared() {
-        return Err(format!("the buffer of rank {} is not of Device::alloc_shared", comm.rank));
-    }
     let Some(words) = words else {
         return Ok((Arc::clone(memory), device::offer(memory, None)));
     };

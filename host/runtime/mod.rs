@@ -71,6 +71,15 @@ pub trait Runtime: Debug + Send + Sync {
         self.allocate_shared(bytes)
     }
 
+    /// The allocation that memory is a part of, as others reach it ([`reach`](Runtime::reach), [`export`](Runtime::export)): the
+    /// caller's may begin in the middle of one. It keeps the memory.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] with the reason where others do not reach it.
+    fn shared_allocation(&self, memory: &Arc<dyn Memory>) -> Result<Arc<dyn Memory>> {
+        if memory.is_shared() { Ok(Arc::clone(memory)) } else { Err(not_shared(self.name())) }
+    }
+
     /// Whether memory can be bound to a multicast object.
     ///
     /// # Errors
@@ -298,12 +307,13 @@ pub struct RdmaInfo {
 
 /// What another process needs to open memory of the host that is mapped from a file.
 fn export_file(runtime: &str, memory: &Arc<dyn Memory>) -> Result<Vec<u8>> {
-    let file = memory.file().ok_or_else(|| {
-        let what = format!("memory of {runtime} for other processes");
-        let reason = "it is not of Device::alloc_shared".to_owned();
-        Error::Unavailable { what, reason }
-    })?;
+    let file = memory.file().ok_or_else(|| not_shared(runtime))?;
     SharedMemoryHandle::of(file)?.to_bytes()
+}
+
+fn not_shared(runtime: &str) -> Error {
+    let what = format!("memory of {runtime} for others");
+    Error::Unavailable { what, reason: "it is not of Device::alloc_shared".to_owned() }
 }
 
 fn no_multicast(runtime: &str) -> Error {

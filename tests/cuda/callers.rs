@@ -3,21 +3,25 @@
 use std::sync::Arc;
 
 use ferroccl::runtime::cuda::{CudaGraph, CudaRuntime};
-use ferroccl::{Communicator, Device, ReduceOp};
+use ferroccl::{Algorithm, CommConfig, Communicator, Device, ReduceOp};
 
 use crate::stand_in::{Handle, Kind, alone, live, ready, symbol};
 
 /// A context of the caller's: current, with a stream and memory.
-struct Caller {
+pub(crate) struct Caller {
     context: Handle,
     stream: Handle,
-    memory: u64,
+    pub(crate) memory: u64,
 }
 
 const COUNT: usize = 5000;
 
 impl Caller {
     fn new(ordinal: i32) -> Self {
+        Self::with_memory(ordinal, COUNT * 4)
+    }
+
+    pub(crate) fn with_memory(ordinal: i32, bytes: usize) -> Self {
         let retain: unsafe extern "C" fn(*mut Handle, i32) -> i32 =
             symbol("cuDevicePrimaryCtxRetain");
         let push: unsafe extern "C" fn(Handle) -> i32 = symbol("cuCtxPushCurrent_v2");
@@ -30,7 +34,7 @@ impl Caller {
             assert_eq!(retain(&raw mut context, ordinal), 0);
             assert_eq!(push(context), 0);
             assert_eq!(create(&raw mut stream, 0), 0);
-            assert_eq!(alloc(&raw mut memory, COUNT * 4), 0);
+            assert_eq!(alloc(&raw mut memory, bytes), 0);
             assert_eq!(pop(std::ptr::null_mut()), 0);
         }
         Caller { context, stream, memory }
@@ -107,6 +111,43 @@ fn the_current_context_stays() {
         // SAFETY: what was pushed above.
         assert!(context.is_null() || unsafe { pop(std::ptr::null_mut()) } == 0);
         assert!(now().is_null());
+    }
+}
+
+/// A window of memory in the middle of the caller's allocations, on two GPUs: the other GPU reaches all of an allocation.
+#[test]
+fn a_window_of_the_callers_memory_is_direct() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let callers = [0, 1].map(Caller::new);
+    // The places differ, and so do the allocations' beginnings.
+    let (len, starts) = (COUNT - 500, [64, 450]);
+    let keep = Arc::new(());
+    let (mut devices, mut buffers) = (Vec::new(), Vec::new());
+    for ((ordinal, caller), start) in (0..).zip(&callers).zip(starts) {
+        let runtime = Arc::new(CudaRuntime::new(ordinal).unwrap());
+        // SAFETY: the memory is never freed.
+        let buffer =
+            unsafe { runtime.buffer_of::<f32>(caller.memory + 4 * start, len, keep.clone()) };
+        buffers.push(buffer.unwrap());
+        devices.push(Device::new(runtime));
+    }
+    let mut config = CommConfig::default();
+    config.algorithm = Some(Algorithm::Direct);
+    let ranks = Communicator::init_all_on(&devices, &config).unwrap();
+    let windows = Communicator::register_windows(ranks.iter().zip(&buffers)).unwrap();
+    assert_eq!(windows[0].why_not_direct(), None);
+    let why = windows[1].why_not_multicast().unwrap();
+    assert!(why.contains("not of Runtime::allocate_window"), "{why}");
+    let streams: Vec<_> = devices.iter().map(|device| device.stream().unwrap()).collect();
+    for (r, rank) in ranks.iter().enumerate() {
+        buffers[r].copy_from(&vec![r as f32 + 1.0; len], &streams[r]).unwrap();
+        rank.all_reduce(&buffers[r], &buffers[r], ReduceOp::Sum, &streams[r]).unwrap();
+    }
+    for (buffer, stream) in buffers.iter().zip(&streams) {
+        assert!(buffer.to_vec(stream).unwrap() == vec![3.0; len]);
     }
 }
 

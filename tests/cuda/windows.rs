@@ -1,16 +1,19 @@
 //! Registered buffers in GPUs' memory: of several GPUs of a process, and of several processes, which open them by CUDA IPC.
 
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ferroccl::config::Config;
 use ferroccl::enqueue::CollectiveCall;
+use ferroccl::runtime::cuda::CudaRuntime;
 use ferroccl::{
     Algorithm, Collective, CommConfig, Communicator, DataType, Device, DeviceBuffer, Element,
     ReduceOp, UniqueId,
 };
 
 use crate::again::again;
+use crate::callers::Caller;
 use crate::stand_in::{Kind, alone, gpus, live, ready};
 
 fn direct() -> CommConfig {
@@ -63,7 +66,8 @@ fn gpus_of_a_process() {
             devices.iter().map(|device| device.alloc(70_000).unwrap()).collect();
         let windows = Communicator::register_windows(ranks.iter().zip(&buffers)).unwrap();
         let why = windows[1].why_not_direct().unwrap_or_default();
-        assert!(why.contains("is not of Device::alloc_shared"), "{ordinals:?}: {why}");
+        let pool = "is neither of Device::alloc_shared nor of cuMemAlloc";
+        assert!(why.contains(pool), "{ordinals:?}: {why}");
         std::thread::scope(|scope| {
             for (rank, buffer) in ranks.iter().zip(&buffers) {
                 scope.spawn(move || calls(rank, buffer));
@@ -176,6 +180,17 @@ fn member() {
         stream.synchronize().unwrap();
         drop((window, buffer));
     }
+    // The caller's memory, at another place of each rank's allocation.
+    let (start, len) = (5 + 16 * rank as usize, 70_000);
+    let caller = Caller::with_memory(rank as i32, 4 * (start + len));
+    let runtime = CudaRuntime::new(rank).unwrap();
+    // SAFETY: the memory is never freed.
+    let buffer = unsafe { runtime.buffer_of(caller.memory + 4 * start as u64, len, Arc::new(())) };
+    let buffer: DeviceBuffer<u32> = buffer.unwrap();
+    let window = comm.register_window(&buffer).unwrap();
+    assert!(window.is_direct(), "{:?}", window.why_not_direct());
+    calls(&comm, &buffer);
+    drop((window, buffer));
     assert!(live(Kind::Allocation) > 0);
     comm.finalize().unwrap();
 }

@@ -101,6 +101,12 @@ pub(crate) mod jit {
 pub(crate) const POINTER_CONTEXT: c_int = 1;
 /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`: of memory that the driver knows.
 pub(crate) const POINTER_MEMORY_TYPE: c_int = 2;
+/// `CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE`: whether it is of `cuMemAlloc`, and no pool's, so that others reach it.
+pub(crate) const POINTER_IPC_CAPABLE: c_int = 10;
+/// `CU_POINTER_ATTRIBUTE_RANGE_START_ADDR`: where its allocation begins.
+pub(crate) const POINTER_RANGE_START: c_int = 11;
+/// `CU_POINTER_ATTRIBUTE_RANGE_SIZE`: bytes of its allocation.
+pub(crate) const POINTER_RANGE_SIZE: c_int = 12;
 /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`: the number of the GPU that it is of.
 #[cfg(feature = "cust")]
 pub(crate) const POINTER_ORDINAL: c_int = 9;

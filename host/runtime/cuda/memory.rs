@@ -34,6 +34,8 @@ enum Origin {
     Mapped { _mapping: Mapping },
     /// The caller's, and what keeps it.
     Foreign { _keep: Keep },
+    /// The whole allocation of what is the caller's.
+    Allocation { _keep: Arc<dyn Memory> },
 }
 
 impl std::fmt::Debug for CudaMemory {
@@ -62,7 +64,8 @@ unsafe impl Memory for CudaMemory {
 
     /// What is the caller's may be of a pool, or begin in the middle of an allocation.
     fn is_shared(&self) -> bool {
-        matches!(self.origin, Origin::Allocated(Use::Shared) | Origin::Window { .. })
+        use Origin::{Allocated, Allocation, Window};
+        matches!(self.origin, Allocated(Use::Shared) | Window { .. } | Allocation { .. })
     }
 }
 
@@ -93,6 +96,34 @@ impl CudaMemory {
     pub(super) unsafe fn foreign(gpu: &Arc<Gpu>, address: Address, len: usize, keep: Keep) -> Self {
         let origin = Origin::Foreign { _keep: keep };
         CudaMemory { gpu: Arc::clone(gpu), address, len, origin }
+    }
+
+    /// The allocation of the caller's (`cuMemAlloc`) that memory is a part of.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] where it is of a pool, or no memory of the driver's: others do not reach it.
+    pub(super) fn allocation_of(gpu: &Arc<Gpu>, memory: &Arc<dyn Memory>) -> Result<Self> {
+        let at = memory.address();
+        let (mut capable, mut start, mut bytes) = (0_u32, 0_u64, 0_usize);
+        let asked = gpu.run(|| {
+            let ask = |what, to: *mut c_void| {
+                // SAFETY: writes a number of the attribute's size to a place that is there.
+                unsafe { gpu.driver.pointer_get_attribute(to, what, at) }.map_err(|e| gpu.error(&e))
+            };
+            // A boolean is as large as the driver says in its manual, and the place has room for more.
+            ask(driver::POINTER_IPC_CAPABLE, (&raw mut capable).cast())?;
+            ask(driver::POINTER_RANGE_START, (&raw mut start).cast())?;
+            ask(driver::POINTER_RANGE_SIZE, (&raw mut bytes).cast())
+        });
+        let end = at.checked_add(memory.len() as u64);
+        let is_in = start <= at && end.is_some_and(|end| end <= start.saturating_add(bytes as u64));
+        if asked.is_err() || capable == 0 || !is_in {
+            let what = format!("memory of {} for others", gpu.name);
+            let reason = "it is neither of Device::alloc_shared nor of cuMemAlloc".to_owned();
+            return Err(Error::Unavailable { what, reason });
+        }
+        let origin = Origin::Allocation { _keep: Arc::clone(memory) };
+        Ok(CudaMemory { gpu: Arc::clone(gpu), address: start, len: bytes, origin })
     }
 
     /// What another process needs to reach an allocation.
@@ -145,7 +176,10 @@ impl Drop for CudaMemory {
                 });
             }
             // What is in it goes back by itself.
-            Origin::Window { .. } | Origin::Mapped { .. } | Origin::Foreign { .. } => {}
+            Origin::Window { .. }
+            | Origin::Mapped { .. }
+            | Origin::Foreign { .. }
+            | Origin::Allocation { .. } => {}
         }
     }
 }

@@ -369,6 +369,13 @@ impl Runtime for CudaRuntime {
         Ok(Arc::new(CudaMemory::import(&self.gpu, handle, bytes)?))
     }
 
+    fn shared_allocation(&self, memory: &Arc<dyn Memory>) -> Result<Arc<dyn Memory>> {
+        if memory.is_shared() {
+            return Ok(Arc::clone(memory));
+        }
+        Ok(Arc::new(CudaMemory::allocation_of(&self.gpu, memory)?))
+    }
+
     fn rdma(&self) -> Result<Option<RdmaInfo>> {
         self.gpu.rdma()
     }

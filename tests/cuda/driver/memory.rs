@@ -155,6 +155,9 @@ driver! {
                 1 => *to.cast::<usize>() = range.context,
                 2 => *to.cast::<u32>() = if matches!(range.kind, Kind::Pinned | Kind::Registered) { 1 } else { 2 },
                 9 => *to.cast::<c_int>() = context.device,
+                10 => *to.cast::<bool>() = range.file.is_some() && range.context != 0,
+                11 => *to.cast::<u64>() = *start,
+                12 => *to.cast::<usize>() = range.bytes,
                 _ => return Err(INVALID_VALUE),
             }
         }
