@@ -114,6 +114,7 @@ impl Device {
 
     /// [`Device::alloc`] of memory that other devices and processes may reach, too (`ncclMemAlloc`): for a buffer that is
     /// registered as a [`Window`](crate::Window). It may wait for kernels that run, so a program makes such buffers at its start.
+    /// On a GPU that has multicast objects it takes whole pages of the GPU's, of 2 MiB as a rule, and network cards do not reach it.
     ///
     /// # Errors
     /// As [`Device::alloc`].
