@@ -85,7 +85,7 @@ pub(crate) fn compact(asm: &str, project: &[&str], coarse: &[String]) -> String 
     let mut next: Option<Place> = None;
     for line in asm.lines() {
         let text = line.trim();
-        if text.starts_with(".loc") {
+        if text.split_whitespace().next() == Some(".loc") {
             // A line of number 0 is nobody's: what is there goes with what was before.
             next = place(text, (project, coarse), &mut files, &mut calls).or(next);
             continue;
@@ -299,6 +299,16 @@ $L1:
         let short = "{\n\t.loc\t2 5 1 //1\n\tret;\n\tret;\n}\n\
             \t.file\t1 \"d/z.rs\"\n\t.file\t2 \"d/slow.rs\"\n//1 1:8\n";
         assert_eq!(compact(asm, &["d"], &["d/slow.rs".into()]), short);
+    }
+
+    /// Which arrays that are indexed by what is only known at run time need.
+    #[test]
+    fn local_memory_stays_declared() {
+        let asm = "{\n\t.local .align 8 .b8 \t__local_depot0[80];\n\t.loc\t1 2 3\n\tret;\n}\n";
+        assert_eq!(
+            compact(asm, &[], &[]),
+            "{\n\t.local .align 8 .b8\t__local_depot0[80];\n\tret;\n}\n"
+        );
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub trait Element: Copy + 'static {
 
 /// What `f` gives for each index, in order. `core::array::from_fn` is a function call when `f` is large.
 #[inline(always)]
-pub(crate) fn each<V: Copy, const N: usize>(f: impl Fn(usize) -> V) -> [V; N] {
+pub(crate) fn each<V: Copy, const N: usize>(mut f: impl FnMut(usize) -> V) -> [V; N] {
     let mut all = [f(0); N];
     let mut i = 1;
     while i < N {

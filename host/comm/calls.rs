@@ -204,7 +204,11 @@ impl Communicator {
     }
 
     /// Sends block `i` of `send` to rank `i`, and receives block `i` of `recv` from it, for all ranks
-    /// (`ncclAlltoAll`): a group of sends and receives.
+    /// (`ncclAlltoAll`).
+    ///
+    /// Where `recv` is in a [`Window`](crate::Window), each rank's kernel writes straight into the windows of the others
+    /// ([`Algorithm::Direct`](crate::Algorithm::Direct)). Elsewhere, or where `NCCL_ALGO` leaves that out, it is a group of sends and
+    /// receives.
     ///
     /// `send` and `recv` must have the same length, a multiple of the number of ranks, and must not overlap.
     ///
@@ -224,6 +228,11 @@ impl Communicator {
             return Err(Error::argument("send", reason));
         }
         let each = send.len() / n;
+        let call = self.copying_call(Collective::AllToAll, each, T::TYPE, None);
+        let task = coll_task(call, send, recv);
+        if task.is_on_windows(&self.0) {
+            return self.submit(task, stream);
+        }
         group(|| {
             for peer in 0..self.world_size() {
                 let block = peer as usize * each..(peer as usize + 1) * each;

@@ -90,6 +90,12 @@ impl CollTask {
         Ok((enqueue::choose(&self.call, &context, Registration::None)?, None))
     }
 
+    /// Whether the call is done by a kernel on windows.
+    pub(super) fn is_on_windows(&self, comm: &CommState) -> bool {
+        let there = comm.windows.places(&self.call, (self.input, self.output)).is_some();
+        there && self.choose(comm).is_ok_and(|(choice, _)| choice.algorithm.is_on_windows())
+    }
+
     /// Loads the call's kernels where that is to be done before any call of a group is launched.
     ///
     /// # Errors

@@ -6,11 +6,13 @@
 use crate::transport::{AllowedTransports, PeerInfo, device};
 use ferroccl_topology::graph::tuning::{Devices, Gpus};
 use ferroccl_topology::graph::{ChannelGraph, GraphChannel, GraphId, Pattern};
-use ferroccl_topology::{Arch, PathKind, Vendor};
+use ferroccl_topology::{Arch, PathKind, Vendor, speed};
 
 /// Bandwidth of a channel between GPUs that reach each other, 10^9 bytes a second: what a block of a ring moves at most,
 /// as of `NVLink` in the search's list of speeds. Not measured yet.
 const DEVICE_BW: f64 = 20.0;
+/// NVLinks of a GPU by compute capability, from so much on: of V100, A100 and H100 (NVIDIA's data sheets). Other GPUs may have fewer.
+const NVLINKS: [(u32, u32); 3] = [(90, 18), (80, 12), (0, 6)];
 /// Bandwidth of a channel through the host's memory.
 const HOST_BW: f64 = 12.0;
 /// Channels at most where GPUs do not all reach each other: a bus or a card is full with fewer, and each channel has pinned
@@ -62,7 +64,13 @@ impl GpuGraphs {
         });
         let (kind_intra, bw_intra) = match (reach, one) {
             (true, true) => (PathKind::Loc, DEVICE_BW),
-            (true, false) => (PathKind::Nvl, DEVICE_BW),
+            (true, false) => {
+                // All channels together have the GPU's links.
+                let sm = capabilities.0;
+                let links = NVLINKS.iter().find(|(from, _)| sm >= *from).map_or(0, |(_, n)| *n);
+                let all = f64::from(links) * speed::nvlink(sm);
+                (PathKind::Nvl, DEVICE_BW.min(all / f64::from(channels.max(1))))
+            }
             (false, _) => (PathKind::Phb, HOST_BW),
         };
         let channel = GraphChannel { nets: None, gpus: (0..local.len()).collect() };
@@ -127,6 +135,22 @@ mod tests {
             host: host.to_owned(),
             pid_namespace: String::new(),
         }
+    }
+
+    #[test]
+    fn channels_share_the_links_of_a_gpu() {
+        let allowed = AllowedTransports { p2p: true, shm: true, net: true, too_far: None };
+        let both: &[u8] = &[1, 2];
+        let apart = [peer(0, "a", Some((1, both))), peer(1, "a", Some((2, both)))];
+        let bandwidth = |peers: &[PeerInfo], channels: u32| {
+            let graphs = GpuGraphs::new(peers, channels, allowed).unwrap();
+            graphs.ring.bw_intra * graphs.ring.channels.len() as f64
+        };
+        // 18 links of 20.6.
+        assert!((bandwidth(&apart, 32) - 370.8).abs() < 0.1, "{}", bandwidth(&apart, 32));
+        assert_eq!(bandwidth(&apart, 2), 40.0);
+        let one = [peer(0, "a", Some((1, both))), peer(1, "a", Some((1, both)))];
+        assert_eq!(bandwidth(&one, 32), 640.0);
     }
 
     #[test]

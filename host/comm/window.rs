@@ -44,10 +44,12 @@ use self::words::MappingWords;
 /// A buffer that is registered with a communicator, on all of its ranks (NCCL's `ncclWindow_t`).
 ///
 /// Calls on parts of registered buffers may read and write the buffers of all ranks directly, without slots in between
-/// ([`Algorithm::Direct`](crate::Algorithm::Direct)): an all-reduce whose two buffers are in windows, an all-gather whose
-/// receive buffer is, a reduce-scatter whose send buffer is. Where a switch joins the ranks' GPUs and has multicast objects, it sums
-/// and spreads for them ([`Algorithm::Nvls`](crate::Algorithm::Nvls)). All ranks must then make the call with buffers at the same offset of the
-/// same window. If they do not, every rank's stream gets an error that says so.
+/// ([`Algorithm::Direct`](crate::Algorithm::Direct)): an all-reduce whose two buffers are in windows, an all-gather or all-to-all
+/// whose receive buffer is, a reduce-scatter whose send buffer is. Where a switch joins the ranks' GPUs and has multicast objects, it
+/// sums and spreads for them ([`Algorithm::Nvls`](crate::Algorithm::Nvls)), but for an all-to-all. All ranks must then make the call
+/// with buffers at the same offset of the same window. If they do not, every rank's stream gets an error that says so. One
+/// exception: an all-to-all that only some ranks make in a window is sends and receives on the others, and waits until it is
+/// aborted.
 ///
 /// Dropping it ends the registration; calls that are under way keep what they need. All ranks must drop it between the same
 /// two calls of the communicator. A communicator that is split off, shrunk or grown has windows of its own.

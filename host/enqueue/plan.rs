@@ -298,7 +298,10 @@ pub fn plan(call: &CollectiveCall, choice: AlgoChoice, seq: u64) -> Result<Kerne
     let AlgoChoice { algorithm, protocol, channels, .. } = choice;
     let kernel = lookup(call.collective, algorithm, protocol, call.op, call.data_type)
         .ok_or_else(|| PlanError::new(call, Some(choice)))?;
-    let moves = matches!(call.collective, Collective::AllGather | Collective::Broadcast);
+    let moves = matches!(
+        call.collective,
+        Collective::AllGather | Collective::Broadcast | Collective::AllToAll
+    );
     let (count, size) = if moves { (call.bytes(), 1) } else { (call.count, call.data_type.size()) };
     let tree = algorithm == Algorithm::Tree;
     let mode = match (call.collective, algorithm) {

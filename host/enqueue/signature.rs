@@ -9,7 +9,7 @@ use ferroccl_device::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp
 pub struct CollectiveCall {
     /// The collective.
     pub collective: Collective,
-    /// Elements of the smaller of the rank's two buffers: of one block, if the other buffer has a block for each rank.
+    /// Elements of one block where a buffer has a block for each rank, and else of a buffer.
     pub count: usize,
     /// The type of the elements.
     pub data_type: DataType,
@@ -24,7 +24,9 @@ impl CollectiveCall {
     #[must_use]
     pub const fn largest_bytes(&self, ranks: u32) -> u64 {
         let blocks = match self.collective {
-            Collective::AllGather | Collective::ReduceScatter => ranks as usize,
+            Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => {
+                ranks as usize
+            }
             _ => 1,
         };
         self.bytes().saturating_mul(blocks) as u64

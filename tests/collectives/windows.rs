@@ -81,7 +81,7 @@ fn value(rank: usize, i: usize) -> u64 {
     Random((rank as u64) << 40 | i as u64).below(1 << 20) as u64
 }
 
-/// All three collectives on `count` elements that begin anywhere, in place and not; of values less than `below`.
+/// All collectives on `count` elements that begin anywhere, in place and not; of values less than `below`.
 fn all_calls<T: Element + PartialEq>(
     ranks: &Ranks,
     count: usize,
@@ -134,6 +134,20 @@ fn all_calls<T: Element + PartialEq>(
             let gathered = |_: usize, i: usize| input(i / count.max(1), i % count.max(1));
             ranks.check(&name("all_gather"), &receives, to, gathered, n * count);
             ranks.check("guard", &receives, to + n * count, |_, _| of(5), guard);
+
+            if !in_place {
+                ranks.fill(&sends, from, input, n * count);
+                ranks.fill(&receives, 0, |_, _| of(5), len);
+                for (r, rank) in ranks.all.iter().enumerate() {
+                    let send = sends[r].slice(from..from + n * count);
+                    let recv = receives[r].slice(to..to + n * count);
+                    rank.all_to_all(&send, &recv, &ranks.streams[r]).unwrap();
+                }
+                let got =
+                    |r: usize, i: usize| input(i / count.max(1), r * count + i % count.max(1));
+                ranks.check(&name("all_to_all"), &receives, to, got, n * count);
+                ranks.check("guard", &receives, to + n * count, |_, _| of(5), guard);
+            }
 
             ranks.fill(&sends, from, input, n * count);
             for (r, rank) in ranks.all.iter().enumerate() {

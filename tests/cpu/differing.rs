@@ -33,6 +33,7 @@ const CALLS: &[(Collective, Algorithm, bool)] = &[
     (Collective::AllGather, Algorithm::Direct, true),
     (Collective::AllGather, Algorithm::Nvls, true),
     (Collective::ReduceScatter, Algorithm::Direct, true),
+    (Collective::AllToAll, Algorithm::Direct, true),
 ];
 
 /// The argument that one rank has other than the rest.
@@ -68,11 +69,10 @@ fn run(seed: u64) -> Result<usize, String> {
     let reduces = matches!(call, Collective::AllReduce | Collective::ReduceScatter);
     let differs = if reduces && random.chance(50) { Differs::Op } else { Differs::Count };
     let (root, count) = (random.below(n) as u32, 2 + random.below(200));
-    let blocks =
-        if matches!(call, Collective::AllGather | Collective::ReduceScatter) { n } else { 1 };
     let (sends, receives) = match call {
-        Collective::AllGather => (1, blocks),
-        Collective::ReduceScatter => (blocks, 1),
+        Collective::AllGather => (1, n),
+        Collective::ReduceScatter => (n, 1),
+        Collective::AllToAll => (n, n),
         _ => (1, 1),
     };
     let mut good = 0;
@@ -101,6 +101,7 @@ fn run(seed: u64) -> Result<usize, String> {
                 Collective::AllReduce => ranks[r].all_reduce(&send, &recv, op, &streams[r]),
                 Collective::Broadcast => ranks[r].broadcast(&send, &recv, root, &streams[r]),
                 Collective::AllGather => ranks[r].all_gather(&send, &recv, &streams[r]),
+                Collective::AllToAll => ranks[r].all_to_all(&send, &recv, &streams[r]),
                 _ => ranks[r].reduce_scatter(&send, &recv, op, &streams[r]),
             };
             // Another rank's news may have come already.
@@ -114,6 +115,7 @@ fn run(seed: u64) -> Result<usize, String> {
             }
             Collective::Broadcast => inputs[root as usize][i],
             Collective::AllGather => inputs[i / count][i % count],
+            Collective::AllToAll => inputs[i / count][r * count + i % count],
             _ => inputs.iter().fold(0u32, |sum, input| sum.wrapping_add(input[r * count + i])),
         };
         let mut told = false;

@@ -51,7 +51,7 @@ fn run(algorithm: Algorithm, seed: u64, weaken: Option<(Published, Side)>) -> Re
         let (from, to) = (random.below(2), random.below(2));
         let before = content.clone();
         let at = random.below(4) * 8;
-        match random.below(4) {
+        match random.below(5) {
             0 => {
                 let count = [0, 1, random.below(40), random.below(LEN - at)][random.below(4)];
                 for r in 0..n {
@@ -95,6 +95,22 @@ fn run(algorithm: Algorithm, seed: u64, weaken: Option<(Published, Side)>) -> Re
                     for i in 0..count {
                         content[r][to][start + i] =
                             before.iter().map(|c| c[from][own.start + i]).sum();
+                    }
+                }
+            }
+            // Not in place, and always direct: a switch is of no use to it.
+            3 => {
+                let (from, to) = (from, 1 - from);
+                let count = random.below((LEN - at) / n);
+                for r in 0..n {
+                    let part = |which: usize| buffers[which][r].slice(at..at + n * count);
+                    ranks[r]
+                        .all_to_all(&part(from), &part(to), &streams[r])
+                        .map_err(|e| e.to_string())?;
+                    for (peer, before) in before.iter().enumerate() {
+                        let (block, own) = (at + peer * count, at + r * count);
+                        content[r][to][block..block + count]
+                            .copy_from_slice(&before[from][own..own + count]);
                     }
                 }
             }

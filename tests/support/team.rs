@@ -230,6 +230,9 @@ impl Team {
                 self.all_reduce(count, in_place, random);
                 self.all_gather(count / self.n() + count % 2, in_place, random);
                 self.reduce_scatter(count / self.n() + count % 2, in_place, random);
+                if self.windows && !in_place {
+                    self.all_to_all(count / self.n() + count % 2, false, random);
+                }
                 for root in [0, n / 2, n - 1] {
                     self.broadcast(count, root, in_place, random);
                     self.reduce(count, root, in_place, random);
@@ -249,47 +252,50 @@ impl Team {
         let n = self.n();
         for &count in counts {
             // Every rank to every other, itself included, all in one group; then as one call.
-            let inputs: Vec<Vec<u32>> = inputs(self, count * n, random);
-            let all_to_all = |as_group: bool| {
-                let what = format!("all to all of {count}, as a group {as_group}, {}", self.name);
-                let sends: Vec<_> =
-                    inputs.iter().map(|i| Guarded::new(self, count * n, i, POISON)).collect();
-                let recvs: Vec<_> =
-                    inputs.iter().map(|_| Guarded::new(self, count * n, &[], POISON)).collect();
-                for (r, rank, stream) in self.each() {
-                    let (send, recv) = (sends[r].buffer(), recvs[r].buffer());
-                    if !as_group {
-                        rank.all_to_all(&send, &recv, stream).unwrap();
-                        continue;
-                    }
-                    group(|| {
-                        // Receives first, and the last peer first: the order must not matter.
-                        for peer in (0..n).rev() {
-                            let block = peer * count..(peer + 1) * count;
-                            rank.recv(&recv.slice(block), peer as u32, stream)?;
-                        }
-                        for peer in 0..n {
-                            let block = peer * count..(peer + 1) * count;
-                            rank.send(&send.slice(block), peer as u32, stream)?;
-                        }
-                        Ok(())
-                    })
-                    .unwrap();
-                }
-                for (r, _, stream) in self.each() {
-                    let block = r * count..(r + 1) * count;
-                    let want: Vec<u32> =
-                        inputs.iter().flat_map(|input| input[block.clone()].to_vec()).collect();
-                    recvs[r].check(stream, &want, &format!("{what}, rank {r}"));
-                }
-            };
-            all_to_all(true);
-            all_to_all(false);
+            self.all_to_all(count, true, random);
+            self.all_to_all(count, false, random);
             for root in [0, n - 1] {
                 for in_place in [false, true] {
                     self.gather_and_scatter(count, root, in_place, random);
                 }
             }
+        }
+    }
+
+    fn all_to_all(&self, count: usize, as_group: bool, random: &mut Random) {
+        let what = format!("all to all of {count}, as a group {as_group}, {}", self.name);
+        let n = self.n();
+        let inputs: Vec<Vec<u32>> = inputs(self, count * n, random);
+        let sends: Vec<_> =
+            inputs.iter().map(|i| Guarded::new(self, count * n, i, POISON)).collect();
+        let recvs: Vec<_> =
+            inputs.iter().map(|_| Guarded::new(self, count * n, &[], POISON)).collect();
+        let _windows = self.register(&recvs.iter().collect::<Vec<_>>());
+        for (r, rank, stream) in self.each() {
+            let (send, recv) = (sends[r].buffer(), recvs[r].buffer());
+            if !as_group {
+                rank.all_to_all(&send, &recv, stream).unwrap();
+                continue;
+            }
+            group(|| {
+                // Receives first, and the last peer first: the order must not matter.
+                for peer in (0..n).rev() {
+                    let block = peer * count..(peer + 1) * count;
+                    rank.recv(&recv.slice(block), peer as u32, stream)?;
+                }
+                for peer in 0..n {
+                    let block = peer * count..(peer + 1) * count;
+                    rank.send(&send.slice(block), peer as u32, stream)?;
+                }
+                Ok(())
+            })
+            .unwrap();
+        }
+        for (r, _, stream) in self.each() {
+            let block = r * count..(r + 1) * count;
+            let want: Vec<u32> =
+                inputs.iter().flat_map(|input| input[block.clone()].to_vec()).collect();
+            recvs[r].check(stream, &want, &format!("{what}, rank {r}"));
         }
     }
 

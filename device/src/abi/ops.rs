@@ -172,6 +172,8 @@ names! {
         SendRecv = "sendrecv",
         /// No rank goes on before all have come.
         Barrier = "barrier",
+        /// Every rank gets a block of each rank's buffer.
+        AllToAll = "all_to_all",
     }
 }
 
@@ -190,7 +192,9 @@ impl Collective {
         let n = f64::from(if ranks == 0 { 1 } else { ranks });
         match self {
             Collective::AllReduce | Collective::Barrier => 2.0 * (n - 1.0) / n,
-            Collective::AllGather | Collective::ReduceScatter => (n - 1.0) / n,
+            Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => {
+                (n - 1.0) / n
+            }
             Collective::Broadcast | Collective::Reduce | Collective::SendRecv => 1.0,
         }
     }

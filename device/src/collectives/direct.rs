@@ -43,13 +43,13 @@ pub trait DirectCode {
         // SAFETY: the caller's.
         unsafe {
             let mut side = MeshSide::open(KernelContext::new(work, 1));
+            let (step, counters) = (side.step(), side.counters());
             // All lanes find the same.
             if !side.has_failed() && side.begin_together() {
                 Self::run_block::<T, R>(&side);
                 side.end_together();
             }
-            let step = side.step();
-            side.close(step);
+            side.close(step, counters);
         }
     }
 
@@ -74,7 +74,7 @@ impl Peers {
     /// # Safety
     /// The table is there, and `rank` is in it.
     #[inline(always)]
-    unsafe fn of<T>(self, rank: usize, own: *mut T) -> *mut T {
+    pub(super) unsafe fn of<T>(self, rank: usize, own: *mut T) -> *mut T {
         // SAFETY: the caller's; the table follows.
         unsafe { own.wrapping_byte_add(*self.0.add(1).cast::<usize>().add(rank)) }
     }
@@ -84,7 +84,7 @@ impl Peers {
     /// # Safety
     /// As [`Peers::of`].
     #[inline(always)]
-    unsafe fn bits(self) -> usize {
+    pub(super) unsafe fn bits(self) -> usize {
         // SAFETY: the caller's.
         unsafe { (*self.0).bits as usize }
     }
@@ -118,6 +118,24 @@ pub(super) fn part_of_rank<T: Element>(side: &MeshSide) -> (usize, usize) {
     (part.offset as usize + from, each.min(count - from))
 }
 
+/// Of a reduce-scatter, the block's part of this rank's block of the input, where the result of it goes, and its elements.
+#[inline(always)]
+pub(super) fn part_of_input_block<T: Element>(side: &MeshSide) -> ((*const T, *mut T), usize) {
+    let (part, args) = (side.cx.part(), side.cx.args());
+    let start = part.offset as usize;
+    let input = args.input::<T>().wrapping_add(side.rank * args.count() as usize + start);
+    ((input, args.output::<T>().wrapping_add(start)), part.count as usize)
+}
+
+/// Of an all-gather, the block's part of the input, where that is in this rank's block of the output, and its elements.
+#[inline(always)]
+pub(super) fn part_of_output_block<T: Element>(side: &MeshSide) -> ((*const T, *mut T), usize) {
+    let (part, args) = (side.cx.part(), side.cx.args());
+    let start = part.offset as usize;
+    let output = args.output::<T>().wrapping_add(side.rank * args.count() as usize + start);
+    ((args.input::<T>().wrapping_add(start), output), part.count as usize)
+}
+
 /// Reduce-scatter. The input is in a window.
 #[derive(Clone, Copy, Debug)]
 pub struct ReduceScatterDirect;
@@ -125,13 +143,9 @@ pub struct ReduceScatterDirect;
 impl DirectCode for ReduceScatterDirect {
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction>(side: &MeshSide) {
-        let (part, args) = (side.cx.part(), side.cx.args());
-        let start = part.offset as usize;
-        let block = side.rank * args.count() as usize;
-        let input = args.input::<T>().wrapping_add(block + start);
-        let output = args.output::<T>().wrapping_add(start);
+        let (buffers, n) = part_of_input_block::<T>(side);
         // SAFETY: the caller's; the part is inside the block.
-        unsafe { reduce::<T, R, false>(side, args, (input, output), part.count as usize) }
+        unsafe { reduce::<T, R, false>(side, side.cx.args(), buffers, n) }
     }
 }
 
@@ -142,13 +156,9 @@ pub struct AllGatherDirect;
 impl DirectCode for AllGatherDirect {
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction>(side: &MeshSide) {
-        let (part, args) = (side.cx.part(), side.cx.args());
-        let start = part.offset as usize;
-        let block = side.rank * args.count() as usize;
-        let input = args.input::<T>().wrapping_add(start);
-        let output = args.output::<T>().wrapping_add(block + start);
+        let (buffers, n) = part_of_output_block::<T>(side);
         // SAFETY: the caller's; the part is inside the block.
-        unsafe { spread(side, args, (input, output), part.count as usize * size_of::<T>()) }
+        unsafe { spread(side, side.cx.args(), buffers, n * size_of::<T>()) }
     }
 }
 

@@ -43,6 +43,7 @@ mod digests;
 mod side;
 mod units;
 
+use side::Counters;
 pub use side::MeshSide;
 use units::{Tasks, Units};
 
@@ -92,6 +93,8 @@ pub struct Mesh<T: Element, R: Reduction, P: LineFormat> {
     side: MeshSide,
     /// The next step.
     step: u64,
+    /// For the call's end.
+    counters: Counters,
     reducer: Reducer<T, R>,
     format: core::marker::PhantomData<P>,
 }
@@ -118,7 +121,8 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
             let side = MeshSide::open(cx);
             side.tell_digest();
             let (step, reducer) = (side.step(), Reducer::of(cx.args()));
-            Mesh { side, step, reducer, format: core::marker::PhantomData }
+            let counters = side.counters();
+            Mesh { side, step, counters, reducer, format: core::marker::PhantomData }
         }
     }
 
@@ -127,7 +131,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     fn close(mut self) {
         // The last warp, while others wait for lines.
         self.side.compare_digests();
-        self.side.close(self.step);
+        self.side.close(self.step, self.counters);
     }
 
     /// This channel's part of the call.

@@ -10,6 +10,8 @@
 //! | `one_shot` | all to all, through the [`mesh`] | all-reduce, all-gather and reduce-scatter of few bytes |
 //! | `two_shot` | all to all, and once more | all-reduce |
 //! | `direct` | into and out of the others' buffers | all-reduce, all-gather, reduce-scatter |
+//! | `nvls` | the same, by a switch | all-reduce, all-gather, reduce-scatter |
+//! | `all_to_all` | into the others' buffers | all-to-all |
 //! | `send_recv` | whoever is ready | sends and receives |
 //!
 //! Each is a type that implements [`KernelCode`]. How many elements go when is [`chunks`]' business, or the kernel's own.
@@ -18,6 +20,7 @@
 
 mod all_gather;
 mod all_reduce;
+mod all_to_all;
 mod broadcast;
 mod bruck;
 mod chain;
@@ -33,6 +36,7 @@ mod two_shot;
 
 pub use all_gather::AllGatherRing;
 pub use all_reduce::AllReduceRing;
+pub use all_to_all::AllToAllDirect;
 pub use broadcast::BroadcastRing;
 pub use bruck::{AllGatherBruck, ReduceScatterBruck};
 pub use chain::Chain;

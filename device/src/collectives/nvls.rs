@@ -16,11 +16,13 @@
 //!
 //! NCCL's kernels of this kind are `AllReduce_RSxLDMC_AGxSTMC`, `ReduceScatter_LDMC` and `AllGather_STMC`.
 
-use super::direct::{Combined, DirectCode, Peers, part_of_rank, words};
+use super::direct::{
+    Combined, DirectCode, Peers, part_of_input_block, part_of_output_block, part_of_rank, words,
+};
 use super::mesh::MeshSide;
 use crate::args::KernelArgs;
 use crate::element::{Element, each};
-use crate::gpu::{self, Multicast, PACK_BYTES};
+use crate::gpu::{self, MulticastAddress, PACK_BYTES};
 use crate::reduce::Reduction;
 
 /// 16 bytes, as they are.
@@ -49,13 +51,9 @@ pub struct ReduceScatterNvls;
 impl DirectCode for ReduceScatterNvls {
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction>(side: &MeshSide) {
-        let (part, args) = (side.cx.part(), side.cx.args());
-        let start = part.offset as usize;
-        let block = side.rank * args.count() as usize;
-        let input = args.input::<T>().wrapping_add(block + start);
-        let output = args.output::<T>().wrapping_add(start);
+        let (buffers, n) = part_of_input_block::<T>(side);
         // SAFETY: the caller's; the part is inside the block.
-        unsafe { sum::<T, R, false>(side, args, (input, output), part.count as usize) }
+        unsafe { sum::<T, R, false>(side, side.cx.args(), buffers, n) }
     }
 }
 
@@ -66,14 +64,10 @@ pub struct AllGatherNvls;
 impl DirectCode for AllGatherNvls {
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction>(side: &MeshSide) {
-        let (part, args) = (side.cx.part(), side.cx.args());
-        let start = part.offset as usize;
-        let block = side.rank * args.count() as usize;
-        let input = args.input::<T>().wrapping_add(start);
-        let output = args.output::<T>().wrapping_add(block + start);
-        let n = part.count as usize * size_of::<T>();
+        let ((input, output), n) = part_of_output_block::<T>(side);
+        let buffers = (input.cast(), output.cast());
         // SAFETY: the caller's; the part is inside the block.
-        unsafe { spread(side, args, (input.cast(), output.cast()), n) }
+        unsafe { spread(side, side.cx.args(), buffers, n * size_of::<T>()) }
     }
 }
 
@@ -116,9 +110,10 @@ unsafe fn sum<T: Element, R: Reduction, const SPREAD: bool>(
         let aligned = (output.addr() ^ input.addr()).is_multiple_of(PACK_BYTES);
         // Where packs of the outputs begin elsewhere than those of the inputs, no pack can be stored to all.
         let packs = if SPREAD && !aligned { 0 } else { (n - head) / each_pack };
-        let from = Multicast::of(args.input_peers(), side.nranks, input.wrapping_add(head));
+        let from = MulticastAddress::of(args.input_peers(), side.nranks, input.wrapping_add(head));
         let own = output.wrapping_add(head);
-        let to = if SPREAD { Multicast::of(args.output_peers(), side.nranks, own) } else { from };
+        let to =
+            if SPREAD { MulticastAddress::of(args.output_peers(), side.nranks, own) } else { from };
         for_packs(side, packs, |at| {
             let mut sum = gpu::ld_sum::<T>(from.wrapping_add(at * PACK_BYTES));
             by_element.reducer().pre_words(&mut sum);
@@ -164,7 +159,7 @@ unsafe fn spread(side: &MeshSide, args: KernelArgs, (from, to): (*const u8, *mut
     unsafe {
         let peers = Peers::of_output(args);
         let first = from.wrapping_add(head);
-        let all = Multicast::of(args.output_peers(), side.nranks, to.wrapping_add(head));
+        let all = MulticastAddress::of(args.output_peers(), side.nranks, to.wrapping_add(head));
         if first.addr().is_multiple_of(PACK_BYTES) {
             spread_packs::<Pack>(side, (first, all), packs);
         } else if first.addr().is_multiple_of(8) {
@@ -188,7 +183,7 @@ unsafe fn spread(side: &MeshSide, args: KernelArgs, (from, to): (*const u8, *mut
 #[inline(always)]
 unsafe fn spread_packs<W: Copy>(
     side: &MeshSide,
-    (from, all): (*const u8, Multicast),
+    (from, all): (*const u8, MulticastAddress),
     packs: usize,
 ) {
     for_packs(side, packs, |at| {

@@ -14,8 +14,8 @@ use ferroccl_device::abi::Work;
 use ferroccl_device::collectives::{
     AllGatherBruck, AllGatherDirect, AllGatherNvls, AllGatherOneShot, AllGatherRing,
     AllReduceDirect, AllReduceNvls, AllReduceOneShot, AllReduceRing, AllReduceTree,
-    AllReduceTwoShot, BroadcastRing, BroadcastTree, Chain, DirectCode, KernelCode, MeshCode,
-    ReduceScatterBruck, ReduceScatterDirect, ReduceScatterNvls, ReduceScatterOneShot,
+    AllReduceTwoShot, AllToAllDirect, BroadcastRing, BroadcastTree, Chain, DirectCode, KernelCode,
+    MeshCode, ReduceScatterBruck, ReduceScatterDirect, ReduceScatterNvls, ReduceScatterOneShot,
     ReduceScatterRing, SendRecv,
 };
 use ferroccl_device::element::{Bf16, F8E4M3, F8E5M2, F16};

@@ -57,6 +57,8 @@ macro_rules! families {
             "broadcast_tree" Broadcast Tree BroadcastTree: bytes;
             #[cfg(feature = "reduce")]
             "reduce_chain" Reduce Chain Chain: reductions;
+            #[cfg(feature = "direct")]
+            "all_to_all_direct" AllToAll Direct AllToAllDirect: direct_bytes;
             #[cfg(feature = "send-recv")]
             "sendrecv" SendRecv Ring SendRecv: transfers;
         }

@@ -85,7 +85,7 @@ impl KernelContext {
                 if self.stopped {
                     self.pass_on_fault();
                 } else {
-                    signature::end_call(self);
+                    signature::end_call(signature::told(self));
                 }
             }
         }

@@ -82,17 +82,27 @@ pub(crate) unsafe fn settle_call(cx: &mut KernelContext) {
     }
 }
 
-/// After [`settle_call`]: the next signature is the next call's.
+/// Where the number of this call's signature is, and the number.
+///
+/// # Safety
+/// As [`settle_call`].
+#[inline(always)]
+pub(crate) unsafe fn told(cx: &KernelContext) -> (*mut u64, u64) {
+    // SAFETY: the caller's.
+    unsafe {
+        let ([recv], _) = cx.ring();
+        (&raw mut (*recv).told, (*recv).told)
+    }
+}
+
+/// After [`settle_call`]: the next signature is the next call's. With what [`told`] has said of this call.
 ///
 /// # Safety
 /// As [`settle_call`]; no lane of the block waits for anything any more.
 #[inline(always)]
-pub(crate) unsafe fn end_call(cx: &KernelContext) {
+pub(crate) unsafe fn end_call((at, n): (*mut u64, u64)) {
     // SAFETY: the caller's; nobody else uses the word.
-    unsafe {
-        let ([recv], _) = cx.ring();
-        (*recv).told += 1;
-    }
+    unsafe { *at = n + 1 };
 }
 
 /// A call has stopped: if the ring's previous rank is in another call, records that.

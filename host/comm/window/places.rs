@@ -26,7 +26,7 @@ impl Windows {
         let ranks = self.peers.len() as u32;
         let [reads, writes] = match call.collective {
             Collective::AllReduce => [true, true],
-            Collective::AllGather => [false, true],
+            Collective::AllGather | Collective::AllToAll => [false, true],
             Collective::ReduceScatter => [true, false],
             _ => return None,
         };

@@ -270,8 +270,9 @@ pub(crate) fn look(
                     // SAFETY: mapped (the contract of `Machine::map`) or the block's own, and aligned, by `check`.
                     values[lane] = unsafe { raw::load(at, access.bytes, order) };
                     if let Some(clock) = env.clock.as_deref().filter(|_| space != Space::Shared) {
+                        let by = common.number;
                         values[lane] =
-                            clock.in_flight.load(at, access.bytes, values[lane], clock.now);
+                            clock.in_flight.load(by, at, access.bytes, values[lane], clock.now);
                     }
                 }
             }
@@ -430,13 +431,14 @@ pub(crate) fn put(
                 *from = warp.read(&program, *s);
             }
             if let Some(clock) = env.clock.as_deref_mut() {
+                let by = common.number;
                 for (lanes_there, arrives) in arrivals {
                     for lane in lanes(*lanes_there) {
                         for n in 0..sources.len() as u64 {
                             let at = addresses[lane] + n * wide;
                             // SAFETY: as below.
                             let old = unsafe { raw::load(at, access.bytes, Ordering::Relaxed) };
-                            clock.in_flight.store(at, access.bytes, old, *arrives);
+                            clock.in_flight.store(by, at, access.bytes, old, *arrives);
                         }
                     }
                 }

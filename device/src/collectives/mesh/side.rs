@@ -15,6 +15,16 @@ pub struct MeshSide {
     pub(in crate::collectives) nranks: usize,
 }
 
+/// Counters of calls before a call's end, in the lane that writes them. They are loaded while others wait, so that no load lies
+/// between the last barrier and the kernel's end.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::collectives) struct Counters {
+    /// The mesh's calls.
+    calls: u64,
+    /// As [`prims::told`] says, in a block that compares.
+    told: Option<(*mut u64, u64)>,
+}
+
 impl MeshSide {
     /// Opens the mesh. The ring's next rank is told which call this is.
     ///
@@ -39,20 +49,39 @@ impl MeshSide {
         unsafe { (*self.links).failed != 0 }
     }
 
+    /// Whether this lane counts the call: the last one, which is the first to have nothing more to do.
+    #[inline(always)]
+    fn counts(&self) -> bool {
+        self.cx.tid() + 1 == self.cx.lanes()
+    }
+
+    /// What the call's end is to count on. All lanes call it, before the last that the block waits for.
+    #[inline(always)]
+    pub(in crate::collectives) fn counters(&self) -> Counters {
+        if !self.counts() {
+            return Counters { calls: 0, told: None };
+        }
+        // SAFETY: the contract of `open`; until the call's end nobody writes these.
+        unsafe {
+            let told = if self.cx.compares() { Some(prims::told(&self.cx)) } else { None };
+            Counters { calls: (*self.links).calls, told }
+        }
+    }
+
     /// The end of a call, whose next step is `step`. All lanes call it when none of the block's waits any more.
     #[inline(always)]
-    pub(in crate::collectives) fn close(mut self, step: u64) {
+    pub(in crate::collectives) fn close(mut self, step: u64, counters: Counters) {
         self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
-        if self.cx.tid() == 0 {
+        if self.counts() {
             // SAFETY: the contract of `open`; one lane writes the links, behind a barrier.
             unsafe {
                 (*self.links).step = step;
-                (*self.links).calls += 1;
+                (*self.links).calls = counters.calls + 1;
                 if self.cx.stopped {
                     (*self.links).failed = 1;
                     self.cx.pass_on_fault();
-                } else if self.cx.compares() {
-                    prims::end_call(&self.cx);
+                } else if let Some(told) = counters.told {
+                    prims::end_call(told);
                 }
             }
         }

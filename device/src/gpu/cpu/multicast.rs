@@ -8,27 +8,27 @@ use crate::reduce::Sum;
 
 /// The same place in the buffers of all ranks.
 #[derive(Clone, Copy, Debug)]
-pub struct Multicast {
+pub(crate) struct MulticastAddress {
     peers: *const WindowPeers,
     nranks: usize,
     own: *mut u8,
 }
 
-impl Multicast {
+impl MulticastAddress {
     /// Where `own`, in a buffer of this rank, is in those of all `nranks` ranks.
     ///
     /// # Safety
     /// `peers` is the table of the window that has the buffer, for so many ranks.
     #[inline(always)]
     pub(crate) unsafe fn of<T>(peers: *const WindowPeers, nranks: usize, own: *const T) -> Self {
-        Multicast { peers, nranks, own: own.cast_mut().cast() }
+        MulticastAddress { peers, nranks, own: own.cast_mut().cast() }
     }
 
     /// So many bytes further.
     #[inline(always)]
     #[must_use]
     pub(crate) fn wrapping_add(self, bytes: usize) -> Self {
-        Multicast { own: self.own.wrapping_add(bytes), ..self }
+        MulticastAddress { own: self.own.wrapping_add(bytes), ..self }
     }
 
     /// The place in the memory of a rank.
@@ -48,7 +48,7 @@ impl Multicast {
 /// # Safety
 /// It is readable in the memory of all ranks; nobody writes there meanwhile.
 #[inline(always)]
-pub(crate) unsafe fn ld_sum<T: Element>(from: Multicast) -> [u64; 2] {
+pub(crate) unsafe fn ld_sum<T: Element>(from: MulticastAddress) -> [u64; 2] {
     // SAFETY: the caller's; a word of 8 bytes is what its units are made of, of which every pattern of bits is one.
     unsafe {
         let all = |rank| ld_data(from.at(rank)).map(|word| core::mem::transmute_copy(&word));
@@ -75,7 +75,7 @@ pub(crate) unsafe fn ld_sum<T: Element>(from: Multicast) -> [u64; 2] {
 /// # Safety
 /// It is writable in the memory of all ranks; nobody else touches it meanwhile.
 #[inline(always)]
-pub(crate) unsafe fn st_all(to: Multicast, pack: [u64; 2], unit: usize) {
+pub(crate) unsafe fn st_all(to: MulticastAddress, pack: [u64; 2], unit: usize) {
     for rank in 0..to.nranks {
         // SAFETY: the caller's.
         unsafe { st_data(to.at(rank), pack, unit) };

@@ -8,9 +8,9 @@ use crate::element::Element;
 
 /// The same place in the buffers of all ranks: an address of a multicast object, which only [`ld_sum`] and [`st_all`] access.
 #[derive(Clone, Copy, Debug)]
-pub struct Multicast(usize);
+pub(crate) struct MulticastAddress(usize);
 
-impl Multicast {
+impl MulticastAddress {
     /// Where `own`, in a buffer of this rank, is in those of all.
     ///
     /// # Safety
@@ -18,14 +18,14 @@ impl Multicast {
     #[inline(always)]
     pub(crate) unsafe fn of<T>(peers: *const WindowPeers, _: usize, own: *const T) -> Self {
         // SAFETY: the caller's.
-        Multicast(own.addr().wrapping_add(unsafe { (*peers).multicast } as usize))
+        MulticastAddress(own.addr().wrapping_add(unsafe { (*peers).multicast } as usize))
     }
 
     /// So many bytes further.
     #[inline(always)]
     #[must_use]
     pub(crate) fn wrapping_add(self, bytes: usize) -> Self {
-        Multicast(self.0.wrapping_add(bytes))
+        MulticastAddress(self.0.wrapping_add(bytes))
     }
 }
 
@@ -46,7 +46,7 @@ macro_rules! sum {
 /// # Safety
 /// It is a multiple of 16, and readable in the memory of all ranks; nobody writes there meanwhile.
 #[inline(always)]
-pub(crate) unsafe fn ld_sum<T: Element>(from: Multicast) -> [u64; 2] {
+pub(crate) unsafe fn ld_sum<T: Element>(from: MulticastAddress) -> [u64; 2] {
     const { assert!(matches!(T::TYPE, DataType::F32 | DataType::F16 | DataType::Bf16)) };
     // SAFETY: the caller's. 9.7.9.14, `multimem.ld_reduce`: vectors are of floats.
     unsafe {
@@ -63,7 +63,7 @@ pub(crate) unsafe fn ld_sum<T: Element>(from: Multicast) -> [u64; 2] {
 /// # Safety
 /// It is a multiple of 16, and writable in the memory of all ranks; nobody else touches it meanwhile.
 #[inline(always)]
-pub(crate) unsafe fn st_all(to: Multicast, [low, high]: [u64; 2], _unit: usize) {
+pub(crate) unsafe fn st_all(to: MulticastAddress, [low, high]: [u64; 2], _unit: usize) {
     // SAFETY: the caller's. 9.7.9.14, `multimem.st`: the type of a vector says how many bits are moved, as they are.
     unsafe {
         asm!("//@version 8.1", "multimem.st.global.v4.f32 [{}], {{{}, {}, {}, {}}};", in(reg64) to.0,

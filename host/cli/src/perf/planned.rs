@@ -10,7 +10,7 @@ use std::fmt;
 
 use ferroccl::config::Config;
 use ferroccl::device::kernels::{left_out, lookup};
-use ferroccl::enqueue::CollectiveCall;
+use ferroccl::enqueue::{AlgoChoice, CollectiveCall};
 use ferroccl::graph::tuning::algorithms;
 use ferroccl::{
     Algorithm, Collective, Communicator, DataType, Error, ProtocolId, ReduceOp, Result,
@@ -52,14 +52,15 @@ impl fmt::Display for Planned {
     }
 }
 
-/// The collective that an operation calls; nothing where it is of messages.
-fn collective(operation: Operation) -> Option<Collective> {
-    match operation {
+/// The collective that an operation calls; nothing where it is of messages. An all-to-all is one where its buffers are registered.
+fn collective(args: &PerfArgs) -> Option<Collective> {
+    match args.collective {
         Operation::AllReduce => Some(Collective::AllReduce),
         Operation::AllGather => Some(Collective::AllGather),
         Operation::ReduceScatter => Some(Collective::ReduceScatter),
         Operation::Broadcast => Some(Collective::Broadcast),
         Operation::Reduce => Some(Collective::Reduce),
+        Operation::AllToAll if args.windows() => Some(Collective::AllToAll),
         Operation::SendRecv
         | Operation::AllToAll
         | Operation::Gather
@@ -70,13 +71,13 @@ fn collective(operation: Operation) -> Option<Collective> {
 
 /// What the library is called with for a row; several times where messages differ in size.
 fn calls(
-    operation: Operation,
+    (operation, collective): (Operation, Option<Collective>),
     shape: Shape,
     data_type: DataType,
     redop: Option<ReduceOp>,
     ranks: u32,
 ) -> Vec<CollectiveCall> {
-    let Some(collective) = collective(operation) else {
+    let Some(collective) = collective else {
         // A hypercube sends 1, 2, 4, ... blocks.
         let rounds = match operation {
             Operation::Hypercube => ranks.trailing_zeros().max(1),
@@ -109,13 +110,25 @@ impl Planned {
         redop: Option<ReduceOp>,
     ) -> Result<Self> {
         let operation = args.collective;
-        let calls = calls(operation, shape, data_type, redop, comm.world_size());
-        let plan = |call| if args.windows() { comm.plan_in_windows(call) } else { comm.plan(call) };
-        let plans = calls.iter().map(plan).collect::<Result<Vec<_>>>()?;
+        let mut collective = collective(args);
+        let plan = |call: &CollectiveCall| {
+            if args.windows() { comm.plan_in_windows(call) } else { comm.plan(call) }
+        };
+        let plans = |collective| {
+            let what = (operation, collective);
+            let calls = calls(what, shape, data_type, redop, comm.world_size());
+            calls.iter().map(plan).collect::<Result<Vec<_>>>()
+        };
+        let mut planned = plans(collective);
+        let direct = |plans: &Vec<AlgoChoice>| plans.iter().all(|p| p.algorithm.is_on_windows());
+        if collective == Some(Collective::AllToAll) && !planned.as_ref().is_ok_and(direct) {
+            (collective, planned) = (None, plans(None));
+        }
+        let plans = planned?;
         let first = plans.first().ok_or_else(|| Error::argument("calls", "there are none"))?;
         let alike = plans.iter().all(|plan| plan.protocol == first.protocol);
         Ok(Planned {
-            algorithm: collective(operation).map(|_| first.algorithm),
+            algorithm: collective.map(|_| first.algorithm),
             protocol: alike.then_some(first.protocol),
             channels: plans.iter().map(|plan| plan.channels).max().unwrap_or(1),
         })
@@ -142,9 +155,13 @@ fn rows<'a>(
 /// Why `--algo` or `--proto` cannot be had, as far as that is known without ranks.
 pub(crate) fn refusal_of_flags(args: &PerfArgs) -> Option<String> {
     let (operation, wanted) = (args.collective, args.algorithm?);
-    let Some(collective) = collective(operation) else {
+    let Some(collective) = collective(args) else {
+        let registered = match operation {
+            Operation::AllToAll => "; with registered buffers (-R 2) it is done by Direct",
+            _ => "",
+        };
         return Some(format!(
-            "--algo {wanted}: {operation} is made of messages, which have no algorithm"
+            "--algo {wanted}: {operation} is made of messages, which have no algorithm{registered}"
         ));
     };
     let there = algorithms(collective);
@@ -201,7 +218,7 @@ fn why_not(
     if ranks == 1 {
         return "a single rank only copies".to_owned();
     }
-    let collective = collective(operation).unwrap_or(Collective::SendRecv);
+    let collective = collective(args).unwrap_or(Collective::SendRecv);
     if let Some(wanted) = args.algorithm
         && !env.algo.allows(collective, wanted)
     {
@@ -259,7 +276,7 @@ pub(crate) fn unused_filters(
     let operation = args.collective;
     let mut words = Vec::new();
     let listed = |name| env.is_set(name);
-    let Some(collective) = collective(operation) else {
+    let Some(collective) = collective(args) else {
         if listed("NCCL_ALGO") {
             words.push(format!(
                 "NCCL_ALGO={} does not apply: {operation} is made of messages, which have no algorithm",

@@ -62,8 +62,14 @@ fn what_cannot_be_is_said() {
         assert_eq!(out.status.code(), Some(2), "{args:?}");
         assert!(text(&out.stderr).contains(word), "{}", text(&out.stderr));
     }
-    let out = explain(["all_to_all"], &[]);
+    let out = explain(["all_to_some"], &[]);
     assert!(text(&out.stderr).contains("reduce_scatter"), "{out:?}");
+    let out = explain(["all_to_all", "--bytes", "8"], &[]);
+    let error = text(&out.stderr);
+    assert!(out.status.code() == Some(1) && error.contains("in no window"), "{out:?}");
+    assert!(error.ends_with("; so it is made of sends and receives (sendrecv)\n"), "{error}");
+    let out = explain(["all_to_all", "--bytes", "8", "-R"], &[]);
+    assert!(out.status.success() && text(&out.stdout).contains("Direct"), "{out:?}");
 }
 
 #[test]

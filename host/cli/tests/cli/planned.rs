@@ -47,6 +47,9 @@ fn a_row_says_what_the_log_says_that_ran() {
             "reduce_",
             ["Hierarchical", "LL"],
         ),
+        ("alltoall", "-g 3 -R 2", None, "all_to_all_direct_simple", ["Direct", "Simple"]),
+        ("alltoall", "-g 3 -R 2", Some(("NCCL_ALGO", "ring")), "sendrecv", ["p2p", ""]),
+        ("alltoall", "-g 3", None, "sendrecv", ["p2p", ""]),
         ("sendrecv", "-g 2", None, "send_recv", ["p2p", ""]),
         ("all_reduce", "-g 1", None, "all_reduce_ring_simple_", ["Ring", "Simple"]),
     ] {
@@ -61,7 +64,7 @@ fn a_row_says_what_the_log_says_that_ran() {
         }
         assert!(row[PLAN + 2].parse::<u32>().is_ok_and(|channels| channels > 0), "{row:?}");
         let kernels = launched(&errors);
-        if collective != "sendrecv" {
+        if plan[0] != "p2p" {
             assert!(
                 !kernels.is_empty() && kernels.iter().any(|k| k.contains(kernel)),
                 "{kernels:?}"
@@ -96,6 +99,8 @@ fn what_cannot_be_had_is_refused_before_anything_is_measured() {
         ("all_reduce", "-g 1 --proto LL", &["--proto LL", "single rank"]),
         ("sendrecv", "-g 2 --algo ring", &["--algo Ring", "sendrecv", "messages"]),
         ("alltoall", "-g 2 --algo tree", &["--algo Tree", "alltoall", "messages"]),
+        ("alltoall", "-g 2 --algo direct", &["--algo Direct", "messages", "-R 2", "Direct"]),
+        ("alltoall", "-g 2 -R 2 --algo ring", &["--algo Ring", "alltoall", "by Direct"]),
         ("all_gather", "-t 2 -g 2 --algo tree", &["--algo Tree", "all_gather", "Ring, Bruck"]),
     ] {
         let out = finish(&mut measure(collective, flags));

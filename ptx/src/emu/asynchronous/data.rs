@@ -78,7 +78,8 @@ pub(super) fn read(
                 // SAFETY: mapped or the block's own, and aligned, by `check` when it was issued.
                 value[lane] = unsafe { raw::load(at, size, Ordering::Relaxed) };
                 if let Some(clock) = env.clock.as_deref().filter(|_| space != Space::Shared) {
-                    value[lane] = clock.in_flight.load(at, size, value[lane], clock.now);
+                    let by = common.number;
+                    value[lane] = clock.in_flight.load(by, at, size, value[lane], clock.now);
                 }
             }
         }

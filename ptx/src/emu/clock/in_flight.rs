@@ -28,6 +28,8 @@ struct Cell {
 /// What a store on its way replaces.
 #[derive(Clone, Copy, Debug)]
 struct StoreInFlight {
+    /// The block that stores.
+    by: u64,
     arrives: u64,
     /// The bytes of the cell.
     bytes: u64,
@@ -58,11 +60,11 @@ fn bits(address: u64, bytes: u8) -> u64 {
 }
 
 impl StoresInFlight {
-    /// A store of at most 8 bytes, which replaces `old`, arrives then.
-    pub(crate) fn store(&mut self, address: u64, bytes: u8, old: u64, arrives: u64) {
+    /// A store of at most 8 bytes by a block, which replaces `old`, arrives then.
+    pub(crate) fn store(&mut self, by: u64, address: u64, bytes: u8, old: u64, arrives: u64) {
         let cell = address / 8;
-        let hidden =
-            StoreInFlight { arrives, bytes: bits(address, bytes), old: old << (8 * (address % 8)) };
+        let (bytes, old) = (bits(address, bytes), old << (8 * (address % 8)));
+        let hidden = StoreInFlight { by, arrives, bytes, old };
         match self.cells.entry(cell) {
             Entry::Occupied(mut there) => there.get_mut().later.push(hidden),
             Entry::Vacant(place) => {
@@ -84,14 +86,19 @@ impl StoresInFlight {
         self.batches[batch].push(cell);
     }
 
-    /// What a load that comes at `now` sees where memory holds `value`.
-    pub(crate) fn load(&self, address: u64, bytes: u8, value: u64, now: u64) -> u64 {
+    /// What a load by a block that comes at `now` sees where memory holds `value`. What the block itself has stored it sees: both pass
+    /// the same L1.
+    pub(crate) fn load(&self, by: u64, address: u64, bytes: u8, value: u64, now: u64) -> u64 {
         let Some(Cell { first, later }) = self.cells.get(&(address / 8)) else { return value };
         let shift = 8 * (address % 8);
-        let mut value = value << shift;
-        let stores = later.iter().rev().chain([first]);
-        for store in stores.filter(|store| store.arrives > now) {
-            value = value & !store.bytes | store.old & store.bytes;
+        let (mut value, mut own) = (value << shift, 0);
+        for store in later.iter().rev().chain([first]) {
+            if store.by == by {
+                own |= store.bytes;
+            } else if store.arrives > now {
+                let hides = store.bytes & !own;
+                value = value & !hides | store.old & hides;
+            }
         }
         (value & bits(address, bytes)) >> shift
     }
@@ -129,12 +136,12 @@ mod tests {
     fn what_is_on_its_way_is_not_seen() {
         let mut stores = StoresInFlight::default();
         // Memory held 0x11 in four bytes, then 0x22, then in one byte of them 0x33.
-        stores.store(0x104, 4, 0x11, 50);
-        stores.store(0x104, 1, 0x22, 70);
-        let seen = |stores: &StoresInFlight, now| stores.load(0x104, 4, 0x33, now);
+        stores.store(1, 0x104, 4, 0x11, 50);
+        stores.store(1, 0x104, 1, 0x22, 70);
+        let seen = |stores: &StoresInFlight, now| stores.load(2, 0x104, 4, 0x33, now);
         assert_eq!([seen(&stores, 49), seen(&stores, 50), seen(&stores, 70)], [0x11, 0x22, 0x33]);
-        assert_eq!(stores.load(0x100, 4, 7, 0), 7, "its neighbour");
-        assert_eq!(stores.load(0x100, 8, 0x33 << 32 | 9, 0), 0x11 << 32 | 9);
+        assert_eq!(stores.load(2, 0x100, 4, 7, 0), 7, "its neighbour");
+        assert_eq!(stores.load(2, 0x100, 8, 0x33 << 32 | 9, 0), 0x11 << 32 | 9);
         stores.forget(60);
         assert_eq!(seen(&stores, 60), 0x22);
         stores.forget(70);
@@ -142,17 +149,32 @@ mod tests {
         assert_eq!(stores.free.len(), stores.batches.len());
     }
 
+    /// Also where others' stores to the same bytes are on their way.
+    #[test]
+    fn a_block_sees_what_it_has_stored() {
+        let mut stores = StoresInFlight::default();
+        // Memory held 0x1111; block 1 stored 0x22 in its first byte, then block 2 0x33 in both.
+        stores.store(1, 0x100, 1, 0x11, 90);
+        stores.store(2, 0x100, 2, 0x1122, 80);
+        let seen = |by| stores.load(by, 0x100, 2, 0x3333, 10);
+        assert_eq!([seen(1), seen(2), seen(3)], [0x1122, 0x3333, 0x1111]);
+    }
+
     /// What is issued first may arrive last, from further away.
     #[test]
     fn stores_arrive_in_any_order_and_are_forgotten() {
         let mut stores = StoresInFlight::default();
         for (old, arrives) in [(1, 90), (2, 70), (3, 80)] {
-            stores.store(0x200, 8, old, arrives);
-            stores.store(0x300, 8, old, arrives);
+            stores.store(1, 0x200, 8, old, arrives);
+            stores.store(1, 0x300, 8, old, arrives);
         }
         for (now, seen) in [(60, 1), (75, 1), (85, 1), (90, 4)] {
             stores.forget(now);
-            assert_eq!([0x200, 0x300].map(|at| stores.load(at, 8, 4, now)), [seen; 2], "at {now}");
+            assert_eq!(
+                [0x200, 0x300].map(|at| stores.load(2, at, 8, 4, now)),
+                [seen; 2],
+                "at {now}"
+            );
         }
         assert!(stores.cells.is_empty() && stores.arrivals.is_empty());
         assert_eq!(stores.free.len(), stores.batches.len());

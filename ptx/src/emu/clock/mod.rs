@@ -10,7 +10,8 @@
 //!   orders memory for what it orders. Loads and atomics do not hold up what does not need them.
 //! * A request goes to the memory's place: this GPU's L2, another GPU's, the host. It takes half the latency there, and the
 //!   answer the other half. What L2 and links move has a rate, and is queued for.
-//! * A store is on its way until it arrives. A load that comes there before sees what was there ([`in_flight`]). A release and a fence
+//! * A store is on its way until it arrives. A load of another block that comes there before sees what was there
+//!   ([`in_flight`]). A release and a fence
 //!   wait until all that the block has stored has arrived.
 //!
 //! The schedule always runs what is earliest, so that a run is the same every time. L1 has the lines that weak loads of

@@ -37,12 +37,20 @@ pub struct Alternative {
 
 /// No algorithm and protocol may be chosen for a call.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("nothing may do {collective}: {}", reasons(.alternatives))]
+#[error("nothing may do {collective}: {}{}", reasons(.alternatives), instead(.collective))]
 pub struct NoChoice {
     /// The call.
     pub collective: Collective,
     /// All algorithms and protocols, and why none was chosen.
     pub alternatives: Vec<Alternative>,
+}
+
+/// How a call is made for which nothing may be chosen.
+fn instead(collective: &Collective) -> &'static str {
+    match collective {
+        Collective::AllToAll => "; so it is made of sends and receives (sendrecv)",
+        _ => "",
+    }
 }
 
 fn reasons(alternatives: &[Alternative]) -> String {

@@ -25,12 +25,13 @@ const DATA: [f64; 2] = [0.5, 120.0 / 128.0];
 /// GB/s, of which the search finds 384.
 const SHARE: [[f64; 2]; 2] = [[0.82, 0.7], [1.0, 1.16]];
 
-/// What a direct call takes before its bytes count: two barriers of all ranks, and a load from another rank. Simulated.
-const DIRECT: (f64, f64) = (6.1, 0.11);
+/// What a direct call takes before its bytes count, two barriers of all ranks and an access to other ranks: an all-reduce, and what
+/// has one way only. Simulated.
+const DIRECT: [(f64, f64); 2] = [(5.7, 0.09), (4.8, 0.07)];
 /// What arrives of a link's bandwidth in one. Simulated, as [`SHARE`].
 const DIRECT_SHARE: f64 = 0.95;
 /// What a call by NVLS takes before its bytes count: an all-reduce, and what has one way only. Simulated.
-const NVLS: [(f64, f64); 2] = [(5.6, 0.06), (5.1, 0.06)];
+const NVLS: [(f64, f64); 2] = [(5.0, 0.04), (4.7, 0.05)];
 /// What arrives of a link's bandwidth in one. Simulated, as [`SHARE`].
 const NVLS_SHARE: f64 = 0.963;
 /// Channels of a call by NVLS at most. Simulated: with 32, 8 ranks take 4 % more time for 16 MiB, and 10 % for 4.
@@ -67,7 +68,8 @@ pub(super) fn cost(
     let two = usize::from(algorithm == Algorithm::TwoShot);
     let ranks = f64::from(s.ranks());
     let direct = algorithm == Algorithm::Direct;
-    let (base, each) = if direct { DIRECT } else { [ONE_SHOT, TWO_SHOT][two][p] };
+    let (base, each) =
+        if direct { DIRECT[one_way(collective)] } else { [ONE_SHOT, TWO_SHOT][two][p] };
     let near = graph.kind_intra <= PathKind::Nvl && gpus.all_near(s.ranks());
     let far = if near { 0.0 } else { PCI[p] };
     // Bytes that a rank sends for each byte of the call.
@@ -92,6 +94,11 @@ pub(super) fn cost(
     Cost { time_us, latency_us, bandwidth }
 }
 
+/// 1 for what has one way only: data that goes to where it is needed and does not come back; 0 for an all-reduce.
+fn one_way(collective: Collective) -> usize {
+    usize::from(!matches!(collective, Collective::AllReduce | Collective::Barrier))
+}
+
 /// What the search finds for a link of a GPU.
 fn link_of(graph: &ChannelGraph) -> f64 {
     graph.bw_intra * graph.channels.len() as f64
@@ -100,8 +107,8 @@ fn link_of(graph: &ChannelGraph) -> f64 {
 /// The time of a call by NVLS, over links that carry so much. Of an all-reduce each link carries every byte once, and a rank's part a
 /// second time.
 fn by_nvls(ranks: u32, collective: Collective, bytes: u64, link: f64) -> Cost {
-    let reduces_all = matches!(collective, Collective::AllReduce | Collective::Barrier);
-    let (base, each) = NVLS[usize::from(!reduces_all)];
+    let reduces_all = one_way(collective) == 0;
+    let (base, each) = NVLS[one_way(collective)];
     let (n, begin) = (f64::from(ranks), LAUNCH + base + each * f64::from(ranks));
     let fill = nvls_fill(ranks);
     let (latency_us, bandwidth) = if !reduces_all {

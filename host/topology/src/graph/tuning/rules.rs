@@ -62,6 +62,8 @@ pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
         Collective::Broadcast => &[Tree, Ring],
         Collective::Reduce => &[Tree, Ring, Chain],
         Collective::SendRecv => &[Ring],
+        // Otherwise it is a group of sends and receives.
+        Collective::AllToAll => &[Direct],
     }
 }
 

@@ -45,13 +45,14 @@ impl Selectable for Algorithm {
 }
 
 /// Those that lists can be for. A barrier is an all-reduce of one byte and has no list of its own.
-const COLLECTIVES: [Collective; 6] = [
+const COLLECTIVES: [Collective; 7] = [
     Collective::AllReduce,
     Collective::AllGather,
     Collective::ReduceScatter,
     Collective::Broadcast,
     Collective::Reduce,
     Collective::SendRecv,
+    Collective::AllToAll,
 ];
 
 /// For each collective some values of a closed set, at least one.

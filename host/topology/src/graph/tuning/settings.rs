@@ -91,6 +91,7 @@ pub fn in_rank_order(collective: Collective, algorithm: Algorithm) -> bool {
         Collective::AllGather
         | Collective::Broadcast
         | Collective::SendRecv
+        | Collective::AllToAll
         | Collective::Barrier => true,
     }
 }

@@ -185,7 +185,7 @@ pub struct Prediction {
 pub(super) fn ring_steps(collective: Collective, ranks: f64) -> f64 {
     match collective {
         Collective::AllReduce | Collective::Barrier => 2.0 * (ranks - 1.0),
-        Collective::AllGather | Collective::ReduceScatter => ranks - 1.0,
+        Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => ranks - 1.0,
         Collective::Broadcast | Collective::Reduce => ranks,
         Collective::SendRecv => 1.0,
     }
