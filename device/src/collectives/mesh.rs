@@ -43,7 +43,6 @@ mod digests;
 mod side;
 mod units;
 
-use side::Counters;
 pub use side::MeshSide;
 use units::{Tasks, Units};
 
@@ -93,8 +92,6 @@ pub struct Mesh<T: Element, R: Reduction, P: LineFormat> {
     side: MeshSide,
     /// The next step.
     step: u64,
-    /// For the call's end.
-    counters: Counters,
     reducer: Reducer<T, R>,
     format: core::marker::PhantomData<P>,
 }
@@ -121,17 +118,17 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
             let side = MeshSide::open(cx);
             side.tell_digest();
             let (step, reducer) = (side.step(), Reducer::of(cx.args()));
-            let counters = side.counters();
-            Mesh { side, step, counters, reducer, format: core::marker::PhantomData }
+            Mesh { side, step, reducer, format: core::marker::PhantomData }
         }
     }
 
     /// Compares the call with those of all others, and keeps the step for the next call.
     #[inline(always)]
     fn close(mut self) {
+        let counters = self.side.counters();
         // The last warp, while others wait for lines.
         self.side.compare_digests();
-        self.side.close(self.step, self.counters);
+        self.side.close(self.step, counters);
     }
 
     /// This channel's part of the call.
