@@ -228,12 +228,12 @@ fn hop(device: &Device, effort: Effort, protocol: ProtocolId) -> Result<f64> {
 fn step(device: &Device, effort: Effort, protocol: ProtocolId) -> Result<(f64, usize)> {
     let ranks = Ranks::new(device, 2, protocol, Some(1))?;
     let (buffers, slots) = device.runtime().buffers();
-    let slot = buffers[protocol as usize] / slots as usize;
+    let slot = buffers[protocol.index()] / slots as usize;
     // Without the flags.
     let data = match protocol {
         ProtocolId::Ll => slot / 2,
         ProtocolId::Ll128 => slot / 128 * 120,
-        ProtocolId::Simple => slot,
+        ProtocolId::Simple | ProtocolId::Own(_) => slot,
     };
     let of = |steps: usize| {
         let buffers = [device.alloc::<u8>(steps * data)?, device.alloc::<u8>(steps * data)?];

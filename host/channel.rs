@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! header (faults) | signatures | collectives: channel 0, 1, ... | sends and receives: channel 0, 1, ... | mesh: channel 0, 1, ...
-//!                                       connection: header, slots of LL, LL128, Simple, step FIFO
+//!                                       connection: header, slots of LL, LL128, Simple and others, step FIFO
 //! ```
 //!
 //! What the receiver of a connection says to its sender (credit, addresses, acknowledgements) it writes into the same connection
@@ -39,8 +39,8 @@ use crate::transport::HostRegion;
 pub(crate) struct ConnLayout {
     /// Slots of a buffer, at least 2.
     pub slots: u32,
-    /// Bytes of one slot, by protocol; multiples of 256.
-    pub slot_bytes: [u32; 3],
+    /// Bytes of one slot, by [`ProtocolId::index`]; multiples of 256, and 0 where there is no such protocol.
+    pub slot_bytes: [u32; ProtocolId::MOST],
     /// Bytes of one slot of the mesh, of LL and LL128; multiples of 256, or 0 where there is no mesh.
     pub mesh_slot_bytes: [u32; 2],
 }
@@ -93,7 +93,7 @@ impl ConnLayout {
     /// slots.
     fn parts(&self, receiving: bool) -> (Self, Self) {
         let protocols = if receiving { RECEIVED } else { SENT };
-        let there = |i| protocols.iter().any(|p| *p as usize == i);
+        let there = |i| protocols.iter().any(|p| p.index() == i);
         (self.with_protocols(|i| !there(i)), self.with_protocols(there))
     }
 
@@ -110,8 +110,9 @@ impl ConnLayout {
     /// The same for so many ranks, which all reach each other's memory: the fewer they are, the larger are the mesh's slots.
     pub(crate) fn with_mesh(mut self, ranks: u32) -> Self {
         let times = (MESH_SHARES / ranks.saturating_sub(1).max(1)).clamp(1, MOST_MESH_SHARES);
-        let [ll, ll128, _] = self.slot_bytes;
-        self.mesh_slot_bytes = [ll, ll128].map(|bytes| bytes.saturating_mul(times));
+        let of = |protocol: ProtocolId| self.slot_bytes[protocol.index()];
+        self.mesh_slot_bytes =
+            [ProtocolId::Ll, ProtocolId::Ll128].map(of).map(|bytes| bytes.saturating_mul(times));
         self
     }
 
@@ -260,7 +261,7 @@ impl ConnPlace<'_> {
         let (end, here) = (self.end, self.layout(layout));
         let mut at = self.header + size_of::<ConnHeader>() as u64;
         let mut there = self.slots.map_or(0, DeviceSlots::address);
-        let mut buffers = [0; 3];
+        let mut buffers = [0; ProtocolId::MOST];
         for (i, buffer) in buffers.iter_mut().enumerate() {
             let next = if here.slot_bytes[i] > 0 { &mut at } else { &mut there };
             *buffer = *next;
@@ -274,6 +275,7 @@ impl ConnPlace<'_> {
             slots: layout.slots,
             peer: end.peer,
             direct: end.direct.into(),
+            pad: 0,
             step: first_step,
             edge: end.region.address(),
             calls: end.conns(),

@@ -21,6 +21,7 @@ mod buffer;
 mod channel;
 mod comm;
 pub mod config;
+pub mod conformance;
 mod devices;
 pub mod enqueue;
 mod error;
@@ -39,7 +40,9 @@ mod shared_memory;
 mod transport;
 
 pub use buffer::{Device, DeviceBuffer, Element, Stream};
-pub use comm::{AbortHandle, CommConfig, Communicator, InProgress, ShrinkMode, Window, group};
+pub use comm::{
+    AbortHandle, CommConfig, Communicator, InProgress, OwnBuffers, ShrinkMode, Window, group,
+};
 pub use error::{Error, KernelFault, Result};
 pub use ferroccl_bootstrap::{self as bootstrap, UniqueId};
 pub use ferroccl_device as device;

@@ -221,8 +221,8 @@ pub(crate) fn run() -> Outcome<()> {
     let fifo = at + offset_of!(Memory, fifo) as u64;
     let conn = Conn {
         header,
-        buffers: [slots; 3],
-        slot_bytes: [SLOT_BYTES; 3],
+        buffers: [slots; ProtocolId::MOST],
+        slot_bytes: [SLOT_BYTES; ProtocolId::MOST],
         slots: SLOTS as u32,
         peer: KEY.peer,
         fifo,

@@ -43,6 +43,58 @@ pub const fn threads<R: Reduction>(most: u32) -> u32 {
     if matches!(R::OPS, [ReduceOp::Sum]) { most } else { MAX_THREADS }
 }
 
+/// A [`Work`] as rustc passes it to a PTX entry by value: with the alignment that a parameter can have.
+#[doc(hidden)]
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug)]
+pub struct Argument([u64; size_of::<Work>() / 8]);
+
+const _: () = assert!(size_of::<Argument>() == size_of::<Work>());
+const _: () = assert!(align_of::<Argument>() == align_of::<Work>());
+
+/// Kernels of another crate, a row each: where the crate is compiled for the host, a constant with the CPU function and the steps that
+/// it counts; where it is compiled for a GPU, the PTX entry.
+///
+/// A row is the constant's name, the name of the PTX entry, and the algorithm, element type, reduction and
+/// [`Protocol`](crate::prims::Protocol). A crate of PTX entries needs `#![no_std]` and `#![feature(abi_ptx)]`.
+///
+/// ```
+/// use ferroccl_device::collectives::AllReduceRing;
+/// use ferroccl_device::prims::Ll128;
+/// use ferroccl_device::reduce::Sum;
+///
+/// ferroccl_device::kernels! {
+///     /// Sums of floats around a ring.
+///     pub SUM = "my_all_reduce_sum_float": AllReduceRing, f32, Sum, Ll128;
+/// }
+/// assert_eq!(SUM.name, "my_all_reduce_sum_float");
+/// ```
+#[macro_export]
+macro_rules! kernels {
+    ($($(#[$m:meta])* $vis:vis $CONST:ident = $name:literal: $A:ty, $T:ty, $R:ty, $P:ty;)*) => { $(
+        #[cfg(not(target_arch = "nvptx64"))]
+        $(#[$m])*
+        $vis const $CONST: $crate::kernels::Kernel =
+            $crate::kernels::Kernel::of::<$A, $T, $R, $P>($name);
+
+        #[cfg(target_arch = "nvptx64")]
+        const _: () = {
+            /// # Safety
+            /// The argument is the call.
+            #[unsafe(export_name = $name)]
+            unsafe extern "ptx-kernel" fn entry(_: $crate::kernels::Argument) {
+                $crate::gpu::launch_bounds::<{
+                    $crate::kernels::threads::<$R>(<$A as $crate::collectives::KernelCode>::THREADS)
+                }>();
+                // SAFETY: the launch's contract; the argument is found without its address.
+                unsafe {
+                    <$A as $crate::collectives::KernelCode>::run::<$T, $R, $P>(core::ptr::null())
+                }
+            }
+        };
+    )* };
+}
+
 #[cfg(not(target_arch = "nvptx64"))]
 pub use cpu::{Kernel, Row, all, kernel_fn, left_out, lookup, rows};
 
@@ -77,6 +129,22 @@ mod cpu {
     as_large! {
         u8: u8; i8: u8; F8E4M3: u8; F8E5M2: u8; F16: F16; Bf16: F16;
         u32: f32; i32: f32; f32: f32; u64: f64; i64: f64; f64: f64;
+    }
+
+    impl Kernel {
+        /// The kernel of an algorithm with one element type, reduction and protocol, whose PTX entry is called `name`.
+        /// [`kernels!`](crate::kernels!) makes both.
+        #[must_use]
+        pub const fn of<A: KernelCode, T: Element, R: Reduction, P: Protocol>(
+            name: &'static str,
+        ) -> Self {
+            Kernel {
+                name,
+                cpu: A::run::<T, R, P>,
+                threads: threads::<R>(A::THREADS),
+                steps: Some(A::run::<T, Sum, Counted<P>>),
+            }
+        }
     }
 
     /// The CPU function of an algorithm, also for protocols and reductions that the table has not: an

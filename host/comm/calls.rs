@@ -38,15 +38,19 @@ impl Communicator {
         self.reduction(Collective::AllReduce, send.len(), (send, recv), &op.into(), None, stream)
     }
 
-    /// [`Communicator::all_reduce`] with a kernel of the caller's, over this communicator's connections. So a protocol can be
-    /// tried before it is in the table of kernels. `protocol` says which buffers of the connections the kernel uses.
+    /// [`Communicator::all_reduce`] with a kernel of the caller's, over this communicator's connections: of a protocol, an algorithm or
+    /// an operator that is in no table. `protocol` says which buffers of the connections the kernel uses: the protocol's own, which
+    /// [`CommConfig::own_buffers`](crate::CommConfig::own_buffers) has asked for, or those of one of the library's.
+    ///
+    /// Ranks compare which protocol they run, by its number. Over a network the kernel has to count its steps
+    /// ([`Kernel::steps`]).
     ///
     /// # Safety
     /// `kernel` keeps the contract of [`AllReduceRing`](ferroccl_device::collectives::AllReduceRing): it
     /// is an instance for `T`, or does as it does.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce`].
+    /// [`Error::InvalidArgument`] when the protocol has no buffers here; else as [`Communicator::all_reduce`].
     pub unsafe fn all_reduce_with<T: Element>(
         &self,
         kernel: Kernel,
@@ -57,6 +61,7 @@ impl Communicator {
         stream: &Stream,
     ) -> Result<()> {
         self.check_alike("recv", recv, "send", send)?;
+        self.check_protocol(protocol)?;
         let (call, buffers) = (Collective::AllReduce, (send, recv));
         let mut task = self.reduction_task(call, send.len(), buffers, &op.into(), None)?;
         task.custom_kernel = Some((kernel, protocol));
@@ -406,6 +411,20 @@ impl Communicator {
     fn block(&self, each: usize) -> std::ops::Range<usize> {
         let start = self.rank() as usize * each;
         start..start + each
+    }
+
+    /// Checks that connections have buffers for a protocol.
+    fn check_protocol(&self, protocol: ProtocolId) -> Result<()> {
+        let ProtocolId::Own(own) = protocol else { return Ok(()) };
+        if self.0.config.own_buffers.iter().any(|buffers| buffers.protocol == own) {
+            return Ok(());
+        }
+        let reason = format!(
+            "{} (number {}) has no buffers in this communicator: CommConfig::own_buffers",
+            own.name(),
+            own.number()
+        );
+        Err(Error::argument("protocol", reason))
     }
 
     /// Checks that a stream is of the communicator's device: the addresses of another one mean something else there.

@@ -84,10 +84,16 @@ impl CollTask {
             let choice = enqueue::choose(&self.call, context, registration)?;
             return Ok((choice, places.filter(|_| choice.algorithm.is_on_windows())));
         };
-        let tuner = context.tuner.only(protocol);
+        // What another crate's protocol takes is not known: it gets channels and threads as Simple does.
+        let known = match protocol {
+            ProtocolId::Own(_) => ProtocolId::Simple,
+            known => known,
+        };
+        let tuner = context.tuner.only(known);
         let algorithm = Some(Algorithm::Ring);
         let context = PlanContext { tuner, algorithm, ..context.clone() };
-        Ok((enqueue::choose(&self.call, &context, Registration::None)?, None))
+        let choice = enqueue::choose(&self.call, &context, Registration::None)?;
+        Ok((AlgoChoice { protocol, ..choice }, None))
     }
 
     /// Whether the call is done by a kernel on windows.
@@ -130,10 +136,10 @@ impl CollTask {
         stream: &Stream,
     ) -> Result<()> {
         let CollTask { call, input, output, scalar, custom_kernel, keep } = self;
-        let mut plan = enqueue::plan(&call, choice, seq)?;
-        if let Some((kernel, _)) = custom_kernel {
-            plan.kernel = kernel;
-        }
+        let plan = match custom_kernel {
+            Some((kernel, _)) => enqueue::plan_of(kernel, &call, choice, seq),
+            None => enqueue::plan(&call, choice, seq)?,
+        };
         // A chain combines the ranks' values in their order. What goes over the mesh, or is direct, does so by itself. It compares calls with
         // the same neighbours as what else may run: which of them does depends on the size, in which calls may differ by
         // mistake.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use ferroccl_device::abi::{Algorithm, LL128_LINE, MAX_CHANNELS, ProtocolId};
+use ferroccl_device::abi::{Algorithm, LL128_LINE, MAX_CHANNELS, OwnProtocol, ProtocolId};
 
 use ferroccl_proxy::collnet::{CollNet, SoftwareCollNet};
 use ferroccl_proxy::net::Net;
@@ -21,7 +21,7 @@ use ferroccl_topology::graph::tuning::Selection;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CommConfig {
-    /// The protocol of every call, instead of the one chosen by size.
+    /// The protocol of every call, one of the library's, instead of the one chosen by size.
     pub protocol: Option<ProtocolId>,
     /// The algorithm of every call for which it exists, instead of the one chosen by size.
     pub algorithm: Option<Algorithm>,
@@ -47,6 +47,9 @@ pub struct CommConfig {
     pub slots: Option<u32>,
     /// Bytes of a connection's buffer, by protocol; each is divided into the slots.
     pub buffer_bytes: [Option<usize>; 3],
+    /// Protocols of other crates that kernels of the caller's run ([`Communicator::all_reduce_with`](crate::Communicator::all_reduce_with)),
+    /// each with the buffers that it has to itself.
+    pub own_buffers: Vec<OwnBuffers>,
     /// How long a kernel waits for a peer before its call fails; zero is for ever.
     pub timeout: Option<Duration>,
     /// How long a call waits before a warning in the log says for whom, and again after twice the time; zero is never.
@@ -69,6 +72,31 @@ pub struct CommConfig {
     #[doc(hidden)]
     pub first_step: u64,
 }
+
+/// The buffers of a protocol of another crate: every connection of a communicator has one, which no other protocol reads or writes.
+/// It is zeroed when it is made, and its flags are only ever those of this protocol.
+///
+/// ```
+/// use ferroccl::device::abi::OwnProtocol;
+/// use ferroccl::{CommConfig, Communicator, Device, OwnBuffers};
+///
+/// let mut config = CommConfig::default();
+/// config.own_buffers.push(OwnBuffers { protocol: OwnProtocol::new(0, "LL64"), bytes: 256 << 10 });
+/// let ranks = Communicator::init_all_with(&Device::cpu(), 2, &config)?;
+/// # Ok::<(), ferroccl::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnBuffers {
+    /// The protocol: its number and its name, of 24 bytes at most. All ranks need the same.
+    pub protocol: OwnProtocol,
+    /// Bytes of a connection's buffer, which is divided into the slots.
+    pub bytes: usize,
+}
+
+/// Bytes of the name of a protocol of another crate, at most: ranks compare them.
+pub(super) const OWN_NAME_BYTES: usize = 24;
+/// The names of other crates' protocols, by number.
+pub(super) type OwnNames = [[u8; OWN_NAME_BYTES]; OwnProtocol::MOST as usize];
 
 /// Bytes of Simple's buffer where ranks are on several hosts: a slot is a message, and a network wants larger ones than a cache.
 /// With 4 MiB, as NCCL has, sockets were no faster (`benches/records/2026-11-22-network.md`).
@@ -112,6 +140,10 @@ impl CommConfig {
             min_channels: self.min_channels.or(other.min_channels),
             slots: self.slots.or(other.slots),
             buffer_bytes: std::array::from_fn(|_| bytes.next().flatten()),
+            own_buffers: match self.own_buffers.as_slice() {
+                [] => other.own_buffers.clone(),
+                own => own.to_vec(),
+            },
             timeout: self.timeout.or(other.timeout),
             warn_after: self.warn_after.or(other.warn_after),
             heartbeat: self.heartbeat.or(other.heartbeat),
@@ -149,23 +181,63 @@ impl CommConfig {
         }
         // A slot is whole pairs of LL128 lines.
         let grain = 2 * LL128_LINE;
-        let mut slot_bytes = [0; 3];
-        for (i, bytes) in slot_bytes.iter_mut().enumerate() {
-            let over_net = several_hosts && i == ProtocolId::Simple as usize;
-            let usual = usual_bytes[i];
+        let slot_of = |name: String, buffer: usize| {
+            let slot = buffer / slots as usize / grain * grain;
+            u32::try_from(slot).ok().filter(|&b| b > 0 && b <= 1 << 30).ok_or_else(|| {
+                let least = slots as usize * grain;
+                let range = format!("{least} bytes ({slots} slots of {grain}) to {slots} GiB");
+                setting(&name, buffer, &range)
+            })
+        };
+        let mut slot_bytes = [0; ProtocolId::MOST];
+        for (i, (&protocol, usual)) in ProtocolId::ALL.iter().zip(usual_bytes).enumerate() {
+            let over_net = several_hosts && protocol == ProtocolId::Simple;
             let default = if over_net { usual.max(NET_BUFFER_BYTES) } else { usual };
             let buffer = self.buffer_bytes[i].unwrap_or(default);
-            let slot = buffer / slots as usize / grain * grain;
-            *bytes =
-                u32::try_from(slot).ok().filter(|&b| b > 0 && b <= 1 << 30).ok_or_else(|| {
-                    let range = format!(
-                        "{} bytes ({slots} slots of {grain}) to {slots} GiB",
-                        slots as usize * grain
-                    );
-                    setting(&format!("buffer_bytes[{}]", ProtocolId::ALL[i]), buffer, &range)
-                })?;
+            slot_bytes[protocol.index()] = slot_of(format!("buffer_bytes[{protocol}]"), buffer)?;
+        }
+        self.own_names()?;
+        for own in &self.own_buffers {
+            let name = format!("own_buffers[{}].bytes", own.protocol.name());
+            slot_bytes[ProtocolId::Own(own.protocol).index()] = slot_of(name, own.bytes)?;
         }
         Ok(ConnLayout { slots, slot_bytes, mesh_slot_bytes: [0; 2] })
+    }
+
+    /// The names of other crates' protocols.
+    ///
+    /// # Errors
+    /// When one cannot be had, or two are alike.
+    pub(super) fn own_names(&self) -> Result<OwnNames> {
+        let mut names = OwnNames::default();
+        let mut seen: Vec<OwnProtocol> = Vec::new();
+        for protocol in self.own_buffers.iter().map(|own| own.protocol) {
+            let (number, name) = (protocol.number(), protocol.name());
+            let which = "own_buffers.protocol";
+            if number >= OwnProtocol::MOST {
+                let range = format!("numbers 0 to {}", OwnProtocol::MOST - 1);
+                return Err(setting(which, number, &range));
+            }
+            if name.is_empty() || name.len() > OWN_NAME_BYTES || name.parse::<ProtocolId>().is_ok()
+            {
+                let range = format!(
+                    "a name of 1 to {OWN_NAME_BYTES} bytes that is none of the library's protocols"
+                );
+                return Err(setting(which, format!("{name:?}"), &range));
+            }
+            let alike = |other: &&OwnProtocol| other.number() == number || other.name() == name;
+            if let Some(other) = seen.iter().find(alike) {
+                let range = format!(
+                    "another number and name than {} (number {})",
+                    other.name(),
+                    other.number()
+                );
+                return Err(setting(which, format!("{name} (number {number})"), &range));
+            }
+            seen.push(protocol);
+            names[usize::from(number)][..name.len()].copy_from_slice(name.as_bytes());
+        }
+        Ok(names)
     }
 
     /// The number of channels for a rank whose device has `natural` of them, and whether every call uses all of them.

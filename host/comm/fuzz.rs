@@ -51,6 +51,7 @@ fn params(theirs: &[InitParams]) {
     let config = CommConfig::default();
     let mine = InitParams {
         layout: config.layout(([1 << 20; 3], 8), false).unwrap(),
+        own_names: Default::default(),
         channels: 4,
         blocks: 16,
         all_channels: false,

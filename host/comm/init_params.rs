@@ -6,6 +6,7 @@ use ferroccl_device::abi::ProtocolId;
 use serde::{Deserialize, Serialize};
 
 use super::CommConfig;
+use super::config::{OWN_NAME_BYTES, OwnNames};
 use crate::channel::ConnLayout;
 use crate::config::{Config, LEAST_HEARTBEAT, Setting as _};
 use crate::error::{Error, Result};
@@ -17,6 +18,8 @@ use ferroccl_topology::graph::tuning::Selection;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct InitParams {
     pub layout: ConnLayout,
+    /// The names of other crates' protocols.
+    pub own_names: OwnNames,
     pub channels: u32,
     /// Blocks of a rank that its device runs at the same time.
     pub blocks: u32,
@@ -139,10 +142,17 @@ pub(super) fn agree(rank: u32, mine: &InitParams, params: &[InitParams]) -> Resu
                 theirs.layout.slots.to_string(),
             );
         }
+        if theirs.own_names != mine.own_names {
+            let what = "protocols of other crates (CommConfig::own_buffers)";
+            return differs(what, show_names(&mine.own_names), show_names(&theirs.own_names));
+        }
         if theirs.layout != mine.layout {
-            let show =
-                |t: &InitParams| t.layout.slot_bytes.map(|bytes| bytes.to_string()).join("/");
-            let what = "slot bytes for LL, LL128 and Simple (NCCL_LL_BUFFSIZE, NCCL_LL128_BUFFSIZE, NCCL_BUFFSIZE)";
+            let show = |t: &InitParams| {
+                let bytes = t.layout.slot_bytes.iter().enumerate();
+                let there = bytes.filter(|(i, bytes)| *i < ProtocolId::ALL.len() || **bytes > 0);
+                there.map(|(_, bytes)| bytes.to_string()).collect::<Vec<_>>().join("/")
+            };
+            let what = "slot bytes for LL, LL128 and Simple (NCCL_LL_BUFFSIZE, NCCL_LL128_BUFFSIZE, NCCL_BUFFSIZE), and other crates' protocols";
             return differs(what, show(mine), show(theirs));
         }
         for (what, show) in [
@@ -176,6 +186,17 @@ pub(super) fn agree(rank: u32, mine: &InitParams, params: &[InitParams]) -> Resu
     Ok((least(|params| params.channels), least(|params| params.blocks)))
 }
 
+/// Names, each with its number.
+fn show_names(names: &OwnNames) -> String {
+    let there = names.iter().enumerate().filter(|(_, name)| name[0] != 0);
+    let show = |(number, name): (usize, &[u8; OWN_NAME_BYTES])| {
+        let name = String::from_utf8_lossy(name);
+        format!("{} (number {number})", name.trim_end_matches('\0').escape_debug())
+    };
+    let all: Vec<String> = there.map(show).collect();
+    if all.is_empty() { "none".to_owned() } else { all.join(", ") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,6 +209,58 @@ mod tests {
             ..CommConfig::default()
         };
         config.heartbeat_ns().unwrap() as f64 / 1e9
+    }
+
+    #[test]
+    fn protocols_of_other_crates_have_numbers_and_names_of_their_own() {
+        use super::super::OwnBuffers;
+        use ferroccl_device::abi::OwnProtocol;
+        type Asked = (u8, &'static str, usize);
+        let layout = |all: &[Asked]| {
+            let own = |&(number, name, bytes): &Asked| OwnBuffers {
+                protocol: OwnProtocol::new(number, name),
+                bytes,
+            };
+            let own_buffers = all.iter().map(own).collect();
+            CommConfig { own_buffers, ..CommConfig::default() }.layout(([1 << 20; 3], 8), false)
+        };
+        let bytes = layout(&[(1, "LL64", 4096), (0, "LL32", 8192)]).unwrap().slot_bytes;
+        assert_eq!(bytes[3..], [1024, 512, 0, 0, 0]);
+        let twice = "another number and name than A (number 0)";
+        for (all, why) in [
+            (&[(5, "LL64", 4096)][..], "own_buffers.protocol=5"),
+            (&[(0, "", 4096)], "a name of 1 to 24 bytes"),
+            (&[(0, "ll128", 4096)], "none of the library's protocols"),
+            (&[(0, "A", 4096), (0, "B", 4096)], twice),
+            (&[(0, "A", 4096), (1, "A", 4096)], twice),
+            (&[(0, "A", 2047)], "own_buffers[A].bytes=2047"),
+        ] {
+            let error = layout(all).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn ranks_have_the_same_protocols_of_other_crates() {
+        let mut names = OwnNames::default();
+        names[1][..4].copy_from_slice(b"LL64");
+        let config = CommConfig::default();
+        let params = InitParams {
+            layout: config.layout(([1 << 20; 3], 8), false).unwrap(),
+            own_names: OwnNames::default(),
+            channels: 1,
+            blocks: 1,
+            all_channels: false,
+            tuning: TuningParams::new(&config, &Config::default()),
+            collnet: false,
+            group: 0,
+            timeout_ns: 0,
+            heartbeat_ns: 0,
+        };
+        let other = InitParams { own_names: names, ..params };
+        let error = agree(0, &params, &[params, other]).unwrap_err().to_string();
+        let said = "protocols of other crates (CommConfig::own_buffers) of rank 0 is none, of rank 1 LL64 (number 1)";
+        assert!(error.contains(said), "{error}");
     }
 
     #[test]
@@ -211,6 +284,7 @@ mod tests {
             let tuning = TuningParams::new(&config, &Config::default());
             let params = |&seconds: &u64| InitParams {
                 layout,
+                own_names: OwnNames::default(),
                 channels: 1,
                 blocks: 1,
                 all_channels: false,
@@ -232,6 +306,7 @@ mod tests {
         let config = CommConfig::default();
         let good = InitParams {
             layout: config.layout(([1 << 20; 3], 8), false).unwrap(),
+            own_names: OwnNames::default(),
             channels: 2,
             blocks: 3,
             all_channels: false,
@@ -261,6 +336,7 @@ mod tests {
         };
         let params = |config: CommConfig| InitParams {
             layout: config.layout(([1 << 20; 3], 8), false).unwrap(),
+            own_names: OwnNames::default(),
             channels: 1,
             blocks: 1,
             all_channels: false,

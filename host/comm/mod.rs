@@ -86,7 +86,7 @@ use crate::error::Result;
 use ferroccl_device::abi::ReduceOp;
 
 pub use abort::AbortHandle;
-pub use config::CommConfig;
+pub use config::{CommConfig, OwnBuffers};
 pub use group::group;
 pub use in_progress::InProgress;
 pub(crate) use recorder::unix_now;

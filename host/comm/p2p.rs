@@ -286,7 +286,7 @@ fn transfer(
         done: 0,
         kind: kind as u32,
         state: TransferState::New as u32,
-        protocol: protocol as u32,
+        protocol: protocol.index() as u32,
         pad: 0,
         after: 0,
     }

@@ -271,6 +271,7 @@ impl Communicator {
         let several_hosts = peers.iter().any(|peer| peer.host != *host);
         let mine = InitParams {
             layout: config.layout(runtime.buffers(), several_hosts)?,
+            own_names: config.own_names()?,
             channels: natural,
             blocks: resident,
             all_channels,

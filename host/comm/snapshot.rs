@@ -109,8 +109,9 @@ impl From<RecordedCall> for CallRecord {
         let name = |name: Option<&'static str>| name.unwrap_or("unknown");
         let plan = || {
             let algorithm = Algorithm::from_index(algorithm.into()).map(Algorithm::name);
-            let protocol = ProtocolId::from_index(protocol.into()).map(ProtocolId::name);
-            format!("{} {}", name(algorithm), name(protocol))
+            let protocol = ProtocolId::from_index(protocol.into())
+                .map_or_else(|| "unknown".to_owned(), |protocol| protocol.to_string());
+            format!("{} {protocol}", name(algorithm))
         };
         let collective = Collective::from_index(collective.into()).map(Collective::name);
         CallRecord {

@@ -6,6 +6,6 @@ mod signature;
 
 pub use plan::{
     AlgoChoice, KernelPlan, NetworkOps, PlanContext, PlanError, Registration, choose, plan,
-    send_recv_kernel, split,
+    plan_of, send_recv_kernel, split,
 };
 pub use signature::{CollectiveCall, describe, describe_call};

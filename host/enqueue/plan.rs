@@ -295,9 +295,16 @@ pub fn send_recv_kernel() -> Option<Kernel> {
 /// # Errors
 /// [`PlanError`] when there is no kernel for this choice.
 pub fn plan(call: &CollectiveCall, choice: AlgoChoice, seq: u64) -> Result<KernelPlan, PlanError> {
-    let AlgoChoice { algorithm, protocol, channels, .. } = choice;
+    let AlgoChoice { algorithm, protocol, .. } = choice;
     let kernel = lookup(call.collective, algorithm, protocol, call.op, call.data_type)
         .ok_or_else(|| PlanError::new(call, Some(choice)))?;
+    Ok(plan_of(kernel, call, choice, seq))
+}
+
+/// [`plan`] with a kernel that does as the choice says.
+#[must_use]
+pub fn plan_of(kernel: Kernel, call: &CollectiveCall, choice: AlgoChoice, seq: u64) -> KernelPlan {
+    let AlgoChoice { algorithm, protocol, channels, .. } = choice;
     let moves = matches!(
         call.collective,
         Collective::AllGather | Collective::Broadcast | Collective::AllToAll
@@ -311,7 +318,7 @@ pub fn plan(call: &CollectiveCall, choice: AlgoChoice, seq: u64) -> Result<Kerne
         (Collective::ReduceScatter, Algorithm::Chain) => Chain::REDUCE_SCATTER,
         _ => 0,
     };
-    Ok(KernelPlan {
+    KernelPlan {
         kernel,
         choice,
         blocks: if is_paired(call.collective, algorithm) { 2 * channels } else { channels },
@@ -323,7 +330,7 @@ pub fn plan(call: &CollectiveCall, choice: AlgoChoice, seq: u64) -> Result<Kerne
         mesh: algorithm.is_over_mesh(),
         // Parts start on a cache line of a well-aligned buffer.
         parts: split(count, channels, 128 / size),
-    })
+    }
 }
 
 #[cfg(test)]

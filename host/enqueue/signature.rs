@@ -52,7 +52,7 @@ impl CollectiveCall {
             self.data_type as u8,
             self.op as u8,
             algorithm as u8,
-            protocol as u8,
+            protocol.index() as u8,
             channels as u8,
         ];
         let mut call = [0; 8];
@@ -88,7 +88,8 @@ impl fmt::Display for SignatureText<'_> {
                 f,
                 " as its call {seq}, by {} {} on {channels} channels",
                 name(Algorithm::from_index(algorithm.into()).map(Algorithm::name), algorithm),
-                name(ProtocolId::from_index(protocol.into()).map(ProtocolId::name), protocol),
+                ProtocolId::from_index(protocol.into())
+                    .map_or_else(|| format!("#{protocol}"), |protocol| protocol.to_string()),
             )?;
         }
         Ok(())

@@ -92,7 +92,7 @@ fn word(step: u64, i: usize) -> u64 {
 /// How many words of data a step has.
 fn words(step: u64, protocol: ProtocolId) -> usize {
     let most = match protocol {
-        ProtocolId::Simple => SLOT_WORDS,
+        ProtocolId::Simple | ProtocolId::Own(_) => SLOT_WORDS,
         ProtocolId::Ll => SLOT_BYTES / LL_LINE,
         ProtocolId::Ll128 => SLOT_BYTES / LL128_LINE * (LINE_WORDS - 1),
     };
@@ -108,8 +108,12 @@ impl End {
         let at = self.memory as u64;
         let conn = Conn {
             header: at,
-            buffers: std::array::from_fn(|i| self.buffer(ProtocolId::ALL[i]) as u64),
-            slot_bytes: [SLOT_BYTES as u32; 3],
+            buffers: std::array::from_fn(|i| {
+                ProtocolId::ALL.get(i).map_or(0, |protocol| self.buffer(*protocol) as u64)
+            }),
+            slot_bytes: std::array::from_fn(|i| {
+                if i < ProtocolId::ALL.len() { SLOT_BYTES as u32 } else { 0 }
+            }),
             slots: SLOTS as u32,
             fifo: at + offset_of!(Memory, fifo) as u64,
             ..Conn::default()
@@ -129,7 +133,7 @@ impl End {
         // SAFETY: only an address is made.
         let host = unsafe { &raw mut (*self.memory).slots };
         let slots = if there { self.gpu } else { host };
-        slots.cast::<u64>().wrapping_add(protocol as usize * SLOTS as usize * SLOT_WORDS)
+        slots.cast::<u64>().wrapping_add(protocol.index() * SLOTS as usize * SLOT_WORDS)
     }
 
     /// The slot of a step.
@@ -189,7 +193,7 @@ impl End {
                 gpu::st_relaxed(fifo.add((step % SLOTS) as usize), entry);
             };
             match self.protocol {
-                ProtocolId::Simple => {
+                ProtocolId::Simple | ProtocolId::Own(_) => {
                     for i in 0..n {
                         gpu::st_data(slot.add(i), word(step, i), 8);
                     }
@@ -233,7 +237,7 @@ impl End {
             until(|| gpu::ld_acquire(&raw const (*header).tail) > step);
             for i in 0..n {
                 let found = match self.protocol {
-                    ProtocolId::Simple => gpu::ld_data(slot.add(i)),
+                    ProtocolId::Simple | ProtocolId::Own(_) => gpu::ld_data(slot.add(i)),
                     ProtocolId::Ll => {
                         let halves = gpu::ld_halves(slot.add(2 * i));
                         assert_eq!(

@@ -35,7 +35,7 @@ const ALGORITHMS: [Algorithm; 9] = [
 ];
 
 fn every_algorithm(protocol: ProtocolId) {
-    let seed = 0x5EED + protocol as u64;
+    let seed = 0x5EED + protocol.index() as u64;
     println!("seed {seed:#x}");
     for n in [1, 2, 3, 4, 7] {
         for algorithm in ALGORITHMS.into_iter().filter(|a| knows(*a, protocol)) {

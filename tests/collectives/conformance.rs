@@ -13,7 +13,7 @@ use crate::values::Case;
 static COUNTS: [usize; 10] = [0, 1, 2, 3, 15, 16, 17, 1023, 4096, 100_003];
 
 fn every_type(protocol: ProtocolId, nranks: u32) {
-    let seed = 0xF3220 + u64::from(nranks) * 8 + protocol as u64;
+    let seed = 0xF3220 + u64::from(nranks) * 8 + protocol.index() as u64;
     println!("seed {seed:#x}");
     for hostile in [false, true] {
         // The smallest slots take a thousand steps for the largest count: it adds nothing.
@@ -71,7 +71,7 @@ const WAYS: [(Reduction, Algorithm); 17] = [
 ];
 
 fn by_every_way<T: Case>(protocol: ProtocolId, nranks: u32) {
-    let random = &mut Random(u64::from(nranks) * 8 + protocol as u64);
+    let random = &mut Random(u64::from(nranks) * 8 + protocol.index() as u64);
     for (what, algorithm) in WAYS.into_iter().filter(|(_, a)| knows(*a, protocol)) {
         for hostile in [false, true] {
             let way = (algorithm, protocol);

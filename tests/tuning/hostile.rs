@@ -202,8 +202,9 @@ fn the_tuner_agrees_with_the_choice() {
                 }
 
                 // With some ways closed: the fastest of the others, or nothing.
-                let is_open =
-                    |a: Algorithm, p: ProtocolId| open >> (a as u32 * 3 + p as u32) & 1 == 1;
+                let is_open = |a: Algorithm, p: ProtocolId| {
+                    open >> (a as u32 * 3 + p.index() as u32) & 1 == 1
+                };
                 let time = |a, p| {
                     let found = predict(&s, collective, a, p, bytes, &settings);
                     found.cost.filter(|_| found.why_not.is_none()).map(|cost| cost.time_us)

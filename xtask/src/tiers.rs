@@ -52,6 +52,13 @@ pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
                 .run(&format!("cargo build {cust} --example cust"))
                 .run(&format!("cargo test {cust} --test cuda crates")),
         );
+        let lab = |what: &str| format!("cargo {what} --manifest-path examples/lab/Cargo.toml");
+        let apart = [NO_PTX[0], ("CARGO_TARGET_DIR", "target/lab")];
+        steps.push(
+            Step::new("lab", "a protocol of another crate (examples/lab)")
+                .run(&format!("{} -- --check", lab("fmt")))
+                .run_with(&lab("test"), &apart),
+        );
     }
     steps
 }

@@ -7,7 +7,7 @@
 //!     calls       | tail | entries | ack |
 //!     each channel
 //!       header    | tail | head | ptr_exchange | calls: tail, entries, ack |
-//!       buffers   | LL: slots x bytes | LL128: slots x bytes | Simple: slots x bytes |
+//!       buffers   | LL: slots x bytes | LL128: slots x bytes | Simple: slots x bytes | other crates' protocols |
 //! ```
 //!
 //! Whoever waits for a word has it near: the receiver polls what is in the memory of its edge. The sender polls `head`,
@@ -16,14 +16,14 @@
 //!
 //! Notation used in every comment of the protocols:
 //! * a **step** is the filling of one slot; step `s` uses slot `s % slots`, for each protocol in its own buffer;
-//! * **tail** is the number of steps the sender has published (Simple only);
+//! * **tail** is the number of steps the sender has published (Simple; over a network other crates' protocols, too);
 //! * **head** is the number of steps the receiver has consumed: its credit to the sender;
 //! * the **flag** of step `s` is `s + 1` in LL128, and 32 bits of `2 s + 1` in LL. Memory starts as zeros,
 //!   which is no flag.
 //!
 //! The step counters of both ends stay equal between calls, whichever protocols the calls used.
 
-use super::{Fault, Signature, abi};
+use super::{Fault, ProtocolId, Signature, abi};
 
 /// The unit two writers must not share. 128 bytes, as NVIDIA's L2 sectors pair up and x86 prefetches pairs.
 pub const CACHE_LINE: usize = 128;
@@ -177,16 +177,19 @@ abi! {
         pub header: u64,
         /// Address of the [`ConnHeader`] in which the receiver writes to the sender, in memory that is near the sender.
         pub reply: u64,
-        /// Addresses of the slots, by [`ProtocolId`](super::ProtocolId).
-        pub buffers: [u64; 3],
-        /// Bytes of one slot, by [`ProtocolId`](super::ProtocolId); each a multiple of [`LL128_LINE`] x 2.
-        pub slot_bytes: [u32; 3],
+        /// Addresses of the slots, by [`ProtocolId::index`].
+        pub buffers: [u64; ProtocolId::MOST],
+        /// Bytes of one slot, by [`ProtocolId::index`]; each a multiple of [`LL128_LINE`] x 2. 0 where the communicator has no such
+        /// protocol.
+        pub slot_bytes: [u32; ProtocolId::MOST],
         /// Slots of each buffer, at least 2.
         pub slots: u32,
         /// The rank at the other end.
         pub peer: u32,
         /// Not 0 when the sender can reach the receiver's user buffers, so that [`PtrExchange`] is used.
         pub direct: u32,
+        /// Zero.
+        pub pad: u32,
         /// The next step; advanced by the kernel, kept between calls.
         pub step: u64,
         /// Address of the edge's [`EdgeHeader`].
@@ -227,4 +230,4 @@ abi! {
     }
 }
 
-const _: () = assert!(size_of::<Conn>() == 144 && size_of::<Peer>() == 288);
+const _: () = assert!(size_of::<Conn>() == 208 && size_of::<Peer>() == 416);

@@ -61,6 +61,8 @@ pub enum WaitKind {
     Begun = 9,
     /// A rank waits until another has read from and written to it all that it does.
     Ended = 10,
+    /// A receiver waits for a flag of a protocol of another crate.
+    OwnFlag = 11,
 }
 
 impl WaitKind {
@@ -78,6 +80,7 @@ impl WaitKind {
             8 => WaitKind::Progress,
             9 => WaitKind::Begun,
             10 => WaitKind::Ended,
+            11 => WaitKind::OwnFlag,
             _ => WaitKind::None,
         }
     }
@@ -93,6 +96,7 @@ impl WaitKind {
                 | WaitKind::Signature
                 | WaitKind::Begun
                 | WaitKind::Ended
+                | WaitKind::OwnFlag
         )
     }
 
@@ -111,6 +115,7 @@ impl WaitKind {
             WaitKind::Progress => "its other block to read the input",
             WaitKind::Begun => "the peer to begin the call",
             WaitKind::Ended => "the peer to do its part of the call",
+            WaitKind::OwnFlag => "a flag of its protocol",
         }
     }
 }

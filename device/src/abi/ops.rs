@@ -245,21 +245,145 @@ impl Algorithm {
     }
 }
 
-names! {
-    /// How two ranks hand over data (`NCCL_PROTO`).
-    pub enum ProtocolId ("protocol") {
-        /// Low latency: every 8 bytes carry 4 bytes of flag, nothing else is needed.
-        Ll = "LL",
-        /// Low latency on 128-byte lines: 120 bytes of data, 8 of flag.
-        Ll128 = "LL128",
-        /// Slots of plain data, a step counter published after a fence.
-        Simple = "Simple",
+/// How two ranks hand over data (`NCCL_PROTO`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ProtocolId {
+    /// Low latency: every 8 bytes carry 4 bytes of flag, nothing else is needed.
+    Ll,
+    /// Low latency on 128-byte lines: 120 bytes of data, 8 of flag.
+    Ll128,
+    /// Slots of plain data, a step counter published after a fence.
+    Simple,
+    /// One of another crate, with buffers of its own.
+    Own(OwnProtocol),
+}
+
+impl ProtocolId {
+    /// The library's, in the order of their indices.
+    pub const ALL: &'static [ProtocolId] = &[Self::Ll, Self::Ll128, Self::Simple];
+    /// Protocols that a connection has buffers for, those of other crates included.
+    pub const MOST: usize = Self::ALL.len() + OwnProtocol::MOST as usize;
+
+    /// One of another crate; see [`OwnProtocol::new`].
+    ///
+    /// ```
+    /// use ferroccl_device::abi::ProtocolId;
+    ///
+    /// const LL64: ProtocolId = ProtocolId::own(0, "LL64");
+    /// assert_eq!((LL64.name(), LL64.index()), ("LL64", 3));
+    /// ```
+    #[must_use]
+    pub const fn own(number: u8, name: &'static str) -> Self {
+        ProtocolId::Own(OwnProtocol::new(number, name))
+    }
+
+    /// Its place in tables of protocols, less than [`ProtocolId::MOST`]: the library's come first.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        match self {
+            ProtocolId::Ll => 0,
+            ProtocolId::Ll128 => 1,
+            ProtocolId::Simple => 2,
+            ProtocolId::Own(OwnProtocol { number, .. }) => {
+                let last = OwnProtocol::MOST - 1;
+                Self::ALL.len() + (if number < last { number } else { last }) as usize
+            }
+        }
+    }
+
+    /// The protocol with this index, or `None` when there is none. The name of another crate's is not known then.
+    #[must_use]
+    pub fn from_index(index: u64) -> Option<Self> {
+        let index = usize::try_from(index).ok()?;
+        if let Some(known) = Self::ALL.get(index) {
+            return Some(*known);
+        }
+        let number = u8::try_from(index - Self::ALL.len()).ok()?;
+        (number < OwnProtocol::MOST).then(|| Self::own(number, ""))
+    }
+
+    /// Its name on command lines, and in kernel names. Empty for another crate's of which only the index is known.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            ProtocolId::Ll => "LL",
+            ProtocolId::Ll128 => "LL128",
+            ProtocolId::Simple => "Simple",
+            ProtocolId::Own(OwnProtocol { name, .. }) => name,
+        }
+    }
+}
+
+impl core::fmt::Display for ProtocolId {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            ProtocolId::Own(OwnProtocol { number, name: "" }) => write!(f, "own protocol {number}"),
+            known => f.pad(known.name()),
+        }
+    }
+}
+
+impl core::str::FromStr for ProtocolId {
+    type Err = UnknownName;
+
+    /// Reads the name of one of the library's, whatever the case.
+    ///
+    /// # Errors
+    /// `UnknownName` when no value has this name.
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let named = |p: &ProtocolId| p.name().eq_ignore_ascii_case(text);
+        let unknown = UnknownName { what: "protocol", known: &["LL", "LL128", "Simple"] };
+        Self::ALL.iter().copied().find(named).ok_or(unknown)
+    }
+}
+
+/// Which protocol of another crate: a number among those of a communicator, and a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OwnProtocol {
+    number: u8,
+    name: &'static str,
+}
+
+impl OwnProtocol {
+    /// Protocols of other crates that a communicator can have at a time.
+    pub const MOST: u8 = 5;
+
+    /// `number` is less than [`OwnProtocol::MOST`], and another one than that of each other protocol that the same communicator has.
+    /// The communicator checks that when it is made.
+    #[must_use]
+    pub const fn new(number: u8, name: &'static str) -> Self {
+        OwnProtocol { number, name }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        self.number
+    }
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        self.name
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn protocols_have_indices_and_names() {
+        for (i, &p) in ProtocolId::ALL.iter().enumerate() {
+            assert_eq!((p.index(), ProtocolId::from_index(i as u64)), (i, Some(p)));
+            assert_eq!(p.name().to_lowercase().parse::<ProtocolId>(), Ok(p));
+        }
+        let own = ProtocolId::own(4, "LL64");
+        assert_eq!((own.index(), own.to_string()), (7, "LL64".to_owned()));
+        assert_eq!(ProtocolId::from_index(7).unwrap().to_string(), "own protocol 4");
+        assert_eq!((ProtocolId::from_index(8), ProtocolId::own(9, "").index()), (None, 7));
+        assert!("LL64".parse::<ProtocolId>().is_err());
+    }
 
     #[test]
     fn names_read_back() {

@@ -192,7 +192,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     const fn buffer() -> usize {
         match P::ID {
             ProtocolId::Ll => 0,
-            ProtocolId::Ll128 | ProtocolId::Simple => 1,
+            ProtocolId::Ll128 | ProtocolId::Simple | ProtocolId::Own(_) => 1,
         }
     }
 
@@ -484,7 +484,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     /// What a rank that waits for a unit waits for.
     const WAIT: WaitKind = match P::ID {
         ProtocolId::Ll => WaitKind::LlFlag,
-        ProtocolId::Ll128 | ProtocolId::Simple => WaitKind::Ll128Flag,
+        ProtocolId::Ll128 | ProtocolId::Simple | ProtocolId::Own(_) => WaitKind::Ll128Flag,
     };
 
     /// Sends units behind those of a step without data, if it has to fill its slots.

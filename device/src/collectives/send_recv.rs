@@ -88,10 +88,10 @@ impl Entry {
 /// Runs `$body` with `$Q` standing for the protocol of a transfer.
 macro_rules! by_protocol {
     ($transfer:expr, $Q:ident => $body:expr) => {
-        if field!($transfer, protocol) == ProtocolId::Ll as u32 {
+        if field!($transfer, protocol) == ProtocolId::Ll.index() as u32 {
             type $Q = Ll;
             $body
-        } else if field!($transfer, protocol) == ProtocolId::Ll128 as u32 {
+        } else if field!($transfer, protocol) == ProtocolId::Ll128.index() as u32 {
             type $Q = Ll128;
             $body
         } else {

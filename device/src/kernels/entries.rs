@@ -10,7 +10,6 @@
 #[macro_use]
 mod lists;
 
-use ferroccl_device::abi::Work;
 use ferroccl_device::collectives::{
     AllGatherBruck, AllGatherDirect, AllGatherNvls, AllGatherOneShot, AllGatherRing,
     AllReduceDirect, AllReduceNvls, AllReduceOneShot, AllReduceRing, AllReduceTree,
@@ -19,16 +18,9 @@ use ferroccl_device::collectives::{
     ReduceScatterRing, SendRecv,
 };
 use ferroccl_device::element::{Bf16, F8E4M3, F8E5M2, F16};
-use ferroccl_device::kernels::threads;
+use ferroccl_device::kernels::{Argument, threads};
 use ferroccl_device::prims::{Ll, Ll128, Simple};
 use ferroccl_device::reduce::{AnyFloat, AnyFloat8, AnySigned, AnyUnsigned, PreMulSum, Sum};
-
-/// A [`Work`] as rustc passes it by value: with the alignment that a parameter can have.
-#[repr(C, align(16))]
-struct Argument([u64; size_of::<Work>() / 8]);
-
-const _: () = assert!(size_of::<Argument>() == size_of::<Work>());
-const _: () = assert!(align_of::<Argument>() == align_of::<Work>());
 
 // What a build has no use for it does not ask for: see `build/modules.rs`.
 macro_rules! entry {

@@ -11,7 +11,8 @@ use crate::orders;
 #[derive(Clone, Copy, Debug)]
 pub struct ConnState {
     conn: *mut Conn,
-    protocol: ProtocolId,
+    /// [`ProtocolId::index`].
+    protocol: u32,
     /// `step % slots`, kept so that nothing divides.
     index: u32,
     /// The next step.
@@ -24,7 +25,7 @@ impl ConnState {
     /// A connection that is missing.
     pub(crate) const NONE: ConnState = ConnState {
         conn: ptr::null_mut(),
-        protocol: ProtocolId::Simple,
+        protocol: ProtocolId::Simple.index() as u32,
         index: 0,
         step: 0,
         direct: ptr::null_mut(),
@@ -44,7 +45,7 @@ impl ConnState {
     /// used.
     #[inline(always)]
     pub(crate) unsafe fn open(conn: *mut Conn, protocol: ProtocolId, optional: bool) -> Self {
-        let mut state = ConnState { conn, protocol, index: 0, step: 0, direct: ptr::null_mut() };
+        let mut state = ConnState { conn, protocol: protocol.index() as u32, ..Self::NONE };
         if !optional || !conn.is_null() {
             // SAFETY: the caller's.
             let (step, slots) = unsafe { ((*conn).step, (*conn).slots) };
@@ -140,7 +141,7 @@ impl ConnState {
         // SAFETY: as above; only the receiver writes the head.
         unsafe {
             let head = &raw mut (*self.reply()).head;
-            let each_step = self.protocol == ProtocolId::Ll;
+            let each_step = self.protocol == ProtocolId::Ll.index() as u32;
             if each_step && !self.wait_tail_first() {
                 gpu::st_relaxed(head, self.step + 1);
             } else if each_step || next == self.slots() || next == self.slots() / 2 {
@@ -172,10 +173,18 @@ impl ConnState {
         unsafe { gpu::release(orders::TAIL, &raw mut (*self.header()).tail, self.step + 1) }
     }
 
+    /// The sender's: whether a proxy sends what is in the slots, to a receiver on another host.
+    #[inline(always)]
+    #[must_use]
+    pub fn has_proxy(&self) -> bool {
+        // SAFETY: the view of the connection is valid as long as the call.
+        unsafe { (*self.conn).fifo != 0 }
+    }
+
     /// The sender's: tells the proxy, where there is one, that the current step has these bytes of the slot. Before
     /// the data, or before [`ConnState::post_tail`].
     #[inline(always)]
-    pub(crate) fn post_fifo(&self, bytes: usize) {
+    pub fn post_fifo(&self, bytes: usize) {
         // SAFETY: the view of the connection is valid as long as the call; a FIFO has an entry for each slot, which the
         // proxy only reads.
         unsafe {
@@ -187,9 +196,11 @@ impl ConnState {
         }
     }
 
-    /// The receiver's: whether to wait for the tail before anything is read, whatever the protocol.
+    /// The receiver's: whether to wait for the tail before anything is read, whatever the protocol: a network may deliver a flag
+    /// before its data.
     #[inline(always)]
-    pub(crate) fn wait_tail_first(&self) -> bool {
+    #[must_use]
+    pub fn wait_tail_first(&self) -> bool {
         // SAFETY: the view of the connection is valid as long as the call.
         unsafe { (*self.conn).wait_tail_first != 0 }
     }

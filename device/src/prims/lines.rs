@@ -391,7 +391,7 @@ pub(super) fn finish<V: Verb, T, R, P, const NR: usize, const NS: usize>(
 /// `min(n, 8 / size)` elements are readable at `p`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-pub(super) unsafe fn load_elements<T: Element>(p: *const T, n: usize) -> u64 {
+pub unsafe fn load_elements<T: Element>(p: *const T, n: usize) -> u64 {
     let mut word = 0;
     for i in 0..n.min(8 / size_of::<T>()) {
         // SAFETY: the caller's.
@@ -406,7 +406,7 @@ pub(super) unsafe fn load_elements<T: Element>(p: *const T, n: usize) -> u64 {
 /// `min(n, 8 / size)` elements are writable at `p`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-pub(super) unsafe fn store_elements<T: Element>(p: *mut T, word: u64, n: usize) {
+pub unsafe fn store_elements<T: Element>(p: *mut T, word: u64, n: usize) {
     for i in 0..n.min(8 / size_of::<T>()) {
         // SAFETY: the caller's.
         unsafe {

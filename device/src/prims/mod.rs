@@ -19,8 +19,20 @@
 //!
 //! Sources: the roles and orders follow NCCL's documented behaviour and "Demystifying NCCL" (arXiv 2507.04786).
 
-/// Runs `$body` for the first `$there` of `$n` connections, with `$i` for the index. It is written out instead of a loop: an
-/// array that is indexed by a variable lies in local memory on a GPU, and not in registers.
+/// Runs `$body` for the first `$there` of `$n` connections, 3 at most, with `$i` for the index. It is written out instead of a
+/// loop: an array that is indexed by a variable lies in local memory on a GPU, and not in registers.
+///
+/// ```
+/// use ferroccl_device::unroll_peers;
+///
+/// fn sum<const N: usize>(values: [u32; N], there: usize) -> u32 {
+///     let mut sum = 0;
+///     unroll_peers!(N, there, i => sum += values[i]);
+///     sum
+/// }
+/// assert_eq!(sum([1, 2, 4], 2), 3);
+/// ```
+#[macro_export]
 macro_rules! unroll_peers {
     ($n:expr, $there:expr, $i:ident => $body:expr) => {
         if $n == 1 || $n > 1 && $there > 0 {
@@ -60,10 +72,10 @@ pub use conn_state::ConnState;
 pub use context::KernelContext;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use counted::Counted;
-pub use lines::{LineFormat, PEERS};
+pub use lines::{LineFormat, PEERS, load_elements, store_elements};
 pub use ll::Ll;
 pub use ll128::Ll128;
-pub use primitives::{Prims, Protocol, Slice};
+pub use primitives::{Prims, Protocol, Slice, Slots};
 pub use rules::{Correct, Rules};
 pub(crate) use signature::{
     check_signature, end_call, has_signature, has_signature_room, told, write_signature,

@@ -8,11 +8,29 @@ use crate::element::Element;
 use crate::gpu;
 use crate::prims::conn_state::ConnState;
 use crate::prims::context::KernelContext;
+use crate::prims::lines::{finish, wait_for_slots};
+use crate::prims::rules::Rules;
 use crate::prims::signature;
 use crate::prims::verbs::Verb;
 use crate::reduce::{Reducer, Reduction};
 
 /// How a step crosses a connection.
+///
+/// [`Simple`](super::Simple), [`Ll`](super::Ll) and [`Ll128`](super::Ll128) are the library's. Another crate implements its own over the
+/// public items of this module; `examples/lab` in the repository has one with its tests. What it can rely on:
+///
+/// * All lanes of a block run [`Protocol::step`] together. On a GPU there are up to 640 of them in warps of 32, on a CPU one.
+/// * Between [`Prims::begin_step`] and [`Prims::end_step`] the slots of the step ([`Prims::step_slots`]) are this block's: those to send
+///   have been read by the receiver, and nobody else reads or writes them. A receiver's slot is written by its sender meanwhile, so each
+///   unit of it needs a flag, and an order that has the unit's data be there when the flag is.
+/// * Slots are in buffers of the protocol's own, where its [`Protocol::ID`] is [`ProtocolId::own`]. They are zero at first, and then hold
+///   what this protocol stored there: in the steps before, `slots` steps ago at the latest or, where a slice was shorter, longer ago.
+///   [`ConnState::step`] counts from the communicator's beginning and is the same at both ends.
+/// * A wait goes through [`KernelContext::wait`], so that it has a budget, and can say whom it waits for. When it gives up, the lane does
+///   nothing more in the step but to end it.
+/// * Stores of flags and loads of them are system-wide: [`gpu::st_release`](crate::gpu::st_release) and
+///   [`gpu::ld_acquire`](crate::gpu::ld_acquire), or relaxed. Data goes by [`gpu::st_data`](crate::gpu::st_data) and
+///   [`gpu::ld_data`](crate::gpu::ld_data), which the adversary of the CPU and the emulator watch for races.
 pub trait Protocol: Sized + 'static {
     /// Which buffers of a connection it uses, and how it is called.
     const ID: ProtocolId;
@@ -56,9 +74,11 @@ pub struct Slice<T> {
 
 /// The slots of a step: null where a connection is missing, or the verb does not use it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Slots<const NR: usize, const NS: usize> {
-    pub(crate) recv: [*mut u8; NR],
-    pub(crate) send: [*mut u8; NS],
+pub struct Slots<const NR: usize, const NS: usize> {
+    /// To receive from, by edge.
+    pub recv: [*mut u8; NR],
+    /// To send to, by edge.
+    pub send: [*mut u8; NS],
 }
 
 /// A block's end of connections to receive from, up to `NR` of them, and to send to, up to `NS`, during one call.
@@ -188,19 +208,22 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
 
     /// Edges to receive from.
     #[inline(always)]
-    pub(crate) fn nrecv(&self) -> usize {
+    #[must_use]
+    pub fn nrecv(&self) -> usize {
         if NR <= 1 { NR } else { self.present[0] as usize }
     }
 
     /// Edges to send to.
     #[inline(always)]
-    pub(crate) fn nsend(&self) -> usize {
+    #[must_use]
+    pub fn nsend(&self) -> usize {
         if NS <= 1 { NS } else { self.present[1] as usize }
     }
 
-    /// The slots of the current step. Asked for once a step.
+    /// The slots of the current step. Asked for once a step, as each asks memory where they are.
     #[inline(always)]
-    pub(crate) fn step_slots<V: Verb>(&self) -> Slots<NR, NS> {
+    #[must_use]
+    pub fn step_slots<V: Verb>(&self) -> Slots<NR, NS> {
         let mut slots = Slots { recv: [ptr::null_mut(); NR], send: [ptr::null_mut(); NS] };
         if V::RECV {
             unroll_peers!(NR, self.nrecv(), i => slots.recv[i] = self.recv[i].slot());
@@ -317,6 +340,69 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
             }
             done += n;
         }
+    }
+
+    /// What all verbs of the call have in common: the lane, the arguments, waits.
+    #[inline(always)]
+    pub fn context(&mut self) -> &mut KernelContext {
+        &mut self.cx
+    }
+
+    /// The end of edge `i` to receive from, one of [`Prims::nrecv`].
+    #[inline(always)]
+    #[must_use]
+    pub fn receiver(&self, i: usize) -> &ConnState {
+        &self.recv[i]
+    }
+
+    /// The end of edge `i` to send to, one of [`Prims::nsend`].
+    #[inline(always)]
+    #[must_use]
+    pub fn sender(&self, i: usize) -> &ConnState {
+        &self.send[i]
+    }
+
+    /// What is done with values.
+    #[inline(always)]
+    #[must_use]
+    pub fn reducer(&self) -> &Reducer<T, R> {
+        &self.reducer
+    }
+
+    /// Begins a step: waits for credit on every connection to send on, and over a network for the step to receive. `bytes` is what
+    /// the slot to send will have. Whether the call goes on, of which all lanes hear; a barrier lies in it.
+    ///
+    /// All lanes of the block call it, once in a step, before any of them touches a slot.
+    #[inline(always)]
+    pub fn begin_step<V: Verb, L: Rules>(&mut self, bytes: impl Fn(&ConnState) -> usize) -> bool {
+        wait_for_slots::<V, L, T, R, P, NR, NS>(self, bytes);
+        !self.cx.stopped
+    }
+
+    /// Ends a step of a protocol whose receivers wait for flags of its own: tells the proxies, where there are some, that the slots
+    /// are full, gives the received slots back, and goes on to the next step.
+    ///
+    /// All lanes of the block call it, once in a step, also after a stop, when they have read and written what they do of the slots. A
+    /// barrier lies in it where the verb receives, and where there are proxies. A receiver's loads before it are over when the sender
+    /// stores again.
+    #[inline(always)]
+    pub fn end_step<V: Verb>(&mut self) {
+        if V::SEND {
+            let mut proxies = false;
+            unroll_peers!(NS, self.nsend(), i => proxies |= self.send[i].has_proxy());
+            // All lanes find the same.
+            if proxies {
+                gpu::sync_threads();
+                if self.cx.tid() == 0 && !self.cx.stopped {
+                    unroll_peers!(NS, self.nsend(), i => {
+                        if self.send[i].has_proxy() {
+                            self.send[i].post_tail();
+                        }
+                    });
+                }
+            }
+        }
+        finish::<V, T, R, P, NR, NS>(self);
     }
 
     /// This lane among the block's.

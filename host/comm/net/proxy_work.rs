@@ -26,7 +26,7 @@ pub(in crate::comm) type ProxyWork = Vec<(ConnectionId, bool, Steps)>;
 #[derive(Debug)]
 pub(in crate::comm) struct StepCounter {
     channels: u32,
-    slot_bytes: [u32; 3],
+    slot_bytes: [u32; ProtocolId::MOST],
     /// By rank, whether it is on another host.
     is_remote: Vec<bool>,
     cache: Mutex<HashMap<StepCacheKey, Arc<[StepCount]>>>,
@@ -44,7 +44,11 @@ struct StepCacheKey {
 }
 
 impl StepCounter {
-    pub(super) fn new(channels: u32, slot_bytes: [u32; 3], is_remote: Vec<bool>) -> Self {
+    pub(super) fn new(
+        channels: u32,
+        slot_bytes: [u32; ProtocolId::MOST],
+        is_remote: Vec<bool>,
+    ) -> Self {
         StepCounter { channels, slot_bytes, is_remote, cache: Mutex::default() }
     }
 
@@ -118,11 +122,13 @@ impl StepCounter {
                 return None;
             }
             let protocol = protocol_of(transfer.protocol);
-            let slot = self.slot_bytes[protocol as usize] as usize;
+            let slot = self.slot_bytes[protocol.index()] as usize;
             let capacity = match protocol {
                 ProtocolId::Simple => <Simple as Protocol>::capacity(slot),
                 ProtocolId::Ll => <Ll as Protocol>::capacity(slot),
                 ProtocolId::Ll128 => <Ll128 as Protocol>::capacity(slot),
+                // The kernel of sends and receives knows none of another crate.
+                ProtocolId::Own(_) => return None,
             };
             let steps = transfer.bytes.div_ceil(capacity.max(1) as u64);
             let id = ConnectionId { peer, index: self.channels + channel };
@@ -133,6 +139,5 @@ impl StepCounter {
 }
 
 fn protocol_of(raw: u32) -> ProtocolId {
-    let all = ProtocolId::ALL.iter().copied();
-    all.into_iter().find(|p| *p as u32 == raw).unwrap_or(ProtocolId::Simple)
+    ProtocolId::from_index(raw.into()).unwrap_or(ProtocolId::Simple)
 }

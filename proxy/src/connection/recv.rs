@@ -163,9 +163,9 @@ impl Receiving {
         if head + u64::from(conn.slots) <= self.posted {
             return Ok(None);
         }
-        let room = conn.slot_bytes[protocol as usize] as usize;
+        let room = conn.slot_bytes[protocol.index()] as usize;
         let index = self.posted % u64::from(conn.slots);
-        let at = conn.buffers[protocol as usize] + index * room as u64;
+        let at = conn.buffers[protocol.index()] + index * room as u64;
         Ok(Some((at as *mut u8, room)))
     }
 

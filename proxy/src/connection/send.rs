@@ -47,7 +47,7 @@ impl Sending {
         if let (Some(slots), Some(conn)) = (memory.on_gpu, &memory.conn) {
             let (start, end) = (slots.memory.0, slots.memory.0 + slots.memory.1 as u64);
             for protocol in [ProtocolId::Ll, ProtocolId::Ll128] {
-                if (start..end).contains(&conn.buffers[protocol as usize]) {
+                if (start..end).contains(&conn.buffers[protocol.index()]) {
                     let reason = format!("slots of {protocol} are in a GPU's memory");
                     return Err(NetError::new("proxy", "connect", reason).with_peer(conn.peer));
                 }
@@ -171,16 +171,17 @@ impl Sending {
         // SAFETY: `new`'s contract; an entry for each slot.
         let entry = unsafe { word(conn.fifo + 8 * index) }.load(sending::ENTRY);
         let Some(bytes) = fifo_bytes(entry, step) else { return Ok(None) };
-        let (bytes, room) = (bytes as usize, conn.slot_bytes[protocol as usize] as usize);
+        let (bytes, room) = (bytes as usize, conn.slot_bytes[protocol.index()] as usize);
         if bytes > room {
             let reason =
                 format!("a kernel has put {bytes} bytes into a slot of {room} ({protocol})");
             return Err(NetError::new("proxy", "isend", reason).with_peer(conn.peer));
         }
-        let at = conn.buffers[protocol as usize] + index * room as u64;
+        let at = conn.buffers[protocol.index()] + index * room as u64;
         let full = match protocol {
+            // What flags another crate's protocol has nobody knows here: its sender publishes the tail.
             // SAFETY: `new`'s contract.
-            ProtocolId::Simple => unsafe {
+            ProtocolId::Simple | ProtocolId::Own(_) => unsafe {
                 header(conn, offset_of!(ConnHeader, tail)).load(sending::TAIL) > step
             },
             ProtocolId::Ll => {

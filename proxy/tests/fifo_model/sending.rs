@@ -116,6 +116,12 @@ fn kernel<L: KernelRules>(memory: &Memory, protocol: ProtocolId, orders: Orders)
                     publish();
                 }
             }
+            // Another crate's, between `begin_step` and `end_step`.
+            ProtocolId::Own(_) => {
+                announce();
+                slot.data.write(data(step));
+                publish();
+            }
             ProtocolId::Ll => {
                 announce();
                 if let Some(before) = step.checked_sub(SLOTS as u64) {
@@ -155,7 +161,7 @@ fn is_full<L: KernelRules>(
     };
     let Some(said) = said else { return false };
     let full = match protocol {
-        ProtocolId::Simple => memory.tail.load(orders.tail) > step,
+        ProtocolId::Simple | ProtocolId::Own(_) => memory.tail.load(orders.tail) > step,
         ProtocolId::Ll => {
             let flag = ll_flag(step);
             let halves = if L::CHECK_BOTH_FLAGS { &slot.halves[..] } else { &slot.halves[..1] };
@@ -164,7 +170,8 @@ fn is_full<L: KernelRules>(
         ProtocolId::Ll128 => slot.flag.load(sending::FLAG) == step + 1,
     };
     // There is no fence that orders nothing.
-    if full && protocol != ProtocolId::Simple && orders.lines != Ordering::Relaxed {
+    let by_lines = matches!(protocol, ProtocolId::Ll | ProtocolId::Ll128);
+    if full && by_lines && orders.lines != Ordering::Relaxed {
         fence(orders.lines);
     }
     assert!(!full || said == bytes(step), "{said} bytes of step {step}");
@@ -175,7 +182,7 @@ fn is_full<L: KernelRules>(
 fn send(memory: &Memory, protocol: ProtocolId, step: u64) {
     let slot = &memory.slots[index(step)];
     let [first, second] = match protocol {
-        ProtocolId::Simple => [slot.data.read(); 2],
+        ProtocolId::Simple | ProtocolId::Own(_) => [slot.data.read(); 2],
         ProtocolId::Ll => {
             memory.read[step as usize].reads();
             // A copy, which is ordered by nothing but that it comes after the flags.
@@ -276,10 +283,12 @@ fn signatures(orders: Orders, bug: Bug) -> impl Fn() + Send + Sync + 'static {
 }
 
 const RELAXED: Ordering = Ordering::Relaxed;
+/// Another crate's protocol.
+const OWN: ProtocolId = ProtocolId::own(0, "own");
 
 #[test]
 fn what_a_kernel_sends_is_sent() {
-    for protocol in [ProtocolId::Simple, ProtocolId::Ll, ProtocolId::Ll128] {
+    for protocol in [ProtocolId::Simple, ProtocolId::Ll, ProtocolId::Ll128, OWN] {
         holds(&format!("sending {protocol}"), steps::<Correct>(protocol, ORDERS, Bug::None));
     }
     holds("sending signatures", signatures(ORDERS, Bug::None));
@@ -289,12 +298,12 @@ fn what_a_kernel_sends_is_sent() {
 #[test]
 fn a_weaker_order_is_caught() {
     use ProtocolId::{Ll, Ll128, Simple};
-    let all = [Simple, Ll, Ll128].as_slice();
+    let all = [Simple, Ll, Ll128, OWN].as_slice();
     let weaker = [
         ("credit is not acquired", all, Orders { has_credit: RELAXED, ..ORDERS }),
-        ("the tail is not released", &[Simple], Orders { post_tail: RELAXED, ..ORDERS }),
+        ("the tail is not released", &[Simple, OWN], Orders { post_tail: RELAXED, ..ORDERS }),
         ("a flag is not released", &[Ll128], Orders { st_line: RELAXED, ..ORDERS }),
-        ("the tail is not acquired", &[Simple], Orders { tail: RELAXED, ..ORDERS }),
+        ("the tail is not acquired", &[Simple, OWN], Orders { tail: RELAXED, ..ORDERS }),
         ("flags are not acquired", &[Ll128], Orders { lines: RELAXED, ..ORDERS }),
         ("credit is not released", all, Orders { head: RELAXED, ..ORDERS }),
     ];

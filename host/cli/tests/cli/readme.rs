@@ -19,8 +19,14 @@ use super::skip::skip;
 use super::support::{ROOT, ferroccl, finish, text};
 
 /// What is looked at.
-const DOCUMENTS: [&str; 5] =
-    ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/launch.md", "fuzz/README.md"];
+const DOCUMENTS: [&str; 6] = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "docs/launch.md",
+    "examples/lab/README.md",
+    "fuzz/README.md",
+];
 
 /// How a block's lines have to agree with what a command prints.
 #[derive(Clone, Copy, Debug, PartialEq)]

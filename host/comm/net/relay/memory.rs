@@ -160,7 +160,7 @@ impl RelayedSteps {
             steps: steps.steps,
             peer: key.peer,
             index: key.index,
-            protocol: steps.protocol as u32,
+            protocol: steps.protocol.index() as u32,
             page: u32::try_from(offset / PAGE).unwrap_or(u32::MAX),
         }
     }
@@ -172,7 +172,7 @@ impl RelayedSteps {
 
     /// The connection and the steps; `None` when there is no such protocol.
     pub(super) fn steps(&self) -> Option<(ConnectionId, Steps)> {
-        let protocol = ProtocolId::ALL.iter().copied().find(|p| *p as u32 == self.protocol)?;
+        let protocol = ProtocolId::from_index(self.protocol.into())?;
         let RelayedSteps { seq, signatures, steps, peer, index, .. } = *self;
         Some((ConnectionId { peer, index }, Steps { seq, signatures, protocol, steps }))
     }

@@ -108,7 +108,7 @@ fn pat_cost(s: &Situation<'_>, gpus: &Gpus<'_>, collective: Collective) -> Optio
     }
     let graph = gpus.tree.unwrap_or(gpus.ring);
     let channel = bandwidth_of_channel(graph, s.nodes(), Algorithm::Tree);
-    let simple = ProtocolId::Simple as usize;
+    let simple = ProtocolId::Simple.index();
     let latency = if graph.kind_inter == PathKind::Dis { 0.0 } else { graph.latency_inter };
     // With one rank a host it is the tree's figure that tells.
     let inter =

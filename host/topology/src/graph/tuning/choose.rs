@@ -3,6 +3,7 @@
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
 use super::parallelism::MinimumSize;
+use super::rules::modelled_as;
 use super::{
     Cost, Devices, Prediction, Settings, Situation, cpu, is_faster, model, predict, rules, tables,
 };
@@ -181,12 +182,12 @@ fn chunk(
         (_, Algorithm::Ring, ProtocolId::Simple, _) => tables::CHUNK_STEPS,
         _ => 1,
     };
-    let p = protocol as usize;
+    let p = modelled_as(protocol);
     let bytes = settings.buffers[p].unwrap_or(buffers[p]) / steps * at_once;
     match protocol {
         ProtocolId::Ll => bytes / 2,
         ProtocolId::Ll128 => bytes / 128 * 120,
-        ProtocolId::Simple => bytes,
+        ProtocolId::Simple | ProtocolId::Own(_) => bytes,
     }
 }
 

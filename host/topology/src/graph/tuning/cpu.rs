@@ -30,7 +30,7 @@
 
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
-use super::rules::LEAST_BW;
+use super::rules::{LEAST_BW, modelled_as};
 use super::tables::{Hardware, STEP};
 use super::{Cost, Situation, UNMEASURED, ring_steps, rounds};
 use crate::graph::ChannelGraph;
@@ -237,7 +237,7 @@ impl Workload {
 
 /// What a step over a network that reduces takes: NCCL's figures, not measured.
 fn collnet_crossing(algorithm: Algorithm, protocol: ProtocolId) -> f64 {
-    STEP[Hardware::Net as usize][algorithm as usize][protocol as usize]
+    STEP[Hardware::Net as usize][algorithm as usize][modelled_as(protocol)]
 }
 
 /// The time of an algorithm and protocol on `channels` channels. `net` is the ring's path over the network, for several
@@ -249,7 +249,7 @@ pub(super) fn cost(
     (collective, algorithm, protocol): (Collective, Algorithm, ProtocolId),
     bytes: u64,
 ) -> Cost {
-    let costs = &COSTS[protocol as usize];
+    let costs = &COSTS[modelled_as(protocol)];
     let (nodes, ranks) = (f64::from(s.nodes()), f64::from(s.ranks()));
     let in_memory = bytes > cached(s);
     let (bytes, at_once) = (bytes as f64, f64::from(channels.max(1)));
@@ -269,7 +269,7 @@ pub(super) fn cost(
         // What its ports do, or would if they were of 10 Gbit/s: about what sockets on one machine did.
         let known = net.map(|net| net.bw_inter * net.channels.len() as f64);
         let bw = known.filter(|bw| bw.is_finite() && *bw >= LEAST_BW).unwrap_or(speed::net(0.0));
-        a_byte = f64::max(a_byte, work.sent * WIRE[protocol as usize] / bw * 1e-3);
+        a_byte = f64::max(a_byte, work.sent * WIRE[modelled_as(protocol)] / bw * 1e-3);
     }
     if matches!(algorithm, Algorithm::CollnetDirect | Algorithm::CollnetChain) {
         // The network's own time, whether it is between hosts or, in a test, between threads.

@@ -7,6 +7,7 @@ use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
 use super::bandwidth::bandwidth_of_channel;
 use super::parallelism::MinimumSize;
+use super::rules::modelled_as;
 use super::tables::{self, Hardware, generation, scale};
 use super::{Cost, Devices, Gpus, Prediction, Settings, Situation, cpu, mesh, rules};
 use crate::graph::{ChannelGraph, Pattern};
@@ -94,7 +95,7 @@ pub(super) fn cost(
             let step = (bytes >> 6).checked_ilog2().map(|step| step as usize);
             if algorithm == Algorithm::Tree
                 && let Some(part) =
-                    step.and_then(|i| tables::TREE_CORRECTION[protocol as usize].get(i))
+                    step.and_then(|i| tables::TREE_CORRECTION[modelled_as(protocol)].get(i))
             {
                 bandwidth *= part;
             }
@@ -189,7 +190,7 @@ fn bus_bandwidth(
                 ProtocolId::Ll => (all * tables::TREE_LL).min(ll_max),
                 ProtocolId::Ll128 => (all * tables::TREE_LL128[usize::from(nodes > 1)])
                     .min(channels * tables::TREE_LL128_MAX[row][column]),
-                ProtocolId::Simple => all,
+                ProtocolId::Simple | ProtocolId::Own(_) => all,
             };
             if graph.pattern == Pattern::Tree { all * tables::ONE_GPU_TREE } else { all }
         }
@@ -213,7 +214,7 @@ fn latency(
     protocol: ProtocolId,
 ) -> f64 {
     let (nodes, locals) = (s.nodes(), f64::from(s.local_ranks()));
-    let p = protocol as usize;
+    let p = modelled_as(protocol);
     let inside = if graph.kind_intra == PathKind::Nvl { Hardware::NvLink } else { Hardware::Pci };
     let step = |hardware: Hardware, a: Algorithm| {
         // A tree's steps with Simple are no dearer than a ring's over the PCI of a Power machine.
@@ -255,7 +256,9 @@ fn latency(
                     // A pipeline that is alike in all channels has no more than one step of latency.
                     _ if graph.same_channels => step(hardware, algorithm),
                     ProtocolId::Simple => steps * step(hardware, Algorithm::Tree),
-                    ProtocolId::Ll | ProtocolId::Ll128 => steps * step(hardware, algorithm),
+                    ProtocolId::Ll | ProtocolId::Ll128 | ProtocolId::Own(_) => {
+                        steps * step(hardware, algorithm)
+                    }
                 }
             } else {
                 let crossings =

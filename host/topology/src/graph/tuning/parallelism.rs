@@ -2,6 +2,7 @@
 
 use ferroccl_device::abi::{Algorithm, ProtocolId};
 
+use super::rules::modelled_as;
 use super::situation::{Devices, Situation};
 use super::{Settings, cpu, mesh, tables};
 
@@ -15,10 +16,12 @@ fn most_threads(
     if matches!(algorithm, Algorithm::CollnetDirect | Algorithm::CollnetChain) {
         return tables::MAX_THREADS;
     }
-    let most = tables::MAX_THREADS_BY_PROTOCOL[protocol as usize];
+    let most = tables::MAX_THREADS_BY_PROTOCOL[modelled_as(protocol)];
     let (asked, least) = match protocol {
         ProtocolId::Ll128 => (settings.ll128_threads, most / 4),
-        ProtocolId::Ll | ProtocolId::Simple => (settings.threads, 2 * tables::WARP),
+        ProtocolId::Ll | ProtocolId::Simple | ProtocolId::Own(_) => {
+            (settings.threads, 2 * tables::WARP)
+        }
     };
     let slow = |ring: &crate::graph::ChannelGraph| {
         ring.bw_intra * ring.channels.len() as f64 <= tables::SLOW_RING
@@ -38,7 +41,7 @@ fn most_threads(
 
 /// Bytes that each thread of each channel must have.
 fn bytes_per_thread(s: &Situation<'_>, algorithm: Algorithm, protocol: ProtocolId) -> u64 {
-    let bytes = tables::BYTES_A_THREAD[protocol as usize];
+    let bytes = tables::BYTES_A_THREAD[modelled_as(protocol)];
     match (algorithm, protocol) {
         (Algorithm::Ring, ProtocolId::Ll) => bytes * u64::from(s.ranks()),
         // Every rank's lines go to every other: what a thread moves is more than its part of the call.

@@ -37,6 +37,14 @@ impl Gpus<'_> {
     }
 }
 
+/// The row of a protocol in tables. What another crate's takes is not known: it counts as Simple.
+pub(super) const fn modelled_as(protocol: ProtocolId) -> usize {
+    match protocol {
+        ProtocolId::Own(_) => ProtocolId::Simple.index(),
+        known => known.index(),
+    }
+}
+
 /// The algorithms of a collective, whatever the machine.
 #[must_use]
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
@@ -75,6 +83,9 @@ pub(super) fn impossible(
     protocol: ProtocolId,
 ) -> Option<String> {
     let collnet = matches!(algorithm, Algorithm::CollnetDirect | Algorithm::CollnetChain);
+    if let ProtocolId::Own(_) = protocol {
+        return Some(format!("the model has no figures of {protocol}"));
+    }
     if s.ranks() == 1 && (algorithm, protocol) != (Algorithm::Ring, ProtocolId::Simple) {
         return Some("a single rank only copies".to_owned());
     }

@@ -7,6 +7,7 @@ use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
 use super::choose::{allowed, breakpoints};
 use super::parallelism::MinimumSize;
+use super::rules::modelled_as;
 use super::{Settings, Situation, is_faster, model};
 
 /// No call is larger.
@@ -190,7 +191,7 @@ impl Tuner {
     }
 
     fn minimum_size(&self, algorithm: Algorithm, protocol: ProtocolId) -> Option<&MinimumSize> {
-        self.minimum_sizes.get(algorithm as usize).map(|all| &all[protocol as usize])
+        self.minimum_sizes.get(algorithm as usize)?.get(modelled_as(protocol))
     }
 
     /// The algorithms and protocols that the settings allow for a collective, in NCCL's order.

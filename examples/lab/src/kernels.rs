@@ -1,0 +1,6 @@
+//! The kernels as a crate of PTX entries. Cargo does not know it: `build.rs` compiles it.
+#![no_std]
+#![feature(abi_ptx)]
+
+mod ll64;
+mod table;
