@@ -270,7 +270,7 @@ mod tests {
     fn nonsense_is_named() {
         for (text, word) in [
             ("ring;tree", "only the first list"),
-            ("alltoall:ring", "unknown collective; one of all_reduce,"),
+            ("alltosome:ring", "unknown collective; one of all_reduce,"),
             ("barrier:ring", "unknown collective"),
             ("ring:allreduce", "\"ring\": unknown collective"),
             ("allreduce:", "unknown algorithm"),
