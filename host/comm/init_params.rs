@@ -201,6 +201,22 @@ fn show_names(names: &OwnNames) -> String {
 mod tests {
     use super::*;
 
+    /// A rank's parameters with these settings, of one channel and one block.
+    fn params(config: CommConfig) -> InitParams {
+        InitParams {
+            layout: config.layout(([1 << 20; 3], 8), false).unwrap(),
+            own_names: OwnNames::default(),
+            channels: 1,
+            blocks: 1,
+            all_channels: false,
+            tuning: TuningParams::new(&config, &Config::default()),
+            collnet: false,
+            group: 0,
+            timeout_ns: 0,
+            heartbeat_ns: 0,
+        }
+    }
+
     /// The limit of silence of one rank's settings, in seconds.
     fn limit(timeout: Option<u64>, heartbeat: Option<u64>) -> f64 {
         let config = CommConfig {
@@ -244,19 +260,7 @@ mod tests {
     fn ranks_have_the_same_protocols_of_other_crates() {
         let mut names = OwnNames::default();
         names[1][..4].copy_from_slice(b"LL64");
-        let config = CommConfig::default();
-        let params = InitParams {
-            layout: config.layout(([1 << 20; 3], 8), false).unwrap(),
-            own_names: OwnNames::default(),
-            channels: 1,
-            blocks: 1,
-            all_channels: false,
-            tuning: TuningParams::new(&config, &Config::default()),
-            collnet: false,
-            group: 0,
-            timeout_ns: 0,
-            heartbeat_ns: 0,
-        };
+        let params = params(CommConfig::default());
         let other = InitParams { own_names: names, ..params };
         let error = agree(0, &params, &[params, other]).unwrap_err().to_string();
         let said = "protocols of other crates (CommConfig::own_buffers) of rank 0 is none, of rank 1 LL64 (number 1)";
@@ -279,22 +283,11 @@ mod tests {
     #[test]
     fn ranks_agree_on_the_least_limit_and_one_that_wants_none_has_its_way() {
         let of = |limits: &[u64]| {
-            let config = CommConfig::default();
-            let layout = config.layout(([1 << 20; 3], 8), false).unwrap();
-            let tuning = TuningParams::new(&config, &Config::default());
-            let params = |&seconds: &u64| InitParams {
-                layout,
-                own_names: OwnNames::default(),
-                channels: 1,
-                blocks: 1,
-                all_channels: false,
-                tuning,
-                collnet: false,
-                group: 0,
-                timeout_ns: 0,
-                heartbeat_ns: seconds * 1_000_000_000,
+            let of_rank = |&seconds: &u64| {
+                let heartbeat_ns = seconds * 1_000_000_000;
+                InitParams { heartbeat_ns, ..params(CommConfig::default()) }
             };
-            let all: Vec<_> = limits.iter().map(params).collect();
+            let all: Vec<_> = limits.iter().map(of_rank).collect();
             heartbeat(&all).map(|heartbeat| heartbeat.limit.as_secs())
         };
         assert_eq!(of(&[30, 5, 9]), Some(5));
@@ -303,19 +296,8 @@ mod tests {
 
     #[test]
     fn numbers_that_no_rank_has_are_refused() {
-        let config = CommConfig::default();
-        let good = InitParams {
-            layout: config.layout(([1 << 20; 3], 8), false).unwrap(),
-            own_names: OwnNames::default(),
-            channels: 2,
-            blocks: 3,
-            all_channels: false,
-            tuning: TuningParams::new(&config, &Config::default()),
-            collnet: false,
-            group: 0,
-            timeout_ns: 0,
-            heartbeat_ns: 100_000_000,
-        };
+        let plain = params(CommConfig::default());
+        let good = InitParams { channels: 2, blocks: 3, heartbeat_ns: 100_000_000, ..plain };
         assert_eq!(agree(0, &good, &[good, good]).ok(), Some((2, 3)));
         for (bad, words) in [
             (InitParams { channels: 0, ..good }, "rank 1 says that it has 0 channels"),
@@ -333,18 +315,6 @@ mod tests {
             algorithm,
             ranks_per_node: per_node,
             ..CommConfig::default()
-        };
-        let params = |config: CommConfig| InitParams {
-            layout: config.layout(([1 << 20; 3], 8), false).unwrap(),
-            own_names: OwnNames::default(),
-            channels: 1,
-            blocks: 1,
-            all_channels: false,
-            tuning: TuningParams::new(&config, &Config::default()),
-            collnet: false,
-            group: 0,
-            timeout_ns: 0,
-            heartbeat_ns: 0,
         };
         let plain = params(config(None, None));
         for (other, words) in [
