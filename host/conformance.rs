@@ -14,10 +14,10 @@
 //! * beside calls of the library's protocols on the same connections, whose data looks like flags;
 //! * over a network, of which the same adversary is a part.
 //!
-//! The CPU has one lane a block. A barrier that is missing is for the emulator to find (`Candidate::emulated`).
+//! The CPU has one lane a block. A barrier that is missing is for the emulator to find (`ProtocolTests::emulated`).
 //!
 //! A failing seed is printed, and `FERROCCL_SEED=n` runs that one alone. A test that cannot fail says nothing: break a rule of the
-//! protocol and see that [`Candidate::noticed`] has a seed.
+//! protocol and see that [`ProtocolTests::noticed`] has a seed.
 
 use std::sync::Arc;
 
@@ -31,9 +31,9 @@ use ferroccl_proxy::net::LocalNet;
 use crate::runtime::cpu::{Adversity, CpuRuntime};
 use crate::{CommConfig, Communicator, Device, DeviceBuffer, OwnBuffers, ReduceOp, Stream};
 
-/// A protocol that is tested, by a kernel of it.
+/// The tests of a protocol, by a kernel of it.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate {
+pub struct ProtocolTests {
     kernel: Kernel,
     protocol: ProtocolId,
 }
@@ -47,12 +47,12 @@ enum Data {
     Flags,
 }
 
-impl Candidate {
+impl ProtocolTests {
     /// A protocol.
     #[must_use]
     pub fn of<P: Protocol>() -> Self {
         let kernel = Kernel::of::<AllReduceRing, f32, Sum, P>("conformance");
-        Candidate { kernel, protocol: P::ID }
+        ProtocolTests { kernel, protocol: P::ID }
     }
 
     /// Calls under an adversary.
@@ -68,7 +68,7 @@ impl Candidate {
     /// Calls among others of one of the library's protocols, over the same connections.
     ///
     /// # Errors
-    /// As [`Candidate::under_adversary`].
+    /// As [`ProtocolTests::under_adversary`].
     pub fn beside(&self, other: ProtocolId, seed: u64) -> Result<(), String> {
         let random = &mut Random(seed);
         let mut config = self.config(random);
@@ -79,7 +79,7 @@ impl Candidate {
     /// Calls over a network: every rank is on a host of its own.
     ///
     /// # Errors
-    /// As [`Candidate::under_adversary`].
+    /// As [`ProtocolTests::under_adversary`].
     pub fn over_network(&self, seed: u64) -> Result<(), String> {
         let random = &mut Random(seed);
         let mut config = self.config(random);
@@ -97,7 +97,7 @@ impl Candidate {
     /// Calls of the kernel's PTX in the emulator under all its checks: `entry` of the module `text`, a ring all-reduce that sums floats.
     ///
     /// # Errors
-    /// As [`Candidate::under_adversary`], and what else the emulator finds.
+    /// As [`ProtocolTests::under_adversary`], and what else the emulator finds.
     #[cfg(feature = "emulator")]
     pub fn emulated(&self, entry: &'static str, text: &str, seed: u64) -> Result<(), String> {
         use crate::runtime::ptx::{Options, PtxRuntime, Unit, checks};
@@ -129,7 +129,7 @@ impl Candidate {
         }
     }
 
-    /// Several calls on a CPU with an adversary, each the candidate's if `whose` says so.
+    /// Several calls on a CPU with an adversary, each by the protocol that is tested if `whose` says so.
     fn run(
         &self,
         seed: u64,
@@ -172,23 +172,23 @@ macro_rules! conformance {
         mod $name {
             #[allow(unused_imports, reason = "for the protocol's type")]
             use super::*;
-            use $crate::conformance::{Candidate, seeds};
+            use $crate::conformance::{ProtocolTests, seeds};
 
             #[test]
             fn is_right_under_an_adversary() {
-                seeds(500, |seed| Candidate::of::<$protocol>().under_adversary(seed));
+                seeds(500, |seed| ProtocolTests::of::<$protocol>().under_adversary(seed));
             }
 
             #[test]
             fn takes_nothing_for_its_own_that_others_left() {
                 for &other in $crate::ProtocolId::ALL {
-                    seeds(100, |seed| Candidate::of::<$protocol>().beside(other, seed));
+                    seeds(100, |seed| ProtocolTests::of::<$protocol>().beside(other, seed));
                 }
             }
 
             #[test]
             fn goes_over_a_network() {
-                seeds(100, |seed| Candidate::of::<$protocol>().over_network(seed));
+                seeds(100, |seed| ProtocolTests::of::<$protocol>().over_network(seed));
             }
 
             $(
@@ -198,7 +198,7 @@ macro_rules! conformance {
                     if text.is_empty() {
                         return println!("skipped: there is no PTX");
                     }
-                    seeds(20, |seed| Candidate::of::<$protocol>().emulated(entry, text, seed));
+                    seeds(20, |seed| ProtocolTests::of::<$protocol>().emulated(entry, text, seed));
                 }
             )?
         }

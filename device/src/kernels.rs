@@ -96,7 +96,7 @@ macro_rules! kernels {
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
-pub use cpu::{Kernel, Row, all, kernel_fn, left_out, lookup, rows};
+pub use cpu::{Kernel, Row, all, left_out, lookup, rows};
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod cpu {
@@ -145,14 +145,6 @@ mod cpu {
                 steps: Some(A::run::<T, Sum, Counted<P>>),
             }
         }
-    }
-
-    /// The CPU function of an algorithm, also for protocols and reductions that the table has not: an
-    /// experiment launches its own protocol with it.
-    #[must_use]
-    pub fn kernel_fn<A: KernelCode, T: Element, R: Reduction, P: Protocol>()
-    -> unsafe fn(*const Work) {
-        A::run::<T, R, P>
     }
 
     /// A row of the table: what a kernel does, and the kernel.

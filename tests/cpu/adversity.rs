@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use ferroccl::conformance::Candidate;
+use ferroccl::conformance::ProtocolTests;
 use ferroccl::device::prims::{Correct, Ll, Ll128, Protocol, Rules, Simple};
 use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
 use ferroccl::{CommConfig, Communicator, Device, Error, ReduceOp};
@@ -20,7 +20,7 @@ ferroccl::conformance! {
 }
 
 fn is_caught<P: Protocol>(bug: &str) {
-    let caught = Candidate::of::<P>().noticed(SEEDS);
+    let caught = ProtocolTests::of::<P>().noticed(SEEDS);
     println!("{bug}: {caught:?}");
     assert!(caught.is_some(), "no seed below {SEEDS} notices {bug}");
 }

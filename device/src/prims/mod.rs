@@ -14,7 +14,7 @@
 //! ```
 //!
 //! What a step is on the wire is the [`Protocol`]'s: [`Simple`], [`Ll`], [`Ll128`], or your own: a type that
-//! implements the trait, whose kernels [`kernel_fn`](crate::kernels::kernel_fn) makes. The notation
+//! implements the trait, whose kernels [`kernels!`](crate::kernels!) makes. The notation
 //! (step, tail, head, flag) is that of [`ConnHeader`](crate::abi::ConnHeader).
 //!
 //! Sources: the roles and orders follow NCCL's documented behaviour and "Demystifying NCCL" (arXiv 2507.04786).

@@ -2,7 +2,7 @@
 //!
 //! A failing seed is printed; `FERROCCL_SEED=n` runs that one alone.
 
-use ferroccl::conformance::Candidate;
+use ferroccl::conformance::ProtocolTests;
 use ferroccl::{Communicator, Device, ReduceOp};
 use ferroccl_device::prims::{Correct, Rules};
 use ferroccl_lab::ll64::{LL64, Ll64, Ll64Rules};
@@ -17,7 +17,7 @@ macro_rules! broken {
     ($name:ident: $trait:ident $rule:ident) => {{
         struct $name;
         broken!(@ $name $trait $rule);
-        (stringify!($name), Candidate::of::<Ll64<$name>>().noticed(200))
+        (stringify!($name), ProtocolTests::of::<Ll64<$name>>().noticed(200))
     }};
     (@ $name:ident Rules $rule:ident) => {
         impl Rules for $name {
