@@ -241,6 +241,19 @@ impl Edges {
     }
 }
 
+/// What lies at an address of an edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EdgePart {
+    /// The header, with the faults.
+    Header,
+    /// The signatures of collective calls.
+    Signatures,
+    /// So many bytes into the header of a connection.
+    ConnHeader { channel: u32, p2p: bool, offset: usize },
+    /// So many bytes into a slot of a protocol, which is named by its index.
+    Slot { channel: u32, p2p: bool, protocol: usize, slot: u32, byte: u32 },
+}
+
 /// Where a connection's parts are.
 struct ConnPlace<'a> {
     end: &'a EdgeEnd,
@@ -430,6 +443,43 @@ impl EdgeEnd {
         // SAFETY: the region has room for all connections of its layout, and lives as long as `self`; kernels and proxies
         // access these words as atomics. Relaxed: it is looked at, and publishes nothing here.
         Some(unsafe { AtomicU64::from_ptr(at).load(Ordering::Relaxed) })
+    }
+
+    /// What lies at an address, if it is in this edge: the channel and set of a connection, and the part of it.
+    pub(crate) fn part_at(
+        &self,
+        layout: &ConnLayout,
+        channels: usize,
+        address: u64,
+    ) -> Option<EdgePart> {
+        if (self.region.address()..self.region.address() + HEADER_BYTES as u64).contains(&address) {
+            return Some(EdgePart::Header);
+        }
+        let signatures = self.conns()..self.conns() + SIGNATURE_BYTES as u64;
+        if signatures.contains(&address) {
+            return Some(EdgePart::Signatures);
+        }
+        (0..2 * channels).find_map(|index| {
+            let place = self.place(layout, index);
+            let conn = place.conn(layout, 0);
+            let (channel, p2p) = ((index % channels) as u32, index >= channels);
+            let header = conn.header..conn.header + size_of::<ConnHeader>() as u64;
+            if header.contains(&address) {
+                let offset = (address - conn.header) as usize;
+                return Some(EdgePart::ConnHeader { channel, p2p, offset });
+            }
+            (0..ProtocolId::MOST).find_map(|i| {
+                let (start, slot) = (conn.buffers[i], u64::from(layout.slot_bytes[i]));
+                let end = start + slot * u64::from(layout.slots);
+                (start..end).contains(&address).then(|| EdgePart::Slot {
+                    channel,
+                    p2p,
+                    protocol: i,
+                    slot: ((address - start) / slot) as u32,
+                    byte: ((address - start) % slot) as u32,
+                })
+            })
+        })
     }
 
     /// The fault that the other end has left, and its kind, [`Poison::SET`] or [`Poison::LEFT`].

@@ -10,6 +10,7 @@
 //! communicator reads the environment. A variable that is set to nothing counts as
 //! not set, as with NCCL. A variable that makes no sense is an error, never a silent default.
 
+mod names;
 mod parts;
 mod secret;
 mod setting;
@@ -19,6 +20,7 @@ mod unknown;
 use std::time::Duration;
 
 use ferroccl_proxy::net::{Faults, HcaFilter};
+pub use names::Names;
 pub use secret::SecretFile;
 pub use setting::{Level, Limit, Setting, Size};
 pub use topo_ranks::TopoRanks;
@@ -29,7 +31,7 @@ use crate::flight_recorder::DumpSignal;
 use crate::log::{LogLevel, Subsystems};
 use ferroccl_bootstrap::{AddressFamily, CommId, InterfaceFilter, Secret};
 use ferroccl_device::abi::ProtocolId;
-use ferroccl_topology::graph::tuning::{Algorithm, Selection};
+use ferroccl_topology::graph::tuning::Algorithm;
 use ferroccl_topology::merge::{MergeGroups, MergeLevel};
 
 /// One row of the table.
@@ -175,9 +177,9 @@ knobs! {
         "has that secret, instead of FERROCCL_SECRET";
     "NCCL_HOSTID" hostid: Option<String> = None, "any text",
         "stands for the host's identity: ranks whose texts differ do not share memory";
-    "NCCL_PROTO" proto: Selection<ProtocolId> = Selection::all(), [],
+    "NCCL_PROTO" proto: Names<ProtocolId> = Names::all(), [],
         "protocols that may be chosen; ^ before a list: all but these; ;allreduce:LL: a list for one collective";
-    "NCCL_ALGO" algo: Selection<Algorithm> = Selection::all(),
+    "NCCL_ALGO" algo: Names<Algorithm> = Names::all(),
         // NCCL's other algorithms: a list may name them, the model does not know them.
         ["NVLS", "NVLSTree"],
         "algorithms that may be chosen, with lists as NCCL_PROTO has them; PAT is Bruck";
@@ -440,7 +442,9 @@ mod tests {
             ("NCCL_NET_MERGE_LEVEL", "NVL", "LOC, PORT, PIX"),
             ("NCCL_NET_FORCE_MERGE", "mlx5_0,mlx5_1;mlx5_0", "is there twice"),
         ] {
-            let text = with(name, value).unwrap_err().to_string();
+            let read = with(name, value);
+            let read = read.and_then(|mut config| config.know(&crate::Registry::new()));
+            let text = read.unwrap_err().to_string();
             assert!(text.starts_with(&format!("invalid setting {name}={value}: ")), "{text}");
             assert!(text.contains(legal), "{text}");
         }

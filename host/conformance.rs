@@ -8,34 +8,99 @@
 //! ferroccl::conformance! { ll128: Ll128<Correct>; }
 //! ```
 //!
-//! Each is of ring all-reduces, of sizes from nothing to several slots, by few ranks with few small slots:
+//! Each is of all-reduces, by a ring unless `=> Algorithm` names another crate's, of sizes from nothing to several slots, by few ranks
+//! with few small slots:
 //!
 //! * under a scheduler and a memory that delay and reorder whatever the protocol's orders allow ([`Adversity`]), with a look for races;
 //! * beside calls of the library's protocols on the same connections, whose data looks like flags;
-//! * over a network, of which the same adversary is a part.
+//! * over a network, of which the same adversary is a part;
+//! * without one of the ranks, and with calls that differ: whoever waits gives up, with an error.
 //!
 //! The CPU has one lane a block. A barrier that is missing is for the emulator to find (`ProtocolTests::emulated`).
 //!
 //! A failing seed is printed, and `FERROCCL_SEED=n` runs that one alone. A test that cannot fail says nothing: break a rule of the
 //! protocol and see that [`ProtocolTests::noticed`] has a seed.
 
-use std::sync::Arc;
+mod drawing;
+mod explain;
+
+pub use explain::Explanation;
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use ferroccl_device::abi::ProtocolId;
-use ferroccl_device::collectives::AllReduceRing;
-use ferroccl_device::kernels::Kernel;
+use ferroccl_device::collectives::{AllReduceRing, KernelCode};
+use ferroccl_device::kernels::Row;
 use ferroccl_device::prims::Protocol;
 use ferroccl_device::reduce::Sum;
 use ferroccl_proxy::net::LocalNet;
 
 use crate::runtime::cpu::{Adversity, CpuRuntime};
-use crate::{CommConfig, Communicator, Device, DeviceBuffer, OwnBuffers, ReduceOp, Stream};
+use crate::{
+    CommConfig, Communicator, Device, DeviceBuffer, Error, KernelSpec, ReduceOp, Registry, Stream,
+};
+
+/// How long calls may go on that are to fail.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The tests of a protocol, by a kernel of it.
 #[derive(Clone, Copy, Debug)]
 pub struct ProtocolTests {
-    kernel: Kernel,
+    row: Row,
     protocol: ProtocolId,
+    /// Bytes of a line, or 0.
+    line: usize,
+}
+
+/// How large a run is at most.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    ranks: usize,
+    calls: usize,
+    elements: usize,
+    channels: u32,
+}
+
+impl Limits {
+    const NONE: Self = Limits { ranks: 5, calls: 4, elements: 600, channels: 2 };
+
+    /// What is tried to have a smaller run that goes wrong, each on top of what was found.
+    const SMALLER: [fn(Self) -> Self; 13] = [
+        |all| Limits { channels: 1, ..all },
+        |all| Limits { ranks: 2, ..all },
+        |all| Limits { ranks: 3, ..all },
+        |all| Limits { calls: 1, ..all },
+        |all| Limits { calls: 2, ..all },
+        |all| Limits { elements: all.elements.min(300), ..all },
+        |all| Limits { elements: all.elements.min(100), ..all },
+        |all| Limits { elements: all.elements.min(64), ..all },
+        |all| Limits { elements: all.elements.min(32), ..all },
+        |all| Limits { elements: all.elements.min(16), ..all },
+        |all| Limits { elements: all.elements.min(8), ..all },
+        |all| Limits { elements: all.elements.min(4), ..all },
+        |all| Limits { elements: all.elements.min(2), ..all },
+    ];
+}
+
+/// Seeds that are tried for each smaller run.
+const SHRINKING: u64 = 60;
+
+/// What came of a run that went wrong.
+enum Wrong {
+    Plain(String),
+    Explained(Box<Explanation>),
+}
+
+impl Wrong {
+    fn error(self) -> String {
+        match self {
+            Wrong::Plain(error) => error,
+            Wrong::Explained(why) => why.wrong,
+        }
+    }
 }
 
 /// What calls move.
@@ -48,11 +113,24 @@ enum Data {
 }
 
 impl ProtocolTests {
-    /// A protocol.
+    /// A protocol, by a ring.
     #[must_use]
     pub fn of<P: Protocol>() -> Self {
-        let kernel = Kernel::of::<AllReduceRing, f32, Sum, P>("conformance");
-        ProtocolTests { kernel, protocol: P::ID }
+        Self::by::<P, AllReduceRing>()
+    }
+
+    /// A protocol by an algorithm, which does an all-reduce.
+    #[must_use]
+    pub fn by<P: Protocol, A: KernelCode>() -> Self {
+        let row = Row::of::<A, f32, Sum, P>("conformance");
+        ProtocolTests { row, protocol: P::ID, line: P::LINE }
+    }
+
+    /// A kernel that sums floats in an all-reduce, with the bytes of its protocol's lines, or 0.
+    #[must_use]
+    pub fn of_row(row: Row, line: usize) -> Self {
+        let protocol = row.protocol.unwrap_or(ProtocolId::Simple);
+        ProtocolTests { row, protocol, line }
     }
 
     /// Calls under an adversary.
@@ -60,9 +138,36 @@ impl ProtocolTests {
     /// # Errors
     /// What went wrong: an element, a race, a deadlock.
     pub fn under_adversary(&self, seed: u64) -> Result<(), String> {
+        self.limited(seed, Limits::NONE, false).map_err(Wrong::error)
+    }
+
+    /// Why the first seed below `most` is wrong, if one is: the smallest run that is found to go wrong, the two accesses that nothing
+    /// orders, who stored and loaded what when, and which order would have forbidden it.
+    #[must_use]
+    pub fn explain(&self, most: u64) -> Option<Explanation> {
+        let first = (0..most).find(|seed| self.under_adversary(*seed).is_err())?;
+        let fails = |seed: u64, limits| self.limited(seed, limits, false).is_err();
+        let (mut seed, mut limits) = (first, Limits::NONE);
+        for smaller in Limits::SMALLER {
+            let tried = smaller(limits);
+            // The run that went wrong first; and others, as what is left out may be what it took.
+            let found = [seed].into_iter().chain(0..SHRINKING).find(|seed| fails(*seed, tried));
+            if let Some(found) = found {
+                (seed, limits) = (found, tried);
+            }
+        }
+        match self.limited(seed, limits, true) {
+            Err(Wrong::Explained(explanation)) => Some(*explanation),
+            _ => None,
+        }
+    }
+
+    /// Calls under an adversary, of at most this size.
+    fn limited(&self, seed: u64, limits: Limits, explain: bool) -> Result<(), Wrong> {
         let random = &mut Random(seed);
-        let config = self.config(random);
-        self.run(seed, &config, random, |_| true)
+        let mut config = self.config(random);
+        config.channels = config.channels.map(|channels| channels.min(limits.channels));
+        self.run((seed, limits, explain), &config, random, |_| true)
     }
 
     /// Calls among others of one of the library's protocols, over the same connections.
@@ -73,7 +178,9 @@ impl ProtocolTests {
         let random = &mut Random(seed);
         let mut config = self.config(random);
         config.protocol = Some(other);
-        self.run(seed, &config, random, |random| random.chance(50))
+        let run = (seed, Limits::NONE, false);
+        let wrong = self.run(run, &config, random, |random| random.chance(50));
+        wrong.map_err(Wrong::error)
     }
 
     /// Calls over a network: every rank is on a host of its own.
@@ -85,7 +192,79 @@ impl ProtocolTests {
         let mut config = self.config(random);
         (config.p2p, config.shm) = (Some(false), Some(false));
         config.net = Some(Arc::new(LocalNet::default()));
-        self.run(seed, &config, random, |random| random.chance(80))
+        let run = (seed, Limits::NONE, false);
+        let wrong = self.run(run, &config, random, |random| random.chance(80));
+        wrong.map_err(Wrong::error)
+    }
+
+    /// A call that one rank does not make: the others must end with an error, by the budget of their waits.
+    ///
+    /// # Errors
+    /// What went wrong: a call that ended well, or not at all.
+    pub fn without_a_rank(&self) -> Result<(), String> {
+        let budget = Duration::from_millis(300);
+        let config = CommConfig { timeout: Some(budget), ..self.config(&mut Random(0)) };
+        let ranks = Ranks::new(Device::cpu(), 3, &config)?;
+        let buffers: Vec<DeviceBuffer<f32>> =
+            (0..2).map(|_| ranks.device.alloc(500).map_err(words)).collect::<Result<_, _>>()?;
+        for ((rank, stream), buffer) in ranks.ranks.iter().zip(&ranks.streams).zip(&buffers) {
+            self.launch(rank, buffer, buffer, stream).map_err(words)?;
+        }
+        let (ended, end) = mpsc::channel();
+        let streams: Vec<Stream> = ranks.streams[..2].to_vec();
+        std::thread::spawn(move || {
+            let results: Vec<_> = streams.iter().map(Stream::synchronize).collect();
+            let _ = ended.send(results); // nobody waits any more
+        });
+        let results = end.recv_timeout(PATIENCE);
+        let results = results.map_err(|_| format!("calls go on for {PATIENCE:?} after that"))?;
+        match results.iter().position(Result::is_ok) {
+            Some(rank) => Err(format!("rank {rank} ended well, without rank 2")),
+            None => Ok(()),
+        }
+    }
+
+    /// Calls of different lengths: every rank must end with an error.
+    ///
+    /// # Errors
+    /// What went wrong: a call that ended well, a deadlock.
+    pub fn differing(&self, seed: u64) -> Result<(), String> {
+        let random = &mut Random(seed);
+        let config = self.config(random);
+        let runtime = Arc::new(CpuRuntime::seeded(Adversity::new(seed)));
+        let n = 2 + random.below(3);
+        let ranks = Ranks::new(Device::new(runtime), n, &config)?;
+        let (count, more, odd) = (1 + random.below(300), 1 + random.below(300), random.below(n));
+        let mut buffers: Vec<DeviceBuffer<f32>> = Vec::new();
+        for (r, (rank, stream)) in ranks.ranks.iter().zip(&ranks.streams).enumerate() {
+            let buffer = ranks.device.alloc(if r == odd { count + more } else { count });
+            let buffer = buffer.map_err(words)?;
+            self.launch(rank, &buffer, &buffer, stream).map_err(words)?;
+            buffers.push(buffer);
+        }
+        for (r, stream) in ranks.streams.iter().enumerate() {
+            match stream.synchronize() {
+                Ok(()) => return Err(format!("rank {r} ended well, and rank {odd} had more")),
+                Err(error @ Error::Kernel(_)) if error.to_string().contains("deadlock") => {
+                    return Err(format!("rank {r}: {error}"));
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel, as a call of one rank.
+    fn launch(
+        &self,
+        rank: &Communicator,
+        send: &DeviceBuffer<f32>,
+        recv: &DeviceBuffer<f32>,
+        stream: &Stream,
+    ) -> crate::Result<()> {
+        let spec = KernelSpec::new(self.row, send.len());
+        // SAFETY: the kernel is an all-reduce of f32, of as many elements as the buffers have.
+        unsafe { rank.launch(&spec, send, recv, ReduceOp::Sum, stream) }
     }
 
     /// The first seed below `most` under whose adversary something goes wrong, and what: for protocols that are wrong on purpose.
@@ -99,29 +278,47 @@ impl ProtocolTests {
     /// # Errors
     /// As [`ProtocolTests::under_adversary`], and what else the emulator finds.
     #[cfg(feature = "emulator")]
-    pub fn emulated(&self, entry: &'static str, text: &str, seed: u64) -> Result<(), String> {
+    pub fn emulated(
+        &self,
+        entry: &'static str,
+        text: &'static str,
+        seed: u64,
+    ) -> Result<(), String> {
+        use crate::comm::name_addresses;
         use crate::runtime::ptx::{Options, PtxRuntime, Unit, checks};
+        use ferroccl_device::kernels::{Kernel, PtxText};
+
         let random = &mut Random(seed);
         let checks = Some(checks(Unit::Eight));
         let options = Options { checks, most_steps: 50_000_000, ..Options::seeded(seed) };
         let runtime = PtxRuntime::lockstep(options).with_threads(64).map_err(words)?;
-        let runtime = runtime.with_source(entry, text).map_err(words)?;
         let config = self.config(random);
         let ranks = Ranks::new(Device::new(Arc::new(runtime)), 2 + random.below(3), &config)?;
-        let kernel = Kernel { name: entry, ..self.kernel };
-        (0..3).try_for_each(|_| ranks.call(Some((kernel, self.protocol)), random))
+        let kernel = Kernel { name: entry, ptx: Some(PtxText(text)), ..self.row.kernel };
+        let row = Row { kernel, ..self.row };
+        let calls = (0..3).try_for_each(|_| {
+            let elements = random.below(600);
+            ranks.call(Some(row), elements, random)
+        });
+        calls.map_err(|wrong| {
+            let name = |address| {
+                let named = ranks.ranks.iter().find_map(|rank| rank.place_of(address));
+                named.or_else(|| ranks.buffer_at(address))
+            };
+            name_addresses(&wrong, &name)
+        })
     }
 
     /// Small slots, and few.
     fn config(&self, random: &mut Random) -> CommConfig {
-        let own = match self.protocol {
-            ProtocolId::Own(protocol) => Some(OwnBuffers { protocol, bytes: 2048 }),
-            _ => None,
+        let registry = match self.protocol {
+            ProtocolId::Own(_) => Registry::new().protocol_id(self.protocol, 2048, self.line),
+            _ => Registry::new(),
         };
         CommConfig {
             slots: Some(2 + random.below(3) as u32),
             buffer_bytes: [Some(2048); 3],
-            own_buffers: own.into_iter().collect(),
+            registry,
             channels: Some(1 + random.below(2) as u32),
             // Every other one begins just before LL's flags repeat.
             first_step: if random.chance(50) { (1 << 31) - 6 } else { 0 },
@@ -132,28 +329,52 @@ impl ProtocolTests {
     /// Several calls on a CPU with an adversary, each by the protocol that is tested if `whose` says so.
     fn run(
         &self,
-        seed: u64,
+        (seed, limits, explain): (u64, Limits, bool),
         config: &CommConfig,
         random: &mut Random,
         mut whose: impl FnMut(&mut Random) -> bool,
-    ) -> Result<(), String> {
-        let adversity = Adversity { races: true, ..Adversity::new(seed) };
+    ) -> Result<(), Wrong> {
+        let adversity = Adversity { races: true, history: explain, ..Adversity::new(seed) };
         let runtime = Arc::new(CpuRuntime::seeded(adversity));
-        let ranks = Ranks::new(Device::new(runtime.clone()), 2 + random.below(4), config)?;
-        for _ in 0..4 {
-            let own = whose(random).then_some((self.kernel, self.protocol));
-            ranks.call(own, random)?;
-        }
-        runtime.race().map_or(Ok(()), Err)
+        let n = (2 + random.below(4)).min(limits.ranks);
+        let ranks = Ranks::new(Device::new(runtime.clone()), n, config).map_err(Wrong::Plain)?;
+        let calls = 4.min(limits.calls);
+        let mut elements = 0;
+        let result = (0..calls).try_for_each(|_| {
+            let own = whose(random).then_some(self.row);
+            elements = random.below(600).min(limits.elements);
+            ranks.call(own, elements, random)
+        });
+        let result = result.and_then(|()| runtime.race().map_or(Ok(()), Err));
+        result.map_err(|wrong| {
+            if !explain {
+                return Wrong::Plain(wrong);
+            }
+            let count =
+                |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+            let run = format!(
+                "seed {seed}, {}, {} of {} at most, {}",
+                count(n, "rank"),
+                count(calls, "call"),
+                count(limits.elements.min(599), "element"),
+                count(config.channels.unwrap_or(1) as usize, "channel")
+            );
+            let name = |address| ranks.name(address);
+            let events = runtime.history();
+            let why = Explanation::new(run, wrong, &events, runtime.conflict(), &name);
+            Wrong::Explained(Box::new(why))
+        })
     }
 }
 
-/// Runs a test with seeds from 0 on, or with the one of `FERROCCL_SEED`.
+/// Runs a test with seeds from 0 on, or with the one of `FERROCCL_SEED`. `FERROCCL_TEST_SEEDS` says how many times as many.
 ///
 /// # Panics
 /// At the first that fails, with its number: it is for tests.
 pub fn seeds(most: u64, test: impl Fn(u64) -> Result<(), String>) {
     let one = std::env::var("FERROCCL_SEED").ok().and_then(|seed| seed.parse::<u64>().ok());
+    let times = std::env::var("FERROCCL_TEST_SEEDS").ok().and_then(|times| times.parse().ok());
+    let most = most.saturating_mul(times.unwrap_or(1));
     let all = one.map_or(0..most, |seed| seed..seed + 1);
     for seed in all {
         if let Err(wrong) = test(seed) {
@@ -162,33 +383,72 @@ pub fn seeds(most: u64, test: impl Fn(u64) -> Result<(), String>) {
     }
 }
 
+/// [`seeds`] of calls under an adversary; where one goes wrong, an explanation is printed first, and its drawing is written as SVG to the
+/// file that `FERROCCL_DRAWING` names.
+///
+/// # Panics
+/// As [`seeds`].
+pub fn seeds_explained(most: u64, tests: ProtocolTests) {
+    seeds(most, |seed| {
+        tests.under_adversary(seed).inspect_err(|_| {
+            let Some(why) = tests.explain(seed + 1) else { return };
+            eprintln!("{why}");
+            if let (Some(file), Some(svg)) = (std::env::var_os("FERROCCL_DRAWING"), why.svg())
+                && let Err(error) = std::fs::write(&file, svg)
+            {
+                eprintln!("{}: {error}", file.display());
+            }
+        })
+    });
+}
+
 /// Tests of protocols, a module of them for each: see [the module](mod@crate::conformance).
 ///
 /// With `ptx: (ENTRY, TEXT)` the PTX of a ring all-reduce that sums floats is run, too; not where the text is empty, as where there
 /// was no compiler for it.
 #[macro_export]
 macro_rules! conformance {
-    ($($name:ident: $protocol:ty $(, ptx: ($entry:expr, $text:expr))?;)*) => { $(
+    (@tests $protocol:ty) => {
+        $crate::conformance::ProtocolTests::of::<$protocol>()
+    };
+    (@tests $protocol:ty => $algorithm:ty) => {
+        $crate::conformance::ProtocolTests::by::<$protocol, $algorithm>()
+    };
+    ($($name:ident: $protocol:ty $(=> $algorithm:ty)? $(, ptx: ($entry:expr, $text:expr))?;)*) => { $(
         mod $name {
             #[allow(unused_imports, reason = "for the protocol's type")]
             use super::*;
             use $crate::conformance::{ProtocolTests, seeds};
 
+            fn tests() -> ProtocolTests {
+                $crate::conformance!(@tests $protocol $(=> $algorithm)?)
+            }
+
             #[test]
             fn is_right_under_an_adversary() {
-                seeds(500, |seed| ProtocolTests::of::<$protocol>().under_adversary(seed));
+                $crate::conformance::seeds_explained(300, tests());
             }
 
             #[test]
             fn takes_nothing_for_its_own_that_others_left() {
                 for &other in $crate::ProtocolId::ALL {
-                    seeds(100, |seed| ProtocolTests::of::<$protocol>().beside(other, seed));
+                    seeds(60, |seed| tests().beside(other, seed));
                 }
             }
 
             #[test]
             fn goes_over_a_network() {
-                seeds(100, |seed| ProtocolTests::of::<$protocol>().over_network(seed));
+                seeds(60, |seed| tests().over_network(seed));
+            }
+
+            #[test]
+            fn ends_when_a_rank_stays_away() {
+                tests().without_a_rank().unwrap();
+            }
+
+            #[test]
+            fn ends_when_ranks_make_different_calls() {
+                seeds(50, |seed| tests().differing(seed));
             }
 
             $(
@@ -198,7 +458,7 @@ macro_rules! conformance {
                     if text.is_empty() {
                         return println!("skipped: there is no PTX");
                     }
-                    seeds(20, |seed| ProtocolTests::of::<$protocol>().emulated(entry, text, seed));
+                    seeds(20, |seed| tests().emulated(entry, text, seed));
                 }
             )?
         }
@@ -210,6 +470,8 @@ struct Ranks {
     device: Device,
     ranks: Vec<Communicator>,
     streams: Vec<Stream>,
+    /// What the buffers of calls are called, the last one last.
+    buffers: RefCell<Vec<(Range<u64>, String)>>,
 }
 
 impl Ranks {
@@ -217,12 +479,26 @@ impl Ranks {
         let ranks = Communicator::init_all_with(&device, n as u32, config).map_err(words)?;
         let streams = ranks.iter().map(|_| device.stream());
         let streams = streams.collect::<crate::Result<_>>().map_err(words)?;
-        Ok(Ranks { device, ranks, streams })
+        Ok(Ranks { device, ranks, streams, buffers: RefCell::default() })
+    }
+
+    /// What lies at an address.
+    fn name(&self, address: u64) -> String {
+        let place = self.ranks.iter().find_map(|rank| rank.place_of(address));
+        place
+            .or_else(|| self.buffer_at(address))
+            .unwrap_or_else(|| "memory that the suite does not know".to_owned())
+    }
+
+    /// The element of a call's buffer at an address.
+    fn buffer_at(&self, address: u64) -> Option<String> {
+        let buffers = self.buffers.borrow();
+        let (range, name) = buffers.iter().rev().find(|(range, _)| range.contains(&address))?;
+        Some(format!("element {} of {name}", (address - range.start) / 4))
     }
 
     /// An all-reduce by a kernel, or as the library does it, of which every element is checked.
-    fn call(&self, by: Option<(Kernel, ProtocolId)>, random: &mut Random) -> Result<(), String> {
-        let count = random.below(600);
+    fn call(&self, by: Option<Row>, count: usize, random: &mut Random) -> Result<(), String> {
         let data = if by.is_some() { Data::Integers } else { Data::Flags };
         let mut value = |i: usize| match data {
             Data::Integers => random.below(1000) as f32,
@@ -234,11 +510,17 @@ impl Ranks {
         let mut outputs: Vec<DeviceBuffer<f32>> = Vec::new();
         for ((rank, stream), input) in self.ranks.iter().zip(&self.streams).zip(&inputs) {
             let send = self.device.upload(input).map_err(words)?;
-            let recv = self.device.alloc(count).map_err(words)?;
+            let recv: DeviceBuffer<f32> = self.device.alloc(count).map_err(words)?;
+            for (what, buffer) in [("input", &send), ("output", &recv)] {
+                let range = buffer.address()..buffer.address() + 4 * count as u64;
+                let name = format!("rank {}'s {what}", rank.rank());
+                self.buffers.borrow_mut().push((range, name));
+            }
             match by {
                 // SAFETY: the kernel is the ring all-reduce of f32.
-                Some((kernel, protocol)) => unsafe {
-                    rank.all_reduce_with(kernel, protocol, &send, &recv, ReduceOp::Sum, stream)
+                Some(row) => unsafe {
+                    let spec = KernelSpec::new(row, count);
+                    rank.launch(&spec, &send, &recv, ReduceOp::Sum, stream)
                 },
                 None => rank.all_reduce(&send, &recv, ReduceOp::Sum, stream),
             }

@@ -216,7 +216,7 @@ impl From<crate::enqueue::PlanError> for Error {
         match e.left_out {
             Some(_) => Error::Unavailable { what: "kernel".to_owned(), reason: e.to_string() },
             // There are kernels, and the settings leave none of them.
-            None if e.choice.is_none() && e.call.has_kernels() => Error::Unavailable {
+            None if e.choice.is_none() && e.has_kernels => Error::Unavailable {
                 what: format!("algorithm for {}", e.call.collective),
                 reason: e.to_string(),
             },

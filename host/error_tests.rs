@@ -129,7 +129,7 @@ fn provoked() -> Vec<Error> {
     let none = without_algorithm();
     vec![
         comm.broadcast(buffer, buffer, 9, stream).unwrap_err(),
-        Config::from_lookup(|n| (n == "NCCL_ALGO").then(|| "frog".into())).unwrap_err(),
+        Config::from_lookup(|n| (n == "NCCL_SHM_DISABLE").then(|| "frog".into())).unwrap_err(),
         UniqueId::listening_at(nowhere).unwrap_err().into(),
         "frog".parse::<UniqueId>().unwrap_err().into(),
         TopologyError::from(missing()).into(),
@@ -164,6 +164,7 @@ fn without_algorithm() -> Error {
         tuner: tuning::Tuner::new(&cores, &settings),
         all_channels: false,
         algorithm: None,
+        registry: crate::Registry::new(),
         network: crate::enqueue::NetworkOps::default(),
     };
     crate::enqueue::choose(&call, &context, crate::enqueue::Registration::None).unwrap_err().into()

@@ -35,13 +35,14 @@ mod local_socket;
 pub mod log;
 mod operator;
 pub mod ptx;
+mod registry;
 pub mod runtime;
 mod shared_memory;
 mod transport;
 
 pub use buffer::{Device, DeviceBuffer, Element, Stream};
 pub use comm::{
-    AbortHandle, CommConfig, Communicator, InProgress, OwnBuffers, ShrinkMode, Window, group,
+    AbortHandle, CommConfig, Communicator, Extra, InProgress, KernelSpec, ShrinkMode, Window, group,
 };
 pub use error::{Error, KernelFault, Result};
 pub use ferroccl_bootstrap::{self as bootstrap, UniqueId};
@@ -51,3 +52,4 @@ pub use ferroccl_device::element::{F8E4M3, F8E5M2};
 pub use ferroccl_proxy::{NetError, collnet};
 pub use ferroccl_topology::{self as topology, graph};
 pub use operator::Operator;
+pub use registry::Registry;

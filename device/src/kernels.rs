@@ -21,6 +21,7 @@
 
 #[macro_use]
 mod lists;
+mod own;
 
 use crate::abi::{ReduceOp, Work};
 use crate::collectives::{
@@ -52,51 +53,8 @@ pub struct Argument([u64; size_of::<Work>() / 8]);
 const _: () = assert!(size_of::<Argument>() == size_of::<Work>());
 const _: () = assert!(align_of::<Argument>() == align_of::<Work>());
 
-/// Kernels of another crate, a row each: where the crate is compiled for the host, a constant with the CPU function and the steps that
-/// it counts; where it is compiled for a GPU, the PTX entry.
-///
-/// A row is the constant's name, the name of the PTX entry, and the algorithm, element type, reduction and
-/// [`Protocol`](crate::prims::Protocol). A crate of PTX entries needs `#![no_std]` and `#![feature(abi_ptx)]`.
-///
-/// ```
-/// use ferroccl_device::collectives::AllReduceRing;
-/// use ferroccl_device::prims::Ll128;
-/// use ferroccl_device::reduce::Sum;
-///
-/// ferroccl_device::kernels! {
-///     /// Sums of floats around a ring.
-///     pub SUM = "my_all_reduce_sum_float": AllReduceRing, f32, Sum, Ll128;
-/// }
-/// assert_eq!(SUM.name, "my_all_reduce_sum_float");
-/// ```
-#[macro_export]
-macro_rules! kernels {
-    ($($(#[$m:meta])* $vis:vis $CONST:ident = $name:literal: $A:ty, $T:ty, $R:ty, $P:ty;)*) => { $(
-        #[cfg(not(target_arch = "nvptx64"))]
-        $(#[$m])*
-        $vis const $CONST: $crate::kernels::Kernel =
-            $crate::kernels::Kernel::of::<$A, $T, $R, $P>($name);
-
-        #[cfg(target_arch = "nvptx64")]
-        const _: () = {
-            /// # Safety
-            /// The argument is the call.
-            #[unsafe(export_name = $name)]
-            unsafe extern "ptx-kernel" fn entry(_: $crate::kernels::Argument) {
-                $crate::gpu::launch_bounds::<{
-                    $crate::kernels::threads::<$R>(<$A as $crate::collectives::KernelCode>::THREADS)
-                }>();
-                // SAFETY: the launch's contract; the argument is found without its address.
-                unsafe {
-                    <$A as $crate::collectives::KernelCode>::run::<$T, $R, $P>(core::ptr::null())
-                }
-            }
-        };
-    )* };
-}
-
 #[cfg(not(target_arch = "nvptx64"))]
-pub use cpu::{Kernel, Row, all, left_out, lookup, rows};
+pub use cpu::{Kernel, PtxText, Row, all, left_out, lookup, rows};
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod cpu {
@@ -117,6 +75,21 @@ mod cpu {
         /// The same function under [`Counted`]: what proxies of other hosts need to know. A kernel without runs only
         /// where ranks reach each other's memory.
         pub steps: Option<unsafe fn(*const Work)>,
+        /// Blocks of a channel: 1, or 2 where one goes each way.
+        pub blocks: u32,
+        /// The module of PTX that has its entry, of a kernel of another crate. The library's own modules have those of its table.
+        pub ptx: Option<PtxText>,
+    }
+
+    /// A module of PTX as text.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub struct PtxText(pub &'static str);
+
+    /// Without the text, which may be megabytes.
+    impl core::fmt::Debug for PtxText {
+        fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+            write!(f, "PtxText({} bytes)", self.0.len())
+        }
     }
 
     /// A type whose elements are as large: the steps of a call depend on nothing else of it.
@@ -143,6 +116,8 @@ mod cpu {
                 cpu: A::run::<T, R, P>,
                 threads: threads::<R>(A::THREADS),
                 steps: Some(A::run::<T, Sum, Counted<P>>),
+                blocks: A::BLOCKS,
+                ptx: None,
             }
         }
     }
@@ -160,6 +135,80 @@ mod cpu {
         pub reduction: Option<(&'static [ReduceOp], DataType)>,
         /// The kernel.
         pub kernel: Kernel,
+    }
+
+    impl Row {
+        /// The row of an algorithm with one element type, reduction and protocol, whose PTX entry is called `name`.
+        /// [`kernels!`](crate::kernels!) makes both.
+        #[must_use]
+        pub const fn of<A: KernelCode, T: Element, R: Reduction, P: Protocol>(
+            name: &'static str,
+        ) -> Self {
+            let moves = matches!(
+                A::COLLECTIVE,
+                Collective::AllGather
+                    | Collective::Broadcast
+                    | Collective::AllToAll
+                    | Collective::SendRecv
+            );
+            Row {
+                collective: A::COLLECTIVE,
+                algorithm: A::ALGORITHM,
+                protocol: Some(P::ID),
+                reduction: if moves { None } else { Some((R::OPS, T::TYPE)) },
+                kernel: Kernel::of::<A, T, R, P>(name),
+            }
+        }
+
+        /// The same with the module of PTX that has its entry, as a GPU and the emulator take it; an empty text is none.
+        #[must_use]
+        pub const fn with_ptx(mut self, text: &'static str) -> Self {
+            self.kernel.ptx = if text.is_empty() { None } else { Some(PtxText(text)) };
+            self
+        }
+
+        /// The row for a call, among rows that are not the library's: as [`lookup`].
+        #[must_use]
+        pub fn find(
+            rows: &[Row],
+            collective: Collective,
+            algorithm: Algorithm,
+            protocol: ProtocolId,
+            op: ReduceOp,
+            data_type: DataType,
+        ) -> Option<&Row> {
+            let (op, data_type) = same_bits(op, data_type);
+            let family = rows.iter().filter(|row| row.serves(collective, algorithm));
+            family.into_iter().find(|row| row.fits(protocol, op, data_type))
+        }
+
+        /// Whether it is of the family of kernels that do a collective by an algorithm: those of a tree's all-reduce also reduce.
+        #[must_use]
+        pub fn serves(&self, collective: Collective, algorithm: Algorithm) -> bool {
+            (self.collective, self.algorithm) == shared(collective, algorithm)
+        }
+
+        /// Whether it does for a call of its family, as [`same_bits`] has it.
+        fn fits(&self, protocol: ProtocolId, op: ReduceOp, data_type: DataType) -> bool {
+            self.protocol.is_none_or(|p| p == protocol)
+                && self.reduction.is_none_or(|(ops, t)| t == data_type && ops.contains(&op))
+        }
+    }
+
+    /// The operator and type whose kernel does the same, bit for bit.
+    fn same_bits(op: ReduceOp, data_type: DataType) -> (ReduceOp, DataType) {
+        let op = match op {
+            ReduceOp::Avg if data_type.is_float() => ReduceOp::PreMulSum,
+            other => other,
+        };
+        let same = matches!(op, ReduceOp::Sum | ReduceOp::Prod | ReduceOp::PreMulSum);
+        let data_type = match data_type {
+            DataType::I8 if same => DataType::U8,
+            DataType::I32 if same => DataType::U32,
+            DataType::I64 if same => DataType::U64,
+            other => other,
+        };
+        (op, data_type)
     }
 
     /// Cargo features, and whether this build has them.
@@ -242,6 +291,8 @@ mod cpu {
                     cpu: <$A as $K>::run::<$T, $Cpu, $P>,
                     threads: threads::<$R>(<$A as $K>::THREADS),
                     steps: None,
+                    blocks: 1,
+                    ptx: None,
                 },
             }
         };
@@ -256,6 +307,8 @@ mod cpu {
                     cpu: <$A as KernelCode>::run::<$T, $Cpu, $P>,
                     threads: threads::<$R>(<$A as KernelCode>::THREADS),
                     steps: Some(<$A as KernelCode>::run::<<$T as AsLarge>::Twin, Sum, Counted<$P>>),
+                    blocks: <$A as KernelCode>::BLOCKS,
+                    ptx: None,
                 },
             }
         };
@@ -305,27 +358,18 @@ mod cpu {
         op: ReduceOp,
         data_type: DataType,
     ) -> Option<Kernel> {
-        let op = match op {
-            ReduceOp::Avg if data_type.is_float() => ReduceOp::PreMulSum,
-            other => other,
-        };
-        let same_bits = matches!(op, ReduceOp::Sum | ReduceOp::Prod | ReduceOp::PreMulSum);
-        let data_type = match data_type {
-            DataType::I8 if same_bits => DataType::U8,
-            DataType::I32 if same_bits => DataType::U32,
-            DataType::I64 if same_bits => DataType::U64,
-            other => other,
-        };
+        let (op, data_type) = same_bits(op, data_type);
         let wanted = shared(collective, algorithm);
         let family = TABLE.iter().copied().find(|family| {
             let first = family.first().and_then(|rows| rows.first());
             first.is_some_and(|row| (row.collective, row.algorithm) == wanted)
         })?;
-        let fits = |row: &&Row| {
-            row.protocol.is_none_or(|p| p == protocol)
-                && row.reduction.is_none_or(|(ops, t)| t == data_type && ops.contains(&op))
-        };
-        family.iter().copied().flatten().find(fits).map(|row| row.kernel)
+        family
+            .iter()
+            .copied()
+            .flatten()
+            .find(|row| row.fits(protocol, op, data_type))
+            .map(|row| row.kernel)
     }
 
     /// The family that does it, where that is another's.

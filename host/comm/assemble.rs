@@ -45,8 +45,16 @@ impl CommBuilder<'_> {
         let situation = Situation::new(nodes, self.nranks, devices);
         let TuningParams { protocols, algorithms, deterministic, .. } = self.tuning;
         // Whether a call's buffers are in windows is looked at when it is made.
-        let settings =
-            Settings { protocols, algorithms, deterministic, windows: true, ..Settings::default() };
+        let own = self.config.registry.own_kernels(self.nranks);
+        let own = own.with_asked(self.config.algorithm);
+        let settings = Settings {
+            protocols,
+            algorithms,
+            deterministic,
+            windows: true,
+            own,
+            ..Settings::default()
+        };
         let mesh = self.layout.mesh_slot_bytes != [0; 2];
         let situation = situation.with_channels(self.channels).with_collnet(collnet);
         let situation = situation.with_mesh(mesh);
@@ -119,6 +127,7 @@ impl CommBuilder<'_> {
                 tuner,
                 all_channels: self.all_channels,
                 algorithm: self.config.algorithm,
+                registry: self.config.registry.clone(),
                 network: heads.as_ref().map_or_else(NetworkOps::default, CollnetHeads::ops),
             },
             net: net.map(Arc::new),

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use ferroccl_device::abi::{Collective, DataType, ProtocolId, ReduceOp};
-use ferroccl_device::kernels::Kernel;
+use ferroccl_device::abi::{Collective, DataType, ReduceOp};
 
 use super::collective::CollTask;
 use super::group::AnyTask;
@@ -36,36 +35,6 @@ impl Communicator {
     ) -> Result<()> {
         self.check_alike("recv", recv, "send", send)?;
         self.reduction(Collective::AllReduce, send.len(), (send, recv), &op.into(), None, stream)
-    }
-
-    /// [`Communicator::all_reduce`] with a kernel of the caller's, over this communicator's connections: of a protocol, an algorithm or
-    /// an operator that is in no table. `protocol` says which buffers of the connections the kernel uses: the protocol's own, which
-    /// [`CommConfig::own_buffers`](crate::CommConfig::own_buffers) has asked for, or those of one of the library's.
-    ///
-    /// Ranks compare which protocol they run, by its number. Over a network the kernel has to count its steps
-    /// ([`Kernel::steps`]).
-    ///
-    /// # Safety
-    /// `kernel` keeps the contract of [`AllReduceRing`](ferroccl_device::collectives::AllReduceRing): it
-    /// is an instance for `T`, or does as it does.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when the protocol has no buffers here; else as [`Communicator::all_reduce`].
-    pub unsafe fn all_reduce_with<T: Element>(
-        &self,
-        kernel: Kernel,
-        protocol: ProtocolId,
-        send: &DeviceBuffer<T>,
-        recv: &DeviceBuffer<T>,
-        op: impl Into<Operator<T>>,
-        stream: &Stream,
-    ) -> Result<()> {
-        self.check_alike("recv", recv, "send", send)?;
-        self.check_protocol(protocol)?;
-        let (call, buffers) = (Collective::AllReduce, (send, recv));
-        let mut task = self.reduction_task(call, send.len(), buffers, &op.into(), None)?;
-        task.custom_kernel = Some((kernel, protocol));
-        self.submit(task, stream)
     }
 
     /// Concatenates the `send` of all ranks, in the order of the ranks, into every rank's `recv` (`ncclAllGather`).
@@ -297,7 +266,7 @@ impl Communicator {
             input,
             output,
             scalar: (0, false),
-            custom_kernel: None,
+            custom: None,
             keep: [None, None, None],
         };
         self.submit(task, stream)
@@ -350,7 +319,7 @@ impl Communicator {
         self.submit(task, stream)
     }
 
-    fn reduction_task<T: Element>(
+    pub(super) fn reduction_task<T: Element>(
         &self,
         collective: Collective,
         count: usize,
@@ -378,7 +347,7 @@ impl Communicator {
     }
 
     /// Launches a collective, or keeps it for the end of the group.
-    fn submit(&self, task: CollTask, stream: &Stream) -> Result<()> {
+    pub(super) fn submit(&self, task: CollTask, stream: &Stream) -> Result<()> {
         self.check_stream(stream)?;
         for (name, memory) in ["send", "recv", "op"].into_iter().zip(&task.keep) {
             self.check_memory(name, memory.as_ref())?;
@@ -413,20 +382,6 @@ impl Communicator {
         start..start + each
     }
 
-    /// Checks that connections have buffers for a protocol.
-    fn check_protocol(&self, protocol: ProtocolId) -> Result<()> {
-        let ProtocolId::Own(own) = protocol else { return Ok(()) };
-        if self.0.config.own_buffers.iter().any(|buffers| buffers.protocol == own) {
-            return Ok(());
-        }
-        let reason = format!(
-            "{} (number {}) has no buffers in this communicator: CommConfig::own_buffers",
-            own.name(),
-            own.number()
-        );
-        Err(Error::argument("protocol", reason))
-    }
-
     /// Checks that a stream is of the communicator's device: the addresses of another one mean something else there.
     fn check_stream(&self, stream: &Stream) -> Result<()> {
         if stream.ops().address_space() == self.device().runtime().address_space() {
@@ -436,7 +391,11 @@ impl Communicator {
     }
 
     /// The same of memory.
-    fn check_memory(&self, name: &'static str, memory: Option<&Arc<dyn Memory>>) -> Result<()> {
+    pub(super) fn check_memory(
+        &self,
+        name: &'static str,
+        memory: Option<&Arc<dyn Memory>>,
+    ) -> Result<()> {
         let space = self.device().runtime().address_space();
         if memory.is_none_or(|memory| memory.address_space() == space) {
             return Ok(());
@@ -444,7 +403,7 @@ impl Communicator {
         Err(Error::argument(name, "its memory is of another device than the communicator"))
     }
 
-    fn check_rank(&self, argument: &'static str, rank: u32) -> Result<()> {
+    pub(super) fn check_rank(&self, argument: &'static str, rank: u32) -> Result<()> {
         if rank < self.world_size() {
             return Ok(());
         }
@@ -495,7 +454,7 @@ fn coll_task<T: Element>(
         input: send.address(),
         output: recv.address(),
         scalar: (0, false),
-        custom_kernel: None,
+        custom: None,
         keep: [Some(Arc::clone(send.memory())), Some(Arc::clone(recv.memory())), None],
     }
 }

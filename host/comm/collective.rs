@@ -10,10 +10,11 @@
 
 use std::sync::atomic::Ordering;
 
-use ferroccl_device::abi::{Algorithm, Collective, ProtocolId, ReduceOp};
+use ferroccl_device::abi::{Algorithm, Collective, ReduceOp};
 use ferroccl_device::kernels::Kernel;
 
 use super::collnet;
+use super::custom::CustomKernel;
 use super::launch::{KeepAlive, KernelOperands, launch_kernel};
 use super::preload;
 use super::recorder::RecordId;
@@ -21,8 +22,9 @@ use super::shared::SharedComm;
 use super::state::CommState;
 use super::window::WindowPlaces;
 use crate::buffer::Stream;
-use crate::enqueue::{self, AlgoChoice, CollectiveCall, PlanContext, Registration};
+use crate::enqueue::{self, AlgoChoice, CollectiveCall, Registration};
 use crate::error::Result;
+use crate::registry::Registry;
 
 /// A call of a collective whose arguments have been checked (NCCL's `ncclTaskColl`).
 pub(super) struct CollTask {
@@ -33,8 +35,8 @@ pub(super) struct CollTask {
     pub output: u64,
     /// The operator's scalar, and whether it is the scalar's address instead.
     pub scalar: (u64, bool),
-    /// A kernel of the caller's, and the protocol that it runs.
-    pub custom_kernel: Option<(Kernel, ProtocolId)>,
+    /// A kernel of the caller's.
+    pub custom: Option<Box<CustomKernel>>,
     /// The memory at the addresses.
     pub keep: KeepAlive,
 }
@@ -57,7 +59,10 @@ impl CollTask {
         let (choice, places) = self.choose(comm)?;
         let seq = comm.last_seq() + 1;
         let AlgoChoice { algorithm, protocol, channels, .. } = choice;
-        let signature = self.call.signature(seq, algorithm, protocol, channels);
+        let mut signature = self.call.signature(seq, algorithm, protocol, channels);
+        if let Some(custom) = &self.custom {
+            signature.set_tag(custom.tag);
+        }
         let record = comm.recorder.enter(&signature, stream.identity());
         let id = (seq, record);
         let launched = match (algorithm, &comm.collnet) {
@@ -77,23 +82,13 @@ impl CollTask {
     /// The algorithm, protocol, channels and threads of the call; and for a direct one, where its buffers are.
     fn choose(&self, comm: &CommState) -> Result<(AlgoChoice, Option<WindowPlaces>)> {
         let context = &comm.plan_context;
-        let Some((_, protocol)) = self.custom_kernel else {
-            let places = comm.windows.places(&self.call, (self.input, self.output));
-            let registration =
-                places.as_ref().map_or(Registration::None, WindowPlaces::registration);
-            let choice = enqueue::choose(&self.call, context, registration)?;
-            return Ok((choice, places.filter(|_| choice.algorithm.is_on_windows())));
-        };
-        // What another crate's protocol takes is not known: it gets channels and threads as Simple does.
-        let known = match protocol {
-            ProtocolId::Own(_) => ProtocolId::Simple,
-            known => known,
-        };
-        let tuner = context.tuner.only(known);
-        let algorithm = Some(Algorithm::Ring);
-        let context = PlanContext { tuner, algorithm, ..context.clone() };
-        let choice = enqueue::choose(&self.call, &context, Registration::None)?;
-        Ok((AlgoChoice { protocol, ..choice }, None))
+        if let Some(custom) = &self.custom {
+            return Ok((custom.choice, None));
+        }
+        let places = comm.windows.places(&self.call, (self.input, self.output));
+        let registration = places.as_ref().map_or(Registration::None, WindowPlaces::registration);
+        let choice = enqueue::choose(&self.call, context, registration)?;
+        Ok((choice, places.filter(|_| choice.algorithm.is_on_windows())))
     }
 
     /// Whether the call is done by a kernel on windows.
@@ -113,16 +108,16 @@ impl CollTask {
         }
         self.preload(comm);
         let (choice, _) = self.choose(comm)?;
-        let kernels = match self.custom_kernel {
-            Some((kernel, _)) => vec![kernel],
-            None => kernels_of(&self.call, choice)?,
+        let kernels = match &self.custom {
+            Some(custom) => vec![custom.kernel],
+            None => kernels_of(&comm.plan_context.registry, &self.call, choice)?,
         };
         kernels.iter().try_for_each(|kernel| runtime.prepare(kernel, choice.threads))
     }
 
     /// Loads what calls like this one may take.
     fn preload(&self, comm: &CommState) {
-        if self.custom_kernel.is_none() {
+        if self.custom.is_none() {
             preload::preload(comm, &self.call);
         }
     }
@@ -135,10 +130,18 @@ impl CollTask {
         (choice, places): (AlgoChoice, Option<WindowPlaces>),
         stream: &Stream,
     ) -> Result<()> {
-        let CollTask { call, input, output, scalar, custom_kernel, keep } = self;
-        let plan = match custom_kernel {
-            Some((kernel, _)) => enqueue::plan_of(kernel, &call, choice, seq),
-            None => enqueue::plan(&call, choice, seq)?,
+        let CollTask { call, input, output, scalar, custom, keep } = self;
+        let mut scratch = None;
+        let plan = match custom {
+            Some(custom) => {
+                let mut plan = enqueue::plan_of(custom.kernel, &call, choice, seq);
+                plan.signature.set_tag(custom.tag);
+                plan.tree &= custom.word.is_none() && custom.scratch.is_none();
+                plan.mode = custom.word.unwrap_or(plan.mode);
+                scratch = custom.scratch.map(|memory| (custom.scratch_address, memory));
+                plan
+            }
+            None => enqueue::plan(&comm.plan_context.registry, &call, choice, seq)?,
         };
         // A chain combines the ranks' values in their order. What goes over the mesh, or is direct, does so by itself. It compares calls with
         // the same neighbours as what else may run: which of them does depends on the size, in which calls may differ by
@@ -150,7 +153,8 @@ impl CollTask {
             algorithm => algorithm == Algorithm::Chain,
         };
         let (group, last) = (if ordered { Subgroup::InRankOrder } else { Subgroup::World }, true);
-        let operands = KernelOperands { group, input, output, scalar, places, record, last };
+        let operands =
+            KernelOperands { group, input, output, scalar, places, scratch, record, last };
         launch_kernel(comm, &plan, &call, operands, keep, stream)
     }
 
@@ -164,19 +168,28 @@ impl CollTask {
     ) -> Result<()> {
         let &CollTask { ref call, input, output, scalar, ref keep, .. } = self;
         let ring = AlgoChoice { algorithm: Algorithm::Ring, ..choice };
+        let registry = &comm.plan_context.registry;
         // All are planned before the first is launched: the others would wait for the rest of a call that was begun.
         let stages = hierarchical_stages(call)
             .into_iter()
             .filter(|(group, _)| !matches!(group, Subgroup::Leaders) || comm.nodes.is_leader())
-            .map(|(group, step)| Ok((group, enqueue::plan(&step, ring, seq)?)))
+            .map(|(group, step)| Ok((group, enqueue::plan(registry, &step, ring, seq)?)))
             .collect::<Result<Vec<_>>>()?;
         let last = stages.len() - 1;
         for (i, (group, plan)) in stages.into_iter().enumerate() {
             // The first stage reads the input, the others work in place.
             let input = if i == 0 { input } else { output };
             let last = i == last;
-            let operands =
-                KernelOperands { group, input, output, scalar, places: None, record, last };
+            let operands = KernelOperands {
+                group,
+                input,
+                output,
+                scalar,
+                places: None,
+                scratch: None,
+                record,
+                last,
+            };
             launch_kernel(comm, &plan, call, operands, keep.clone(), stream)?;
         }
         Ok(())
@@ -184,13 +197,17 @@ impl CollTask {
 }
 
 /// The kernels of a call.
-pub(super) fn kernels_of(call: &CollectiveCall, choice: AlgoChoice) -> Result<Vec<Kernel>> {
+pub(super) fn kernels_of(
+    registry: &Registry,
+    call: &CollectiveCall,
+    choice: AlgoChoice,
+) -> Result<Vec<Kernel>> {
     if choice.algorithm != Algorithm::Hierarchical {
-        return Ok(vec![enqueue::plan(call, choice, 0)?.kernel]);
+        return Ok(vec![enqueue::plan(registry, call, choice, 0)?.kernel]);
     }
     let ring = AlgoChoice { algorithm: Algorithm::Ring, ..choice };
     let stages = hierarchical_stages(call).into_iter();
-    stages.map(|(_, step)| Ok(enqueue::plan(&step, ring, 0)?.kernel)).collect()
+    stages.map(|(_, step)| Ok(enqueue::plan(registry, &step, ring, 0)?.kernel)).collect()
 }
 
 /// The stages of a hierarchical all-reduce: the ranks of each, and what they do.

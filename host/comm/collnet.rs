@@ -45,10 +45,12 @@ pub(super) fn all_reduce(
     let kernel = |collective, op, root: usize, from: u64, last: bool| {
         let (first, count) = parts[root];
         let step = CollectiveCall { collective, op, count, root: Some(root as u32), ..*call };
-        let plan = enqueue::plan(&step, ring, seq)?;
+        let plan = enqueue::plan(&comm.plan_context.registry, &step, ring, seq)?;
         let (input, output) = (at(from, first), at(*output, first));
         let (group, scalar) = (Subgroup::Node, *scalar);
-        let operands = KernelOperands { group, input, output, scalar, places: None, record, last };
+        let (places, scratch) = (None, None);
+        let operands =
+            KernelOperands { group, input, output, scalar, places, scratch, record, last };
         launch_kernel(comm, &plan, &step, operands, task.keep.clone(), stream)
     };
     for root in 0..parts.len() {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use ferroccl_device::abi::{Algorithm, LL128_LINE, MAX_CHANNELS, OwnProtocol, ProtocolId};
+use ferroccl_device::abi::{Algorithm, LL128_LINE, MAX_CHANNELS, ProtocolId};
 
 use ferroccl_proxy::collnet::{CollNet, SoftwareCollNet};
 use ferroccl_proxy::net::Net;
@@ -12,6 +12,7 @@ use super::AbortHandle;
 use crate::channel::ConnLayout;
 use crate::config::{Config, LEAST_HEARTBEAT};
 use crate::error::{Error, Result};
+use crate::registry::Registry;
 use ferroccl_bootstrap::Heartbeat;
 use ferroccl_topology::graph::tuning::Selection;
 
@@ -21,7 +22,7 @@ use ferroccl_topology::graph::tuning::Selection;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CommConfig {
-    /// The protocol of every call, one of the library's, instead of the one chosen by size.
+    /// The protocol of every call, instead of the one chosen by size.
     pub protocol: Option<ProtocolId>,
     /// The algorithm of every call for which it exists, instead of the one chosen by size.
     pub algorithm: Option<Algorithm>,
@@ -47,9 +48,8 @@ pub struct CommConfig {
     pub slots: Option<u32>,
     /// Bytes of a connection's buffer, by protocol; each is divided into the slots.
     pub buffer_bytes: [Option<usize>; 3],
-    /// Protocols of other crates that kernels of the caller's run ([`Communicator::all_reduce_with`](crate::Communicator::all_reduce_with)),
-    /// each with the buffers that it has to itself.
-    pub own_buffers: Vec<OwnBuffers>,
+    /// Kernels of other crates: protocols, with buffers that each has to itself, algorithms, and the kernels that calls may take.
+    pub registry: Registry,
     /// How long a kernel waits for a peer before its call fails; zero is for ever.
     pub timeout: Option<Duration>,
     /// How long a call waits before a warning in the log says for whom, and again after twice the time; zero is never.
@@ -72,31 +72,6 @@ pub struct CommConfig {
     #[doc(hidden)]
     pub first_step: u64,
 }
-
-/// The buffers of a protocol of another crate: every connection of a communicator has one, which no other protocol reads or writes.
-/// It is zeroed when it is made, and its flags are only ever those of this protocol.
-///
-/// ```
-/// use ferroccl::device::abi::OwnProtocol;
-/// use ferroccl::{CommConfig, Communicator, Device, OwnBuffers};
-///
-/// let mut config = CommConfig::default();
-/// config.own_buffers.push(OwnBuffers { protocol: OwnProtocol::new(0, "LL64"), bytes: 256 << 10 });
-/// let ranks = Communicator::init_all_with(&Device::cpu(), 2, &config)?;
-/// # Ok::<(), ferroccl::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OwnBuffers {
-    /// The protocol: its number and its name, of 24 bytes at most. All ranks need the same.
-    pub protocol: OwnProtocol,
-    /// Bytes of a connection's buffer, which is divided into the slots.
-    pub bytes: usize,
-}
-
-/// Bytes of the name of a protocol of another crate, at most: ranks compare them.
-pub(super) const OWN_NAME_BYTES: usize = 24;
-/// The names of other crates' protocols, by number.
-pub(super) type OwnNames = [[u8; OWN_NAME_BYTES]; OwnProtocol::MOST as usize];
 
 /// Bytes of Simple's buffer where ranks are on several hosts: a slot is a message, and a network wants larger ones than a cache.
 /// With 4 MiB, as NCCL has, sockets were no faster (`benches/records/2026-11-22-network.md`).
@@ -140,10 +115,8 @@ impl CommConfig {
             min_channels: self.min_channels.or(other.min_channels),
             slots: self.slots.or(other.slots),
             buffer_bytes: std::array::from_fn(|_| bytes.next().flatten()),
-            own_buffers: match self.own_buffers.as_slice() {
-                [] => other.own_buffers.clone(),
-                own => own.to_vec(),
-            },
+            registry: if self.registry.is_empty() { &other.registry } else { &self.registry }
+                .clone(),
             timeout: self.timeout.or(other.timeout),
             warn_after: self.warn_after.or(other.warn_after),
             heartbeat: self.heartbeat.or(other.heartbeat),
@@ -164,7 +137,7 @@ impl CommConfig {
 
     /// The protocols that calls may run.
     pub(super) fn protocols(&self, env: &Config) -> Selection<ProtocolId> {
-        self.protocol.map_or(env.proto, Selection::only)
+        self.protocol.map_or(*env.proto, Selection::only)
     }
 
     /// Slots and their sizes, for ranks on one host or on several. `usual` are the runtime's defaults: bytes of the buffers,
@@ -196,48 +169,12 @@ impl CommConfig {
             let buffer = self.buffer_bytes[i].unwrap_or(default);
             slot_bytes[protocol.index()] = slot_of(format!("buffer_bytes[{protocol}]"), buffer)?;
         }
-        self.own_names()?;
-        for own in &self.own_buffers {
-            let name = format!("own_buffers[{}].bytes", own.protocol.name());
-            slot_bytes[ProtocolId::Own(own.protocol).index()] = slot_of(name, own.bytes)?;
+        self.registry.check()?;
+        for (protocol, bytes) in self.registry.buffers() {
+            let name = format!("registry, buffer bytes of {}", protocol.name());
+            slot_bytes[ProtocolId::Own(protocol).index()] = slot_of(name, bytes)?;
         }
         Ok(ConnLayout { slots, slot_bytes, mesh_slot_bytes: [0; 2] })
-    }
-
-    /// The names of other crates' protocols.
-    ///
-    /// # Errors
-    /// When one cannot be had, or two are alike.
-    pub(super) fn own_names(&self) -> Result<OwnNames> {
-        let mut names = OwnNames::default();
-        let mut seen: Vec<OwnProtocol> = Vec::new();
-        for protocol in self.own_buffers.iter().map(|own| own.protocol) {
-            let (number, name) = (protocol.number(), protocol.name());
-            let which = "own_buffers.protocol";
-            if number >= OwnProtocol::MOST {
-                let range = format!("numbers 0 to {}", OwnProtocol::MOST - 1);
-                return Err(setting(which, number, &range));
-            }
-            if name.is_empty() || name.len() > OWN_NAME_BYTES || name.parse::<ProtocolId>().is_ok()
-            {
-                let range = format!(
-                    "a name of 1 to {OWN_NAME_BYTES} bytes that is none of the library's protocols"
-                );
-                return Err(setting(which, format!("{name:?}"), &range));
-            }
-            let alike = |other: &&OwnProtocol| other.number() == number || other.name() == name;
-            if let Some(other) = seen.iter().find(alike) {
-                let range = format!(
-                    "another number and name than {} (number {})",
-                    other.name(),
-                    other.number()
-                );
-                return Err(setting(which, format!("{name} (number {number})"), &range));
-            }
-            seen.push(protocol);
-            names[usize::from(number)][..name.len()].copy_from_slice(name.as_bytes());
-        }
-        Ok(names)
     }
 
     /// The number of channels for a rank whose device has `natural` of them, and whether every call uses all of them.

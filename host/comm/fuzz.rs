@@ -51,7 +51,7 @@ fn params(theirs: &[InitParams]) {
     let config = CommConfig::default();
     let mine = InitParams {
         layout: config.layout(([1 << 20; 3], 8), false).unwrap(),
-        own_names: Default::default(),
+        registry: 0,
         channels: 4,
         blocks: 16,
         all_channels: false,

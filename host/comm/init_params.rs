@@ -6,7 +6,6 @@ use ferroccl_device::abi::ProtocolId;
 use serde::{Deserialize, Serialize};
 
 use super::CommConfig;
-use super::config::{OWN_NAME_BYTES, OwnNames};
 use crate::channel::ConnLayout;
 use crate::config::{Config, LEAST_HEARTBEAT, Setting as _};
 use crate::error::{Error, Result};
@@ -18,8 +17,8 @@ use ferroccl_topology::graph::tuning::Selection;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct InitParams {
     pub layout: ConnLayout,
-    /// The names of other crates' protocols.
-    pub own_names: OwnNames,
+    /// What is registered of other crates.
+    pub registry: u64,
     pub channels: u32,
     /// Blocks of a rank that its device runs at the same time.
     pub blocks: u32,
@@ -108,9 +107,9 @@ impl TuningParams {
     pub(super) fn new(config: &CommConfig, env: &Config) -> Self {
         TuningParams {
             protocols: config.protocols(env),
-            algorithms: env.algo,
+            algorithms: *env.algo,
             deterministic: config.deterministic.unwrap_or(env.deterministic),
-            algorithm: config.algorithm.map(|algorithm| algorithm as u8),
+            algorithm: config.algorithm.map(|algorithm| algorithm.index() as u8),
             ranks_per_node: config.ranks_per_node,
         }
     }
@@ -142,9 +141,13 @@ pub(super) fn agree(rank: u32, mine: &InitParams, params: &[InitParams]) -> Resu
                 theirs.layout.slots.to_string(),
             );
         }
-        if theirs.own_names != mine.own_names {
-            let what = "protocols of other crates (CommConfig::own_buffers)";
-            return differs(what, show_names(&mine.own_names), show_names(&theirs.own_names));
+        if theirs.registry != mine.registry {
+            let show = |digest: u64| match digest {
+                0 => "empty".to_owned(),
+                digest => format!("{digest:016x} (a digest of protocols, kernels and figures)"),
+            };
+            let what = "the registry of other crates' kernels (CommConfig::registry)";
+            return differs(what, show(mine.registry), show(theirs.registry));
         }
         if theirs.layout != mine.layout {
             let show = |t: &InitParams| {
@@ -160,9 +163,9 @@ pub(super) fn agree(rank: u32, mine: &InitParams, params: &[InitParams]) -> Resu
             ("NCCL_ALGO", |t| t.tuning.algorithms.to_string()),
             ("FERROCCL_DETERMINISTIC", |t| t.tuning.deterministic.show()),
             ("the algorithm (CommConfig::algorithm)", |t| {
-                let algorithm =
-                    Algorithm::ALL.iter().find(|a| Some(**a as u8) == t.tuning.algorithm);
-                algorithm.map_or_else(|| "chosen by size".to_owned(), Algorithm::to_string)
+                let index = t.tuning.algorithm.map(u64::from);
+                let algorithm = index.and_then(Algorithm::from_index);
+                algorithm.map_or_else(|| "chosen by size".to_owned(), |a| a.to_string())
             }),
             ("FERROCCL_RANKS_PER_NODE", |t| {
                 t.tuning.ranks_per_node.map_or_else(|| "not set".to_owned(), |n| n.to_string())
@@ -186,26 +189,16 @@ pub(super) fn agree(rank: u32, mine: &InitParams, params: &[InitParams]) -> Resu
     Ok((least(|params| params.channels), least(|params| params.blocks)))
 }
 
-/// Names, each with its number.
-fn show_names(names: &OwnNames) -> String {
-    let there = names.iter().enumerate().filter(|(_, name)| name[0] != 0);
-    let show = |(number, name): (usize, &[u8; OWN_NAME_BYTES])| {
-        let name = String::from_utf8_lossy(name);
-        format!("{} (number {number})", name.trim_end_matches('\0').escape_debug())
-    };
-    let all: Vec<String> = there.map(show).collect();
-    if all.is_empty() { "none".to_owned() } else { all.join(", ") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::Registry;
 
     /// A rank's parameters with these settings, of one channel and one block.
     fn params(config: CommConfig) -> InitParams {
         InitParams {
             layout: config.layout(([1 << 20; 3], 8), false).unwrap(),
-            own_names: OwnNames::default(),
+            registry: 0,
             channels: 1,
             blocks: 1,
             all_channels: false,
@@ -228,42 +221,23 @@ mod tests {
     }
 
     #[test]
-    fn protocols_of_other_crates_have_numbers_and_names_of_their_own() {
-        use super::super::OwnBuffers;
-        use ferroccl_device::abi::OwnProtocol;
-        type Asked = (u8, &'static str, usize);
-        let layout = |all: &[Asked]| {
-            let own = |&(number, name, bytes): &Asked| OwnBuffers {
-                protocol: OwnProtocol::new(number, name),
-                bytes,
-            };
-            let own_buffers = all.iter().map(own).collect();
-            CommConfig { own_buffers, ..CommConfig::default() }.layout(([1 << 20; 3], 8), false)
+    fn protocols_of_other_crates_have_buffers() {
+        let of = |bytes: usize| {
+            let registry = Registry::new().protocol_id(ProtocolId::own(1, "LL64"), bytes, 0);
+            let registry = registry.protocol_id(ProtocolId::own(0, "LL32"), 8192, 0);
+            CommConfig { registry, ..CommConfig::default() }.layout(([1 << 20; 3], 8), false)
         };
-        let bytes = layout(&[(1, "LL64", 4096), (0, "LL32", 8192)]).unwrap().slot_bytes;
-        assert_eq!(bytes[3..], [1024, 512, 0, 0, 0]);
-        let twice = "another number and name than A (number 0)";
-        for (all, why) in [
-            (&[(5, "LL64", 4096)][..], "own_buffers.protocol=5"),
-            (&[(0, "", 4096)], "a name of 1 to 24 bytes"),
-            (&[(0, "ll128", 4096)], "none of the library's protocols"),
-            (&[(0, "A", 4096), (0, "B", 4096)], twice),
-            (&[(0, "A", 4096), (1, "A", 4096)], twice),
-            (&[(0, "A", 2047)], "own_buffers[A].bytes=2047"),
-        ] {
-            let error = layout(all).unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
-        }
+        assert_eq!(of(4096).unwrap().slot_bytes[3..], [1024, 512, 0, 0, 0]);
+        let error = of(2047).unwrap_err().to_string();
+        assert!(error.contains("buffer bytes of LL64=2047"), "{error}");
     }
 
     #[test]
-    fn ranks_have_the_same_protocols_of_other_crates() {
-        let mut names = OwnNames::default();
-        names[1][..4].copy_from_slice(b"LL64");
+    fn ranks_have_the_same_kernels_of_other_crates() {
         let params = params(CommConfig::default());
-        let other = InitParams { own_names: names, ..params };
+        let other = InitParams { registry: 7, ..params };
         let error = agree(0, &params, &[params, other]).unwrap_err().to_string();
-        let said = "protocols of other crates (CommConfig::own_buffers) of rank 0 is none, of rank 1 LL64 (number 1)";
+        let said = "(CommConfig::registry) of rank 0 is empty, of rank 1 0000000000000007";
         assert!(error.contains(said), "{error}");
     }
 

@@ -36,6 +36,8 @@ pub(super) struct KernelOperands {
     pub scalar: (u64, bool),
     /// Where its buffers are in windows, for a direct kernel.
     pub places: Option<WindowPlaces>,
+    /// Scratch memory of the caller's: its address, and what it is in.
+    pub scratch: Option<(u64, Arc<dyn Memory>)>,
     /// The call's record, and whether the call ends with this kernel.
     pub record: RecordId,
     pub last: bool,
@@ -61,6 +63,10 @@ pub(super) fn launch_kernel(
         let links = comm.must(links)?;
         work.extra = links.address();
         table = Some(links);
+    }
+    if let Some((address, memory)) = operands.scratch {
+        work.extra = address;
+        table = Some(memory);
     }
     if let (true, Some(mesh)) = (plan.mesh, &comm.mesh) {
         (work.extra, work.extra_stride) = mesh.address();
@@ -99,7 +105,7 @@ pub(super) fn launch_kernel(
             result
         }),
     };
-    // SAFETY: the kernel is of the table, or the caller vouches for it (`all_reduce_with`); the buffers
+    // SAFETY: the kernel is of the table, or the caller vouches for it (`launch`); the buffers
     // hold the call's elements, and buffers and communicator are kept until the launch has ended.
     unsafe { launch_on_stream(comm, launch, proxy_work, record, stream) }
 }

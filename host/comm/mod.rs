@@ -48,6 +48,7 @@ mod collnet;
 mod collnet_heads;
 mod config;
 mod control;
+mod custom;
 mod faults;
 mod fusion;
 #[cfg(any(test, fuzzing))]
@@ -66,6 +67,7 @@ mod net;
 mod nodes;
 mod out_of_band;
 mod p2p;
+mod place;
 mod preload;
 mod recorder;
 mod recv_region;
@@ -86,9 +88,12 @@ use crate::error::Result;
 use ferroccl_device::abi::ReduceOp;
 
 pub use abort::AbortHandle;
-pub use config::{CommConfig, OwnBuffers};
+pub use config::CommConfig;
+pub use custom::{Extra, KernelSpec};
 pub use group::group;
 pub use in_progress::InProgress;
+#[cfg(feature = "emulator")]
+pub(crate) use place::name_addresses;
 pub(crate) use recorder::unix_now;
 pub use shrink::ShrinkMode;
 pub(crate) use snapshot::records;

@@ -90,7 +90,7 @@ fn kernels(
     for count in [0].into_iter().chain(counts) {
         let call = CollectiveCall { count, ..*call };
         let Ok(choice) = enqueue::choose(&call, context, buffers) else { continue };
-        let Ok(kernels) = kernels_of(&call, choice) else { continue };
+        let Ok(kernels) = kernels_of(&context.registry, &call, choice) else { continue };
         for kernel in kernels {
             if all.iter().all(|(known, _)| known.name != kernel.name) {
                 all.push((kernel, choice.threads));

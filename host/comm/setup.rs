@@ -81,7 +81,7 @@ impl Communicator {
         let nranks = u32::try_from(devices.len()).ok().filter(|n| *n > 0);
         let nranks =
             nranks.ok_or_else(|| Error::argument("devices", "a group has at least one rank"))?;
-        let env = Config::from_env()?;
+        let env = Config::from_env_with(&config.registry)?;
         let config = &config.or(&CommConfig::from_env(&env));
         let peers: Vec<PeerInfo> = (0..)
             .zip(devices)
@@ -241,7 +241,7 @@ impl Communicator {
         config: &CommConfig,
         stop: &Stop,
     ) -> Result<Communicator> {
-        let env = Config::from_env()?;
+        let env = Config::from_env_with(&config.registry)?;
         let bootstrap =
             Bootstrap::connect_unless(stop.clone(), id, rank, nranks, &env.bootstrap())?;
         Self::from_bootstrap(device, bootstrap, config)
@@ -253,7 +253,7 @@ impl Communicator {
         bootstrap: Bootstrap,
         config: &CommConfig,
     ) -> Result<Communicator> {
-        let env = Config::from_env()?;
+        let env = Config::from_env_with(&config.registry)?;
         let config = &config.or(&CommConfig::from_env(&env));
         let (rank, nranks) = (bootstrap.rank(), bootstrap.nranks());
         let peers: Vec<PeerInfo> = exchange(&bootstrap, &peer_info(rank, device, config)?)?;
@@ -271,7 +271,7 @@ impl Communicator {
         let several_hosts = peers.iter().any(|peer| peer.host != *host);
         let mine = InitParams {
             layout: config.layout(runtime.buffers(), several_hosts)?,
-            own_names: config.own_names()?,
+            registry: config.registry.digest(nranks),
             channels: natural,
             blocks: resident,
             all_channels,

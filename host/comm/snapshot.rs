@@ -108,10 +108,12 @@ impl From<RecordedCall> for CallRecord {
         let [collective, _, _, algorithm, protocol, channels, ..] = call[2].to_le_bytes();
         let name = |name: Option<&'static str>| name.unwrap_or("unknown");
         let plan = || {
-            let algorithm = Algorithm::from_index(algorithm.into()).map(Algorithm::name);
-            let protocol = ProtocolId::from_index(protocol.into())
-                .map_or_else(|| "unknown".to_owned(), |protocol| protocol.to_string());
-            format!("{} {protocol}", name(algorithm))
+            let unknown = || "unknown".to_owned();
+            let algorithm = Algorithm::from_index(algorithm.into());
+            let algorithm = algorithm.map_or_else(unknown, |algorithm| algorithm.to_string());
+            let protocol = ProtocolId::from_index(protocol.into());
+            let protocol = protocol.map_or_else(unknown, |protocol| protocol.to_string());
+            format!("{algorithm} {protocol}")
         };
         let collective = Collective::from_index(collective.into()).map(Collective::name);
         CallRecord {

@@ -126,8 +126,8 @@ impl Config {
     pub fn tuning(&self) -> tuning::Settings {
         let bytes = [self.ll_buffsize, self.ll128_buffsize, self.buffsize];
         tuning::Settings {
-            algorithms: self.algo,
-            protocols: self.proto,
+            algorithms: *self.algo,
+            protocols: *self.proto,
             deterministic: self.deterministic,
             windows: false,
             no_multicast: self.nvls_enable == 0,
@@ -137,6 +137,7 @@ impl Config {
             min_channels: self.min_channels(),
             max_channels: self.max_channels(),
             no_ll128_c2c: !self.ll128_c2c,
+            own: tuning::OwnKernels::default(),
         }
     }
 }

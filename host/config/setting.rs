@@ -12,7 +12,6 @@ use crate::flight_recorder::DumpSignal;
 use crate::log::{LogLevel, Subsystems};
 use ferroccl_bootstrap::{AddressFamily, CommId, InterfaceFilter};
 use ferroccl_topology::PathKind;
-use ferroccl_topology::graph::tuning::{Selectable, Selection};
 use ferroccl_topology::merge::{MergeGroups, MergeLevel};
 
 /// A type a knob can have.
@@ -84,20 +83,6 @@ by_from_str!(
     MergeLevel,
     MergeGroups
 );
-
-impl<T: Selectable> Setting for Selection<T> {
-    /// Names that a list may also have, for values that exist elsewhere and not here.
-    type Legal = [&'static str];
-    fn read(text: &str, elsewhere: &Self::Legal) -> Result<Self, String> {
-        Selection::parse(text, elsewhere)
-    }
-    fn describe(_: &Self::Legal) -> String {
-        Selection::<T>::form()
-    }
-    fn show(&self) -> String {
-        self.to_string()
-    }
-}
 
 /// A distance between devices, as `NCCL_P2P_LEVEL` and `NCCL_NET_GDR_LEVEL` take it.
 ///

@@ -41,6 +41,7 @@ const READ_ELSEWHERE: &[&str] = &[
     "FERROCCL_DEVICE_RUSTC",
     "FERROCCL_BIN",
     // Tests, benches and fuzzers.
+    "FERROCCL_DRAWING",
     "FERROCCL_SEED",
     "FERROCCL_CHAOS_RUNS",
     "FERROCCL_SKIPPED",

@@ -8,6 +8,7 @@ use ferroccl_device::collectives::Chain;
 use ferroccl_device::kernels::{Kernel, left_out, lookup};
 
 use super::CollectiveCall;
+use crate::registry::Registry;
 use ferroccl_topology::graph::tuning::Tuner;
 
 /// What planning needs to know of a communicator.
@@ -27,6 +28,8 @@ pub struct PlanContext {
     pub all_channels: bool,
     /// The algorithm of every call for which it exists, instead of the tuner's choice.
     pub algorithm: Option<Algorithm>,
+    /// The kernels of other crates.
+    pub registry: Registry,
     /// The types and operators that a network reduces between nodes.
     pub network: NetworkOps,
 }
@@ -115,15 +118,18 @@ pub struct PlanError {
     pub choice: Option<AlgoChoice>,
     /// The cargo feature that would give this build a kernel, if that is the reason.
     pub left_out: Option<&'static str>,
-    /// An algorithm that could do it if its buffers were registered as it needs.
-    pub needs_windows: Option<Algorithm>,
+    /// Whether there is any kernel for the call, whatever the settings are.
+    pub has_kernels: bool,
+    /// How its buffers would have to be registered for there to be a kernel.
+    pub needs: Registration,
 }
 
 impl PlanError {
-    fn new(call: &CollectiveCall, choice: Option<AlgoChoice>) -> Self {
+    fn new(registry: &Registry, call: &CollectiveCall, choice: Option<AlgoChoice>) -> Self {
         let algorithm = choice.map_or(Algorithm::Ring, |choice| choice.algorithm);
         let left_out = left_out(call.collective, algorithm, call.data_type);
-        PlanError { call: *call, choice, left_out, needs_windows: None }
+        let has_kernels = call.has_kernels(registry);
+        PlanError { call: *call, choice, left_out, has_kernels, needs: Registration::None }
     }
 }
 
@@ -142,14 +148,15 @@ impl std::fmt::Display for PlanError {
                 f.write_str(
                     " in a way that NCCL_ALGO, NCCL_PROTO and FERROCCL_DETERMINISTIC allow",
                 )?;
-                match self.needs_windows {
-                    Some(Algorithm::Nvls) => {
+                match self.needs {
+                    Registration::Multicast => {
                         f.write_str("; NVLS is for buffers that are registered as windows of GPUs whose switch has multicast objects")
                     }
-                    Some(algorithm) => {
-                        write!(f, "; {algorithm} is for buffers that are registered as windows")
+                    Registration::Window => {
+                        let direct = Algorithm::Direct;
+                        write!(f, "; {direct} is for buffers that are registered as windows")
                     }
-                    None => Ok(()),
+                    Registration::None => Ok(()),
                 }
             }
             None => Ok(()),
@@ -159,11 +166,14 @@ impl std::fmt::Display for PlanError {
 
 impl CollectiveCall {
     /// Whether this build has any kernel for the call, whatever the settings are.
-    pub(crate) fn has_kernels(&self) -> bool {
+    fn has_kernels(&self, registry: &Registry) -> bool {
         let has = |a: &Algorithm, p: &ProtocolId| {
-            lookup(self.collective, *a, *p, self.op, self.data_type).is_some()
+            registry.lookup(self.collective, *a, *p, self.op, self.data_type).is_some()
         };
+        let own = registry.rows().iter();
+        let mut own = own.filter_map(|row| Some((row.algorithm, row.protocol?)));
         Algorithm::ALL.iter().any(|a| ProtocolId::ALL.iter().any(|p| has(a, p)))
+            || own.any(|(a, p)| has(&a, &p))
     }
 }
 
@@ -244,12 +254,15 @@ pub fn choose(
     buffers: Registration,
 ) -> Result<AlgoChoice, PlanError> {
     let bytes = call.largest_bytes(context.ranks);
+    let kernel = |algorithm, protocol| {
+        context.registry.lookup(call.collective, algorithm, protocol, call.op, call.data_type)
+    };
     let has = |algorithm, protocol| match algorithm {
-        // Made of kernels of other algorithms.
-        Algorithm::Hierarchical => context.nodes > 1,
+        // Made of kernels of other algorithms, of which another crate may have some and not all.
+        Algorithm::Hierarchical => context.nodes > 1 && !matches!(protocol, ProtocolId::Own(_)),
         Algorithm::CollnetDirect => context.network.has(call.data_type, call.op),
         _ if !buffers.allows(algorithm) => false,
-        _ => lookup(call.collective, algorithm, protocol, call.op, call.data_type).is_some(),
+        _ => kernel(algorithm, protocol).is_some(),
     };
     let best = |open: &dyn Fn(Algorithm, ProtocolId) -> bool| {
         context.tuner.fastest(call.collective, bytes, |a, p| open(a, p) && has(a, p))
@@ -262,25 +275,27 @@ pub fn choose(
     }
     .ok_or_else(|| {
         let registered = |a: Algorithm, _| !buffers.allows(a);
-        let needs_windows = context.tuner.fastest(call.collective, bytes, registered);
-        let needs_windows = needs_windows.map(|(algorithm, _)| algorithm);
-        PlanError { needs_windows, ..PlanError::new(call, None) }
+        let needs = match context.tuner.fastest(call.collective, bytes, registered) {
+            Some((Algorithm::Nvls, _)) => Registration::Multicast,
+            Some(_) => Registration::Window,
+            None => Registration::None,
+        };
+        PlanError { needs, ..PlanError::new(&context.registry, call, None) }
     })?;
     let channels = if context.all_channels {
         context.channels
     } else {
         context.tuner.channels(call.collective, bytes, algorithm, protocol, context.channels)
     };
-    let most =
-        if is_paired(call.collective, algorithm) { context.blocks / 2 } else { context.blocks };
-    let channels = channels.min(most.max(1));
+    let blocks = match algorithm {
+        Algorithm::Own(_) => kernel(algorithm, protocol).map_or(1, |kernel| kernel.blocks),
+        // One up and one down a tree.
+        Algorithm::Tree if call.collective != Collective::Broadcast => 2,
+        _ => 1,
+    };
+    let channels = channels.min((context.blocks / blocks.max(1)).max(1));
     let threads = context.tuner.threads(bytes, algorithm, protocol, channels);
     Ok(AlgoChoice { algorithm, protocol, channels, threads })
-}
-
-/// Whether a call has two blocks a channel: one up and one down a tree.
-fn is_paired(collective: Collective, algorithm: Algorithm) -> bool {
-    algorithm == Algorithm::Tree && collective != Collective::Broadcast
 }
 
 /// The kernel of sends and receives, if this build has it.
@@ -294,10 +309,16 @@ pub fn send_recv_kernel() -> Option<Kernel> {
 ///
 /// # Errors
 /// [`PlanError`] when there is no kernel for this choice.
-pub fn plan(call: &CollectiveCall, choice: AlgoChoice, seq: u64) -> Result<KernelPlan, PlanError> {
+pub fn plan(
+    registry: &Registry,
+    call: &CollectiveCall,
+    choice: AlgoChoice,
+    seq: u64,
+) -> Result<KernelPlan, PlanError> {
     let AlgoChoice { algorithm, protocol, .. } = choice;
-    let kernel = lookup(call.collective, algorithm, protocol, call.op, call.data_type)
-        .ok_or_else(|| PlanError::new(call, Some(choice)))?;
+    let kernel = registry
+        .lookup(call.collective, algorithm, protocol, call.op, call.data_type)
+        .ok_or_else(|| PlanError::new(registry, call, Some(choice)))?;
     Ok(plan_of(kernel, call, choice, seq))
 }
 
@@ -321,7 +342,7 @@ pub fn plan_of(kernel: Kernel, call: &CollectiveCall, choice: AlgoChoice, seq: u
     KernelPlan {
         kernel,
         choice,
-        blocks: if is_paired(call.collective, algorithm) { 2 * channels } else { channels },
+        blocks: kernel.blocks * channels,
         signature: call.signature(seq, algorithm, protocol, channels),
         count: count as u64,
         root: call.root.unwrap_or(NO_RANK),
@@ -353,6 +374,7 @@ mod tests {
                 tuner,
                 all_channels: false,
                 algorithm: Some(Algorithm::Ring),
+                registry: Registry::new(),
                 network: NetworkOps::default(),
             };
             let call = CollectiveCall {

@@ -51,7 +51,7 @@ impl CollectiveCall {
             self.collective as u8,
             self.data_type as u8,
             self.op as u8,
-            algorithm as u8,
+            algorithm.index() as u8,
             protocol.index() as u8,
             channels as u8,
         ];
@@ -68,7 +68,8 @@ struct SignatureText<'a>(&'a [u64; 4], bool);
 impl fmt::Display for SignatureText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let &SignatureText(&[seq, count, call, root], plan) = self;
-        let [collective, data_type, op, algorithm, protocol, channels, ..] = call.to_le_bytes();
+        let [collective, data_type, op, algorithm, protocol, channels, tag @ ..] =
+            call.to_le_bytes();
         let name = |name: Option<&'static str>, raw: u8| {
             name.map_or_else(|| format!("#{raw}"), str::to_owned)
         };
@@ -87,10 +88,15 @@ impl fmt::Display for SignatureText<'_> {
             write!(
                 f,
                 " as its call {seq}, by {} {} on {channels} channels",
-                name(Algorithm::from_index(algorithm.into()).map(Algorithm::name), algorithm),
+                Algorithm::from_index(algorithm.into())
+                    .map_or_else(|| format!("#{algorithm}"), |algorithm| algorithm.to_string()),
                 ProtocolId::from_index(protocol.into())
                     .map_or_else(|| format!("#{protocol}"), |protocol| protocol.to_string()),
             )?;
+            match u16::from_le_bytes(tag) {
+                0 => {}
+                tag => write!(f, " with a kernel of the caller's (its name's number is {tag})")?,
+            }
         }
         Ok(())
     }

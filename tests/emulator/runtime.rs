@@ -55,7 +55,7 @@ fn describe(name: &'static str, input: u64, output: u64, blocks: u32) -> Launch 
     let mut work = Box::new(Work::zeroed());
     (work.input, work.output) = (input, output);
     let done = Box::new(|_: Option<&Error>| Ok(()));
-    let kernel = Kernel { name, cpu: noop, threads: 512, steps: None };
+    let kernel = Kernel { name, cpu: noop, threads: 512, steps: None, blocks: 1, ptx: None };
     Launch {
         kernel,
         blocks,

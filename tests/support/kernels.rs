@@ -56,7 +56,7 @@ pub(crate) fn launch(
     let mut work = Box::new(Work::zeroed());
     (work.input, work.output) = (input, output);
     let launch = Launch {
-        kernel: Kernel { name: "test", cpu, threads: 1, steps: None },
+        kernel: Kernel { name: "test", cpu, threads: 1, steps: None, blocks: 1, ptx: None },
         blocks,
         threads: 1,
         sharing: 1,

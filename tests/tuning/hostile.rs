@@ -4,7 +4,9 @@ use ferroccl::ProtocolId;
 use ferroccl::graph::tuning::{
     Algorithm, Collective, Devices, Gpus, Settings, Situation, Tuner, choose, predict, switches,
 };
-use ferroccl::graph::tuning::{Selectable, Selection};
+use ferroccl::graph::tuning::{
+    AlgorithmFigures, OwnKernels, ProtocolFigures, Selectable, Selection,
+};
 use ferroccl::graph::{ChannelGraph, GraphChannel, GraphId, Pattern};
 use ferroccl::topology::{Arch, PathKind, Vendor};
 use proptest::prelude::*;
@@ -51,17 +53,44 @@ fn list<T: Selectable>(bits: usize) -> Selection<T> {
     if bits == 0 { Selection::all() } else { named.collect() }
 }
 
+/// Another crate's protocol and algorithm.
+const OWN: (ProtocolId, Algorithm) = (ProtocolId::own(2, "P"), Algorithm::own(1, "A"));
+
+/// Kernels of other crates: by a number's bits, and with figures from little to much.
+fn own() -> impl Strategy<Value = OwnKernels> {
+    let figure = || proptest::option::of((1e-6..1e6, 1e-6..1e6));
+    (0usize..16, select(ProtocolId::ALL.to_vec()), figure(), figure()).prop_map(
+        |(bits, like, protocol, algorithm)| {
+            let (all, (p, a)) = (Collective::AllReduce, OWN);
+            let kernels = [
+                (all, Algorithm::Ring, p),
+                (all, a, ProtocolId::Ll),
+                (all, a, p),
+                (Collective::AllGather, Algorithm::Bruck, p),
+            ];
+            let kernels = kernels.into_iter().enumerate();
+            let kernels = kernels.filter(|(i, _)| bits >> i & 1 == 1).map(|(_, k)| k).collect();
+            let mut own = OwnKernels { kernels, ..OwnKernels::default() };
+            own.protocols[2] =
+                protocol.map(|(latency, bandwidth)| ProtocolFigures { like, latency, bandwidth });
+            own.algorithms[1] = algorithm.map(|(steps, sent)| AlgorithmFigures { steps, sent });
+            own
+        },
+    )
+}
+
 fn settings() -> impl Strategy<Value = Settings> {
     let some = |n: u32| proptest::option::of(0..n);
-    let lists = (0usize..2048, 0usize..8, any::<[bool; 2]>());
+    let lists = (0usize..2048, 0usize..8, any::<[bool; 2]>(), own());
     (lists, some(2000), some(2000), some(100), some(100)).prop_map(
         |(
-            (algorithms, protocols, [deterministic, windows]),
+            (algorithms, protocols, [deterministic, windows], own),
             threads,
             ll128_threads,
             min_channels,
             max_channels,
         )| Settings {
+            own,
             algorithms: list(algorithms),
             protocols: list(protocols),
             deterministic,
@@ -117,8 +146,8 @@ fn every_prediction_is_a_time_or_a_reason() {
         let devices = if cores { Devices::Cpu { ring: Some(&ring) } } else { Devices::Gpus(gpus) };
         let s = Situation::new(nodes, ranks, devices);
         for &collective in Collective::ALL {
-            for &algorithm in Algorithm::ALL {
-                for &protocol in ProtocolId::ALL {
+            for algorithm in Algorithm::ALL.iter().copied().chain([OWN.1]) {
+                for protocol in ProtocolId::ALL.iter().copied().chain([OWN.0]) {
                     let p = predict(&s, collective, algorithm, protocol, bytes, &settings);
                     prop_assert!(p.cost.is_some() || p.why_not.is_some(), "{p:?}");
                     if let Some(cost) = p.cost {
@@ -142,7 +171,8 @@ fn every_prediction_is_a_time_or_a_reason() {
                         let time = a.prediction.cost.map_or(f64::INFINITY, |cost| cost.time_us);
                         prop_assert!(!open || time >= best * (1.0 - NOISE), "{choice:?}");
                     }
-                    prop_assert_eq!(choice.alternatives.len(), 32);
+                    let own = settings.own.kernels.iter().filter(|own| own.0 == collective);
+                    prop_assert_eq!(choice.alternatives.len(), 32 + own.count());
                     choice.alternatives
                 }
                 Err(none) => none.alternatives,
@@ -203,7 +233,7 @@ fn the_tuner_agrees_with_the_choice() {
 
                 // With some ways closed: the fastest of the others, or nothing.
                 let is_open = |a: Algorithm, p: ProtocolId| {
-                    open >> (a as u32 * 3 + p.index() as u32) & 1 == 1
+                    open >> ((a.index() * 4 + p.index()) % 64) & 1 == 1
                 };
                 let time = |a, p| {
                     let found = predict(&s, collective, a, p, bytes, &settings);

@@ -13,6 +13,7 @@
 
 mod features;
 mod licences;
+mod new_crates;
 mod ptx;
 mod run;
 mod skips;

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use crate::run::Step;
-use crate::{features, licences, skips};
+use crate::{features, licences, new_crates, skips};
 
 /// The features of lints and documentation: everything.
 const ALL: &str = "cust,cudarc";
@@ -55,9 +55,13 @@ pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
         let lab = |what: &str| format!("cargo {what} --manifest-path examples/lab/Cargo.toml");
         let apart = [NO_PTX[0], ("CARGO_TARGET_DIR", "target/lab")];
         steps.push(
-            Step::new("lab", "a protocol of another crate (examples/lab)")
+            Step::new("lab", "protocols and algorithms of another crate (examples/lab)")
                 .run(&format!("{} -- --check", lab("fmt")))
                 .run_with(&lab("test"), &apart),
+        );
+        steps.push(
+            Step::new("new", "crates that `ferroccl new` makes compile")
+                .function(new_crates::compile),
         );
     }
     steps
@@ -115,6 +119,16 @@ pub(crate) fn nightly() -> Vec<Step> {
                 "cargo test --release -p ferroccl --test collectives -- under_adversity",
                 &[("FERROCCL_TEST_SEEDS", "96"), ("FERROCCL_PTX", "none")],
             ),
+        Step::new("new", "crates that `ferroccl new` makes pass their tests")
+            .run_with(
+                "cargo build --manifest-path examples/lab/Cargo.toml",
+                &[NO_PTX[0], ("CARGO_TARGET_DIR", "target/lab")],
+            )
+            .function(new_crates::test),
+        Step::new("lab", "examples/lab with more seeds").run_with(
+            "cargo test --manifest-path examples/lab/Cargo.toml",
+            &[NO_PTX[0], ("CARGO_TARGET_DIR", "target/lab"), ("FERROCCL_TEST_SEEDS", "10")],
+        ),
         Step::new("mutants", "planning and parsing: tests notice changed code (cargo-mutants)")
             .needs(|| cargo_tool("mutants"))
             .run_with("cargo mutants --package ferroccl-ptx --timeout 300", &NO_PTX),

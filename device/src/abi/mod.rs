@@ -18,7 +18,9 @@ pub use conn::{
 pub use fault::{Fault, FaultCell, FaultKind, WaitKind};
 pub use fifo::{fifo_bytes, fifo_entry};
 pub use mesh::{MESH_BEGUN, MESH_DIGEST_BYTES, MESH_ENDED, MESH_SLOTS, MeshLinks};
-pub use ops::{Algorithm, Collective, DataType, OwnProtocol, ProtocolId, ReduceOp, UnknownName};
+pub use ops::{
+    Algorithm, Collective, DataType, OwnAlgorithm, OwnProtocol, ProtocolId, ReduceOp, UnknownName,
+};
 pub use work::{
     Channel, ChannelWork, Comm, MAX_CHANNELS, NO_RANK, Signature, Transfer, TransferKind,
     TransferState, TreeLinks, WindowPeers, Work,

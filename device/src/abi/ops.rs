@@ -200,34 +200,179 @@ impl Collective {
     }
 }
 
-names! {
-    /// How a collective goes about it (`NCCL_ALGO`). The first four are in the order of NCCL's tables.
-    pub enum Algorithm ("algorithm") {
-        /// Up a tree and down again.
-        Tree = "Tree",
-        /// Around a ring of all ranks.
-        Ring = "Ring",
-        /// Within a node every GPU to every other, between nodes a network that reduces.
-        CollnetDirect = "CollnetDirect",
-        /// Within a node along a chain, between nodes a network that reduces.
-        CollnetChain = "CollnetChain",
-        /// Within a node to its first rank, between these around a ring, and back.
-        Hierarchical = "Hierarchical",
-        /// Every rank to every other, in one step.
-        OneShot = "OneShot",
-        /// Every rank reduces its part of what all others send it, and sends it to all others.
-        TwoShot = "TwoShot",
-        /// Straight from and to the buffers of all ranks, which each has registered as a window.
-        Direct = "Direct",
-        /// As [`Algorithm::Direct`], by a switch that sends what is stored to all ranks and sums what it loads from all (NVLink
-        /// SHARP): windows that have a multicast object.
-        Nvls = "NVLS",
-        /// To ranks at distances of 1, 2, 4, ...: as many steps as the number of ranks has binary digits
-        /// (NCCL's PAT is of this kind).
-        Bruck = "Bruck",
-        /// Along the ranks from 0 to the last, and on around the ring: whatever the size, values are combined in the
-        /// order of the ranks.
-        Chain = "Chain",
+/// How a collective goes about it (`NCCL_ALGO`). The first four are in the order of NCCL's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Algorithm {
+    /// Up a tree and down again.
+    Tree,
+    /// Around a ring of all ranks.
+    Ring,
+    /// Within a node every GPU to every other, between nodes a network that reduces.
+    CollnetDirect,
+    /// Within a node along a chain, between nodes a network that reduces.
+    CollnetChain,
+    /// Within a node to its first rank, between these around a ring, and back.
+    Hierarchical,
+    /// Every rank to every other, in one step.
+    OneShot,
+    /// Every rank reduces its part of what all others send it, and sends it to all others.
+    TwoShot,
+    /// Straight from and to the buffers of all ranks, which each has registered as a window.
+    Direct,
+    /// As [`Algorithm::Direct`], by a switch that sends what is stored to all ranks and sums what it loads from all (NVLink
+    /// SHARP): windows that have a multicast object.
+    Nvls,
+    /// To ranks at distances of 1, 2, 4, ...: as many steps as the number of ranks has binary digits
+    /// (NCCL's PAT is of this kind).
+    Bruck,
+    /// Along the ranks from 0 to the last, and on around the ring: whatever the size, values are combined in the
+    /// order of the ranks.
+    Chain,
+    /// One of another crate.
+    Own(OwnAlgorithm),
+}
+
+impl Algorithm {
+    /// The library's, in the order of their indices.
+    pub const ALL: &'static [Algorithm] = &[
+        Self::Tree,
+        Self::Ring,
+        Self::CollnetDirect,
+        Self::CollnetChain,
+        Self::Hierarchical,
+        Self::OneShot,
+        Self::TwoShot,
+        Self::Direct,
+        Self::Nvls,
+        Self::Bruck,
+        Self::Chain,
+    ];
+    /// The names of the library's.
+    const NAMES: &'static [&'static str] = &[
+        "Tree",
+        "Ring",
+        "CollnetDirect",
+        "CollnetChain",
+        "Hierarchical",
+        "OneShot",
+        "TwoShot",
+        "Direct",
+        "NVLS",
+        "Bruck",
+        "Chain",
+    ];
+    /// Algorithms that there can be, those of other crates included.
+    pub const MOST: usize = Self::ALL.len() + OwnAlgorithm::MOST as usize;
+
+    /// One of another crate; see [`OwnAlgorithm::new`].
+    ///
+    /// ```
+    /// use ferroccl_device::abi::Algorithm;
+    ///
+    /// const DOUBLING: Algorithm = Algorithm::own(0, "Doubling");
+    /// assert_eq!((DOUBLING.name(), DOUBLING.index()), ("Doubling", 11));
+    /// ```
+    #[must_use]
+    pub const fn own(number: u8, name: &'static str) -> Self {
+        Algorithm::Own(OwnAlgorithm::new(number, name))
+    }
+
+    /// Its place in tables of algorithms, less than [`Algorithm::MOST`]: the library's come first.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        match self {
+            Algorithm::Tree => 0,
+            Algorithm::Ring => 1,
+            Algorithm::CollnetDirect => 2,
+            Algorithm::CollnetChain => 3,
+            Algorithm::Hierarchical => 4,
+            Algorithm::OneShot => 5,
+            Algorithm::TwoShot => 6,
+            Algorithm::Direct => 7,
+            Algorithm::Nvls => 8,
+            Algorithm::Bruck => 9,
+            Algorithm::Chain => 10,
+            Algorithm::Own(OwnAlgorithm { number, .. }) => {
+                let last = OwnAlgorithm::MOST - 1;
+                Self::ALL.len() + (if number < last { number } else { last }) as usize
+            }
+        }
+    }
+
+    /// The algorithm with this index, or `None` when there is none. The name of another crate's is not known then.
+    #[must_use]
+    pub fn from_index(index: u64) -> Option<Self> {
+        let index = usize::try_from(index).ok()?;
+        if let Some(known) = Self::ALL.get(index) {
+            return Some(*known);
+        }
+        let number = u8::try_from(index - Self::ALL.len()).ok()?;
+        (number < OwnAlgorithm::MOST).then(|| Self::own(number, ""))
+    }
+
+    /// Its name on command lines. Empty for another crate's of which only the index is known.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::Own(OwnAlgorithm { name, .. }) => name,
+            known => Self::NAMES[known.index()],
+        }
+    }
+}
+
+impl core::fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Algorithm::Own(OwnAlgorithm { number, name: "" }) => {
+                write!(f, "own algorithm {number}")
+            }
+            known => f.pad(known.name()),
+        }
+    }
+}
+
+impl core::str::FromStr for Algorithm {
+    type Err = UnknownName;
+
+    /// Reads the name of one of the library's, whatever the case.
+    ///
+    /// # Errors
+    /// `UnknownName` when no value has this name.
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let named = |a: &Algorithm| a.name().eq_ignore_ascii_case(text);
+        let unknown = UnknownName { what: "algorithm", known: Self::NAMES };
+        Self::ALL.iter().copied().find(named).ok_or(unknown)
+    }
+}
+
+/// Which algorithm of another crate: a number among those of a communicator, and a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OwnAlgorithm {
+    number: u8,
+    name: &'static str,
+}
+
+impl OwnAlgorithm {
+    /// Algorithms of other crates that a communicator can have at a time.
+    pub const MOST: u8 = 4;
+
+    /// `number` is less than [`OwnAlgorithm::MOST`], and another one than that of each other algorithm that the same registry has.
+    /// The communicator checks that when it is made.
+    #[must_use]
+    pub const fn new(number: u8, name: &'static str) -> Self {
+        OwnAlgorithm { number, name }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        self.number
+    }
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        self.name
     }
 }
 
@@ -383,6 +528,21 @@ mod tests {
         assert_eq!(ProtocolId::from_index(7).unwrap().to_string(), "own protocol 4");
         assert_eq!((ProtocolId::from_index(8), ProtocolId::own(9, "").index()), (None, 7));
         assert!("LL64".parse::<ProtocolId>().is_err());
+    }
+
+    #[test]
+    fn algorithms_have_indices_and_names() {
+        for (i, &a) in Algorithm::ALL.iter().enumerate() {
+            assert_eq!((a.index(), Algorithm::from_index(i as u64)), (i, Some(a)));
+            assert_eq!(a.name().to_lowercase().parse::<Algorithm>(), Ok(a));
+        }
+        let own = Algorithm::own(3, "Doubling");
+        assert_eq!((own.index(), own.to_string()), (Algorithm::MOST - 1, "Doubling".to_owned()));
+        let index = own.index() as u64;
+        assert_eq!(Algorithm::from_index(index).unwrap().to_string(), "own algorithm 3");
+        assert_eq!(Algorithm::from_index(index + 1), None);
+        let unknown = "Doubling".parse::<Algorithm>().unwrap_err().to_string();
+        assert!(unknown.contains("Tree Ring CollnetDirect"), "{unknown}");
     }
 
     #[test]

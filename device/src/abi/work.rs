@@ -16,7 +16,8 @@ abi! {
         pub seq: u64,
         /// Elements.
         pub count: u64,
-        /// From the low byte: collective, data type, reduction, algorithm, protocol, channels.
+        /// From the low byte: collective, data type, reduction, algorithm, protocol, channels; from bit 48 on a number of the kernel's
+        /// name, where the caller has named the kernel.
         pub call: u64,
         /// The root, for collectives that have one.
         pub root: u64,
@@ -35,6 +36,11 @@ impl Signature {
             op if op == ReduceOp::PreMulSum as u8 => ReduceOp::PreMulSum,
             _ => ReduceOp::Sum,
         }
+    }
+
+    /// Puts in a number of the kernel's name, where the caller has named the kernel.
+    pub const fn set_tag(&mut self, tag: u16) {
+        self.call |= (tag as u64) << 48;
     }
 
     /// The signature as words: what a [`Fault`](super::Fault) carries.

@@ -11,6 +11,7 @@
 //!
 //! Source: NCCL's documentation of `ncclAllGather` for the layout: the output is the ranks' inputs in their order.
 
+use crate::abi::{Algorithm, Collective};
 use crate::collectives::{DIRECT, KernelCode, RingPosition, input, output, stride};
 use crate::element::Element;
 use crate::prims::{KernelContext, Prims, Protocol};
@@ -21,6 +22,9 @@ use crate::reduce::Reduction;
 pub struct AllGatherRing;
 
 impl KernelCode for AllGatherRing {
+    const COLLECTIVE: Collective = Collective::AllGather;
+    const ALGORITHM: Algorithm = Algorithm::Ring;
+
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(cx: KernelContext) {
         // SAFETY: the caller's.

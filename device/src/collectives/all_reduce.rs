@@ -15,6 +15,7 @@
 //! Each rank sends `2 (k - 1) / k` of the data, which is optimal.
 //! Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
+use crate::abi::{Algorithm, Collective};
 use crate::collectives::chunks::RingChunks;
 use crate::collectives::{DIRECT, KernelCode, pack};
 use crate::element::Element;
@@ -27,6 +28,9 @@ use crate::reduce::Reduction;
 pub struct AllReduceRing;
 
 impl KernelCode for AllReduceRing {
+    const COLLECTIVE: Collective = Collective::AllReduce;
+    const ALGORITHM: Algorithm = Algorithm::Ring;
+
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(cx: KernelContext) {
         // SAFETY: the caller's.

@@ -6,6 +6,7 @@
 //! before the root:  recv                keep
 //! ```
 
+use crate::abi::{Algorithm, Collective};
 use crate::collectives::{DIRECT, KernelCode, RingPosition, root_broadcast, run_chunks};
 use crate::element::Element;
 use crate::prims::{KernelContext, Prims, Protocol, verbs};
@@ -16,6 +17,9 @@ use crate::reduce::Reduction;
 pub struct BroadcastRing;
 
 impl KernelCode for BroadcastRing {
+    const COLLECTIVE: Collective = Collective::Broadcast;
+    const ALGORITHM: Algorithm = Algorithm::Ring;
+
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(cx: KernelContext) {
         // SAFETY: the caller's.

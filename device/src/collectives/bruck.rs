@@ -19,6 +19,7 @@
 
 use core::ptr;
 
+use crate::abi::{Algorithm, Collective};
 use crate::collectives::{KernelCode, THROUGH_SLOTS, input, local_copy, output, pack, stride};
 use crate::element::Element;
 use crate::gpu;
@@ -34,6 +35,9 @@ pub struct AllGatherBruck;
 pub struct ReduceScatterBruck;
 
 impl KernelCode for AllGatherBruck {
+    const COLLECTIVE: Collective = Collective::AllGather;
+    const ALGORITHM: Algorithm = Algorithm::Bruck;
+
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(mut cx: KernelContext) {
         // SAFETY: the caller's.
@@ -75,6 +79,9 @@ impl KernelCode for AllGatherBruck {
 }
 
 impl KernelCode for ReduceScatterBruck {
+    const COLLECTIVE: Collective = Collective::ReduceScatter;
+    const ALGORITHM: Algorithm = Algorithm::Bruck;
+
     /// More of its state is in registers than 96 hold.
     const THREADS: u32 = 512;
 

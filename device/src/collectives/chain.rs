@@ -25,6 +25,7 @@
 
 #[cfg(doc)]
 use crate::abi::Work;
+use crate::abi::{Algorithm, Collective};
 use crate::collectives::{KernelCode, RingPosition, THROUGH_SLOTS, input, output, stride};
 use crate::element::Element;
 use crate::prims::{KernelContext, Prims, Protocol};
@@ -62,6 +63,9 @@ struct Chunks {
 }
 
 impl KernelCode for Chain {
+    const COLLECTIVE: Collective = Collective::Reduce;
+    const ALGORITHM: Algorithm = Algorithm::Chain;
+
     /// With 96 registers LL128's would spill.
     const THREADS: u32 = 512;
 

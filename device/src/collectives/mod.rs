@@ -49,7 +49,7 @@ pub use send_recv::SendRecv;
 pub use tree::{AllReduceTree, BroadcastTree};
 pub use two_shot::AllReduceTwoShot;
 
-use crate::abi::Work;
+use crate::abi::{Algorithm, Collective, Work};
 use crate::copy::{Lanes, MAX_ENDS, ReduceCopy, Shape};
 use crate::element::Element;
 use crate::gpu;
@@ -60,6 +60,11 @@ use crate::reduce::{Reducer, Reduction};
 /// An algorithm of a collective: a kernel for every protocol, and where it reduces for every reduction and type. What
 /// only moves data is made for bytes, and for a reduction that it does not use.
 pub trait KernelCode {
+    /// The collective that it does.
+    const COLLECTIVE: Collective;
+    /// Which algorithm it is: one of the library's, or [`Algorithm::own`] for another crate's.
+    const ALGORITHM: Algorithm;
+
     /// Threads of a block at most, and [`MAX_THREADS`](crate::kernels::MAX_THREADS) at least. NCCL's most, 640, leaves 96
     /// registers for each; the assembler takes what it is given.
     const THREADS: u32 = 640;

@@ -11,6 +11,7 @@
 //!
 //! Source: NCCL's documentation of `ncclReduceScatter` for the layout: the input is the ranks' blocks in their order.
 
+use crate::abi::{Algorithm, Collective};
 use crate::collectives::{KernelCode, RingPosition, THROUGH_SLOTS, stride};
 use crate::element::Element;
 use crate::prims::{KernelContext, Prims, Protocol};
@@ -21,6 +22,9 @@ use crate::reduce::Reduction;
 pub struct ReduceScatterRing;
 
 impl KernelCode for ReduceScatterRing {
+    const COLLECTIVE: Collective = Collective::ReduceScatter;
+    const ALGORITHM: Algorithm = Algorithm::Ring;
+
     /// With 96 registers LL128's would spill.
     const THREADS: u32 = 512;
 

@@ -11,7 +11,9 @@
 //!
 //! An address is waited for only where the sender can reach it. What a rank sends to itself is a copy.
 
-use crate::abi::{Conn, ProtocolId, Transfer, TransferKind, TransferState, WaitKind};
+use crate::abi::{
+    Algorithm, Collective, Conn, ProtocolId, Transfer, TransferKind, TransferState, WaitKind,
+};
 use crate::collectives::{KernelCode, local_copy};
 use crate::element::Element;
 use crate::gpu;
@@ -102,6 +104,9 @@ macro_rules! by_protocol {
 }
 
 impl KernelCode for SendRecv {
+    const COLLECTIVE: Collective = Collective::SendRecv;
+    const ALGORITHM: Algorithm = Algorithm::Ring;
+
     const NEEDS_PEERS: bool = false;
     /// Each transfer is compared with its other end.
     const COMPARES: bool = false;

@@ -24,7 +24,7 @@ use core::ptr;
 
 #[cfg(doc)]
 use crate::abi::Channel;
-use crate::abi::{Conn, NO_RANK, TreeLinks, WaitKind};
+use crate::abi::{Algorithm, Collective, Conn, NO_RANK, TreeLinks, WaitKind};
 use crate::collectives::{DIRECT, KernelCode, for_chunks, root_broadcast, run_chunks};
 use crate::element::Element;
 use crate::gpu;
@@ -45,6 +45,9 @@ pub struct AllReduceTree;
 pub struct BroadcastTree;
 
 impl KernelCode for AllReduceTree {
+    const COLLECTIVE: Collective = Collective::AllReduce;
+    const ALGORITHM: Algorithm = Algorithm::Tree;
+
     /// The root has six connections: with 96 registers it would spill.
     const THREADS: u32 = 512;
     const BLOCKS: u32 = 2;
@@ -66,6 +69,9 @@ impl KernelCode for AllReduceTree {
 }
 
 impl KernelCode for BroadcastTree {
+    const COLLECTIVE: Collective = Collective::Broadcast;
+    const ALGORITHM: Algorithm = Algorithm::Tree;
+
     /// As above.
     const THREADS: u32 = 512;
 

@@ -59,13 +59,14 @@ impl KernelContext {
     }
 
     /// Compares the call with the ring's previous rank's, unless that has been done: what a rank does before it hands on what it
-    /// has received.
+    /// has received. An algorithm that does not go around the ring calls it before its first verb; of one that does, the verbs' order has
+    /// the comparison behind the first send ([`Prims::settle`](super::Prims::settle)).
     ///
     /// # Safety
-    /// All lanes call it, after [`KernelContext::begin_call`]. One may have stopped afterwards, of which the others learn at
+    /// All lanes call it, in [`KernelCode::run_block`](crate::collectives::KernelCode::run_block) of an algorithm that compares. One may have stopped afterwards, of which the others learn at
     /// the next verb's barrier.
     #[inline(always)]
-    pub(crate) unsafe fn settle(&mut self) {
+    pub unsafe fn settle(&mut self) {
         if self.compares() && self.tid() + 1 == self.lanes() {
             // SAFETY: the caller's.
             unsafe { signature::settle_call(self) }
@@ -195,10 +196,29 @@ impl KernelContext {
         self.part().count
     }
 
+    /// This rank.
     #[inline(always)]
-    fn rank(&self) -> u32 {
+    #[must_use]
+    pub fn rank(&self) -> u32 {
         // SAFETY: the contract of `new`.
         unsafe { (*self.comm()).rank }
+    }
+
+    /// Ranks of the communicator.
+    #[inline(always)]
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        // SAFETY: the contract of `new`.
+        unsafe { (*self.comm()).nranks }
+    }
+
+    /// The channel's connections with a rank as [`Prims::open`](super::Prims::open) takes them: to receive from it, and to send to it.
+    #[inline(always)]
+    #[must_use]
+    pub fn connections(&self, rank: u32) -> (*mut Conn, *mut Conn) {
+        let peer = self.peer(rank);
+        // SAFETY: the contract of `new`: a table with an entry for each rank.
+        unsafe { (&raw mut (*peer).recv, &raw mut (*peer).send) }
     }
 
     /// Waits until the receiver has consumed what is in the current slot.

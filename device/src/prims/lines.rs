@@ -350,9 +350,11 @@ pub(super) fn wait_for_slots<V: Verb, L: Rules, T, R, P, const NR: usize, const 
             }
         });
     }
-    if V::SEND && L::WAIT_FOR_CREDIT && cx.tid() == 0 {
+    if V::SEND && cx.tid() == 0 {
         unroll_peers!(NS, ns, i => {
-            cx.wait_credit(&send[i]);
+            if L::WAIT_FOR_CREDIT || send[i].has_proxy() {
+                cx.wait_credit(&send[i]);
+            }
             send[i].post_fifo(bytes(&send[i]));
         });
     }

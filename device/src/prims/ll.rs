@@ -38,6 +38,7 @@ const CLEAN: u64 = 1 << 30;
 impl<L: Rules> Protocol for Ll<L> {
     const ID: ProtocolId = ProtocolId::Ll;
     const SLICES: usize = 1;
+    const LINE: usize = LL_LINE;
 
     #[inline(always)]
     fn capacity(slot_bytes: usize) -> usize {

@@ -42,6 +42,7 @@ const UNITS: usize = LL128_LINE / 16;
 impl<L: Rules> Protocol for Ll128<L> {
     const ID: ProtocolId = ProtocolId::Ll128;
     const SLICES: usize = 1;
+    const LINE: usize = LL128_LINE;
 
     #[inline(always)]
     fn capacity(slot_bytes: usize) -> usize {

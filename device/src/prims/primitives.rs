@@ -37,6 +37,8 @@ pub trait Protocol: Sized + 'static {
     /// Slices of a chunk, so that the next rank starts on the first while the second is made. Where a
     /// connection has not more slots than that, a chunk is one slice: see [`Prims::open`].
     const SLICES: usize;
+    /// Bytes of a line, of which a slot has many, for reports: "slot 1, line 3". 0 where a slot has no lines.
+    const LINE: usize = 0;
     /// Whether a sender may write straight into its receiver's user buffer.
     const DIRECT: bool = false;
 
@@ -186,7 +188,7 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
     /// # Safety
     /// As there.
     #[inline(always)]
-    pub(crate) unsafe fn settle(&mut self) {
+    pub unsafe fn settle(&mut self) {
         // SAFETY: the caller's.
         unsafe { self.cx.settle() }
     }
@@ -369,7 +371,8 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
         &self.reducer
     }
 
-    /// Begins a step: waits for credit on every connection to send on, and over a network for the step to receive. `bytes` is what
+    /// Begins a step: waits for credit on every connection to send on (without [`Rules::WAIT_FOR_CREDIT`] only on those over a network,
+    /// whose proxy needs it), and over a network for the step to receive. `bytes` is what
     /// the slot to send will have. Whether the call goes on, of which all lanes hear; a barrier lies in it.
     ///
     /// All lanes of the block call it, once in a step, before any of them touches a slot.

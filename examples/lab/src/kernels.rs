@@ -2,5 +2,8 @@
 #![no_std]
 #![feature(abi_ptx)]
 
+mod doubling;
 mod ll64;
+mod scan;
+mod stamped;
 mod table;

@@ -55,6 +55,7 @@ fn lines<T>(n: usize) -> usize {
 impl<L: Ll64Rules> Protocol for Ll64<L> {
     const ID: ProtocolId = LL64;
     const SLICES: usize = 1;
+    const LINE: usize = LINE;
 
     #[inline(always)]
     fn capacity(slot_bytes: usize) -> usize {

@@ -3,13 +3,13 @@
 //! A failing seed is printed; `FERROCCL_SEED=n` runs that one alone.
 
 use ferroccl::conformance::ProtocolTests;
-use ferroccl::{Communicator, Device, ReduceOp};
+use ferroccl::{Communicator, Device, KernelSpec, ReduceOp};
 use ferroccl_device::prims::{Correct, Rules};
-use ferroccl_lab::ll64::{LL64, Ll64, Ll64Rules};
+use ferroccl_lab::ll64::{Ll64, Ll64Rules};
 use ferroccl_lab::{ALL_REDUCE, PTX};
 
 ferroccl::conformance! {
-    ll64: Ll64<Correct>, ptx: (ALL_REDUCE.name, PTX);
+    ll64: Ll64<Correct>, ptx: (ALL_REDUCE.kernel.name, PTX);
 }
 
 /// What comes of LL64 with one rule broken.
@@ -59,8 +59,9 @@ fn a_communicator_without_its_buffers_refuses() {
     let (buffer, stream) = (device.upload(&[1.0; 10]).unwrap(), device.stream().unwrap());
     // SAFETY: the kernel is the ring all-reduce of f32.
     let refused = unsafe {
-        ranks[0].all_reduce_with(ALL_REDUCE, LL64, &buffer, &buffer, ReduceOp::Sum, &stream)
+        let spec = KernelSpec::new(ALL_REDUCE, buffer.len());
+        ranks[0].launch(&spec, &buffer, &buffer, ReduceOp::Sum, &stream)
     };
     let why = refused.unwrap_err().to_string();
-    assert!(why.contains("LL64 (number 0) has no buffers in this communicator"), "{why}");
+    assert!(why.contains("LL64 has no buffers in this communicator"), "{why}");
 }

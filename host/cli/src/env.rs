@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use clap::Args;
 use ferroccl::config::Config;
 
+use crate::registered::registry;
+
 /// List the environment variables that the library reads, with their values
 #[derive(Args, Clone, Debug)]
 pub(crate) struct EnvArgs {
@@ -16,7 +18,7 @@ pub(crate) struct EnvArgs {
 
 /// Prints the table; a variable that makes no sense is an error.
 pub(crate) fn execute(args: &EnvArgs) -> ExitCode {
-    let config = match Config::from_env() {
+    let config = match Config::from_env_with(registry()) {
         Ok(config) => config,
         Err(error) => {
             crate::complain("env", error);

@@ -23,6 +23,7 @@ use ferroccl_device::gpu::{Verdict, Waiting};
 use ferroccl_device::orders::{self, Published, Side};
 
 use super::block::{YieldReason, Yielder};
+use super::history::{History, MemoryAccess};
 use super::races::{Clock, Races};
 use crate::runtime::sync::lock;
 
@@ -42,6 +43,8 @@ pub struct Adversity {
     /// Whether accesses to data that nothing orders are looked for ([`SeededRuntime::race`](super::SeededRuntime::race)).
     /// Elements must have 4 bytes at least.
     pub races: bool,
+    /// Whether accesses are kept ([`SeededRuntime::history`](super::SeededRuntime::history)).
+    pub history: bool,
     /// A side of an order of the kernels that is relaxed, against the rules.
     pub weaken: Option<(Published, Side)>,
 }
@@ -58,6 +61,7 @@ impl Adversity {
             max_pending: 48,
             max_steps: 50_000_000,
             races: false,
+            history: false,
             weaken: None,
         }
     }
@@ -109,6 +113,8 @@ struct Piece {
     release: bool,
     /// Of a word, what it publishes when it becomes visible.
     clock: Option<Clock>,
+    /// The slot of its block, and the number of the store in the history.
+    store: (usize, u64),
 }
 
 // SAFETY: it writes to `address` on the thread that runs the schedule; `Adversary::store`'s contract
@@ -126,9 +132,14 @@ impl Piece {
         later.release || self.epoch != later.epoch || self.overlaps(later.address, later.len)
     }
 
-    fn perform(self, races: &mut Option<Races>) {
-        if let (Some(races), Some(clock)) = (races, self.clock) {
-            races.visible(self.address.addr(), clock);
+    fn perform(self, watch: &mut Watch) {
+        let place = (self.address.addr(), self.len);
+        if let (Some(races), Some(clock)) = (&mut watch.races, self.clock) {
+            races.visible(place.0, clock);
+        }
+        if let Some(history) = &mut watch.history {
+            let (slot, store) = self.store;
+            history.push(slot, MemoryAccess::Visible(store), place, None);
         }
         let (to, bytes) = (self.address, &self.bytes[..self.len]);
         // SAFETY: `Adversary::store`'s contract. Words are stored at once, for the host's threads.
@@ -140,6 +151,35 @@ impl Piece {
             } else {
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, self.len);
             }
+        }
+    }
+}
+
+/// Who watches accesses.
+#[derive(Default)]
+pub(super) struct Watch {
+    pub(super) races: Option<Races>,
+    pub(super) history: Option<History>,
+}
+
+impl Watch {
+    /// Notes an access in the history; its number there.
+    fn note(
+        &mut self,
+        slot: usize,
+        what: MemoryAccess,
+        place: (usize, usize),
+        word: Option<u64>,
+    ) -> u64 {
+        self.history.as_mut().map_or(0, |history| history.push(slot, what, place, word))
+    }
+
+    /// Looks for a race of an access to data, whose number in the history is `event`.
+    fn access(&mut self, slot: usize, (address, len): (usize, usize), is_store: bool, event: u64) {
+        let Some(races) = &mut self.races else { return };
+        let first = races.access(slot, address, len, is_store, event);
+        if let (Some(first), Some(history)) = (first, &mut self.history) {
+            history.conflict(first, event, false);
         }
     }
 }
@@ -156,7 +196,7 @@ struct Buffer {
 
 impl Buffer {
     /// Performs piece `i` and what must precede it.
-    fn force(&mut self, i: usize, races: &mut Option<Races>) {
+    fn force(&mut self, i: usize, watch: &mut Watch) {
         let mut due = vec![false; i + 1];
         due[i] = true;
         for later in (0..=i).rev() {
@@ -168,19 +208,19 @@ impl Buffer {
         }
         let mut due = due.into_iter();
         let now = self.pieces.extract_if(..=i, |_| due.next().unwrap_or(false));
-        now.for_each(|piece| piece.perform(races));
+        now.for_each(|piece| piece.perform(watch));
     }
 
     /// Performs the oldest piece that piece `i` has to wait for, or `i` itself.
-    fn advance(&mut self, mut i: usize, races: &mut Option<Races>) {
+    fn advance(&mut self, mut i: usize, watch: &mut Watch) {
         while let Some(earlier) = (0..i).find(|&e| self.pieces[e].precedes(&self.pieces[i])) {
             i = earlier;
         }
-        self.pieces.remove(i).perform(races);
+        self.pieces.remove(i).perform(watch);
     }
 
-    fn force_all(&mut self, races: &mut Option<Races>) {
-        self.pieces.drain(..).for_each(|piece| piece.perform(races));
+    fn force_all(&mut self, watch: &mut Watch) {
+        self.pieces.drain(..).for_each(|piece| piece.perform(watch));
     }
 }
 
@@ -196,7 +236,7 @@ pub(super) struct Chaos {
     pub(super) changed: bool,
     /// A hash of all that has happened.
     pub(super) trace: u64,
-    pub(super) races: Option<Races>,
+    pub(super) watch: Watch,
 }
 
 impl Chaos {
@@ -204,8 +244,11 @@ impl Chaos {
         let mut rng = Rng::new(adversity.seed);
         let pace = [0.5, 0.125, 0.03][rng.below(3)];
         let (buffers, free) = (Vec::new(), Vec::new());
-        let races = adversity.races.then(Races::default);
-        Chaos { adversity, rng, pace, buffers, free, changed: false, trace: 0, races }
+        let watch = Watch {
+            races: adversity.races.then(Races::default),
+            history: adversity.history.then(History::default),
+        };
+        Chaos { adversity, rng, pace, buffers, free, changed: false, trace: 0, watch }
     }
 
     /// Adds to the trace. Never an address: those differ from run to run.
@@ -213,15 +256,23 @@ impl Chaos {
         self.trace = mix(self.trace.rotate_left(5) ^ event);
     }
 
-    /// A buffer for a new block that runs on `stack`.
-    pub(super) fn open(&mut self, stack: &impl Stack) -> usize {
+    /// A buffer for a new block that runs on `stack`, and whose rank is asked for where there is a history.
+    pub(super) fn open(
+        &mut self,
+        stack: &impl Stack,
+        block: u32,
+        rank: impl FnOnce() -> u32,
+    ) -> usize {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.buffers.push(Buffer::default());
             self.buffers.len() - 1
         });
         self.buffers[slot].stack = stack.limit().get()..stack.base().get();
-        if let Some(races) = &mut self.races {
+        if let Some(races) = &mut self.watch.races {
             races.begin(slot);
+        }
+        if let Some(history) = &mut self.watch.history {
+            history.begin(slot, rank(), block);
         }
         slot
     }
@@ -231,7 +282,7 @@ impl Chaos {
         let empty = self.buffers[slot].pieces.is_empty();
         if empty {
             self.free.push(slot);
-            if let Some(races) = &mut self.races {
+            if let Some(races) = &mut self.watch.races {
                 races.end(slot);
             }
         }
@@ -253,7 +304,7 @@ impl Chaos {
         let slots = self.buffers.iter_mut().enumerate().filter(|(_, b)| !b.pieces.is_empty());
         if let Some((slot, buffer)) = { slots }.nth(choice) {
             let i = self.rng.below(buffer.pieces.len());
-            buffer.advance(i, &mut self.races);
+            buffer.advance(i, &mut self.watch);
             self.changed = true;
             self.record((slot as u64) << 32 | (i as u64) << 8 | 1);
         }
@@ -266,13 +317,39 @@ impl Chaos {
             return;
         }
         while let Some(i) = buffer.pieces.iter().rposition(|p| p.overlaps(address, len)) {
-            buffer.force(i, &mut self.races);
+            buffer.force(i, &mut self.watch);
             self.changed = true;
         }
-        match (&mut self.races, access) {
-            (Some(races), Access::Data) => races.access(slot, address.addr(), len, false),
-            (Some(races), Access::Acquire) => races.acquire(slot, address.addr()),
-            _ => {}
+        let place = (address.addr(), len);
+        let word = match (access, len, place.0 % 8) {
+            // SAFETY: the block is about to load it, as a word.
+            (Access::Relaxed | Access::Acquire, 8, 0) if self.watch.history.is_some() => unsafe {
+                Some(AtomicU64::from_ptr(address.cast_mut().cast()).load(Ordering::Relaxed))
+            },
+            _ => None,
+        };
+        let event = self.watch.note(slot, MemoryAccess::Load(access), place, word);
+        match access {
+            Access::Data => {
+                self.watch.access(slot, place, false, event);
+                self.look_for_stale(slot, (address, len), event);
+            }
+            Access::Acquire => {
+                if let Some(races) = &mut self.watch.races {
+                    races.acquire(slot, place.0);
+                }
+            }
+            Access::Relaxed => {}
+        }
+    }
+
+    /// Notes where data is loaded that another block has stored and nobody sees yet.
+    fn look_for_stale(&mut self, slot: usize, (address, len): (*const u8, usize), event: u64) {
+        let Some(history) = &mut self.watch.history else { return };
+        let others = self.buffers.iter().enumerate().filter(|(other, _)| *other != slot);
+        let mut pieces = others.flat_map(|(_, buffer)| &buffer.pieces);
+        if let Some(piece) = pieces.find(|piece| piece.overlaps(address, len)) {
+            history.conflict(piece.store.1, event, true);
         }
     }
 
@@ -282,8 +359,11 @@ impl Chaos {
             return unsafe { std::ptr::copy(bytes.as_ptr(), address, bytes.len()) };
         }
         self.record((slot as u64) << 32 | (bytes.len() as u64) << 8 | 2);
-        if let (Some(races), Order::Plain | Order::Guarded) = (&mut self.races, order) {
-            races.access(slot, address.addr(), bytes.len(), true);
+        let place = (address.addr(), bytes.len());
+        let word = <[u8; 8]>::try_from(bytes).ok().map(u64::from_ne_bytes);
+        let event = self.watch.note(slot, MemoryAccess::Store(order), place, word);
+        if matches!(order, Order::Plain | Order::Guarded) {
+            self.watch.access(slot, place, true, event);
         }
         let mut done = 0;
         while done < bytes.len() {
@@ -296,30 +376,31 @@ impl Chaos {
             let len = len.min(left).min(PIECE);
             // SAFETY: inside what the block stores to.
             let address = unsafe { address.add(done) };
-            self.put(slot, address, &bytes[done..done + len], order);
+            self.put(slot, address, &bytes[done..done + len], order, event);
             done += len;
         }
         self.changed = true;
     }
 
-    fn put(&mut self, slot: usize, address: *mut u8, bytes: &[u8], order: Order) {
+    fn put(&mut self, slot: usize, address: *mut u8, bytes: &[u8], order: Order, event: u64) {
         let Buffer { pieces, epoch, .. } = &mut self.buffers[slot];
         let mut copy = [0; PIECE];
         copy[..bytes.len()].copy_from_slice(bytes);
         let (len, release) = (bytes.len(), order == Order::Release);
-        let clock = self.races.as_mut().and_then(|races| match order {
+        let clock = self.watch.races.as_mut().and_then(|races| match order {
             Order::Plain | Order::Guarded => None,
             Order::Relaxed => Some(Clock::new()),
             Order::Release => Some(races.release(slot)),
         });
-        pieces.push(Piece { address, len, bytes: copy, epoch: *epoch, release, clock });
+        let store = (slot, event);
+        pieces.push(Piece { address, len, bytes: copy, epoch: *epoch, release, clock, store });
         if !self.rng.chance(self.adversity.delay) {
             let last = self.buffers[slot].pieces.len() - 1;
-            self.buffers[slot].force(last, &mut self.races);
+            self.buffers[slot].force(last, &mut self.watch);
         }
         while self.buffers[slot].pieces.len() > self.adversity.max_pending {
             let i = self.rng.below(self.buffers[slot].pieces.len());
-            self.buffers[slot].advance(i, &mut self.races);
+            self.buffers[slot].advance(i, &mut self.watch);
         }
     }
 }
@@ -377,10 +458,11 @@ impl Adversary for Cruel<'_> {
     fn before_rmw(&self, address: *const u8) {
         self.maybe_preempt();
         let chaos = &mut *lock(&self.chaos);
-        chaos.buffers[self.slot].force_all(&mut chaos.races);
-        if let Some(races) = &mut chaos.races {
+        chaos.buffers[self.slot].force_all(&mut chaos.watch);
+        if let Some(races) = &mut chaos.watch.races {
             races.claim(self.slot, address.addr());
         }
+        chaos.watch.note(self.slot, MemoryAccess::Swap, (address.addr(), 8), None);
         chaos.changed = true; // the access itself stores
     }
 

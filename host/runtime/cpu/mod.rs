@@ -5,6 +5,8 @@
 //! native.rs    such blocks on threads
 //! seeded.rs    the other mode: one thread, a seeded schedule
 //! adversary.rs its memory system
+//! races.rs     whether accesses are ordered
+//! history.rs   what was done to memory, for who explains a failure
 //! ```
 //!
 //! A block that waits switches to another block, in some 20 ns and without the operating system; see
@@ -16,6 +18,7 @@
 
 mod adversary;
 mod block;
+mod history;
 mod native;
 mod races;
 mod seeded;
@@ -25,6 +28,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub use self::adversary::Adversity;
+pub use self::history::{Conflict, MemoryAccess, MemoryEvent};
 use self::native::Native;
 pub use self::seeded::SeededRuntime;
 use super::Settings;

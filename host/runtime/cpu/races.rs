@@ -14,11 +14,20 @@ pub(super) type Clock = Vec<u64>;
 /// Data is looked at in pieces of so many bytes: elements must not be smaller.
 const GRAIN: usize = 4;
 
-/// The last accesses to a piece of data, as slots and times.
+/// The last accesses to a piece of data.
 #[derive(Default)]
 struct Accesses {
-    store: Option<(usize, u64)>,
-    loads: Vec<(usize, u64)>,
+    store: Option<LastAccess>,
+    loads: Vec<LastAccess>,
+}
+
+/// An access.
+#[derive(Clone, Copy)]
+struct LastAccess {
+    slot: usize,
+    time: u64,
+    /// Its number in the history.
+    event: u64,
 }
 
 /// What blocks know of each other's accesses.
@@ -96,27 +105,38 @@ impl Races {
         self.visible(address, clock);
     }
 
-    /// A block accesses data.
-    pub(super) fn access(&mut self, slot: usize, address: usize, len: usize, is_store: bool) {
+    /// A block accesses data; `event` is the access's number in the history. Of the first race, the number of the other access.
+    pub(super) fn access(
+        &mut self,
+        slot: usize,
+        address: usize,
+        len: usize,
+        is_store: bool,
+        event: u64,
+    ) -> Option<u64> {
+        let mut raced = None;
         let Races { clocks, data, found, .. } = self;
         let clock = &clocks[slot];
-        let known = |(by, at): (usize, u64)| clock.get(by).is_some_and(|now| *now >= at);
+        let known = |last: &LastAccess| clock.get(last.slot).is_some_and(|now| *now >= last.time);
         for piece in address / GRAIN..(address + len).div_ceil(GRAIN) {
             let accesses = data.entry(piece).or_default();
-            let stored = accesses.store.is_none_or(known);
-            let loaded = !is_store || accesses.loads.iter().copied().all(known);
-            if !(stored && loaded) && found.is_none() {
+            let stored = accesses.store.as_ref().is_none_or(known);
+            let unknown = accesses.loads.iter().find(|last| is_store && !known(last));
+            if (!stored || unknown.is_some()) && found.is_none() {
+                let other = if stored { unknown } else { accesses.store.as_ref() };
+                raced = other.map(|last| last.event);
                 let what = if is_store { "stores" } else { "loads" };
                 let other = if stored { "loaded" } else { "stored" };
                 *found = Some(format!("a block {what} data that another has {other}, in no order"));
             }
-            let now = (slot, clock[slot]);
+            let now = LastAccess { slot, time: clock[slot], event };
             if is_store {
                 *accesses = Accesses { store: Some(now), loads: Vec::new() };
             } else {
-                accesses.loads.retain(|(by, _)| *by != slot);
+                accesses.loads.retain(|last| last.slot != slot);
                 accesses.loads.push(now);
             }
         }
+        raced
     }
 }

@@ -14,7 +14,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use corosensei::stack::DefaultStack;
-use ferroccl_device::abi::{Fault, FaultKind, WaitKind};
+use ferroccl_device::abi::{Comm, Fault, FaultKind, WaitKind};
 use ferroccl_device::gpu::cpu::CheckedGuard;
 use ferroccl_device::gpu::{SPINS_PER_CHECK, Verdict, Waiting};
 
@@ -22,6 +22,7 @@ use ferroccl_proxy::Operation;
 
 use super::adversary::{Adversity, Chaos, Cruel};
 use super::block::{self, BlockRun, Resumed, YieldReason};
+use super::history::{Conflict, History, MemoryEvent};
 use super::native::same;
 use crate::runtime::memory::HostMemory;
 use crate::runtime::multicast::HostMulticast;
@@ -100,7 +101,24 @@ impl SeededRuntime {
     /// The first accesses to data that nothing ordered, with [`Adversity::races`].
     #[must_use]
     pub fn race(&self) -> Option<String> {
-        lock(&self.0.scheduler.chaos).races.as_ref().and_then(|races| races.found.clone())
+        lock(&self.0.scheduler.chaos).watch.races.as_ref().and_then(|races| races.found.clone())
+    }
+}
+
+impl SeededRuntime {
+    /// What blocks did to memory, in order, with [`Adversity::history`]: the last quarter of a million of accesses.
+    #[must_use]
+    pub fn history(&self) -> Vec<MemoryEvent> {
+        let chaos = lock(&self.0.scheduler.chaos);
+        chaos.watch.history.as_ref().map_or_else(Vec::new, History::events)
+    }
+
+    /// The first two accesses to the same data that were in no order, with [`Adversity::history`]: a race, which takes
+    /// [`Adversity::races`], or a load of what another block had stored and nobody saw yet.
+    #[must_use]
+    pub fn conflict(&self) -> Option<Conflict> {
+        let chaos = lock(&self.0.scheduler.chaos);
+        chaos.watch.history.as_ref().and_then(|history| history.conflict)
     }
 }
 
@@ -346,7 +364,10 @@ impl Live {
         index: u32,
         chaos: &Arc<Mutex<Chaos>>,
     ) -> Self {
-        let slot = lock(chaos).open(&stack);
+        let slot = lock(chaos).open(&stack, index, || {
+            // SAFETY: the contract of `launch`: a communicator is valid until it has ended.
+            unsafe { (launch.comm() as *const Comm).as_ref() }.map_or(0, |comm| comm.rank)
+        });
         let (kernel, work, shared) = (launch.kernel, launch.work(), Arc::clone(chaos));
         let block = BlockRun::new(stack, move |yielder| {
             let work = work; // the whole of it, which is `Send`; not the pointer inside

@@ -172,7 +172,7 @@ impl CudaRuntime {
     }
 
     /// With `text`, a module of PTX, in place of the kernel that is called `kernel`: an edited one, or one of your own for
-    /// [`Communicator::all_reduce_with`](crate::Communicator::all_reduce_with). It takes one parameter, the
+    /// [`Communicator::launch`](crate::Communicator::launch). It takes one parameter, the
     /// [`Work`](ferroccl_device::abi::Work) of the call by value. It is assembled when it is first launched.
     ///
     /// # Safety

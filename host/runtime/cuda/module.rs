@@ -39,6 +39,8 @@ pub(super) struct Modules {
 #[derive(Default)]
 struct State {
     kernels: HashMap<String, Arc<Slot>>,
+    /// Those of other crates, by their text's address and name: several may have one name.
+    own: Vec<(usize, &'static str, Arc<Slot>)>,
     /// PTX of the user's, by kernel.
     sources: HashMap<String, String>,
 }
@@ -72,12 +74,22 @@ impl Modules {
     }
 
     /// The place of a kernel.
-    fn slot(&self, kernel: &str) -> Arc<Slot> {
+    fn slot(&self, kernel: &Kernel) -> Arc<Slot> {
         let mut state = lock(&self.state);
-        if let Some(slot) = state.kernels.get(kernel) {
+        let replaced = state.sources.contains_key(kernel.name);
+        if let (Some(text), false) = (kernel.ptx, replaced) {
+            let key = (text.0.as_ptr().addr(), kernel.name);
+            if let Some((_, _, slot)) = state.own.iter().find(|own| (own.0, own.1) == key) {
+                return Arc::clone(slot);
+            }
+            let slot = Arc::<Slot>::default();
+            state.own.push((key.0, key.1, Arc::clone(&slot)));
+            return slot;
+        }
+        if let Some(slot) = state.kernels.get(kernel.name) {
             return Arc::clone(slot);
         }
-        Arc::clone(state.kernels.entry(kernel.to_owned()).or_default())
+        Arc::clone(state.kernels.entry(kernel.name.to_owned()).or_default())
     }
 
     /// The user's text of a kernel.
@@ -87,8 +99,12 @@ impl Modules {
 
     /// Forgets all modules; their context is current.
     pub(super) fn unload(&self, driver: &Driver) {
-        let kernels = std::mem::take(&mut lock(&self.state).kernels);
-        for entry in kernels.values().filter_map(|slot| lock(&slot.0).take()) {
+        let (kernels, own) = {
+            let mut state = lock(&self.state);
+            (std::mem::take(&mut state.kernels), std::mem::take(&mut state.own))
+        };
+        let slots = kernels.values().chain(own.iter().map(|(_, _, slot)| slot));
+        for entry in slots.filter_map(|slot| lock(&slot.0).take()) {
             // SAFETY: nothing of it runs any more. An error is that of a context that is lost.
             let _ = unsafe { driver.module_unload(entry.module) };
         }
@@ -119,11 +135,11 @@ impl Gpu {
     /// # Errors
     /// [`Error::Unavailable`] when this build has no PTX of it, [`Error::Cuda`] with the assembler's messages.
     pub(super) fn entry(&self, kernel: &Kernel, threads: u32) -> Result<(Function, u32)> {
-        let slot = self.modules.slot(kernel.name);
+        let slot = self.modules.slot(kernel);
         let mut slot = lock(&slot.0);
         let entry = match &mut *slot {
             Some(entry) => entry,
-            empty => empty.insert(self.load(kernel.name)?),
+            empty => empty.insert(self.load(kernel)?),
         };
         let known = entry.occupancy.iter().find(|(of, _)| *of == threads);
         let blocks = match known {
@@ -146,9 +162,11 @@ impl Gpu {
         Ok((entry.function, blocks))
     }
 
-    fn load(&self, kernel: &str) -> Result<Entry> {
+    fn load(&self, kernel: &Kernel) -> Result<Entry> {
+        let own_text = kernel.ptx.map(|text| text.0.to_owned());
+        let kernel = kernel.name;
         let unavailable = |reason: String| Error::Unavailable { what: kernel.to_owned(), reason };
-        let source = self.modules.source(kernel);
+        let source = self.modules.source(kernel).or(own_text);
         let (key, text) = match (source, ptx::module(kernel, self.capability)) {
             (Some(text), _) => {
                 takes_a_work(kernel, &text).map_err(&unavailable)?;

@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use ferroccl_device::kernels::{Kernel, PtxText};
 use ferroccl_ptx::emu::{self, Counts, Grid, LaunchSpan, Machine, Mapping, Program};
 
 use super::{DEFAULT_ARCH, DEFAULT_THREADS};
@@ -166,7 +167,7 @@ impl Emulated {
         stream: u32,
         threads: Option<u32>,
     ) -> Result<Ready> {
-        let (program, usual) = lock(&self.kernels).get(launch.kernel.name)?;
+        let (program, usual) = lock(&self.kernels).get(&launch.kernel)?;
         let threads = threads.unwrap_or(usual);
         let mut grid = None;
         if launch.blocks > 0 {
@@ -227,12 +228,16 @@ impl Emulated {
 
 impl Kernels {
     /// A kernel, and how many threads its blocks have.
-    fn get(&mut self, kernel: &str) -> Result<(Arc<Program>, u32)> {
-        if let Some(program) = self.programs.get(kernel) {
+    fn get(&mut self, kernel: &Kernel) -> Result<(Arc<Program>, u32)> {
+        if let Some(program) = self.programs.get(kernel.name) {
             return Ok((Arc::clone(program), self.threads));
         }
-        let program = embedded(kernel, self.arch)?;
-        self.programs.insert(kernel.to_owned(), Arc::clone(&program));
+        let program = match kernel.ptx {
+            // Kernels of other crates may have one name and be several.
+            Some(text) => return Ok((of_text(kernel.name, text)?, self.threads)),
+            None => embedded(kernel.name, self.arch)?,
+        };
+        self.programs.insert(kernel.name.to_owned(), Arc::clone(&program));
         Ok((program, self.threads))
     }
 }
@@ -247,6 +252,20 @@ fn embedded(kernel: &str, arch: u32) -> Result<Arc<Program>> {
         return Ok(Arc::clone(program));
     }
     let program = load(&source(kernel, arch)?, kernel)?;
+    Ok(Arc::clone(lock(loaded).entry(key).or_insert(program)))
+}
+
+/// A kernel of a text of another crate, read once a process.
+fn of_text(kernel: &str, text: PtxText) -> Result<Arc<Program>> {
+    /// By the text's address: it stays for as long as the process.
+    type Loaded = HashMap<(usize, String), Arc<Program>>;
+    static LOADED: OnceLock<Mutex<Loaded>> = OnceLock::new();
+    let loaded = LOADED.get_or_init(Mutex::default);
+    let key = (text.0.as_ptr().addr(), kernel.to_owned());
+    if let Some(program) = lock(loaded).get(&key) {
+        return Ok(Arc::clone(program));
+    }
+    let program = load(text.0, kernel)?;
     Ok(Arc::clone(lock(loaded).entry(key).or_insert(program)))
 }
 

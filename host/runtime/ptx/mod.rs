@@ -308,17 +308,17 @@ pub fn shared(settings: &Settings) -> Result<Arc<PtxRuntime>> {
     if let Some(runtime) = SHARED.get() {
         return Ok(Arc::clone(runtime));
     }
+    emulated::check_available()?;
     let runtime = PtxRuntime::on_threads(settings.worker_threads()).with_settings(settings)?;
     Ok(Arc::clone(SHARED.get_or_init(|| Arc::new(runtime))))
 }
 
 impl PtxRuntime {
-    /// With blocks as `settings` say; for a build that has PTX.
+    /// With blocks as `settings` say.
     ///
     /// # Errors
-    /// As [`shared`].
+    /// [`Error::InvalidArgument`] for a number of threads that blocks cannot have.
     pub fn with_settings(self, settings: &Settings) -> Result<Self> {
-        emulated::check_available()?;
         self.with_threads(settings.ptx_threads)
     }
 }

@@ -8,6 +8,8 @@ use ferroccl_ptx::cfg::Cfg;
 use ferroccl_ptx::inspect::Lines;
 use ferroccl_ptx::syntax::parse;
 
+use crate::registered;
+
 /// Where an instruction is from.
 #[derive(Debug)]
 pub(crate) struct Origin {
@@ -32,7 +34,9 @@ impl Origins {
     /// Where the instruction of a place is from; `None` where the PTX does not say.
     pub(crate) fn of(&mut self, site: &Site) -> Option<Rc<Origin>> {
         if !self.kernels.contains_key(&site.kernel) {
-            let text = ptx::source(&site.kernel, ptx::DEFAULT_ARCH).unwrap_or_default();
+            let own = registered::find(&site.kernel).map(|(_, text)| text.0.to_owned());
+            let text = own.or_else(|| ptx::source(&site.kernel, ptx::DEFAULT_ARCH).ok());
+            let text = text.unwrap_or_default();
             self.kernels.insert(site.kernel.clone(), read(&site.kernel, &text));
         }
         self.kernels.get(&site.kernel)?.get(&site.position.line).cloned()

@@ -24,6 +24,7 @@ use ferroccl::topology::{Paths, System, TopologyError};
 use crate::perf::size::Bytes;
 use crate::perf::sweep::{Step, Sweep};
 use crate::perf::values::one_of;
+use crate::registered::registry;
 use crate::source::{ASSUME_HELP, Source};
 
 const AFTER_HELP: &str = "\
@@ -139,7 +140,7 @@ fn refuse(reason: impl std::fmt::Display) -> ! {
 }
 
 fn explain(args: &ExplainArgs) -> Result<(), Failure> {
-    let config = Config::from_env()?;
+    let config = Config::from_env_with(registry())?;
     ferroccl::log::init(&config)?;
     let sizes = args.sizes().unwrap_or_else(|reason| refuse(reason));
     let system = Source::merged(&args.source.system(&config)?, &config)?;
@@ -240,11 +241,12 @@ impl Machine {
         let used: Vec<_> = gpus.iter().take(local_ranks as usize).map(|(id, _)| *id).collect();
         let unused = |id| gpus.iter().any(|(gpu, _)| *gpu == id) && !used.contains(&id);
         let system = if is_cpu { system } else { system.filtered(|id, _| !unused(id)) };
+        let own = registry().own_kernels(local_ranks.saturating_mul(nodes));
         Ok(Machine {
             paths: Paths::new(&system, &config.policy()),
             system,
             config: config.clone(),
-            settings: Settings { windows: args.windows, ..config.tuning() },
+            settings: Settings { windows: args.windows, own, ..config.tuning() },
             local_ranks,
             cores,
             name: args.source.name(config),

@@ -124,7 +124,7 @@ impl Report {
                 all.into_iter().filter_map(|(what, graph)| Some(Graph::new(what, graph?))).collect()
             }
         };
-        let any_algorithm = machine.config.algo == Selection::all();
+        let any_algorithm = *machine.config.algo == Selection::all();
         let nvls = NvlsHeads::new(&machine.system, &machine.paths, s.nodes() > 1);
         // On windows there is an NVLS of ours.
         let windows = machine.settings.windows && s.nodes() == 1;
@@ -195,9 +195,11 @@ impl Size {
             .iter()
             .map(|a| Other {
                 algorithm: a.prediction.algorithm.name(),
-                measured: s.is_measured(collective, a.prediction.algorithm),
+                measured: s.is_measured(collective, a.prediction.algorithm)
+                    && !matches!(a.prediction.protocol, ProtocolId::Own(_)),
                 protocol: a.prediction.protocol.name(),
-                exists: algorithms(collective).contains(&a.prediction.algorithm),
+                exists: matches!(a.prediction.algorithm, Algorithm::Own(_))
+                    || algorithms(collective).contains(&a.prediction.algorithm),
                 allowed: a.prediction.why_not.is_none(),
                 times: a.prediction.cost.as_ref().map(times),
                 lost: a.lost.clone(),
@@ -228,7 +230,8 @@ impl Size {
             bytes,
             nccl_only: nccl_only.collect(),
             algorithm: choice.algorithm.name(),
-            measured: s.is_measured(collective, choice.algorithm),
+            measured: s.is_measured(collective, choice.algorithm)
+                && !matches!(choice.protocol, ProtocolId::Own(_)),
             protocol: choice.protocol.name(),
             channels: choice.channels,
             threads: choice.threads,

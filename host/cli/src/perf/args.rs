@@ -184,6 +184,11 @@ pub(crate) struct PerfArgs {
           help_heading = "Measuring", value_parser = on_or_off(), action = ArgAction::Set)]
     pub(crate) parallel_init: bool,
 
+    /// Measure the protocols of other crates beside the library's at two sizes (-b, -e), by one algorithm, and print their figures for the
+    /// tuner, instead of all else
+    #[arg(long, help_heading = "Measuring")]
+    pub(crate) fit: bool,
+
     /// Checked iterations of each size; 0 checks nothing
     #[arg(short, long, value_name = "N", default_value_t = 1, help_heading = "Results")]
     pub(crate) check: u32,

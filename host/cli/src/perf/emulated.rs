@@ -19,6 +19,7 @@ use super::table::Row;
 use super::team::{Layout, Member};
 use super::values::{PtxSchedule, RuntimeKind};
 use crate::critical_path::{Origins, Summary};
+use crate::registered;
 
 /// The emulator that ranks run on.
 #[derive(Clone, Debug)]
@@ -66,6 +67,10 @@ pub(crate) fn runtime(args: &PerfArgs, layout: Layout) -> Result<Option<Emulator
             vec![PtxRuntime::on_threads(Config::from_env()?.workers.map_or(cores, |n| n as usize))]
         }
     };
+    if let Some(why) = ferroccl::ptx::unavailable().filter(|_| registered::texts().is_empty()) {
+        let (what, reason) = ("the ptx runtime".to_owned(), why.to_owned());
+        return Err(Error::Unavailable { what, reason });
+    }
     let threads = Config::from_env()?.ptx_threads;
     let runtimes = runtimes.into_iter().map(|runtime| Ok(Arc::new(runtime.from_env()?)));
     let runtimes = runtimes.collect::<Result<_>>()?;
@@ -119,6 +124,11 @@ impl Emulator {
     /// Seconds that everything has taken since figures were begun, in virtual time.
     pub(crate) fn simulated(&self) -> Option<f64> {
         self.figures().simulated_time().map(|time| time.as_secs_f64())
+    }
+
+    /// Begins figures anew.
+    pub(crate) fn reset(&self) {
+        self.figures().reset_counts();
     }
 
     /// What stands for the device's name.

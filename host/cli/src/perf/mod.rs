@@ -7,6 +7,7 @@
 //! operation     sizes and bandwidths         region      where data lie, and what must be there
 //! interrupted   the record of a measurement that goes no further
 //! measure       fill, warm up, time, check   table, report what is shown
+//! fit           figures for the tuner
 //! emulated      the PTX emulator's settings and figures
 //! gpus          GPUs: whose they are, their clocks, graphs
 //! ```
@@ -17,6 +18,7 @@
 mod args;
 mod data;
 mod emulated;
+mod fit;
 mod gpus;
 mod interrupted;
 mod measure;
@@ -54,12 +56,16 @@ use values::Root;
 pub(crate) use values::one_of;
 
 use crate::machine;
+use crate::registered::registry;
 
 /// Why a measurement ended early.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
     Library(#[from] ferroccl::Error),
+    /// The same, with what lies at the addresses in it.
+    #[error("{0}")]
+    Named(String),
     #[error("output: {0}")]
     Output(#[from] io::Error),
     #[error("cannot start a thread: {0}")]
@@ -85,7 +91,7 @@ pub(crate) fn execute(args: &PerfArgs) -> ExitCode {
 
 /// Measures everything; gives the number of wrong elements that this process knows of.
 fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
-    let env = Config::from_env()?;
+    let env = Config::from_env_with(registry())?;
     ferroccl::log::init(&env)?;
     let launched = RankEnv::from_env()?;
     let (process, processes) = launched.as_ref().map_or((0, 1), |env| (env.rank, env.world_size));
@@ -105,6 +111,7 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
         refuse(layout, reason);
     }
     let refused = args.collective.refuses(ranks).or_else(|| planned::refusal_of_flags(args));
+    let refused = refused.or_else(|| fit::refusal(args, layout).map(str::to_owned));
     if let Some(reason) = refused {
         refuse(layout, reason);
     }
@@ -115,10 +122,16 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
         let emulated = emulator.as_ref().map(|emulator| emulator.devices(ranks));
         emulated.unwrap_or_else(|| vec![Device::cpu(); ranks as usize])
     });
+    if args.fit {
+        let figures = fit::run(args, &devices, emulator.as_ref())?;
+        io::stdout().lock().write_all(figures.as_bytes())?;
+        return Ok(0);
+    }
     let mut config = CommConfig::default();
     config.protocol = args.protocol;
     config.algorithm = args.algorithm;
     config.channels = args.channels;
+    config.registry = registry().clone();
     let processes = team::processes(launched.as_ref(), &env)?;
     let parallel = args.parallel_init;
     let comms = team::connect(layout, processes.as_ref(), &devices, &env, &config, parallel)?;
@@ -151,6 +164,7 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
                 AssertUnwindSafe(|| measure_as(&member, &args, &env, emulator, sweep, &report));
             let result =
                 catch_unwind(work).unwrap_or_else(|panic| Err(Failure::Panic(words(&*panic))));
+            let result = result.map_err(|failure| named(failure, &member));
             // Nobody listens any more once another thread has failed.
             let _ = outcomes.send(result);
         };
@@ -160,6 +174,16 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
     // The first failure is returned at once: threads that wait for the failed one never end.
     let outcome = outcome.iter().try_fold(0, |wrong, one| Ok(wrong + one?));
     outcome.inspect_err(|failure: &Failure| report.end_early(&failure.to_string()))
+}
+
+/// A failure whose addresses are named by the ranks that know them.
+fn named(failure: Failure, member: &Member) -> Failure {
+    let Failure::Library(error) = &failure else { return failure };
+    let text = error.to_string();
+    let named = member.ranks.iter().fold(text.clone(), |named, rank| {
+        if named == text { rank.comm.name_addresses(&text) } else { named }
+    });
+    if named == text { failure } else { Failure::Named(named) }
 }
 
 /// Ends the program as a bad command line does. Every process finds the same, and the first one says it.

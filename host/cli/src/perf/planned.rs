@@ -9,7 +9,7 @@
 use std::fmt;
 
 use ferroccl::config::Config;
-use ferroccl::device::kernels::{left_out, lookup};
+use ferroccl::device::kernels::left_out;
 use ferroccl::enqueue::{AlgoChoice, CollectiveCall};
 use ferroccl::graph::tuning::algorithms;
 use ferroccl::{
@@ -19,6 +19,7 @@ use ferroccl::{
 use super::args::PerfArgs;
 use super::operation::{Operation, Shape};
 use super::sweep::Sweep;
+use crate::registered::{self, registry};
 
 /// How the calls of a row are done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -164,7 +165,9 @@ pub(crate) fn refusal_of_flags(args: &PerfArgs) -> Option<String> {
             "--algo {wanted}: {operation} is made of messages, which have no algorithm{registered}"
         ));
     };
-    let there = algorithms(collective);
+    let own = |a: &Algorithm| registry().rows().iter().any(|row| row.serves(collective, *a));
+    let mut there = algorithms(collective).to_vec();
+    there.extend(registry().algorithms().into_iter().filter(own));
     let names = || there.iter().map(|a| a.name()).collect::<Vec<_>>().join(", ");
     (!there.contains(&wanted))
         .then(|| format!("--algo {wanted}: {operation} is not done this way, but by {}", names()))
@@ -233,9 +236,9 @@ fn why_not(
         if let Some(feature) = left_out(collective, wanted, data_type) {
             return format!("this build is without the cargo feature `{feature}`");
         }
-        let protocols = ProtocolId::ALL.iter().copied();
+        let protocols = registered::protocols().into_iter();
         let mut protocols = protocols.filter(|p| args.protocol.is_none_or(|wanted| wanted == *p));
-        if protocols.all(|p| lookup(collective, wanted, p, op, data_type).is_none()) {
+        if protocols.all(|p| registry().lookup(collective, wanted, p, op, data_type).is_none()) {
             return format!("there is no such kernel for {operation} of {data_type}{name}");
         }
     }

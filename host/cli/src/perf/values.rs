@@ -8,6 +8,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use ferroccl::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};
 
 use super::operation::Operation;
+use crate::registered;
 
 /// What `--runtime` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -103,8 +104,12 @@ impl Average {
 
 /// A closed set of the library, for clap: its names are listed in the help and in errors.
 pub(crate) trait Named: Copy + Send + Sync + 'static {
-    /// All of them.
+    /// The library's.
     const ALL: &'static [Self];
+    /// All of them, those of other crates last.
+    fn all() -> Vec<Self> {
+        Self::ALL.to_vec()
+    }
     /// NCCL's name.
     fn name(self) -> &'static str;
     /// Other names that are understood.
@@ -123,7 +128,31 @@ macro_rules! named {
         }
     )* };
 }
-named!(Algorithm, Collective, Operation, ReduceOp, ProtocolId);
+named!(Collective, Operation, ReduceOp);
+
+impl Named for Algorithm {
+    const ALL: &'static [Self] = Algorithm::ALL;
+
+    fn all() -> Vec<Self> {
+        registered::algorithms()
+    }
+
+    fn name(self) -> &'static str {
+        Algorithm::name(self)
+    }
+}
+
+impl Named for ProtocolId {
+    const ALL: &'static [Self] = ProtocolId::ALL;
+
+    fn all() -> Vec<Self> {
+        registered::protocols()
+    }
+
+    fn name(self) -> &'static str {
+        ProtocolId::name(self)
+    }
+}
 
 impl Named for DataType {
     const ALL: &'static [Self] = DataType::ALL;
@@ -151,14 +180,15 @@ impl Named for DataType {
 }
 
 fn names<T: Named>() -> Vec<PossibleValue> {
-    T::ALL.iter().map(|v| PossibleValue::new(v.name()).aliases(v.aliases())).collect()
+    T::all().iter().map(|v| PossibleValue::new(v.name()).aliases(v.aliases())).collect()
 }
 
 /// What clap has accepted, by name or alias.
 fn find<T: Named>(text: &str) -> Result<T, String> {
     let is = |name: &str| name.eq_ignore_ascii_case(text);
-    let found = T::ALL.iter().find(|v| is(v.name()) || v.aliases().iter().any(|a| is(a)));
-    found.copied().ok_or_else(|| format!("unknown name {text}"))
+    let mut all = T::all().into_iter();
+    let found = all.find(|v| is(v.name()) || v.aliases().iter().any(|a| is(a)));
+    found.ok_or_else(|| format!("unknown name {text}"))
 }
 
 /// Reads one name of the set.

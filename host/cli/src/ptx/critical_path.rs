@@ -17,6 +17,7 @@ use super::Failure;
 use super::run::LaunchArgs;
 use crate::critical_path::{Origins, Summary, microseconds, trace};
 use crate::perf::{Bytes, Operation, one_of};
+use crate::registered::{self, registry};
 
 const AFTER_HELP: &str = "\
 All times are SIMULATED: of the emulator's clock, on a machine of which a table says what things take \
@@ -144,7 +145,8 @@ fn kernel(args: &CriticalPathArgs) -> Result<Traced, Failure> {
 
 /// A call of a collective on all ranks, after others that are not looked at.
 fn call(args: &CriticalPathArgs, collective: Operation) -> Result<Traced, Failure> {
-    if let Some(why) = ferroccl::ptx::unavailable() {
+    let own = !registered::texts().is_empty();
+    if let Some(why) = ferroccl::ptx::unavailable().filter(|_| !own) {
         return Err(Failure::NoPtx(why));
     }
     let runtimes = PtxRuntime::simulated_with(args.model.clone(), options()).into_iter();
@@ -154,6 +156,7 @@ fn call(args: &CriticalPathArgs, collective: Operation) -> Result<Traced, Failur
         gpus.iter().cycle().take(args.ranks as usize).map(|gpu| Device::new(gpu.clone())).collect();
     let mut config = CommConfig::default();
     (config.algorithm, config.protocol) = (args.algo, args.proto);
+    config.registry = registry().clone();
     let ranks = Communicator::init_all_on(&devices, &config)?;
     let count = args.size.0.div_ceil(size_of::<f32>() as u64) as usize;
     let shape = collective.shape(count, ferroccl::DataType::F32, args.ranks);

@@ -10,6 +10,7 @@ use ferroccl_ptx::cfg::Cfg;
 use ferroccl_ptx::syntax::{Function, Module, SyntaxError, parse};
 
 use super::Failure;
+use crate::registered::{self, registry};
 
 /// What is looked at if no architecture is named: what every GPU that is supported runs.
 pub(super) const DEFAULT_ARCH: u32 = 80;
@@ -80,13 +81,19 @@ impl From {
     }
 
     fn embedded(&self, wanted: Option<&str>) -> Result<Kernel, Failure> {
-        if let Some(why) = ptx::unavailable() {
+        let own = registry().rows().iter().filter(|row| row.kernel.ptx.is_some());
+        let own: Vec<&str> = own.map(|row| row.kernel.name).collect();
+        if let Some(why) = ptx::unavailable().filter(|_| own.is_empty()) {
             return Err(Failure::NoPtx(why));
         }
-        let names: BTreeSet<&str> =
-            ptx::modules().iter().flat_map(|m| m.kernels().iter().copied()).collect();
+        let names = ptx::modules().iter().flat_map(|m| m.kernels().iter().copied());
+        let names: BTreeSet<&str> = names.chain(own).collect();
         let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
         let name = pick(wanted.unwrap_or_default(), &names, "")?;
+        if let Some((_, text)) = registered::find(&name) {
+            let (text, origin) = (text.0.into(), registered::ORIGIN.to_owned());
+            return Ok(Kernel { text, name, origin, arch: self.arch });
+        }
         let arch = self.arch.unwrap_or_else(|| {
             // Some kernels are for later GPUs only.
             let has = |m: &&ptx::Module| m.kernels().contains(&&*name);

@@ -17,6 +17,7 @@ use serde::Serialize;
 use super::Failure;
 use super::kernel::{parsed, read};
 use crate::perf::values::one_of;
+use crate::registered::{self, registry};
 
 /// List kernels, with their size in instructions and virtual registers
 #[derive(Args, Clone, Debug)]
@@ -81,7 +82,8 @@ pub(super) struct Parts {
 impl Parts {
     fn of(name: &str) -> Option<&'static Self> {
         static PARTS: LazyLock<HashMap<&str, Parts>> = LazyLock::new(|| {
-            kernels::rows().map(|row| (row.kernel.name, Parts::in_table(row))).collect()
+            let rows = kernels::rows().chain(registry().rows());
+            rows.map(|row| (row.kernel.name, Parts::in_table(row))).collect()
         });
         PARTS.get(name)
     }
@@ -137,7 +139,8 @@ impl ListArgs {
 
 /// The embedded kernels that are wanted. Only modules that have one are read, side by side.
 fn embedded(args: &ListArgs) -> Result<Vec<Row>, Failure> {
-    if let Some(why) = ptx::unavailable() {
+    let own = registered::texts();
+    if let Some(why) = ptx::unavailable().filter(|_| own.is_empty()) {
         return Err(Failure::NoPtx(why));
     }
     let wants = |name: &str| args.wants(name, Parts::of(name));
@@ -156,7 +159,16 @@ fn embedded(args: &ListArgs) -> Result<Vec<Row>, Failure> {
         let joined = threads.into_iter().map(|thread| thread.join());
         joined.map(|rows| rows.expect("reading PTX does not panic")).collect()
     });
-    Ok(all.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+    let mut all: Vec<Row> =
+        all.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+    for text in own {
+        let module = parsed(text.0, registered::ORIGIN)?;
+        let target = module.target.first().and_then(|arch| super::arch(arch.text).ok());
+        if args.arch.is_none_or(|arch| target == Some(arch)) {
+            all.extend(rows(&module, registered::ORIGIN, true, wants)?);
+        }
+    }
+    Ok(all)
 }
 
 fn rows(

@@ -7,6 +7,7 @@ mod fake_driver;
 #[cfg(feature = "cuda")]
 mod gpus;
 mod heartbeat;
+mod new;
 mod perf;
 mod planned;
 mod ptx;

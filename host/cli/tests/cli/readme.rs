@@ -19,10 +19,11 @@ use super::skip::skip;
 use super::support::{ROOT, ferroccl, finish, text};
 
 /// What is looked at.
-const DOCUMENTS: [&str; 6] = [
+const DOCUMENTS: [&str; 7] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
+    "docs/lab.md",
     "docs/launch.md",
     "examples/lab/README.md",
     "fuzz/README.md",

@@ -112,7 +112,7 @@ fn pat_cost(s: &Situation<'_>, gpus: &Gpus<'_>, collective: Collective) -> Optio
     let latency = if graph.kind_inter == PathKind::Dis { 0.0 } else { graph.latency_inter };
     // With one rank a host it is the tree's figure that tells.
     let inter =
-        tables::STEP[Hardware::Net as usize][Algorithm::Tree as usize][simple] + 2.0 * latency;
+        tables::STEP[Hardware::Net as usize][Algorithm::Tree.index()][simple] + 2.0 * latency;
     let rounds = f64::from(s.nodes().ilog2()) * inter / tables::PAT_ROUND;
     let latency_us = tables::PAT_BASE + rounds + f64::from(s.ranks()) * tables::PAT_RANK;
     let bandwidth = graph.channels.len() as f64 * channel * tables::PAT;

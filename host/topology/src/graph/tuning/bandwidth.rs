@@ -14,9 +14,11 @@ use crate::speed;
 pub(super) fn bandwidth_of_channel(graph: &ChannelGraph, nodes: u32, algorithm: Algorithm) -> f64 {
     let crossing = match algorithm {
         _ if nodes <= 1 => f64::INFINITY,
-        Algorithm::Ring | Algorithm::Hierarchical | Algorithm::Bruck | Algorithm::Chain => {
-            graph.bw_inter
-        }
+        Algorithm::Ring
+        | Algorithm::Hierarchical
+        | Algorithm::Bruck
+        | Algorithm::Chain
+        | Algorithm::Own(_) => graph.bw_inter,
         Algorithm::Tree if nodes > 2 => graph.bw_inter,
         _ => 2.0 * graph.bw_inter,
     };

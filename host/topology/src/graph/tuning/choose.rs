@@ -71,10 +71,15 @@ fn reasons(alternatives: &[Alternative]) -> String {
     alternatives.chunk_by(same).flat_map(one).collect::<Vec<_>>().join("; ")
 }
 
-/// Every algorithm with every protocol, in NCCL's order. Of two that are equally fast the first is chosen.
-fn candidates() -> impl Iterator<Item = (Algorithm, ProtocolId)> {
+/// Every algorithm with every protocol, in NCCL's order, and then what other crates have kernels for. Of two that are equally fast the
+/// first is chosen.
+fn candidates(
+    collective: Collective,
+    settings: &Settings,
+) -> impl Iterator<Item = (Algorithm, ProtocolId)> + '_ {
     let protocols = |a: &'static Algorithm| ProtocolId::ALL.iter().map(move |p| (*a, *p));
-    Algorithm::ALL.iter().flat_map(protocols)
+    let own = settings.own.kernels.iter().filter(move |kernel| kernel.0 == collective);
+    Algorithm::ALL.iter().flat_map(protocols).chain(own.map(|kernel| (kernel.1, kernel.2)))
 }
 
 /// The candidates that may be chosen for a call of any size.
@@ -84,10 +89,10 @@ pub(super) fn allowed(
     settings: &Settings,
 ) -> Vec<(Algorithm, ProtocolId)> {
     let open = |(a, p): &(Algorithm, ProtocolId)| {
-        rules::impossible(s, collective, *a, *p).is_none()
+        rules::impossible(s, collective, *a, *p, settings).is_none()
             && rules::forbidden(s, collective, *a, *p, settings).is_none()
     };
-    candidates().filter(open).collect()
+    candidates(collective, settings).filter(open).collect()
 }
 
 /// The fastest of `candidates`; `None` when there are none.
@@ -131,7 +136,7 @@ pub fn choose(
     let chosen = fastest(s, collective, bytes, settings, &allowed(s, collective, settings));
     let mut best = None;
     let mut others = Vec::new();
-    for (a, p) in candidates() {
+    for (a, p) in candidates(collective, settings) {
         let prediction = predict(s, collective, a, p, bytes, settings);
         match prediction.cost {
             Some(cost) if chosen == Some((a, p)) => best = Some((a, p, cost)),
@@ -182,6 +187,7 @@ fn chunk(
         (_, Algorithm::Ring, ProtocolId::Simple, _) => tables::CHUNK_STEPS,
         _ => 1,
     };
+    let (protocol, _) = settings.own.modelled(protocol);
     let p = modelled_as(protocol);
     let bytes = settings.buffers[p].unwrap_or(buffers[p]) / steps * at_once;
     match protocol {

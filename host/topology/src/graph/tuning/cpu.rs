@@ -32,7 +32,7 @@ use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
 use super::rules::{LEAST_BW, modelled_as};
 use super::tables::{Hardware, STEP};
-use super::{Cost, Situation, UNMEASURED, ring_steps, rounds};
+use super::{AlgorithmFigures, Cost, Situation, UNMEASURED, ring_steps, rounds};
 use crate::graph::ChannelGraph;
 use crate::speed;
 
@@ -133,7 +133,12 @@ const WIRE: [f64; 3] = [5.5, 2.6, 1.0];
 const CROSSING: f64 = 21.0;
 
 impl Workload {
-    fn new(s: &Situation<'_>, collective: Collective, algorithm: Algorithm) -> Workload {
+    fn new(
+        s: &Situation<'_>,
+        collective: Collective,
+        algorithm: Algorithm,
+        own: AlgorithmFigures,
+    ) -> Workload {
         let n = f64::from(s.ranks());
         let hosts = f64::from(s.nodes());
         let steps = ring_steps(collective, n);
@@ -221,6 +226,14 @@ impl Workload {
                 sent: (n - 1.0) / hosts,
                 ..ring
             },
+            // Peers may change from step to step, as Bruck's do.
+            Algorithm::Own(_) => Workload {
+                steps: OPENED * n * own.steps,
+                moved: SPREAD[0] * n * own.sent,
+                crossings: if s.nodes() > 1 { own.steps } else { 0.0 },
+                sent: n * own.sent / hosts,
+                ..ring
+            },
             // To the network, and back.
             Algorithm::CollnetDirect | Algorithm::CollnetChain => Workload {
                 steps: 2.0 * n,
@@ -237,7 +250,7 @@ impl Workload {
 
 /// What a step over a network that reduces takes: NCCL's figures, not measured.
 fn collnet_crossing(algorithm: Algorithm, protocol: ProtocolId) -> f64 {
-    STEP[Hardware::Net as usize][algorithm as usize][modelled_as(protocol)]
+    STEP[Hardware::Net as usize][algorithm.index()][modelled_as(protocol)]
 }
 
 /// The time of an algorithm and protocol on `channels` channels. `net` is the ring's path over the network, for several
@@ -247,13 +260,14 @@ pub(super) fn cost(
     net: Option<&ChannelGraph>,
     channels: u32,
     (collective, algorithm, protocol): (Collective, Algorithm, ProtocolId),
+    own: AlgorithmFigures,
     bytes: u64,
 ) -> Cost {
     let costs = &COSTS[modelled_as(protocol)];
     let (nodes, ranks) = (f64::from(s.nodes()), f64::from(s.ranks()));
     let in_memory = bytes > cached(s);
     let (bytes, at_once) = (bytes as f64, f64::from(channels.max(1)));
-    let work = Workload::new(s, collective, algorithm);
+    let work = Workload::new(s, collective, algorithm, own);
     // Of all ranks' work a host has that of its own.
     let share = (ranks / nodes).ceil() / ranks;
     let more = if algorithm == Algorithm::Ring { 1.0 } else { UNMEASURED };

@@ -9,7 +9,9 @@ use super::bandwidth::bandwidth_of_channel;
 use super::parallelism::MinimumSize;
 use super::rules::modelled_as;
 use super::tables::{self, Hardware, generation, scale};
-use super::{Cost, Devices, Gpus, Prediction, Settings, Situation, cpu, mesh, rules};
+use super::{
+    AlgorithmFigures, Cost, Devices, Gpus, Prediction, Settings, Situation, cpu, mesh, rules,
+};
 use crate::graph::{ChannelGraph, Pattern};
 use crate::{Arch, PathKind, Vendor, speed};
 
@@ -50,7 +52,7 @@ pub fn predict(
     bytes: u64,
     settings: &Settings,
 ) -> Prediction {
-    let impossible = rules::impossible(s, collective, algorithm, protocol);
+    let impossible = rules::impossible(s, collective, algorithm, protocol, settings);
     let cost =
         impossible.is_none().then(|| cost(s, collective, algorithm, protocol, bytes, settings));
     let why_not =
@@ -76,21 +78,24 @@ pub(super) fn cost(
         let time_us = bytes as f64 / speed::LOC * 1e-3;
         return Some(Cost { time_us, latency_us: 0.0, bandwidth: speed::LOC });
     }
-    match s.devices() {
+    // Another crate's protocol: as the one that it is like, and then by its ratios.
+    let (protocol, beside) = settings.own.modelled(protocol);
+    let own = settings.own.algorithm(algorithm);
+    let cost = match s.devices() {
         Devices::Cpu { ring } => {
             let minimum = MinimumSize::new(s, algorithm, protocol, settings);
             let channels = minimum.channels(bytes, settings.channels(s.channels()));
-            Some(cpu::cost(s, *ring, channels, (collective, algorithm, protocol), bytes))
+            cpu::cost(s, *ring, channels, (collective, algorithm, protocol), own, bytes)
         }
         Devices::Gpus(gpus) => {
             let graph = gpus.graph(algorithm)?;
             if algorithm.is_over_mesh() {
                 let what = (collective, algorithm, protocol);
-                return Some(mesh::cost(s, (gpus, graph), what, bytes));
+                return Some(beside(mesh::cost(s, (gpus, graph), what, bytes), bytes));
             }
-            let mut latency = latency(s, gpus, graph, collective, algorithm, protocol);
+            let mut latency = latency(s, (gpus, graph), collective, (algorithm, protocol), own);
             let mut bandwidth = bus_bandwidth(s, gpus, graph, algorithm, protocol)
-                * ratio(s, graph, collective, algorithm);
+                * ratio(s, graph, collective, (algorithm, own));
             // Powers of two from 64 bytes on.
             let step = (bytes >> 6).checked_ilog2().map(|step| step as usize);
             if algorithm == Algorithm::Tree
@@ -109,9 +114,10 @@ pub(super) fn cost(
                 latency *= if gpus.min_sm < 80 { tables::PLATEAU_VOLTA } else { tables::PLATEAU };
             }
             let time_us = latency + bytes as f64 / bandwidth * 1e-3;
-            Some(Cost { time_us, latency_us: latency, bandwidth })
+            Cost { time_us, latency_us: latency, bandwidth }
         }
-    }
+    };
+    Some(beside(cost, bytes))
 }
 
 /// `algbw` of an algorithm and protocol, from what the channels carry together.
@@ -121,7 +127,7 @@ fn ratio(
     s: &Situation<'_>,
     graph: &ChannelGraph,
     collective: Collective,
-    algorithm: Algorithm,
+    (algorithm, own): (Algorithm, AlgorithmFigures),
 ) -> f64 {
     let (ranks, nodes) = (f64::from(s.ranks()), f64::from(s.nodes()));
     let locals = f64::from(s.local_ranks());
@@ -133,6 +139,7 @@ fn ratio(
         Algorithm::Tree | Algorithm::CollnetDirect | Algorithm::CollnetChain => TREE_RATIO,
         // Around, and around again: each link carries every byte twice at most.
         Algorithm::Chain => 0.5,
+        Algorithm::Own(_) => 1.0 / own.sent,
         // Not over the channels: `mesh::cost`.
         Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Direct | Algorithm::Nvls => 1.0,
         // As with NCCL for PAT, of one rank a node. With more, all of them send to other nodes what a ring sends once.
@@ -177,7 +184,11 @@ fn bus_bandwidth(
     let ll_max = tables::LL_MAX[ll_row][column];
     let like_ring = matches!(
         algorithm,
-        Algorithm::Ring | Algorithm::Hierarchical | Algorithm::Bruck | Algorithm::Chain
+        Algorithm::Ring
+            | Algorithm::Hierarchical
+            | Algorithm::Bruck
+            | Algorithm::Chain
+            | Algorithm::Own(_)
     );
     match (algorithm, protocol) {
         (_, ProtocolId::Ll) if like_ring => (all * tables::RING_LL).min(ll_max),
@@ -207,11 +218,10 @@ fn bus_bandwidth(
 /// What a call takes before its bytes count: the steps one after the other.
 fn latency(
     s: &Situation<'_>,
-    gpus: &Gpus<'_>,
-    graph: &ChannelGraph,
+    (gpus, graph): (&Gpus<'_>, &ChannelGraph),
     collective: Collective,
-    algorithm: Algorithm,
-    protocol: ProtocolId,
+    (algorithm, protocol): (Algorithm, ProtocolId),
+    own: AlgorithmFigures,
 ) -> f64 {
     let (nodes, locals) = (s.nodes(), f64::from(s.local_ranks()));
     let p = modelled_as(protocol);
@@ -233,10 +243,11 @@ fn latency(
             | Algorithm::TwoShot
             | Algorithm::Direct
             | Algorithm::Nvls
-            | Algorithm::Chain => Algorithm::Ring,
+            | Algorithm::Chain
+            | Algorithm::Own(_) => Algorithm::Ring,
             listed => listed,
         };
-        tables::STEP[hardware as usize][row as usize][p]
+        tables::STEP[hardware as usize][row.index()][p]
     };
     let intra = step(inside, algorithm);
     // With one rank a node nothing hides what the network takes: a tree's figures tell.
@@ -296,6 +307,8 @@ fn latency(
             2.0 * (peers.min(1.0) * intra + peers * tables::COLLNET_DIRECT_PEER) + inter
         }
         Algorithm::CollnetChain => 2.0 * (locals - 1.0) * intra + inter,
+        // Which of its steps cross the network is not known.
+        Algorithm::Own(_) => own.steps * if nodes > 1 { inter } else { intra },
     };
     let base = match algorithm {
         Algorithm::Bruck if protocol == ProtocolId::Simple => tables::PAT_BASE,
@@ -305,8 +318,9 @@ fn latency(
         | Algorithm::TwoShot
         | Algorithm::Direct
         | Algorithm::Nvls
-        | Algorithm::Chain => tables::BASE[Algorithm::Ring as usize][p],
-        listed => tables::BASE[listed as usize][p],
+        | Algorithm::Chain
+        | Algorithm::Own(_) => tables::BASE[Algorithm::Ring.index()][p],
+        listed => tables::BASE[listed.index()][p],
     };
     base + steps
 }

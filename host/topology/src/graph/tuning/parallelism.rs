@@ -72,6 +72,7 @@ impl MinimumSize {
         protocol: ProtocolId,
         settings: &Settings,
     ) -> Self {
+        let (protocol, _) = settings.own.modelled(protocol);
         let (threads, per_thread) = match s.devices() {
             Devices::Cpu { .. } => (1, cpu::BYTES_A_CHANNEL),
             Devices::Gpus(_) => (

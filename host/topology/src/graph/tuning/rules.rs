@@ -5,6 +5,8 @@
 
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
+#[cfg(doc)]
+use super::OwnKernels;
 use super::bandwidth::bandwidth_of_channel;
 use super::{Devices, Gpus, Settings, Situation, tables};
 use crate::PathKind;
@@ -30,14 +32,16 @@ impl Gpus<'_> {
             | Algorithm::Direct
             | Algorithm::Nvls
             | Algorithm::Bruck
-            | Algorithm::Chain => Some(self.ring),
+            | Algorithm::Chain
+            | Algorithm::Own(_) => Some(self.ring),
             Algorithm::Tree => self.tree,
             Algorithm::CollnetDirect | Algorithm::CollnetChain => self.collnet,
         }
     }
 }
 
-/// The row of a protocol in tables. What another crate's takes is not known: it counts as Simple.
+/// The row of a protocol in tables. Another crate's has been replaced by the one that it is like ([`OwnKernels::modelled`]); where it
+/// has not, it counts as Simple.
 pub(super) const fn modelled_as(protocol: ProtocolId) -> usize {
     match protocol {
         ProtocolId::Own(_) => ProtocolId::Simple.index(),
@@ -81,15 +85,17 @@ pub(super) fn impossible(
     collective: Collective,
     algorithm: Algorithm,
     protocol: ProtocolId,
+    settings: &Settings,
 ) -> Option<String> {
     let collnet = matches!(algorithm, Algorithm::CollnetDirect | Algorithm::CollnetChain);
-    if let ProtocolId::Own(_) = protocol {
-        return Some(format!("the model has no figures of {protocol}"));
-    }
     if s.ranks() == 1 && (algorithm, protocol) != (Algorithm::Ring, ProtocolId::Simple) {
         return Some("a single rank only copies".to_owned());
     }
-    if !algorithms(collective).contains(&algorithm) {
+    let own = (matches!(algorithm, Algorithm::Own(_)), matches!(protocol, ProtocolId::Own(_)));
+    if (own.0 || own.1) && !settings.own.has(collective, algorithm, protocol) {
+        return Some(format!("there is no kernel of {protocol} for it"));
+    }
+    if !own.0 && !algorithms(collective).contains(&algorithm) {
         return Some(match (algorithm, collective) {
             (Algorithm::CollnetDirect, Collective::AllGather | Collective::ReduceScatter) => {
                 "needs a network that gathers and scatters, which is not modelled".to_owned()
@@ -191,6 +197,14 @@ pub(super) fn forbidden(
     }
     if !settings.allows_protocol(collective, protocol) {
         return Some("not allowed by NCCL_PROTO".to_owned());
+    }
+    let unnamed =
+        |what: &str| Some(format!("the model has no figures of it, and {what} does not name it"));
+    if !settings.own.knows_algorithm(algorithm) && !settings.algorithms.names(collective) {
+        return unnamed("NCCL_ALGO");
+    }
+    if !settings.own.knows_protocol(protocol) && !settings.protocols.names(collective) {
+        return unnamed("NCCL_PROTO");
     }
     if !settings.allows_order(collective, algorithm) {
         return Some("not in the order of the ranks, as FERROCCL_DETERMINISTIC asks".to_owned());

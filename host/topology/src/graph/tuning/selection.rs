@@ -19,10 +19,16 @@ use serde::{Deserialize, Serialize};
 
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId, UnknownName};
 
-/// A closed set that [`Selection`] selects from.
+/// A set that [`Selection`] selects from: the library's values, and those of other crates.
 pub trait Selectable: Copy + PartialEq + Display + FromStr<Err = UnknownName> + 'static {
-    /// Every value, 16 at most.
+    /// The library's values.
     const ALL: &'static [Self];
+
+    /// A number of its own, less than 16: the place in [`Selectable::ALL`], or behind it for another crate's.
+    fn index(self) -> usize;
+
+    /// The value with this number; another crate's has no name then.
+    fn from_index(index: usize) -> Option<Self>;
 
     /// The value that NCCL knows by another name.
     #[must_use]
@@ -33,10 +39,26 @@ pub trait Selectable: Copy + PartialEq + Display + FromStr<Err = UnknownName> + 
 
 impl Selectable for ProtocolId {
     const ALL: &'static [Self] = ProtocolId::ALL;
+
+    fn index(self) -> usize {
+        self.index()
+    }
+
+    fn from_index(index: usize) -> Option<Self> {
+        Self::from_index(index as u64)
+    }
 }
 
 impl Selectable for Algorithm {
     const ALL: &'static [Self] = Algorithm::ALL;
+
+    fn index(self) -> usize {
+        self.index()
+    }
+
+    fn from_index(index: usize) -> Option<Self> {
+        Self::from_index(index as u64)
+    }
 
     /// PAT, parallel aggregated trees, is of Bruck's kind: as many rounds, to ranks at the same distances.
     fn alias(name: &str) -> Option<Self> {
@@ -115,7 +137,7 @@ impl<T: Selectable> Selection<T> {
         self.list(collective).is_some()
     }
 
-    /// What may be chosen for `collective`, in the order of the set.
+    /// Which of the library's may be chosen for `collective`, in the order of the set.
     pub fn iter(&self, collective: Collective) -> impl Iterator<Item = T> + '_ {
         T::ALL.iter().copied().filter(move |value| self.allows(collective, *value))
     }
@@ -130,29 +152,37 @@ impl<T: Selectable> Selection<T> {
     }
 
     fn bit(value: T) -> u16 {
-        T::ALL.iter().position(|v| *v == value).map_or(0, |i| 1 << i)
+        u32::try_from(value.index()).ok().and_then(|i| 1u16.checked_shl(i)).unwrap_or(0)
     }
 
-    /// Every bit that is a value.
+    /// The bits of the library's values.
     fn every() -> u16 {
         T::ALL.iter().fold(0, |bits, value| bits | Self::bit(*value))
     }
 
     /// One list, without its collective.
-    fn read_list(text: &str, elsewhere: &[&'static str]) -> Result<u16, String> {
+    fn read_list(text: &str, elsewhere: &[&'static str], own: &[T]) -> Result<u16, String> {
         let (all_but, list) = text.strip_prefix('^').map_or((false, text), |list| (true, list));
         let mut named = 0;
         for name in list.split(',').map(str::trim) {
+            let of_another = || own.iter().copied().find(|o| has_name(o, name));
             match name.parse::<T>() {
                 Ok(value) => named |= Self::bit(value),
-                Err(unknown) => match T::alias(name) {
+                Err(unknown) => match T::alias(name).or_else(of_another) {
                     Some(value) => named |= Self::bit(value),
                     None if elsewhere.iter().any(|e| e.eq_ignore_ascii_case(name)) => {}
-                    None => return Err(format!("\"{name}\": {unknown}")),
+                    None if own.is_empty() => return Err(format!("\"{name}\": {unknown}")),
+                    None => {
+                        return Err(format!(
+                            "\"{name}\": {unknown} {}",
+                            join(own).replace(',', " ")
+                        ));
+                    }
                 },
             }
         }
-        let left = if all_but { Self::every() & !named } else { named };
+        let all = own.iter().fold(Self::every(), |bits, value| bits | Self::bit(*value));
+        let left = if all_but { all & !named } else { named };
         if left == 0 {
             return Err(format!("\"{text}\" leaves nothing to choose"));
         }
@@ -160,7 +190,8 @@ impl<T: Selectable> Selection<T> {
     }
 
     fn show_list(list: u16) -> String {
-        join(T::ALL.iter().filter(|value| list & Self::bit(**value) != 0))
+        let values = (0..u16::BITS as usize).filter(|i| list >> i & 1 == 1);
+        join(&values.filter_map(T::from_index).collect::<Vec<_>>())
     }
 }
 
@@ -178,20 +209,55 @@ impl<T: Selectable> Selection<T> {
     /// # Errors
     /// What is wrong with it, in words.
     pub fn parse(text: &str, elsewhere: &[&'static str]) -> Result<Self, String> {
+        Self::parse_with(text, elsewhere, &[])
+    }
+
+    /// [`Selection::parse`] that also knows these values of other crates.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    ///
+    /// ```
+    /// use ferroccl_topology::graph::tuning::{Collective, ProtocolId, Selection};
+    ///
+    /// let own = ProtocolId::own(0, "LL64");
+    /// let protocols = Selection::parse_with("ll64,simple", &[], &[own])?;
+    /// assert!(protocols.allows(Collective::AllReduce, own));
+    /// assert!(!protocols.allows(Collective::AllReduce, ProtocolId::Ll));
+    /// # Ok::<(), String>(())
+    /// ```
+    pub fn parse_with(text: &str, elsewhere: &[&'static str], own: &[T]) -> Result<Self, String> {
         let mut all = Self::all();
         for (i, part) in text.split(';').map(str::trim).enumerate() {
             match part.split_once(':') {
                 Some((name, list)) => {
                     let at = collective(name.trim())?;
-                    all.of[at] = Some(Self::read_list(list.trim(), elsewhere)?);
+                    all.of[at] = Some(Self::read_list(list.trim(), elsewhere, own)?);
                 }
-                None if i == 0 => all.general = Some(Self::read_list(part, elsewhere)?),
+                None if i == 0 => all.general = Some(Self::read_list(part, elsewhere, own)?),
                 None => {
                     return Err(format!("\"{part}\": only the first list is for all collectives"));
                 }
             }
         }
         Ok(all)
+    }
+
+    /// Whether a text has the form of one, whatever its names are.
+    #[must_use]
+    pub fn has_form(text: &str) -> bool {
+        let is_name = |name: &str| {
+            let good = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
+            !name.is_empty() && name.chars().all(good)
+        };
+        let is_list = |list: &str| {
+            let list = list.trim();
+            list.strip_prefix('^').unwrap_or(list).split(',').all(|name| is_name(name.trim()))
+        };
+        text.split(';').map(str::trim).enumerate().all(|(i, part)| match part.split_once(':') {
+            Some((name, list)) => collective(name.trim()).is_ok() && is_list(list),
+            None => i == 0 && is_list(part),
+        })
     }
 
     /// What may be written, in words.
@@ -216,6 +282,11 @@ impl<T: Selectable> Display for Selection<T> {
         }
         Ok(())
     }
+}
+
+/// Whether a value has this name, whatever the case.
+fn has_name<T: Display>(value: &T, name: &str) -> bool {
+    value.to_string().eq_ignore_ascii_case(name)
 }
 
 /// `a,b,c`.

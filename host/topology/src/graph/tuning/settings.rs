@@ -2,7 +2,7 @@
 
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
-use super::{MAX_CHANNELS, Selection};
+use super::{MAX_CHANNELS, OwnKernels, Selection};
 
 /// What may be chosen. [`Settings::default`] leaves everything to the model.
 ///
@@ -14,7 +14,7 @@ use super::{MAX_CHANNELS, Selection};
 /// assert!(!settings.allows(Collective::AllReduce, Algorithm::Ring));
 /// # Ok::<(), String>(())
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
     /// `NCCL_ALGO`: the algorithms that may be chosen.
     pub algorithms: Selection<Algorithm>,
@@ -37,6 +37,8 @@ pub struct Settings {
     pub min_channels: Option<u32>,
     /// `NCCL_MAX_NCHANNELS`: the most channels there are.
     pub max_channels: Option<u32>,
+    /// The kernels of other crates.
+    pub own: OwnKernels,
     /// `NCCL_LL128_C2C=0`: LL128 is not safe on the way to a network card by P2C or PXN.
     pub no_ll128_c2c: bool,
 }

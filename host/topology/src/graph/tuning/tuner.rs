@@ -7,7 +7,6 @@ use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
 use super::choose::{allowed, breakpoints};
 use super::parallelism::MinimumSize;
-use super::rules::modelled_as;
 use super::{Settings, Situation, is_faster, model};
 
 /// No call is larger.
@@ -21,14 +20,14 @@ pub struct Tuner {
     starts: Box<[u64]>,
     /// By [`Collective`].
     tables: Box<[CostTable]>,
-    /// By algorithm and protocol.
-    minimum_sizes: Box<[[MinimumSize; 3]]>,
+    /// By algorithm and protocol. Those of other crates are as many as there are, whether they are registered or not.
+    minimum_sizes: Box<[[MinimumSize; ProtocolId::MOST]]>,
 }
 
 /// The candidates of a collective, and their times.
 #[derive(Clone, Debug, PartialEq)]
 struct CostTable {
-    /// The candidates that may be chosen, in NCCL's order; 32 at most.
+    /// The candidates that may be chosen, in NCCL's order; 64 at most.
     candidates: Box<[(Algorithm, ProtocolId)]>,
     /// The time of every candidate, range by range.
     costs: Box<[LinearCost]>,
@@ -48,7 +47,8 @@ impl CostTable {
         settings: &Settings,
         starts: &[u64],
     ) -> CostTable {
-        let candidates = allowed(s, collective, settings);
+        let mut candidates = allowed(s, collective, settings);
+        candidates.truncate(u64::BITS as usize);
         let time = |(a, p): (Algorithm, ProtocolId), bytes: u64| {
             // What may be chosen has a time.
             model::cost(s, collective, a, p, bytes, settings)
@@ -74,7 +74,7 @@ impl CostTable {
         open: impl Fn(Algorithm, ProtocolId) -> bool,
     ) -> Option<(Algorithm, ProtocolId)> {
         let costs = self.costs.get(range * self.candidates.len()..)?;
-        let mut closed = 0u32;
+        let mut closed = 0u64;
         loop {
             let mut best: Option<(f64, u32, (Algorithm, ProtocolId))> = None;
             for ((cost, &choice), i) in costs.iter().zip(&self.candidates).zip(0u32..) {
@@ -114,12 +114,13 @@ impl Tuner {
         let starts = breakpoints(s, settings, 0, LARGEST);
         let table = |collective: &Collective| CostTable::new(s, *collective, settings, &starts);
         let tables = Collective::ALL.iter().map(table).collect();
-        let minimum_sizes = |algorithm: &Algorithm| {
-            // In the order of their indices.
-            [ProtocolId::Ll, ProtocolId::Ll128, ProtocolId::Simple]
-                .map(|p| MinimumSize::new(s, *algorithm, p, settings))
-        };
-        let minimum_sizes = Algorithm::ALL.iter().map(minimum_sizes).collect();
+        let protocol = |index| ProtocolId::from_index(index as u64).unwrap_or(ProtocolId::Simple);
+        let minimum_sizes =
+            (0..Algorithm::MOST as u64).filter_map(Algorithm::from_index).map(|a| {
+                // In the order of their indices.
+                std::array::from_fn(|p| MinimumSize::new(s, a, protocol(p), settings))
+            });
+        let minimum_sizes = minimum_sizes.collect();
         Tuner { starts: starts.into_boxed_slice(), tables, minimum_sizes }
     }
 
@@ -191,7 +192,7 @@ impl Tuner {
     }
 
     fn minimum_size(&self, algorithm: Algorithm, protocol: ProtocolId) -> Option<&MinimumSize> {
-        self.minimum_sizes.get(algorithm as usize)?.get(modelled_as(protocol))
+        self.minimum_sizes.get(algorithm.index())?.get(protocol.index())
     }
 
     /// The algorithms and protocols that the settings allow for a collective, in NCCL's order.
