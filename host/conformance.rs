@@ -23,11 +23,11 @@
 
 mod drawing;
 mod explain;
+mod ranks;
 
 pub use explain::Explanation;
+use ranks::{Random, Ranks, words};
 
-use std::cell::RefCell;
-use std::ops::Range;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -101,15 +101,6 @@ impl Wrong {
             Wrong::Explained(why) => why.wrong,
         }
     }
-}
-
-/// What calls move.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Data {
-    /// Small integers, whose sums are exact.
-    Integers,
-    /// Small numbers as the bits of floats: words that look like flags.
-    Flags,
 }
 
 impl ProtocolTests {
@@ -418,8 +409,10 @@ macro_rules! conformance {
         mod $name {
             #[allow(unused_imports, reason = "for the protocol's type")]
             use super::*;
+            #[allow(unused_imports, reason = "without tests")]
             use $crate::conformance::{ProtocolTests, seeds};
 
+            #[cfg(test)] // as the tests are, which doctests leave out
             fn tests() -> ProtocolTests {
                 $crate::conformance!(@tests $protocol $(=> $algorithm)?)
             }
@@ -463,100 +456,4 @@ macro_rules! conformance {
             )?
         }
     )* };
-}
-
-/// Ranks of one process.
-struct Ranks {
-    device: Device,
-    ranks: Vec<Communicator>,
-    streams: Vec<Stream>,
-    /// What the buffers of calls are called, the last one last.
-    buffers: RefCell<Vec<(Range<u64>, String)>>,
-}
-
-impl Ranks {
-    fn new(device: Device, n: usize, config: &CommConfig) -> Result<Self, String> {
-        let ranks = Communicator::init_all_with(&device, n as u32, config).map_err(words)?;
-        let streams = ranks.iter().map(|_| device.stream());
-        let streams = streams.collect::<crate::Result<_>>().map_err(words)?;
-        Ok(Ranks { device, ranks, streams, buffers: RefCell::default() })
-    }
-
-    /// What lies at an address.
-    fn name(&self, address: u64) -> String {
-        let place = self.ranks.iter().find_map(|rank| rank.place_of(address));
-        place
-            .or_else(|| self.buffer_at(address))
-            .unwrap_or_else(|| "memory that the suite does not know".to_owned())
-    }
-
-    /// The element of a call's buffer at an address.
-    fn buffer_at(&self, address: u64) -> Option<String> {
-        let buffers = self.buffers.borrow();
-        let (range, name) = buffers.iter().rev().find(|(range, _)| range.contains(&address))?;
-        Some(format!("element {} of {name}", (address - range.start) / 4))
-    }
-
-    /// An all-reduce by a kernel, or as the library does it, of which every element is checked.
-    fn call(&self, by: Option<Row>, count: usize, random: &mut Random) -> Result<(), String> {
-        let data = if by.is_some() { Data::Integers } else { Data::Flags };
-        let mut value = |i: usize| match data {
-            Data::Integers => random.below(1000) as f32,
-            Data::Flags if i.is_multiple_of(2) => f32::from_bits(random.below(40) as u32),
-            Data::Flags => 0.0,
-        };
-        let mut input = || (0..count).map(&mut value).collect();
-        let inputs: Vec<Vec<f32>> = self.ranks.iter().map(|_| input()).collect();
-        let mut outputs: Vec<DeviceBuffer<f32>> = Vec::new();
-        for ((rank, stream), input) in self.ranks.iter().zip(&self.streams).zip(&inputs) {
-            let send = self.device.upload(input).map_err(words)?;
-            let recv: DeviceBuffer<f32> = self.device.alloc(count).map_err(words)?;
-            for (what, buffer) in [("input", &send), ("output", &recv)] {
-                let range = buffer.address()..buffer.address() + 4 * count as u64;
-                let name = format!("rank {}'s {what}", rank.rank());
-                self.buffers.borrow_mut().push((range, name));
-            }
-            match by {
-                // SAFETY: the kernel is the ring all-reduce of f32.
-                Some(row) => unsafe {
-                    let spec = KernelSpec::new(row, count);
-                    rank.launch(&spec, &send, &recv, ReduceOp::Sum, stream)
-                },
-                None => rank.all_reduce(&send, &recv, ReduceOp::Sum, stream),
-            }
-            .map_err(words)?;
-            outputs.push(recv);
-        }
-        for (r, (output, stream)) in outputs.iter().zip(&self.streams).enumerate() {
-            let got = output.to_vec(stream).map_err(|error| format!("rank {r}: {error}"))?;
-            for (i, got) in got.into_iter().enumerate() {
-                let want: f32 = inputs.iter().map(|input| input[i]).sum();
-                if got != want {
-                    return Err(format!("rank {r}, element {i} of {count}: {got}, not {want}"));
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-fn words(error: crate::Error) -> String {
-    error.to_string()
-}
-
-/// Numbers that a seed gives.
-struct Random(u64);
-
-impl Random {
-    /// Knuth's multiplier for 64 bits (MMIX), of which the upper bits are good.
-    fn below(&mut self, n: usize) -> usize {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % n.max(1)
-    }
-
-    /// True so many times of a hundred.
-    fn chance(&mut self, percent: usize) -> bool {
-        self.below(100) < percent
-    }
 }

@@ -182,6 +182,9 @@ impl Builder {
         if let Some(function) = headers::undefined(&text) {
             return Err(Error::Undefined { name: name(), function: function.into() });
         }
+        if let Some(function) = headers::not_inlined(&text) {
+            return Err(Error::NotInlined { name: name(), function });
+        }
         let kernels = headers::kernels(&text);
         if kernels.is_empty() {
             return Err(Error::NoKernels { name: name() });

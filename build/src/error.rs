@@ -47,6 +47,16 @@ pub enum Error {
         /// The function, as PTX names it.
         function: String,
     },
+    /// A function asks for the call that its kernel was launched with, and was not inlined: only a kernel has that as its parameter.
+    #[error(
+        "{name}: `{function}` uses the kernel's argument and was not inlined into a kernel; mark it #[inline(always)]"
+    )]
+    NotInlined {
+        /// The module.
+        name: String,
+        /// The function, as Rust names it.
+        function: String,
+    },
     /// The module has no `extern "ptx-kernel"` function.
     #[error("{name}: has no kernels")]
     NoKernels {

@@ -55,6 +55,25 @@ pub(crate) fn kernels(ptx: &str) -> Vec<String> {
     entries.filter_map(|rest| Some(rest.split_once('(')?.0.to_owned())).collect()
 }
 
+/// The first function that is no kernel and uses the parameter of one, as Rust names it.
+pub(crate) fn not_inlined(ptx: &str) -> Option<String> {
+    let functions = ptx.split("\n.func").skip(1).chain(ptx.split("\n.visible .func").skip(1));
+    let mut bodies = functions.filter_map(|rest| {
+        let (head, body) = rest.split_once("\n{")?;
+        // A declaration ends before a body.
+        (!head.contains(';')).then(|| (head, body.split("\n}").next().unwrap_or_default()))
+    });
+    let (head, _) = bodies.find(|(_, body)| body.contains("[work"))?;
+    // `  (.param .b32 r) name(`, or `  name(`
+    let head = head.trim_start();
+    let named = match head.strip_prefix('(') {
+        Some(result) => result.split_once(')')?.1,
+        None => head,
+    };
+    let name = named.split('(').next().unwrap_or_default().trim();
+    Some(format!("{:#}", rustc_demangle::demangle(name)))
+}
+
 /// The first function that a module calls and does not contain.
 pub(crate) fn undefined(ptx: &str) -> Option<&str> {
     let (_, declared) = ptx.split_once(".extern .func")?;
@@ -95,6 +114,27 @@ mod tests {
         assert_eq!(of(&with("//@version 6.4")).as_deref(), Some(".version 7.0"));
         assert_eq!(of(&with("//@version x")).as_deref(), Some(".version 7.0"));
         assert!(!finish(&with("//@version 8.2")).contains("\n.version"));
+    }
+
+    #[test]
+    fn a_function_that_only_works_inside_of_a_kernel_is_named() {
+        let with = |head: &str, body: &str| {
+            format!("{ASM}\n{head}(\n\t.param .b64 p\n)\n{{\n\t{body}\n}}\n")
+        };
+        let uses = "ld.param.u64 %rd1, [work+8];";
+        let mangled = "_ZN3lab4ll644step17h0123456789abcdefE";
+        for (head, name) in [
+            (".func plain", "plain"),
+            (".visible .func  (.param .b64 func_retval0) other", "other"),
+            (&format!(".func {mangled}"), "lab::ll64::step"),
+        ] {
+            assert_eq!(not_inlined(&with(head, uses)).as_deref(), Some(name));
+            assert_eq!(not_inlined(&with(head, "ret;")), None);
+        }
+        // What a kernel has is the kernel's.
+        assert_eq!(not_inlined(&finish(&ASM.replace("\tret", &format!("\t{uses}\n\tret")))), None);
+        let declared = format!("{ASM}.func gone\n()\n;\n{}", with(".func plain", "ret;"));
+        assert_eq!(not_inlined(&declared), None);
     }
 
     #[test]

@@ -184,6 +184,12 @@ fn what_is_wrong_is_an_error_with_the_compilers_words() {
         kernel("k", "*p = gone(1)")
     ));
     assert!(matches!(error.unwrap_err(), Error::Undefined { function, .. } if function == "gone"));
+    let asks = "#[inline(never)] fn asks() -> u64 { let n; unsafe { core::arch::asm!(\"ld.param.u64 {}, [work];\", out(reg64) n) }; n }";
+    let error = compile(&format!("{asks}\n{}", kernel("k", "*p = asks() as u32"))).unwrap_err();
+    assert!(
+        matches!(&error, Error::NotInlined { function, .. } if function == "wrong::asks"),
+        "{error}"
+    );
     // The next attempt is not misled by what this one left.
     compile(&kernel("k", "*p = 1")).unwrap();
 }

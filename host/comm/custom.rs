@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferroccl_device::abi::ProtocolId;
+use ferroccl_device::abi::{Algorithm, ProtocolId};
 use ferroccl_device::kernels::{Kernel, Row};
 
 use super::Communicator;
@@ -83,7 +83,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when its protocol has no buffers here ([`Registry::protocol`](crate::Registry::protocol)), when it is
-    /// not for elements of type `T` or for this operator, or when root or channels cannot be had; else as
+    /// not for elements of type `T` or for this operator, when it works on windows or is of an algorithm of several kernels, or when root
+    /// or channels cannot be had; else as
     /// [`Communicator::all_reduce`].
     ///
     /// ```
@@ -130,6 +131,24 @@ impl Communicator {
         if Row::find(&[row], row.collective, row.algorithm, protocol, op.op(), T::TYPE).is_none() {
             let reason = format!("{name} is not for type {} and op {}", T::TYPE, op.op());
             return Err(Error::argument("spec.row", reason));
+        }
+        let reason = match row.algorithm {
+            on_windows if on_windows.is_on_windows() => {
+                "works on windows, which only calls look up"
+            }
+            over_mesh if over_mesh.is_over_mesh() && self.0.mesh.is_none() => {
+                "takes ranks that all reach each other's memory"
+            }
+            Algorithm::Hierarchical | Algorithm::CollnetDirect | Algorithm::CollnetChain => {
+                "is no kernel, but several"
+            }
+            _ => "",
+        };
+        if !reason.is_empty() {
+            return Err(Error::argument(
+                "spec.row.algorithm",
+                format!("{} {reason}", row.algorithm),
+            ));
         }
         if let Some(root) = root {
             self.check_rank("spec.root", root)?;

@@ -6,6 +6,7 @@
 mod collnet;
 mod failures;
 mod forks;
+mod launch;
 mod life;
 mod net;
 mod readme;

@@ -5,17 +5,26 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ferroccl::device::collectives::AllReduceRing;
+use ferroccl::device::kernels::Row;
+use ferroccl::device::prims::Ll;
+use ferroccl::device::reduce::Sum;
 use ferroccl::runtime::cuda::CudaRuntime;
 use ferroccl::runtime::ptx::source;
-use ferroccl::{CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp, group};
+use ferroccl::{CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp, Registry, group};
 
 use crate::stand_in::{alone, ready};
 
 const KERNEL: &str = "all_reduce_ring_ll_sum_float";
 
 fn all_reduce(runtime: CudaRuntime) -> Result<(), Error> {
+    all_reduce_by(runtime, Registry::new())
+}
+
+fn all_reduce_by(runtime: CudaRuntime, registry: Registry) -> Result<(), Error> {
     let device = Device::new(Arc::new(runtime));
     let mut config = CommConfig::default();
+    config.registry = registry;
     config.protocol = Some(ProtocolId::Ll);
     config.algorithm = Some(ferroccl::Algorithm::Ring);
     let ranks = Communicator::init_all_with(&device, 2, &config)?;
@@ -69,6 +78,28 @@ fn an_edited_kernel_takes_the_place_of_ours() {
         text.replace(".target sm_80", ".target sm_120").replace(".target sm_90", ".target sm_120");
     let error = all_reduce(edited(&later)).unwrap_err();
     assert!(error.to_string().contains("SM version"), "{error}");
+}
+
+#[test]
+fn a_kernel_brings_its_own_ptx() {
+    if !ready() {
+        return;
+    }
+    let _alone = alone();
+    let by = |text: String| {
+        let row = Row::of::<AllReduceRing, f32, Sum, Ll>(KERNEL);
+        // What a crate has embedded lives as long.
+        let registry = Registry::new().kernels(&[row], text.leak());
+        all_reduce_by(CudaRuntime::new(0).unwrap(), registry)
+    };
+    by(source(KERNEL, 90).unwrap()).unwrap();
+    let error = by("not PTX at all".to_owned()).unwrap_err();
+    assert!(error.to_string().contains("Missing .target directive"), "{error}");
+    // What was edited by name comes before.
+    let text = source(KERNEL, 90).unwrap();
+    let row = Row::of::<AllReduceRing, f32, Sum, Ll>(KERNEL);
+    let registry = Registry::new().kernels(&[row], "not PTX at all");
+    all_reduce_by(edited(&text), registry).unwrap();
 }
 
 /// Files of the cache, with their content.

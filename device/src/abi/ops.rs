@@ -345,37 +345,6 @@ impl core::str::FromStr for Algorithm {
     }
 }
 
-/// Which algorithm of another crate: a number among those of a communicator, and a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct OwnAlgorithm {
-    number: u8,
-    name: &'static str,
-}
-
-impl OwnAlgorithm {
-    /// Algorithms of other crates that a communicator can have at a time.
-    pub const MOST: u8 = 4;
-
-    /// `number` is less than [`OwnAlgorithm::MOST`], and another one than that of each other algorithm that the same registry has.
-    /// The communicator checks that when it is made.
-    #[must_use]
-    pub const fn new(number: u8, name: &'static str) -> Self {
-        OwnAlgorithm { number, name }
-    }
-
-    /// Its number.
-    #[must_use]
-    pub const fn number(self) -> u8 {
-        self.number
-    }
-
-    /// Its name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        self.name
-    }
-}
-
 impl Algorithm {
     /// Whether its kernels work on the buffers of all ranks, which are in windows.
     #[must_use]
@@ -482,35 +451,46 @@ impl core::str::FromStr for ProtocolId {
     }
 }
 
-/// Which protocol of another crate: a number among those of a communicator, and a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct OwnProtocol {
-    number: u8,
-    name: &'static str,
+/// Which one of another crate: a number and a name.
+macro_rules! own {
+    ($($(#[$m:meta])* pub struct $name:ident, $most:literal;)*) => { $(
+        $(#[$m])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name {
+            number: u8,
+            name: &'static str,
+        }
+
+        impl $name {
+            /// How many a communicator can have at a time.
+            pub const MOST: u8 = $most;
+
+            /// `number` is less than [`Self::MOST`], and another one than that of each other one that the same communicator has. The
+            /// communicator checks that when it is made.
+            #[must_use]
+            pub const fn new(number: u8, name: &'static str) -> Self {
+                Self { number, name }
+            }
+
+            /// Its number.
+            #[must_use]
+            pub const fn number(self) -> u8 {
+                self.number
+            }
+
+            /// Its name.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                self.name
+            }
+        }
+    )* };
 }
-
-impl OwnProtocol {
-    /// Protocols of other crates that a communicator can have at a time.
-    pub const MOST: u8 = 5;
-
-    /// `number` is less than [`OwnProtocol::MOST`], and another one than that of each other protocol that the same communicator has.
-    /// The communicator checks that when it is made.
-    #[must_use]
-    pub const fn new(number: u8, name: &'static str) -> Self {
-        OwnProtocol { number, name }
-    }
-
-    /// Its number.
-    #[must_use]
-    pub const fn number(self) -> u8 {
-        self.number
-    }
-
-    /// Its name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        self.name
-    }
+own! {
+    /// Which protocol of another crate: a number among those of a communicator, and a name.
+    pub struct OwnProtocol, 5;
+    /// Which algorithm of another crate: a number among those of a communicator, and a name.
+    pub struct OwnAlgorithm, 4;
 }
 
 #[cfg(test)]

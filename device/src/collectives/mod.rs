@@ -59,6 +59,22 @@ use crate::reduce::{Reducer, Reduction};
 
 /// An algorithm of a collective: a kernel for every protocol, and where it reduces for every reduction and type. What
 /// only moves data is made for bytes, and for a reduction that it does not use.
+///
+/// Another crate implements its own over the public items of [`prims`](crate::prims); `examples/lab` in the repository has two, with their
+/// tests. What it has to keep, and what it can rely on:
+///
+/// * All blocks of all ranks run [`KernelCode::run_block`], each on a channel of its own ([`KernelContext::channel`]), with the same number
+///   of ranks and counts that fit together. A block's part of the buffers is [`KernelContext::part`]: it touches no other.
+/// * A channel has a connection to and one from every rank ([`KernelContext::connections`]), and around the ring
+///   ([`KernelContext::ring`]). [`Prims::open`] opens some of them, [`Prims::close_round`] closes them while the call goes on over others, and
+///   [`Prims::close`] at its end. Steps of a connection are taken in order: what one rank sends, the other receives, in the same chunks.
+/// * Data goes in chunks of at most [`Prims::chunk`], which is the same on all connections that are opened alike. A rank that sends more
+///   than its slots hold before the other receives waits for ever if that one does the same.
+/// * With [`KernelCode::COMPARES`] an algorithm that does not go around the ring calls [`KernelContext::settle`] before its first verb; one
+///   that does, [`Prims::settle`] behind its first send.
+/// * After a failure verbs return at once ([`Prims::stopped`]), so that loops end by themselves.
+/// * A kernel runs twice: for the data, and over a network in the host, where only its steps are counted. What it does must depend on
+///   nothing but the call, so that both count the same.
 pub trait KernelCode {
     /// The collective that it does.
     const COLLECTIVE: Collective;

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use ferroccl::graph::tuning::{AlgorithmFigures, ProtocolFigures};
 use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
 use ferroccl::{Algorithm, CommConfig, Communicator, Device, ProtocolId, ReduceOp};
 use ferroccl_device::abi::{Collective, DataType};
@@ -85,6 +86,25 @@ fn calls_take_what_the_settings_name() {
         let (how, _) = all_reduce(&ours, ReduceOp::Max, 100);
         assert_ne!(how.0, AllReduceDoubling::ALGORITHM);
     }
+}
+
+#[test]
+fn the_tuner_takes_what_its_figures_make_the_fastest() {
+    let fast = ProtocolFigures { like: ProtocolId::Ll, latency: 0.01, bandwidth: 100.0 };
+    let ours = ranks(4, |config| {
+        config.registry = registry().protocol_figures::<Ll64>(fast);
+    });
+    let (how, _) = all_reduce(&ours, ReduceOp::Sum, 100);
+    assert_eq!(how.1, LL64);
+    let few = |_| AlgorithmFigures { steps: 0.01, sent: 0.01 };
+    let ours = ranks(4, |config| {
+        config.registry = registry().algorithm_figures(AllReduceDoubling::ALGORITHM, few);
+    });
+    let (how, _) = all_reduce(&ours, ReduceOp::Sum, 100);
+    assert_eq!(how.0, AllReduceDoubling::ALGORITHM);
+    let ours = ranks(4, |_| {});
+    let (how, _) = all_reduce(&ours, ReduceOp::Sum, 100);
+    assert!(how.0 != AllReduceDoubling::ALGORITHM && how.1 != LL64, "{how:?}");
 }
 
 #[test]

@@ -90,6 +90,8 @@ pub(crate) fn execute(args: &CheckArgs) -> ExitCode {
     match check(args) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
+        // Whoever read the table has seen enough.
+        Err(Failure::Output(e)) if e.kind() == io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
         Err(failure) => {
             crate::complain("check", &failure);
             ExitCode::FAILURE
@@ -299,7 +301,10 @@ pub(crate) fn watch(args: &WatchArgs) -> ExitCode {
                 .is_ok_and(|s| s.success())
         });
         let seconds = begun.elapsed().as_secs_f64();
-        println!("# {} after {seconds:.1} s\n", if good { "all is right" } else { "NOT right" });
+        let verdict = if good { "all is right" } else { "NOT right" };
+        if writeln!(io::stdout(), "# {verdict} after {seconds:.1} s\n").is_err() {
+            return ExitCode::FAILURE; // nobody reads it any more
+        }
         if args.once {
             let _ = std::fs::remove_file(&file); // it is a temporary file, and may not be there
             return if good { ExitCode::SUCCESS } else { ExitCode::FAILURE };

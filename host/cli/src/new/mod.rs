@@ -16,7 +16,7 @@ use files::{Kind, Names};
 
 const AFTER_HELP: &str = "\
 The crate is a workspace of its own, with the command: in it, `cargo test` runs the suite, `cargo run -- perf ...` measures, \
-`cargo run -- watch` does both at each save.
+`cargo run -- watch` checks the kernels at each save.
 
 Examples:
   ferroccl new protocol my_lines         lines of data and a flag, with the suite and broken rules
