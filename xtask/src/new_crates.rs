@@ -32,7 +32,7 @@ fn each(what: &[&str]) -> Result<(), String> {
 
 /// They compile, with their PTX.
 pub(crate) fn compile() -> Result<(), String> {
-    each(&["check", "--locked", "--all-targets"])
+    each(&["test", "--no-run", "--locked"])
 }
 
 /// Their tests pass.
