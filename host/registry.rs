@@ -74,7 +74,7 @@ pub struct Registry(Arc<Contents>);
 
 #[derive(Clone, Default)]
 struct Contents {
-    protocols: Vec<Registered>,
+    protocols: Vec<RegisteredProtocol>,
     algorithms: Vec<(Algorithm, Figures)>,
     rows: Vec<Row>,
     /// What was wrong with a call of the builder's, for [`Registry::check`].
@@ -86,7 +86,7 @@ type Figures = fn(u32) -> AlgorithmFigures;
 
 /// A protocol of another crate.
 #[derive(Clone, Copy)]
-struct Registered {
+struct RegisteredProtocol {
     protocol: ProtocolId,
     /// Bytes of a connection's buffer.
     bytes: usize,
@@ -112,7 +112,7 @@ impl Registry {
 
     /// [`Registry::protocol`] by its id, with the bytes of a line.
     pub(crate) fn protocol_id(self, protocol: ProtocolId, bytes: usize, line: usize) -> Self {
-        let registered = Registered { protocol, bytes, line, figures: None };
+        let registered = RegisteredProtocol { protocol, bytes, line, figures: None };
         self.with(|all| all.protocols.push(registered))
     }
 
@@ -167,10 +167,11 @@ impl Registry {
         self
     }
 
-    /// Whether there is nothing in it.
+    /// Whether there is nothing in it, and nothing was wrong with what was added.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.protocols.is_empty() && self.0.rows.is_empty()
+        let Contents { protocols, algorithms, rows, wrong } = &*self.0;
+        protocols.is_empty() && algorithms.is_empty() && rows.is_empty() && wrong.is_none()
     }
 
     /// The protocols, in the order in which they were added.
@@ -280,7 +281,7 @@ impl Registry {
         let mut hash = Sha256::new();
         let mut word = |text: String| hash.update(format!("{text}\n"));
         for known in &self.0.protocols {
-            let Registered { protocol, bytes, figures, .. } = known;
+            let RegisteredProtocol { protocol, bytes, figures, .. } = known;
             word(format!("{} {protocol} {bytes} {figures:?}", protocol.index()));
         }
         for (algorithm, figures) in &self.0.algorithms {
@@ -481,6 +482,7 @@ mod tests {
                 "algorithm_figures=Mine: AlgorithmFigures { steps: NaN",
             ),
         ] {
+            assert!(!registry.is_empty(), "a communicator would not look at it: {why}");
             let error = registry.check().unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }

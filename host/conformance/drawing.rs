@@ -8,18 +8,18 @@ use ferroccl_device::gpu::cpu::{Access, Order};
 #[derive(Clone, Debug)]
 pub(super) struct Drawing {
     ranks: [u32; 2],
-    rows: Vec<Row>,
+    rows: Vec<DrawnEvent>,
 }
 
 /// An event of a rank.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Row {
+pub(super) struct DrawnEvent {
     pub number: u64,
     /// Which rank's column.
     pub lane: usize,
     /// Where: D for data, F for a flag.
     pub place: char,
-    pub kind: RowKind,
+    pub kind: DrawnKind,
     pub word: Option<u64>,
     /// Whether it is one of the two accesses that are in no order.
     pub marked: bool,
@@ -28,7 +28,7 @@ pub(super) struct Row {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RowKind {
+pub(super) enum DrawnKind {
     Load(Access),
     Store(Order),
     /// The store of this number is seen by all from here on.
@@ -36,12 +36,12 @@ pub(super) enum RowKind {
     Swap,
 }
 
-impl Row {
+impl DrawnEvent {
     /// Whether it is the same once more.
-    pub(super) fn is_like(&self, other: &Row) -> bool {
-        let key = |row: &Row| (row.lane, row.place, row.word, row.marked);
+    pub(super) fn is_like(&self, other: &DrawnEvent) -> bool {
+        let key = |row: &DrawnEvent| (row.lane, row.place, row.word, row.marked);
         let same_kind = match (self.kind, other.kind) {
-            (RowKind::Visible(a), RowKind::Visible(b)) => a == b,
+            (DrawnKind::Visible(a), DrawnKind::Visible(b)) => a == b,
             (a, b) => a == b,
         };
         key(self) == key(other) && same_kind && !self.marked
@@ -51,13 +51,13 @@ impl Row {
         let place = self.place;
         let order = |release: bool| if release { ", a release" } else { ", in no order" };
         let mut text = match self.kind {
-            RowKind::Load(Access::Data) => format!("loads {place}"),
-            RowKind::Load(Access::Relaxed) => format!("loads {place}, in no order"),
-            RowKind::Load(Access::Acquire) => format!("loads {place}, an acquire"),
-            RowKind::Store(Order::Plain | Order::Guarded) => format!("stores {place}"),
-            RowKind::Store(kind) => format!("stores {place}{}", order(kind == Order::Release)),
-            RowKind::Visible(store) => format!("its store {store} of {place} is seen"),
-            RowKind::Swap => format!("swaps {place}"),
+            DrawnKind::Load(Access::Data) => format!("loads {place}"),
+            DrawnKind::Load(Access::Relaxed) => format!("loads {place}, in no order"),
+            DrawnKind::Load(Access::Acquire) => format!("loads {place}, an acquire"),
+            DrawnKind::Store(Order::Plain | Order::Guarded) => format!("stores {place}"),
+            DrawnKind::Store(kind) => format!("stores {place}{}", order(kind == Order::Release)),
+            DrawnKind::Visible(store) => format!("its store {store} of {place} is seen"),
+            DrawnKind::Swap => format!("swaps {place}"),
         };
         if let (Some(word), 'F') = (self.word, self.place) {
             let _ = write!(text, ": {word}");
@@ -78,7 +78,7 @@ const WIDTH: usize = 44;
 const MOST: usize = 48;
 
 impl Drawing {
-    pub(super) fn new(ranks: [u32; 2], mut rows: Vec<Row>) -> Self {
+    pub(super) fn new(ranks: [u32; 2], mut rows: Vec<DrawnEvent>) -> Self {
         if rows.len() > MOST {
             let too_many = rows.len() - MOST;
             let marked = rows.iter().position(|row| row.marked).unwrap_or(too_many);
@@ -126,13 +126,13 @@ impl Drawing {
                 )
             };
             match row.kind {
-                RowKind::Load(_) | RowKind::Swap => out += &arrow((memory, y), (x, y)),
-                RowKind::Visible(store) => {
+                DrawnKind::Load(_) | DrawnKind::Swap => out += &arrow((memory, y), (x, y)),
+                DrawnKind::Visible(store) => {
                     let from = self.rows.iter().position(|row| row.number == store);
                     out += &arrow((x, from.map_or(y, at)), (memory, y));
                     continue; // the arrow says it
                 }
-                RowKind::Store(_) => {}
+                DrawnKind::Store(_) => {}
             }
             let (anchor, x) = if row.lane == 0 { ("end", x - 10) } else { ("start", x + 10) };
             let _ = writeln!(

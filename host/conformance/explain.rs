@@ -4,7 +4,7 @@ use std::fmt;
 
 use ferroccl_device::gpu::cpu::{Access, Order};
 
-use super::drawing::{Drawing, Row, RowKind};
+use super::drawing::{Drawing, DrawnEvent, DrawnKind};
 use crate::runtime::cpu::{Conflict, MemoryAccess, MemoryEvent};
 
 /// What went wrong, in the smallest run that was found.
@@ -212,7 +212,7 @@ fn draw(events: &[MemoryEvent], pair: (&MemoryEvent, &MemoryEvent), flag: Flag<'
     let ranks = [first.rank, second.rank];
     let from = flag.map_or(first.number, |(store, _)| store.number.min(first.number));
     let until = second.number.max(first.number);
-    let mut rows: Vec<Row> = Vec::new();
+    let mut rows: Vec<DrawnEvent> = Vec::new();
     let place = |event: &MemoryEvent| match flag {
         _ if overlap(event, second) => Some('D'),
         Some((store, _)) if overlap(event, store) => Some('F'),
@@ -232,12 +232,12 @@ fn draw(events: &[MemoryEvent], pair: (&MemoryEvent, &MemoryEvent), flag: Flag<'
             after += 1;
         }
         let kind = match event.what {
-            MemoryAccess::Load(access) => RowKind::Load(access),
-            MemoryAccess::Store(order) => RowKind::Store(order),
-            MemoryAccess::Visible(store) => RowKind::Visible(store),
-            MemoryAccess::Swap => RowKind::Swap,
+            MemoryAccess::Load(access) => DrawnKind::Load(access),
+            MemoryAccess::Store(order) => DrawnKind::Store(order),
+            MemoryAccess::Visible(store) => DrawnKind::Visible(store),
+            MemoryAccess::Swap => DrawnKind::Swap,
         };
-        let row = Row {
+        let row = DrawnEvent {
             number: event.number,
             lane,
             place,
@@ -293,6 +293,10 @@ mod tests {
             assert_eq!(found, wanted);
             assert_eq!(flag.map(|(_, load)| load.number), Some(3));
         }
+        // The flag that was seen is followed by another one of the same rank, behind the data.
+        let mut events = run(Order::Release, Access::Acquire, true);
+        events.push(event(6, 0, MemoryAccess::Store(Order::Release), 72, 6));
+        assert_eq!(missing(&events, &events[1], &events[4]).0, Missing::OldFlag);
         let mut events = run(Order::Release, Access::Acquire, false);
         events[3].word = Some(4); // a flag that rank 0 did not store
         assert_eq!(missing(&events, &events[0], &events[4]).0, Missing::NoFlag);

@@ -132,7 +132,7 @@ impl Piece {
         later.release || self.epoch != later.epoch || self.overlaps(later.address, later.len)
     }
 
-    fn perform(self, watch: &mut Watch) {
+    fn perform(self, watch: &mut MemoryWatch) {
         let place = (self.address.addr(), self.len);
         if let (Some(races), Some(clock)) = (&mut watch.races, self.clock) {
             races.visible(place.0, clock);
@@ -157,12 +157,12 @@ impl Piece {
 
 /// Who watches accesses.
 #[derive(Default)]
-pub(super) struct Watch {
+pub(super) struct MemoryWatch {
     pub(super) races: Option<Races>,
     pub(super) history: Option<History>,
 }
 
-impl Watch {
+impl MemoryWatch {
     /// Notes an access in the history; its number there.
     fn note(
         &mut self,
@@ -196,7 +196,7 @@ struct Buffer {
 
 impl Buffer {
     /// Performs piece `i` and what must precede it.
-    fn force(&mut self, i: usize, watch: &mut Watch) {
+    fn force(&mut self, i: usize, watch: &mut MemoryWatch) {
         let mut due = vec![false; i + 1];
         due[i] = true;
         for later in (0..=i).rev() {
@@ -212,14 +212,14 @@ impl Buffer {
     }
 
     /// Performs the oldest piece that piece `i` has to wait for, or `i` itself.
-    fn advance(&mut self, mut i: usize, watch: &mut Watch) {
+    fn advance(&mut self, mut i: usize, watch: &mut MemoryWatch) {
         while let Some(earlier) = (0..i).find(|&e| self.pieces[e].precedes(&self.pieces[i])) {
             i = earlier;
         }
         self.pieces.remove(i).perform(watch);
     }
 
-    fn force_all(&mut self, watch: &mut Watch) {
+    fn force_all(&mut self, watch: &mut MemoryWatch) {
         self.pieces.drain(..).for_each(|piece| piece.perform(watch));
     }
 }
@@ -236,7 +236,7 @@ pub(super) struct Chaos {
     pub(super) changed: bool,
     /// A hash of all that has happened.
     pub(super) trace: u64,
-    pub(super) watch: Watch,
+    pub(super) watch: MemoryWatch,
 }
 
 impl Chaos {
@@ -244,7 +244,7 @@ impl Chaos {
         let mut rng = Rng::new(adversity.seed);
         let pace = [0.5, 0.125, 0.03][rng.below(3)];
         let (buffers, free) = (Vec::new(), Vec::new());
-        let watch = Watch {
+        let watch = MemoryWatch {
             races: adversity.races.then(Races::default),
             history: adversity.history.then(History::default),
         };

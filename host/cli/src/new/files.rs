@@ -24,7 +24,7 @@ impl Kind {
 }
 
 /// A name as modules, types and constants have it.
-pub(super) struct Names {
+pub(super) struct CrateNames {
     /// `my_lines`
     pub snake: String,
     /// `MyLines`
@@ -33,14 +33,18 @@ pub(super) struct Names {
     pub upper: String,
 }
 
-impl Names {
+impl CrateNames {
     pub(super) fn new(snake: &str) -> Self {
         let camel = snake.split('_').flat_map(|word| {
             let mut letters = word.chars();
             let first = letters.next().map(|c| c.to_ascii_uppercase());
             first.into_iter().chain(letters)
         });
-        Names { snake: snake.to_owned(), camel: camel.collect(), upper: snake.to_ascii_uppercase() }
+        CrateNames {
+            snake: snake.to_owned(),
+            camel: camel.collect(),
+            upper: snake.to_ascii_uppercase(),
+        }
     }
 
     /// A source of the lab's under this name.
@@ -56,11 +60,11 @@ impl Names {
 /// Every file, with its path in the crate. `read` reads one of the lab's.
 pub(super) fn all<E>(
     kind: Kind,
-    names: &Names,
+    names: &CrateNames,
     sources: &str,
     read: &dyn Fn(&str) -> Result<String, E>,
 ) -> Result<Vec<(String, String)>, E> {
-    let Names { snake, .. } = names;
+    let CrateNames { snake, .. } = names;
     let (file, old) = match kind {
         Kind::Protocol => ("src/ll64.rs", ["ll64", "Ll64", "LL64"]),
         Kind::Collective => ("src/doubling.rs", ["mod doubling", "Doubling", "DOUBLING"]),
@@ -122,7 +126,7 @@ pub(super) fn all<E>(
 }
 
 /// A template with the names put in.
-fn fill(template: &str, kind: Kind, names: &Names) -> String {
+fn fill(template: &str, kind: Kind, names: &CrateNames) -> String {
     let (registry, use_it) = match kind {
         Kind::Protocol => (
             "Registry::new().protocol::<@Camel@>(256 << 10).kernels(KERNELS, PTX)",

@@ -12,7 +12,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use clap::Args;
 
-use files::{Kind, Names};
+use files::{CrateNames, Kind};
 
 const AFTER_HELP: &str = "\
 The crate is a workspace of its own, with the command: in it, `cargo test` runs the suite, `cargo run -- perf ...` measures, \
@@ -98,7 +98,7 @@ fn make(args: &NewArgs) -> Result<String, Failure> {
         let path = sources.join("examples/lab").join(file);
         fs::read_to_string(&path).map_err(no_sources(&path))
     };
-    let names = Names::new(&args.name);
+    let names = CrateNames::new(&args.name);
     // All is read before anything is written.
     let all = files::all(args.kind, &names, &sources.display().to_string(), &read)?;
     for (file, text) in &all {
@@ -108,7 +108,7 @@ fn make(args: &NewArgs) -> Result<String, Failure> {
             .and_then(|()| fs::write(&path, text))
             .map_err(|error| Failure::File { path, error })?;
     }
-    // Names of other lengths break other lines. It can be read without, too.
+    // CrateNames of other lengths break other lines. It can be read without, too.
     let _ = Command::new("cargo").arg("fmt").current_dir(&to).stderr(Stdio::null()).status();
     let mut text = format!(
         "{to} has a {} to begin with: src/{}.rs\n\n  cd {to}\n  cargo test            the suite, on the CPU and in the emulator\n",
