@@ -17,6 +17,7 @@ mod new_crates;
 mod ptx;
 mod run;
 mod skips;
+mod space;
 mod tiers;
 
 use std::process::ExitCode;

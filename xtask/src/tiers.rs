@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use crate::run::Step;
-use crate::{features, licences, new_crates, skips};
+use crate::{features, licences, new_crates, skips, space};
 
 /// The features of lints and documentation: everything.
 const ALL: &str = "cust,cudarc";
@@ -30,6 +30,7 @@ pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
     let mut run = Command::new("cargo");
     run.args(tests.split_whitespace().skip(1)).args(arguments).env(skips::FILE, skips::path());
     let mut steps = vec![
+        Step::new("space", "room on the disk").function(space::check),
         format(),
         lints(&[]),
         documentation(&[]),
