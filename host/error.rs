@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use ferroccl_bootstrap::BootstrapError;
-use ferroccl_device::abi::{Fault, FaultKind, WaitKind};
+use ferroccl_device::abi::{Fault, FaultKind, NO_RANK, WaitKind};
 use ferroccl_topology::TopologyError;
 use ferroccl_topology::graph::file::GraphError;
 
@@ -245,6 +245,10 @@ impl std::fmt::Display for KernelFault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Fault { rank, peer, channel, step, seq, .. } = self.0;
         let wait = WaitKind::from_raw(self.0.wait).words();
+        let of_whom = match peer {
+            NO_RANK => "any rank".to_owned(),
+            rank => format!("rank {rank}"),
+        };
         match self.kind() {
             FaultKind::Mismatch => {
                 let (ours, theirs) = crate::enqueue::describe(&self.0.expected, &self.0.found);
@@ -262,12 +266,12 @@ impl std::fmt::Display for KernelFault {
             }
             FaultKind::Deadlock => write!(
                 f,
-                "deadlock: rank {rank} channel {channel} step {step} waits for {wait} of rank {peer}, and nothing can move"
+                "deadlock: rank {rank} channel {channel} step {step} waits for {wait} of {of_whom}, and nothing can move"
             ),
             FaultKind::Timeout => {
                 write!(
                     f,
-                    "timeout: rank {rank} channel {channel} step {step} waited for {wait} of rank {peer}"
+                    "timeout: rank {rank} channel {channel} step {step} waited for {wait} of {of_whom}"
                 )
             }
             FaultKind::PeerLost if rank == peer => {

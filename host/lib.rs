@@ -42,7 +42,8 @@ mod transport;
 
 pub use buffer::{Device, DeviceBuffer, Element, Stream};
 pub use comm::{
-    AbortHandle, CommConfig, Communicator, Extra, InProgress, KernelSpec, ShrinkMode, Window, group,
+    AbortHandle, CommConfig, Communicator, DeviceCommConfig, DeviceCommunicator, Extra, Grid,
+    InProgress, KernelSpec, ShrinkMode, Window, group,
 };
 pub use error::{Error, KernelFault, Result};
 pub use ferroccl_bootstrap::{self as bootstrap, UniqueId};

@@ -22,6 +22,8 @@
 #[macro_use]
 mod lists;
 mod own;
+#[cfg(not(target_arch = "nvptx64"))]
+mod user;
 
 use crate::abi::{ReduceOp, Work};
 use crate::collectives::{
@@ -55,6 +57,8 @@ const _: () = assert!(align_of::<Argument>() == align_of::<Work>());
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use cpu::{Kernel, PtxText, Row, all, left_out, lookup, rows};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use user::UserKernel;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod cpu {
@@ -68,7 +72,7 @@ mod cpu {
     pub struct Kernel {
         /// Name of its PTX entry.
         pub name: &'static str,
-        /// Its CPU function; the argument is the address of the call's [`Work`].
+        /// Its CPU function; the argument is the address of the call's [`Work`], or of what it takes instead.
         pub cpu: unsafe fn(*const Work),
         /// Threads of a block at most, on a GPU.
         pub threads: u32,
@@ -79,6 +83,8 @@ mod cpu {
         pub blocks: u32,
         /// The module of PTX that has its entry, of a kernel of another crate. The library's own modules have those of its table.
         pub ptx: Option<PtxText>,
+        /// Bytes of its argument: of a [`Work`], or of what a [`UserKernel`](super::UserKernel) takes.
+        pub argument: usize,
     }
 
     /// A module of PTX as text.
@@ -118,6 +124,7 @@ mod cpu {
                 steps: Some(A::run::<T, Sum, Counted<P>>),
                 blocks: A::BLOCKS,
                 ptx: None,
+                argument: size_of::<Work>(),
             }
         }
     }
@@ -293,6 +300,7 @@ mod cpu {
                     steps: None,
                     blocks: 1,
                     ptx: None,
+                    argument: size_of::<Work>(),
                 },
             }
         };
@@ -309,6 +317,7 @@ mod cpu {
                     steps: Some(<$A as KernelCode>::run::<<$T as AsLarge>::Twin, Sum, Counted<$P>>),
                     blocks: <$A as KernelCode>::BLOCKS,
                     ptx: None,
+                    argument: size_of::<Work>(),
                 },
             }
         };

@@ -8,6 +8,7 @@
 //!
 //! ```text
 //! kernels       one table: (collective, algorithm, protocol, op, type) -> PTX entry and CPU function
+//! device_comm   what kernels of the user's communicate by: barriers, signals, the other ranks' memory
 //! collectives   the algorithms, in verbs: ring, chain, tree, Bruck, one-shot, sends and receives
 //! prims         the verbs (send, recv_reduce_send, ...) over a protocol: Simple, LL, LL128
 //! copy          the loop that combines some sources into some destinations
@@ -32,15 +33,21 @@
 #[macro_use]
 mod unroll;
 
+#[cfg(not(target_arch = "nvptx64"))]
+#[doc(hidden)] // for `kernel_argument!`
+pub use bytemuck;
+
 pub mod abi;
 pub mod args;
 pub mod arith;
 pub mod collectives;
 pub mod copy;
+pub mod device_comm;
 pub mod element;
 pub mod fp8;
 pub mod gpu;
 pub mod kernels;
 pub mod orders;
+mod peers;
 pub mod prims;
 pub mod reduce;

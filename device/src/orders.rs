@@ -54,6 +54,12 @@ pub const BEGUN: Published = Published("begun");
 /// [`MESH_ENDED`](crate::abi::MESH_ENDED): `MeshSide::end_together`, of both sides. What others have written is there, and what they
 /// read has been read, before the rank goes on.
 pub const ENDED: Published = Published("ended");
+/// [`DeviceComm::arrival`](crate::abi::DeviceComm::arrival): `BlockComm::barrier`, of both sides. What a rank has done before a barrier
+/// is there for the others behind it.
+pub const BARRIER: Published = Published("barrier");
+/// [`DeviceComm::sent`](crate::abi::DeviceComm::sent): `BlockComm::signal` -> `BlockComm::wait_for`. What a rank has done before a
+/// signal is there for who has waited for it.
+pub const SIGNAL: Published = Published("signal");
 /// [`Channel::progress`](crate::abi::Channel): `tell_progress` -> `wait_for_progress`. What goes up a tree has been read
 /// before the other block writes over it.
 pub const PROGRESS: Published = Published("progress");
@@ -76,6 +82,8 @@ pub const ALL: &[Published] = &[
     PTR,
     BEGUN,
     ENDED,
+    BARRIER,
+    SIGNAL,
     PROGRESS,
     POISON,
     FAULT,

@@ -203,6 +203,15 @@ impl<T: Element, R: Reduction> Reducer<T, R> {
         }
     }
 
+    /// The reducer of an operator without a scalar: of what a reduction has, its first.
+    #[inline(always)]
+    #[must_use]
+    pub fn without_scalar() -> Self {
+        const { assert!(!Self::PRE && !Self::POST, "a reduction with a scalar takes that from a call") };
+        let (factor, divisor) = (T::Unit::factor(0), T::Unit::divisor(1));
+        Reducer { factor, divisor, op: R::OPS[0], marker: PhantomData }
+    }
+
     /// Whether [`Reducer::pre`] does anything.
     #[inline(always)]
     #[must_use]

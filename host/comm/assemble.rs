@@ -9,7 +9,7 @@ use tracing::{info, warn};
 use super::affinity::ProxyCores;
 use super::builder::{CommBuilder, ranks_on_device};
 use super::collnet_heads::CollnetHeads;
-use super::control::{ControlBlock, DeviceCommParams};
+use super::control::{ControlBlock, GroupParams};
 use super::init_params::TuningParams;
 use super::mesh::Mesh;
 use super::net::NetConnections;
@@ -83,7 +83,7 @@ impl CommBuilder<'_> {
         }
         let nodes = Nodes::new(self.rank, peers, self.config.ranks_per_node);
         let scratch = self.device.runtime().allocate(channels * SCRATCH_BYTES + BARRIER_BYTES)?;
-        let device_comm = DeviceCommParams {
+        let params = GroupParams {
             rank: self.rank,
             nranks: self.nranks,
             channels: self.channels,
@@ -95,7 +95,7 @@ impl CommBuilder<'_> {
         let mut groups =
             vec![self.rings.to_vec(), vec![nodes.ring_in_rank_order()], vec![nodes.ring_in_node()]];
         groups.extend(nodes.ring_of_leaders().map(|ring| vec![ring]));
-        let control = ControlBlock::new(device_comm, &peer_table, &groups, runtime)?;
+        let control = ControlBlock::new(params, &peer_table, &groups, runtime)?;
         let of_mesh = (self.rank, first, self.tuning.deterministic);
         let mesh = Mesh::new(of_mesh, &edges, &self.layout, channels, runtime)?;
         let may = (mesh.is_some(), self.env.win_enable, self.env.nvls_enable != 0);

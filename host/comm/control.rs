@@ -29,7 +29,7 @@ pub(super) struct ControlBlock {
     _tables: Arc<dyn Memory>,
     /// Address of the table of peers, and its length.
     peers: (u64, usize),
-    groups: Vec<DeviceComm>,
+    groups: Vec<GroupTables>,
     /// A connection as it is before the first call.
     shape: Conn,
 }
@@ -43,7 +43,7 @@ struct HostFlags {
 
 /// The tables of one group of ranks (NCCL's `ncclDevComm`), as they were written. Kernels change their own copy.
 #[derive(Debug)]
-struct DeviceComm {
+struct GroupTables {
     /// Address of the kernels' copy of `comm`.
     address: u64,
     comm: Comm,
@@ -78,7 +78,7 @@ impl RankOrder {
 
 /// What the tables of all groups have in common.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct DeviceCommParams {
+pub(super) struct GroupParams {
     pub rank: u32,
     /// Ranks of the communicator.
     pub nranks: u32,
@@ -101,7 +101,7 @@ impl ControlBlock {
     /// # Errors
     /// When there is no memory for it.
     pub(super) fn new(
-        params: DeviceCommParams,
+        params: GroupParams,
         peers: &[Peer],
         groups: &[Vec<RankOrder>],
         runtime: &dyn Runtime,
@@ -157,7 +157,7 @@ impl ControlBlock {
                 fault: flags.address() + offset_of!(HostFlags, fault) as u64,
                 timeout_ns: params.timeout_ns,
             };
-            DeviceComm { address: image.push(&[comm]), comm, channels }
+            GroupTables { address: image.push(&[comm]), comm, channels }
         });
         let groups = groups.collect();
         // SAFETY: the memory is the runtime's, and new.
@@ -193,7 +193,7 @@ impl ControlBlock {
 
     /// The tables of a group as they were written.
     pub(super) fn tables(&self, group: usize) -> (&Comm, &[Channel]) {
-        let DeviceComm { comm, channels, .. } = &self.groups[group];
+        let GroupTables { comm, channels, .. } = &self.groups[group];
         (comm, channels)
     }
 

@@ -19,7 +19,7 @@ use crate::buffer::Stream;
 use crate::enqueue::{CollectiveCall, KernelPlan};
 use crate::error::Result;
 use crate::log;
-use crate::runtime::{Launch, LaunchObserver, Memory};
+use crate::runtime::{Argument, Launch, LaunchObserver, Memory};
 
 /// The memory of a call: input, output, and the operator's scalar. It is kept until the call's kernels have ended.
 pub(super) type KeepAlive = [Option<Arc<dyn Memory>>; 3];
@@ -91,7 +91,7 @@ pub(super) fn launch_kernel(
         blocks: plan.blocks,
         threads: plan.choice.threads.min(plan.kernel.threads),
         sharing: comm.ranks_on_device,
-        work: Box::new(work),
+        argument: Argument::of_work(&work),
         keep: Vec::new(),
         bytes: call.bytes() as u64,
         observer: Some((Arc::clone(&comm.recorder) as Arc<dyn LaunchObserver>, record.0)),

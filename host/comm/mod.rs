@@ -49,6 +49,7 @@ mod collnet_heads;
 mod config;
 mod control;
 mod custom;
+mod device_comm;
 mod faults;
 mod fusion;
 #[cfg(any(test, fuzzing))]
@@ -90,6 +91,7 @@ use ferroccl_device::abi::ReduceOp;
 pub use abort::AbortHandle;
 pub use config::CommConfig;
 pub use custom::{Extra, KernelSpec};
+pub use device_comm::{DeviceCommConfig, DeviceCommunicator, Grid};
 pub use group::group;
 pub use in_progress::InProgress;
 #[cfg(feature = "emulator")]

@@ -23,7 +23,7 @@ use crate::buffer::Stream;
 use crate::enqueue::{self, CollectiveCall, Registration};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::runtime::{Launch, LaunchObserver, Memory};
+use crate::runtime::{Argument, Launch, LaunchObserver, Memory};
 
 /// A send or a receive whose arguments have been checked (NCCL's `ncclTaskP2p`).
 pub(super) struct P2pTask {
@@ -229,7 +229,7 @@ impl P2pBatch {
             blocks,
             threads: kernel.threads,
             sharing: comm.ranks_on_device,
-            work: Box::new(work),
+            argument: Argument::of_work(&work),
             keep: Vec::new(),
             bytes,
             observer: Some((Arc::clone(&comm.recorder) as Arc<dyn LaunchObserver>, record.0)),

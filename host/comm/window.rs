@@ -18,7 +18,7 @@ mod words;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ferroccl_device::abi::WindowPeers;
+use ferroccl_device::abi::{DeviceWindow, WindowPeers};
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
@@ -69,8 +69,12 @@ pub(super) struct WindowState {
     bytes: u64,
     /// The table of the others', for kernels; or why there is none.
     table: Result<Arc<dyn Memory>, String>,
+    /// The same for kernels of the user's: of a rank alone, too.
+    users_table: Result<Arc<dyn Memory>, String>,
     /// Its multicast object; or why there is none.
     multicast: Result<Arc<dyn Memory>, String>,
+    /// This rank's buffer.
+    _memory: Arc<dyn Memory>,
     /// The buffers of all, which are not to be freed before.
     _mapped: Vec<Arc<dyn Memory>>,
 }
@@ -89,9 +93,30 @@ pub(super) struct Windows {
     allowed: (bool, bool),
 }
 
+/// What memory is registered for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Purpose {
+    /// The user's buffer: for calls, and for kernels of the user's.
+    Calls,
+    /// The words of a device communicator: for kernels of the user's.
+    Kernels { barriers: u32, signals: u32 },
+}
+
+impl std::fmt::Display for Purpose {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Purpose::Calls => f.write_str("a window"),
+            Purpose::Kernels { barriers, signals } => {
+                write!(f, "a device communicator of {barriers} barriers and {signals} signals")
+            }
+        }
+    }
+}
+
 /// What a rank tells the others of a buffer that it registers.
 #[derive(Debug, Serialize, Deserialize)]
 struct Offer {
+    purpose: Purpose,
     bytes: u64,
     /// Where it is in its allocation, and how large that is.
     offset: usize,
@@ -127,6 +152,10 @@ impl Window {
     #[must_use]
     pub fn why_not_multicast(&self) -> Option<&str> {
         self.state.multicast.as_ref().err().map(String::as_str)
+    }
+
+    pub(super) fn state(&self) -> &WindowState {
+        &self.state
     }
 
     /// Bytes of the buffer.
@@ -171,7 +200,7 @@ impl Communicator {
             return Err(Error::argument("buffer", reason));
         }
         let range = (buffer.address(), buffer.len() as u64 * size_of::<T>() as u64);
-        let state = register(&self.0, buffer.memory(), range)?;
+        let state = register(&self.0, buffer.memory(), range, Purpose::Calls)?;
         Ok(Window { state, comm: self.0.downgrade() })
     }
 
@@ -253,6 +282,12 @@ impl Windows {
 }
 
 impl WindowState {
+    /// For kernels of the user's; why not.
+    pub(super) fn value(&self) -> Result<DeviceWindow, &str> {
+        let table = self.users_table.as_ref().map_err(String::as_str)?;
+        Ok(DeviceWindow { address: self.address, bytes: self.bytes, peers: table.address() })
+    }
+
     /// What kernels may do with it.
     fn registration(&self) -> Registration {
         match (&self.table, &self.multicast) {
@@ -298,16 +333,17 @@ fn possible(
 }
 
 /// Registers the range of `bytes` bytes at `address`, of `memory`.
-fn register(
+pub(super) fn register(
     comm: &SharedComm,
     memory: &Arc<dyn Memory>,
     (address, bytes): (u64, u64),
+    purpose: Purpose,
 ) -> Result<Arc<WindowState>> {
     // The all-gathers must not be mixed with those of a split, or of another window.
     let _one = comm.split_lock.lock();
     drop(comm.lock_order()?);
     let stop = Stop::any([Arc::clone(&comm.failed)]);
-    register_locked(comm, memory, (address, bytes), &stop).map_err(|error| {
+    register_locked(comm, memory, (address, bytes), purpose, &stop).map_err(|error| {
         if !stop.is_set() {
             return error;
         }
@@ -320,6 +356,7 @@ fn register_locked(
     comm: &SharedComm,
     memory: &Arc<dyn Memory>,
     (address, bytes): (u64, u64),
+    purpose: Purpose,
     stop: &Stop,
 ) -> Result<Arc<WindowState>> {
     let limit = Limit { time: Config::from_env()?.bootstrap_timeout, stop: stop.clone() };
@@ -336,6 +373,7 @@ fn register_locked(
     let multicast =
         handle.as_ref().map_err(Clone::clone).and_then(|_| multicast::offer(comm, memory));
     let mine = Offer {
+        purpose,
         bytes,
         offset,
         allocation: memory.len(),
@@ -344,6 +382,10 @@ fn register_locked(
         words: words_handle,
     };
     let all: Vec<Offer> = all_gather(comm, &mine, &limit)?;
+    if let Some((rank, other)) = (0..).zip(&all).find(|(_, other)| other.purpose != purpose) {
+        let reason = format!("rank {} makes {purpose}, rank {rank} {}", comm.rank, other.purpose);
+        return Err(Error::argument("config", reason));
+    }
     if let Some((rank, other)) = (0..).zip(&all).find(|(_, other)| other.bytes != bytes) {
         let reason = format!("has {bytes} bytes, rank {rank} registers {}", other.bytes);
         return Err(Error::argument("buffer", reason));
@@ -374,10 +416,30 @@ fn register_locked(
         (Ok(_), Ok(_)) => "direct, with a multicast object".to_owned(),
     };
     info!(target: log::REG, rank = comm.rank, "window {number}: {bytes} bytes at {address:#x}, {how}");
-    let state = Arc::new(WindowState { number, address, bytes, table, multicast, _mapped: mapped });
-    comm.windows.lock().push(Arc::clone(&state));
-    preload::preload_direct(comm);
+    let users_table = if comm.nranks == 1 { table_alone(comm) } else { table.clone() };
+    let state = WindowState {
+        number,
+        address,
+        bytes,
+        table,
+        users_table,
+        multicast,
+        _memory: Arc::clone(memory),
+        _mapped: mapped,
+    };
+    let state = Arc::new(state);
+    if purpose == Purpose::Calls {
+        comm.windows.lock().push(Arc::clone(&state));
+        preload::preload_direct(comm);
+    }
     Ok(state)
+}
+
+/// The table of a rank that has no others.
+fn table_alone(comm: &CommState) -> Result<Arc<dyn Memory>, String> {
+    let image = [bytemuck::bytes_of(&WindowPeers::default()), &[0; size_of::<u64>()]].concat();
+    let table = runtime::place(&**comm.device.runtime(), &image);
+    table.map_err(|e| format!("rank {}: {e}", comm.rank))
 }
 
 /// The allocation that a buffer is in, as far as the others reach it; why they do not.

@@ -9,6 +9,7 @@
 //! | `ptx`, with the feature `emulator` | PTX in an emulator | here |
 //! | `cuda`, with the feature of that name | PTX on a GPU | here |
 
+mod argument;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -29,11 +30,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use ferroccl_device::abi::Work;
 use ferroccl_device::gpu::Waiting;
 use ferroccl_device::kernels::Kernel;
 use ferroccl_proxy::{Operation, Proxy};
 
+pub use argument::Argument;
 pub use event::Event;
 pub use multicast::Multicast;
 pub use settings::Settings;
@@ -391,7 +392,7 @@ pub type Check = Arc<dyn Fn(Option<&Error>) -> Result<()> + Send + Sync>;
 /// A block that runs, and waits for a peer.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitingBlock {
-    /// Address of its communicator, as kernels know it ([`Work::comm`]).
+    /// Address of its communicator, as kernels know it ([`Work::comm`](ferroccl_device::abi::Work::comm)).
     pub comm: u64,
     /// The name of its kernel.
     pub kernel: &'static str,
@@ -417,8 +418,8 @@ pub struct Launch {
     pub threads: u32,
     /// Ranks of the communicator that share the device: they all launch as many blocks, which have to run at the same time.
     pub sharing: u32,
-    /// The kernel's argument: a driver copies it at the launch, elsewhere it is kept until the kernel has ended.
-    pub work: Box<Work>,
+    /// What the kernel takes.
+    pub argument: Argument,
     /// What the kernel uses.
     pub keep: Vec<Keep>,
     /// Bytes the call moves: whether it is worth waking another core for.
@@ -455,7 +456,7 @@ pub trait StreamOps: Debug + Send + Sync {
     /// When it cannot be started at all; what happens later comes out of [`StreamOps::synchronize`].
     ///
     /// # Safety
-    /// `launch.work` must be what `launch.kernel` expects, and every address in it valid, for the
+    /// `launch.argument` must be what `launch.kernel` expects, and every address in it valid, for the
     /// accesses the kernel makes, until `launch.done` is called; `launch.keep` is for that.
     unsafe fn launch(&self, launch: Launch) -> Result<()>;
 

@@ -9,7 +9,7 @@ use ferroccl_device::abi::Work;
 use ferroccl_device::kernels::Kernel;
 
 use super::memory;
-use super::{Done, Event, Keep, Launch, Memory};
+use super::{Argument, Done, Event, Keep, Launch, Memory};
 use crate::error::{Error, Result};
 
 /// One operation. `R` is what a runtime has made ready for a launch.
@@ -58,9 +58,9 @@ pub(super) struct Launched<S, R> {
     pub(super) blocks: u32,
     /// Bytes the call moves.
     pub(super) bytes: u64,
-    /// What the runtime has made ready for it. Before `work`, which it may refer to.
+    /// What the runtime has made ready for it. Before `argument`, which it may refer to.
     pub(super) ready: R,
-    work: Box<Work>,
+    argument: Argument,
     /// Used by the thread that ends the launch alone; the mutex only makes it `Sync`.
     done: Mutex<Done>,
     keep: Vec<Keep>,
@@ -82,21 +82,21 @@ unsafe impl Send for WorkPtr {}
 impl<S, R> Launched<S, R> {
     /// The launch has come to the head of its stream.
     pub(super) fn new(launch: Launch, ready: R, stream: S) -> Self {
-        let Launch { kernel, blocks, work, keep, bytes, observer, done, .. } = launch;
+        let Launch { kernel, blocks, argument, keep, bytes, observer, done, .. } = launch;
         if let Some((observer, number)) = observer {
             observer.on_started(number);
         }
         let (done, failure, verdict) = (Mutex::new(done), OnceLock::new(), OnceLock::new());
-        Launched { kernel, blocks, bytes, ready, work, done, keep, failure, verdict, stream }
+        Launched { kernel, blocks, bytes, ready, argument, done, keep, failure, verdict, stream }
     }
 
     pub(super) fn work(&self) -> WorkPtr {
-        WorkPtr(&raw const *self.work)
+        WorkPtr(self.argument.as_ptr())
     }
 
     /// Address of the communicator that the kernel works for.
     pub(super) fn comm(&self) -> u64 {
-        self.work.comm
+        self.argument.comm()
     }
 
     /// Notes an error of a block; the first counts.

@@ -4,6 +4,7 @@
 //! What depends on the environment runs in a process of its own: the test binary starts itself.
 
 mod collnet;
+mod device_comm;
 mod failures;
 mod forks;
 mod launch;
@@ -19,10 +20,12 @@ mod stalls;
 mod again;
 #[path = "../support/random.rs"]
 mod random;
+#[path = "../support/rounds.rs"]
+mod rounds;
 #[path = "../support/team.rs"]
 mod team;
 
-use ferroccl::{CommConfig, Communicator, Device, ReduceOp, Result, Stream, UniqueId};
+use ferroccl::{CommConfig, Communicator, Device, ReduceOp, Result, Stream, UniqueId, device};
 
 /// All ranks of a group that found each other by an id, each in a thread of its own.
 fn init_ranks(device: &Device, n: u32, config: &CommConfig) -> Vec<Communicator> {

@@ -1,6 +1,9 @@
 //! The CPU runtime: streams, blocks and workers; the seeded scheduler; protocols under its adversary.
 
+use ferroccl::device;
+
 mod adversity;
+mod device_comm;
 mod differing;
 mod direct;
 mod mesh;
@@ -12,3 +15,5 @@ mod seeded;
 mod kernels;
 #[path = "../support/random.rs"]
 mod random;
+#[path = "../support/rounds.rs"]
+mod rounds;

@@ -12,7 +12,7 @@ use super::random::Random;
 /// What is tried for each order, at most.
 const SEEDS: u64 = 600;
 
-/// What no result of a kernel shows, with the reason in the order's documentation; and what `direct.rs` has.
+/// What no result of a kernel shows, with the reason in the order's documentation; and what `direct.rs` and `device_comm.rs` have.
 const ELSEWHERE: &[Published] = &[
     orders::FAULT,
     orders::ABORT,
@@ -20,6 +20,8 @@ const ELSEWHERE: &[Published] = &[
     orders::SIGNATURE_ACK,
     orders::BEGUN,
     orders::ENDED,
+    orders::BARRIER,
+    orders::SIGNAL,
 ];
 
 /// All-reduces in a row, some of them empty; or calls that differ, which end in a fault.

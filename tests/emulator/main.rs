@@ -1,17 +1,24 @@
 //! Kernels in the PTX emulator: the runtime, the conformance cases, and bugs that it must notice.
 
+use ferroccl::device;
+
 mod alignment;
 mod bugs;
 mod conformance;
+mod device_comm;
 mod direct;
 mod runtime;
 
+#[path = "../support/device_ptx.rs"]
+mod device_ptx;
 #[path = "../support/kernels.rs"]
 mod kernels;
 #[path = "../support/random.rs"]
 mod random;
 #[path = "../support/reductions.rs"]
 mod reductions;
+#[path = "../support/rounds.rs"]
+mod rounds;
 #[path = "../support/skip.rs"]
 mod skip;
 #[path = "../support/team.rs"]

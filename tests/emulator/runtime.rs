@@ -8,7 +8,7 @@ use ferroccl::config::Config;
 use ferroccl::device::abi::Work;
 use ferroccl::device::kernels::Kernel;
 use ferroccl::runtime::ptx::{FaultKind, Options, PtxRuntime};
-use ferroccl::runtime::{Launch, Runtime, StreamOps};
+use ferroccl::runtime::{Argument, Launch, Runtime, StreamOps};
 use ferroccl::{
     Algorithm, CommConfig, Communicator, Device, Error, ProtocolId, ReduceOp, UniqueId, ptx,
 };
@@ -52,16 +52,24 @@ fn runtimes() -> impl Iterator<Item = Arc<PtxRuntime>> {
 }
 
 fn describe(name: &'static str, input: u64, output: u64, blocks: u32) -> Launch {
-    let mut work = Box::new(Work::zeroed());
+    let mut work = Work::zeroed();
     (work.input, work.output) = (input, output);
     let done = Box::new(|_: Option<&Error>| Ok(()));
-    let kernel = Kernel { name, cpu: noop, threads: 512, steps: None, blocks: 1, ptx: None };
+    let kernel = Kernel {
+        name,
+        cpu: noop,
+        threads: 512,
+        steps: None,
+        blocks: 1,
+        ptx: None,
+        argument: size_of::<Work>(),
+    };
     Launch {
         kernel,
         blocks,
         threads: 1,
         sharing: 1,
-        work,
+        argument: Argument::of_work(&work),
         keep: Vec::new(),
         bytes: 0,
         observer: None,

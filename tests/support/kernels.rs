@@ -9,7 +9,7 @@ use bytemuck::Zeroable;
 use ferroccl::device::abi::{WaitKind, Work};
 use ferroccl::device::gpu::{self, Waiting};
 use ferroccl::device::kernels::Kernel;
-use ferroccl::runtime::{Keep, Launch, Memory, Runtime, StreamOps};
+use ferroccl::runtime::{Argument, Keep, Launch, Memory, Runtime, StreamOps};
 use ferroccl::{Error, Result};
 
 pub(crate) type Cpu = unsafe fn(*const Work);
@@ -53,14 +53,22 @@ pub(crate) fn launch(
     output: u64,
     blocks: u32,
 ) -> Pending<'_> {
-    let mut work = Box::new(Work::zeroed());
+    let mut work = Work::zeroed();
     (work.input, work.output) = (input, output);
     let launch = Launch {
-        kernel: Kernel { name: "test", cpu, threads: 1, steps: None, blocks: 1, ptx: None },
+        kernel: Kernel {
+            name: "test",
+            cpu,
+            threads: 1,
+            steps: None,
+            blocks: 1,
+            ptx: None,
+            argument: size_of::<Work>(),
+        },
         blocks,
         threads: 1,
         sharing: 1,
-        work,
+        argument: Argument::of_work(&work),
         keep: Vec::new(),
         bytes: 0,
         observer: None,

@@ -8,7 +8,7 @@ use nix::sys::statvfs::statvfs;
 use crate::run::root;
 
 /// Gigabytes that `target` holds after `cargo xtask test` in a fresh clone, rounded up.
-const NEEDED: u64 = 16;
+const NEEDED: u64 = 8;
 
 const GIGABYTE: u64 = 1_000_000_000;
 

@@ -53,13 +53,19 @@ pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
                 .run(&format!("cargo build {cust} --example cust"))
                 .run(&format!("cargo test {cust} --test cuda crates")),
         );
-        let lab = |what: &str| format!("cargo {what} --manifest-path examples/lab/Cargo.toml");
         let apart = [NO_PTX[0], ("CARGO_TARGET_DIR", "target/lab")];
-        steps.push(
-            Step::new("lab", "protocols and algorithms of another crate (examples/lab)")
-                .run(&format!("{} -- --check", lab("fmt")))
-                .run_with(&lab("test"), &apart),
-        );
+        for (name, what) in [
+            ("lab", "protocols and algorithms of another crate (examples/lab)"),
+            ("fused", "kernels of another crate that communicate by themselves (examples/fused)"),
+        ] {
+            let cargo =
+                |what: &str| format!("cargo {what} --manifest-path examples/{name}/Cargo.toml");
+            steps.push(
+                Step::new(name, what)
+                    .run(&format!("{} -- --check", cargo("fmt")))
+                    .run_with(&cargo("test"), &apart),
+            );
+        }
         steps.push(
             Step::new("new", "crates that `ferroccl new` makes compile")
                 .function(new_crates::compile),

@@ -63,6 +63,10 @@ pub enum WaitKind {
     Ended = 10,
     /// A receiver waits for a flag of a protocol of another crate.
     OwnFlag = 11,
+    /// A user's kernel waits at a barrier of its [`DeviceComm`](super::DeviceComm), whose number stands for the channel.
+    Barrier = 12,
+    /// A user's kernel waits for a signal of its [`DeviceComm`](super::DeviceComm), whose number stands for the channel.
+    Signal = 13,
 }
 
 impl WaitKind {
@@ -81,6 +85,8 @@ impl WaitKind {
             9 => WaitKind::Begun,
             10 => WaitKind::Ended,
             11 => WaitKind::OwnFlag,
+            12 => WaitKind::Barrier,
+            13 => WaitKind::Signal,
             _ => WaitKind::None,
         }
     }
@@ -97,6 +103,8 @@ impl WaitKind {
                 | WaitKind::Begun
                 | WaitKind::Ended
                 | WaitKind::OwnFlag
+                | WaitKind::Barrier
+                | WaitKind::Signal
         )
     }
 
@@ -116,6 +124,8 @@ impl WaitKind {
             WaitKind::Begun => "the peer to begin the call",
             WaitKind::Ended => "the peer to do its part of the call",
             WaitKind::OwnFlag => "a flag of its protocol",
+            WaitKind::Barrier => "the arrival at the barrier",
+            WaitKind::Signal => "a signal",
         }
     }
 }

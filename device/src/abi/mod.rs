@@ -5,6 +5,7 @@
 //! this" is never a comment: both sides compile these definitions.
 
 mod conn;
+mod device_comm;
 mod fault;
 mod fifo;
 mod mesh;
@@ -15,6 +16,7 @@ pub use conn::{
     CACHE_LINE, Conn, ConnHeader, EdgeHeader, LL_LINE, LL128_LINE, LL128_LINE_DATA, Peer, Poison,
     PtrExchange, SIGNATURES, SignatureLines, SignatureRing,
 };
+pub use device_comm::{DeviceComm, DeviceWindow};
 pub use fault::{Fault, FaultCell, FaultKind, WaitKind};
 pub use fifo::{fifo_bytes, fifo_entry};
 pub use mesh::{MESH_BEGUN, MESH_DIGEST_BYTES, MESH_ENDED, MESH_SLOTS, MeshLinks};

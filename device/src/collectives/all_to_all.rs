@@ -10,10 +10,11 @@
 //!
 //! Where buffers are in no window, an all-to-all is a group of [sends and receives](super::SendRecv).
 
-use super::direct::{DirectCode, Peers};
+use super::direct::DirectCode;
 use super::mesh::MeshSide;
 use crate::element::{Element, each};
 use crate::gpu::{self, PACK_BYTES, UNALIGNED_PACKS, UNROLL};
+use crate::peers::{Among, Peers};
 use crate::reduce::Reduction;
 
 /// All-to-all. The output is in a window.

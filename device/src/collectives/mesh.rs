@@ -49,6 +49,7 @@ use units::{Tasks, Units};
 use crate::abi::{ChannelWork, MESH_SLOTS, ProtocolId, WaitKind, Work};
 use crate::element::Element;
 use crate::gpu::{self, WARP};
+use crate::peers::Among;
 use crate::prims::{ConnState, KernelContext, LineFormat, PEERS};
 use crate::reduce::{Reducer, Reduction};
 

@@ -16,13 +16,12 @@
 //!
 //! NCCL's kernels of this kind are `AllReduce_RSxLDMC_AGxSTMC`, `ReduceScatter_LDMC` and `AllGather_STMC`.
 
-use super::direct::{
-    Combined, DirectCode, Peers, part_of_input_block, part_of_output_block, part_of_rank, words,
-};
+use super::direct::{DirectCode, part_of_input_block, part_of_output_block, part_of_rank};
 use super::mesh::MeshSide;
 use crate::args::KernelArgs;
 use crate::element::{Element, each};
 use crate::gpu::{self, MulticastAddress, PACK_BYTES};
+use crate::peers::{Combined, Peers, words};
 use crate::reduce::Reduction;
 
 /// 16 bytes, as they are.
@@ -104,7 +103,7 @@ unsafe fn sum<T: Element, R: Reduction, const SPREAD: bool>(
 ) {
     // SAFETY: the caller's.
     unsafe {
-        let by_element = Combined::<T, R, SPREAD>::of(side, args, (input, output));
+        let by_element = Combined::<T, R, MeshSide, SPREAD>::of(side, args, (input, output));
         let each_pack = PACK_BYTES / size_of::<T>();
         let head = to_first_pack(input, n);
         let aligned = (output.addr() ^ input.addr()).is_multiple_of(PACK_BYTES);

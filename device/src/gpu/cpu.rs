@@ -456,6 +456,21 @@ pub unsafe fn claim(_: Published, p: *mut u64, expected: u64, new: u64) -> u64 {
     unsafe { cas_acq_rel(p, expected, new) }
 }
 
+/// Adds to a word that several publish: what comes before it is there for who loads the sum.
+///
+/// # Safety
+/// As [`st_release`].
+#[inline(always)]
+pub unsafe fn add_release(word: Published, p: *mut u64, n: u64) {
+    if let Some(a) = adversary()
+        && !a.weakens(word, Side::Release)
+    {
+        a.before_rmw(p.cast_const().cast());
+    }
+    // SAFETY: the caller's.
+    unsafe { atomic(p) }.fetch_add(n, Ordering::Release);
+}
+
 /// Fence with acquire and release: what was read before it stays before what is read or stored after it,
 /// and what was stored before it before what is stored after it. A later load may still be early.
 #[inline(always)]

@@ -336,6 +336,19 @@ pub unsafe fn claim(_: Published, p: *mut u64, expected: u64, new: u64) -> u64 {
     unsafe { cas_acq_rel(p, expected, new) }
 }
 
+/// Adds to a word that several publish: what comes before it is there for who loads the sum.
+///
+/// # Safety
+/// As [`st_release`].
+#[inline(always)]
+pub unsafe fn add_release(_: Published, p: *mut u64, n: u64) {
+    // SAFETY: the caller's. 9.7.13.7, `red`.
+    unsafe {
+        asm!("red.release.sys.global.add.u64 [{}], {};", in(reg64) p, in(reg64) n,
+            options(nostack, preserves_flags));
+    }
+}
+
 /// Loads a word that is there because a published one says so.
 ///
 /// # Safety

@@ -120,3 +120,100 @@ macro_rules! ptx_entry {
         }
     }};
 }
+
+/// The argument of a kernel of the crate's own: a `struct` that host and kernel have in common. Its fields are plain values without padding
+/// between them: addresses are `u64`s.
+///
+/// ```
+/// use ferroccl_device::abi::DeviceComm;
+///
+/// ferroccl_device::kernel_argument! {
+///     /// What the kernel takes.
+///     pub struct Arguments {
+///         /// By which it communicates.
+///         pub comm: DeviceComm,
+///         /// Address of the data, and its elements.
+///         pub data: u64,
+///         pub count: u64,
+///     }
+/// }
+/// assert_eq!(size_of::<Arguments>(), 56);
+/// ```
+#[macro_export]
+macro_rules! kernel_argument {
+    ($(#[$m:meta])* $vis:vis struct $Name:ident { $($(#[$fm:meta])* $fvis:vis $field:ident: $T:ty),* $(,)? }) => {
+        $(#[$m])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug)]
+        $vis struct $Name { $($(#[$fm])* $fvis $field: $T),* }
+
+        #[cfg(not(target_arch = "nvptx64"))]
+        const _: () = {
+            const fn is_plain<T: $crate::bytemuck::Pod>() {}
+            $(is_plain::<$T>();)*
+            assert!(size_of::<$Name>() == 0 $(+ size_of::<$T>())*, "there is padding between the fields");
+            // SAFETY: its fields are, and there is nothing between them.
+            unsafe impl $crate::bytemuck::Zeroable for $Name {}
+            // SAFETY: as above.
+            unsafe impl $crate::bytemuck::Pod for $Name {}
+        };
+    };
+}
+
+/// Kernels that are no calls, a row each: functions of the crate's own with one argument, which communicate by themselves
+/// ([`DeviceComm`](crate::abi::DeviceComm)). Where the crate is compiled for the host, a row is a constant
+/// [`UserKernel`](crate::kernels::UserKernel); where it is compiled for a GPU, the PTX entry.
+///
+/// A row is the constant's name, the name of the PTX entry, the most threads of a block, the function, and the type of its argument
+/// ([`kernel_argument!`](crate::kernel_argument!)). The function is `unsafe fn(A)`, and `#[inline(always)]`, so that it is compiled into the entry. A crate
+/// of PTX entries needs `#![no_std]` and `#![feature(abi_ptx)]`.
+///
+/// ```
+/// use ferroccl_device::abi::DeviceComm;
+///
+/// ferroccl_device::kernel_argument! {
+///     pub struct Arguments { comm: DeviceComm, data: u64 }
+/// }
+///
+/// #[inline(always)]
+/// unsafe fn meet(arguments: Arguments) {
+///     // SAFETY: the launch's contract.
+///     let mut comm = unsafe { arguments.comm.open() };
+///     comm.barrier(0);
+/// }
+///
+/// ferroccl_device::user_kernels! {
+///     /// A kernel that does nothing but meet.
+///     pub MEET = "meet": 512, meet, Arguments;
+/// }
+/// assert_eq!((MEET.kernel().name, MEET.kernel().argument), ("meet", size_of::<Arguments>()));
+/// ```
+#[macro_export]
+macro_rules! user_kernels {
+    ($($(#[$m:meta])* $vis:vis $CONST:ident = $name:literal: $threads:expr, $function:path, $A:ty;)*) => { $(
+        #[cfg(not(target_arch = "nvptx64"))]
+        $(#[$m])*
+        $vis const $CONST: $crate::kernels::UserKernel<$A> = {
+            /// # Safety
+            /// The launch's contract; an argument is there.
+            unsafe fn cpu(argument: *const $crate::abi::Work) {
+                // SAFETY: the caller's.
+                unsafe { $function(argument.cast::<$A>().read()) }
+            }
+            // SAFETY: `cpu` reads one, and the entry below takes one.
+            unsafe { $crate::kernels::UserKernel::new($name, cpu, $threads) }
+        };
+
+        #[cfg(target_arch = "nvptx64")]
+        const _: () = {
+            /// # Safety
+            /// The launch's contract.
+            #[unsafe(export_name = $name)]
+            unsafe extern "ptx-kernel" fn entry(argument: $A) {
+                $crate::gpu::launch_bounds::<{ $threads }>();
+                // SAFETY: the launch's contract.
+                unsafe { $function(argument) }
+            }
+        };
+    )* };
+}

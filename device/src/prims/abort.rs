@@ -3,33 +3,62 @@
 //! Every wait has a copy of this code, more of it than of the wait itself, and none is ever in a hurry. The PTX tells its
 //! source lines only as far as this file's functions go (see the library's `build.rs`).
 
-use crate::abi::{Channel, EdgeHeader, Fault, FaultKind, Peer, Poison};
+use crate::abi::{Channel, Comm, Conn, EdgeHeader, Fault, FaultKind, Peer, Poison};
 use crate::args::KernelArgs;
 use crate::gpu::{self, SPINS_PER_CHECK, Waiting};
 use crate::orders;
 use crate::prims::conn_state::ConnState;
 use crate::prims::{poison, signature};
 
+/// What a kernel knows its communicator by.
+pub(crate) trait Caller: Copy {
+    /// The communicator.
+    fn comm(self) -> *const Comm;
+    /// The number of the call; 0 where there is none.
+    fn seq(self) -> u64;
+    /// Whether the rank at the other end of a connection is in another call, as far as it has said so.
+    ///
+    /// # Safety
+    /// The connection is valid as long as the call.
+    unsafe fn call_differs(self, recv: *const Conn) -> bool;
+}
+
+impl Caller for KernelArgs {
+    #[inline(always)]
+    fn comm(self) -> *const Comm {
+        KernelArgs::comm(self)
+    }
+    #[inline(always)]
+    fn seq(self) -> u64 {
+        self.signature().seq
+    }
+    #[inline(always)]
+    unsafe fn call_differs(self, recv: *const Conn) -> bool {
+        // SAFETY: the caller's.
+        unsafe { signature::call_differs(recv, self) }
+    }
+}
+
 /// What has stopped a communicator, or may: its abort word, its fault, and what the neighbours of the ring have left.
 #[derive(Clone, Copy)]
-pub(super) struct CommFaults {
-    args: KernelArgs,
+pub(crate) struct CommFaults<C> {
+    args: C,
     /// Whether this block compares its call with the ring's previous rank's.
     compares: bool,
 }
 
-impl CommFaults {
+impl<C: Caller> CommFaults<C> {
     /// # Safety
     /// The call's communicator is valid as long as the call.
     #[inline(always)]
-    pub(super) unsafe fn new(args: KernelArgs, compares: bool) -> Self {
+    pub(crate) unsafe fn new(args: C, compares: bool) -> Self {
         CommFaults { args, compares }
     }
 
     /// Has `write` record a fault, unless there is one already, and stops the communicator's blocks. The
     /// cell is zero before.
     #[inline(always)]
-    pub(super) fn fail(self, write: impl FnOnce(*mut Fault)) {
+    pub(crate) fn fail(self, write: impl FnOnce(*mut Fault)) {
         // SAFETY: the communicator's cells live as long as it does. The cell's `state` goes 0 -> 1 -> 2;
         // only who took it from 0 to 1 writes the fault. The release pairs with the acquire in `fault`.
         unsafe {
@@ -76,7 +105,7 @@ impl CommFaults {
             let first = (*self.args.comm()).channels as *const Channel;
             let peers = (*first).peers as *const Peer;
             let previous = peers.wrapping_add((*first).prev as usize);
-            signature::call_differs(&raw const (*previous).recv, self.args)
+            self.args.call_differs(&raw const (*previous).recv)
         }
     }
 
@@ -100,7 +129,7 @@ impl CommFaults {
     /// it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-    pub(super) fn pass_on(self) {
+    pub(crate) fn pass_on(self) {
         let [previous, next] = self.ring_edges();
         // SAFETY: the headers of the edges live as long as the communicator; each side writes its own cell.
         unsafe {
@@ -152,7 +181,7 @@ impl CommFaults {
     /// # Safety
     /// `at` is ours to write, and zero.
     #[inline(always)]
-    pub(super) unsafe fn describe(self, at: *mut Fault, kind: FaultKind, waiting: &Waiting) {
+    pub(crate) unsafe fn describe(self, at: *mut Fault, kind: FaultKind, waiting: &Waiting) {
         // SAFETY: the caller's; `new`'s contract.
         unsafe {
             (*at).kind = kind as u32;
@@ -161,14 +190,14 @@ impl CommFaults {
             (*at).channel = waiting.channel;
             (*at).wait = waiting.kind as u32;
             (*at).step = waiting.step;
-            (*at).seq = self.args.signature().seq;
+            (*at).seq = self.args.seq();
         }
     }
 }
 
 /// Why a waiting lane gives up.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum StopReason {
+pub(crate) enum StopReason {
     None,
     /// The communicator is being stopped.
     Aborted,
@@ -188,9 +217,9 @@ pub(crate) struct AbortCheck {
 impl AbortCheck {
     /// Why to give up, if there is a reason. `conn` is asked for when there is a closer look, which is rare.
     #[inline(always)]
-    pub(super) fn look(
+    pub(crate) fn look<C: Caller>(
         &mut self,
-        faults: CommFaults,
+        faults: CommFaults<C>,
         conn: impl FnOnce() -> ConnState,
         receiving: bool,
         verdict: gpu::Verdict,
@@ -207,7 +236,12 @@ impl AbortCheck {
     }
 
     #[inline(always)]
-    fn look_around(&mut self, faults: CommFaults, conn: &ConnState, receiving: bool) -> StopReason {
+    fn look_around<C: Caller>(
+        &mut self,
+        faults: CommFaults<C>,
+        conn: &ConnState,
+        receiving: bool,
+    ) -> StopReason {
         if faults.aborted() {
             return StopReason::Aborted;
         }

@@ -394,7 +394,7 @@ impl KernelContext {
     }
 
     #[inline(always)]
-    fn faults(&self) -> CommFaults {
+    fn faults(&self) -> CommFaults<KernelArgs> {
         // SAFETY: the contract of `new`.
         unsafe { CommFaults::new(self.args, self.compares()) }
     }

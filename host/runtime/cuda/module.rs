@@ -10,7 +10,6 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use ferroccl_device::abi::Work;
 use ferroccl_device::kernels::Kernel;
 use ferroccl_ptx::syntax::parse;
 use sha2::{Digest, Sha256};
@@ -116,15 +115,14 @@ fn own(kernel: &str) -> String {
     format!("own/{kernel}")
 }
 
-/// Whether a kernel of somebody else's takes what it is launched with. What cannot be read is for the assembler to say.
-fn takes_a_work(kernel: &str, text: &str) -> std::result::Result<(), String> {
+/// Whether a kernel of somebody else's takes what it is launched with: so many bytes. What cannot be read is for the assembler to say.
+fn takes(kernel: &str, wanted: usize, text: &str) -> std::result::Result<(), String> {
     let Ok(module) = parse(text) else { return Ok(()) };
     let entry = module.entries().find(|entry| entry.name.text == kernel);
-    let wanted = size_of::<Work>() as u64;
     match entry.and_then(|entry| entry.parameter_bytes()) {
-        Some(bytes) if bytes != wanted => Err(format!(
-            "it takes {bytes} bytes of parameters, not one of {wanted}, the `Work` of a call"
-        )),
+        Some(bytes) if bytes != wanted as u64 => {
+            Err(format!("it takes {bytes} bytes of parameters, and is launched with {wanted}"))
+        }
         _ => Ok(()),
     }
 }
@@ -164,12 +162,12 @@ impl Gpu {
 
     fn load(&self, kernel: &Kernel) -> Result<Entry> {
         let own_text = kernel.ptx.map(|text| text.0.to_owned());
-        let kernel = kernel.name;
+        let (kernel, argument) = (kernel.name, kernel.argument);
         let unavailable = |reason: String| Error::Unavailable { what: kernel.to_owned(), reason };
         let source = self.modules.source(kernel).or(own_text);
         let (key, text) = match (source, ptx::module(kernel, self.capability)) {
             (Some(text), _) => {
-                takes_a_work(kernel, &text).map_err(&unavailable)?;
+                takes(kernel, argument, &text).map_err(&unavailable)?;
                 (own(kernel), text)
             }
             (None, Some(module)) => {

@@ -283,7 +283,7 @@ impl StreamOps for CudaStream {
 
     unsafe fn launch(&self, launch: Launch) -> Result<()> {
         // A driver does not tell when a kernel starts: nobody is told.
-        let Launch { kernel, blocks, threads, sharing, work, keep, done, .. } = launch;
+        let Launch { kernel, blocks, threads, sharing, argument, keep, done, .. } = launch;
         let gpu = &self.gpu;
         let threads = crate::runtime::gpu_threads(&kernel, threads);
         let (function, each) = gpu.entry(&kernel, threads)?;
@@ -304,10 +304,10 @@ impl StreamOps for CudaStream {
             None => Some(gpu.room((kernel.name, self.raw), blocks, each)?),
         };
         if blocks > 0 {
-            let mut arguments = [(&raw const *work).cast_mut().cast::<c_void>()];
+            let mut arguments = [argument.as_ptr().cast_mut().cast::<c_void>()];
             let (to, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());
             gpu.enqueue(|| {
-                // SAFETY: the kernel takes a work by value, which the driver copies; the rest is the caller's.
+                // SAFETY: the kernel takes the argument by value, which the driver copies; the rest is the caller's.
                 unsafe {
                     let driver = gpu.driver;
                     driver

@@ -171,7 +171,7 @@ impl Emulated {
         let threads = threads.unwrap_or(usual);
         let mut grid = None;
         if launch.blocks > 0 {
-            let parameters = bytemuck::bytes_of(&*launch.work).to_vec();
+            let parameters = launch.argument.bytes().to_vec();
             let launch = emu::Launch::new(&program, launch.blocks, threads, parameters);
             let launch = emu::Launch { device: stream, ..launch };
             let made = self.machine.launch(launch);

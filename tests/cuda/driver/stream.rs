@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ferroccl::device::abi::Work;
 use ferroccl::device::kernels::Kernel;
-use ferroccl::runtime::{Event, Launch, Runtime, StreamOps};
+use ferroccl::runtime::{Argument, Event, Launch, Runtime, StreamOps};
 
 use crate::LOST;
 use crate::graph::{Captured, Node, Recording};
@@ -113,10 +113,19 @@ impl Start {
             }
             Ok(())
         });
-        let work = Box::new(work);
+        let argument = Argument::of_work(&work);
         let keep = Vec::new();
-        let launch =
-            Launch { kernel, blocks, threads: 1, sharing, work, keep, bytes, observer: None, done };
+        let launch = Launch {
+            kernel,
+            blocks,
+            threads: 1,
+            sharing,
+            argument,
+            keep,
+            bytes,
+            observer: None,
+            done,
+        };
         // SAFETY: the kernel is of the table, and takes a `Work`; the rest is the caller's.
         if unsafe { ops.launch(launch) }.is_err() {
             trap();

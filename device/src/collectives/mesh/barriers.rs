@@ -12,6 +12,7 @@ use super::MeshSide;
 use crate::abi::{LL_LINE, MESH_BEGUN, MESH_DIGEST_BYTES, MESH_ENDED, SignatureLines, WaitKind};
 use crate::gpu;
 use crate::orders;
+use crate::peers::Among;
 use crate::prims::{ConnState, KernelContext};
 
 impl MeshSide {

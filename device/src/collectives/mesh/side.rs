@@ -2,6 +2,7 @@
 
 use crate::abi::MeshLinks;
 use crate::gpu;
+use crate::peers::Among;
 use crate::prims::{self, ConnState, KernelContext};
 
 /// A block's side of the mesh during one call.
@@ -23,6 +24,17 @@ pub(in crate::collectives) struct Counters {
     calls: u64,
     /// As [`prims::told`] says, in a block that compares.
     told: Option<(*mut u64, u64)>,
+}
+
+impl Among for MeshSide {
+    #[inline(always)]
+    fn rank(&self) -> usize {
+        self.rank
+    }
+    #[inline(always)]
+    fn nranks(&self) -> usize {
+        self.nranks
+    }
 }
 
 impl MeshSide {
@@ -107,13 +119,6 @@ impl MeshSide {
         let table = MeshLinks::table_len(self.nranks as u32);
         // SAFETY: as above.
         unsafe { (*self.links.add(1).cast::<*mut u8>().add(table + rank)).wrapping_add(offset) }
-    }
-
-    /// The rank `by + 1` behind this one: each rank begins with another, so that not all write to the same.
-    #[inline(always)]
-    pub(in crate::collectives) fn behind(&self, by: usize) -> usize {
-        let peer = self.rank + by + 1;
-        if peer >= self.nranks { peer - self.nranks } else { peer }
     }
 
     /// A rank that something of number `step` is waited for from, for reports.

@@ -19,12 +19,14 @@ use super::skip::skip;
 use super::support::{ROOT, ferroccl, finish, text};
 
 /// What is looked at.
-const DOCUMENTS: [&str; 7] = [
+const DOCUMENTS: [&str; 9] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
+    "docs/device-api.md",
     "docs/lab.md",
     "docs/launch.md",
+    "examples/fused/README.md",
     "examples/lab/README.md",
     "fuzz/README.md",
 ];

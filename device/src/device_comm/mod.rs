@@ -1,0 +1,372 @@
+//! Collectives inside a user's own kernel: barriers, signals, and the other ranks' memory.
+//!
+//! A kernel gets a [`DeviceComm`] and [`DeviceWindow`]s by value in its argument ([`user_kernels!`](crate::user_kernels!)). It
+//! [opens](DeviceComm::open) the communicator once, and from then on its blocks talk to those of the other ranks:
+//!
+//! ```text
+//! window.peer(rank, offset)        the address of another rank's buffer        rank 0    [ buffer ]◄─────┐
+//!                                                                              rank 1    [ buffer ]──────┘ ld, st
+//!
+//! comm.barrier(b)                  all ranks have come here                    rank 0    ──┤
+//!                                                                              rank 1    ──┤ both go on together
+//!
+//! comm.put(to, from, n)            copies to a peer                            rank 0    [1 2 3]──► rank 1 [1 2 3]
+//! comm.signal(peer, s)             tells a peer that what came before is there           ──s──►
+//! comm.wait_signal(s, n)           waits for n signals of any ranks            rank 1    ──┤ n of s
+//! comm.wait_signal_of(peer, s, n)  of one rank
+//!
+//! comm.put_to_all(...)             copies to the same place of all ranks' buffers
+//! comm.reduce(...)                 combines the same place of all ranks' buffers into one of this rank's
+//! comm.reduce_to_all(...)          and into the same place of all
+//! ```
+//!
+//! All lanes of a block make the same calls. A barrier and a signal are of one block of each rank at a time: blocks that run beside each
+//! other use others. Signals may be sent by several blocks.
+//!
+//! **When something goes wrong** (a rank is gone, time is up, the communicator is aborted), waits return `false`, then and ever after, and
+//! the kernel ends as soon as it can; the host has the reason, as for a call.
+//!
+//! Ranks reach each other's memory: there is no way over a network here yet. NCCL's device API has the same in
+//! `ncclLsaBarrierSession`, `ncclGetLsaPointer` and `ncclGin` (`nccl_device.h`, NCCL 2.28); MSCCL++ in its memory channels.
+
+mod signals;
+
+use crate::abi::{Channel, Comm, Conn, DeviceComm, DeviceWindow, Peer, WaitKind, WindowPeers};
+use crate::copy::{Lanes, MAX_ENDS, ReduceCopy, Shape};
+use crate::element::Element;
+use crate::gpu::{self, Waiting};
+use crate::orders;
+use crate::peers::{self, Among, Combined, Peers};
+use crate::prims::{AbortCheck, Caller, CommFaults, ConnState, StopReason};
+use crate::reduce::{Reducer, Reduction, Sum};
+
+impl DeviceComm {
+    /// This lane's view of the communicator. Once in a kernel.
+    ///
+    /// # Safety
+    /// It is the value of a `DeviceCommunicator` of this rank, on the device that it is of, and that lives until the kernel has ended.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn open(self) -> BlockComm {
+        BlockComm { comm: self, stopped: false }
+    }
+
+    /// A word of this rank.
+    #[inline(always)]
+    fn word(self, index: usize) -> *mut u64 {
+        (self.words as *mut u64).wrapping_add(index)
+    }
+
+    /// The same word of any rank.
+    ///
+    /// # Safety
+    /// [`DeviceComm::open`]'s; the rank is one.
+    #[inline(always)]
+    unsafe fn word_of(self, rank: u32, index: usize) -> *mut u64 {
+        // SAFETY: the caller's.
+        unsafe { Peers(self.peers as *const WindowPeers).of(rank as usize, self.word(index)) }
+    }
+}
+
+impl DeviceWindow {
+    /// The address of a rank's buffer in this rank's kernels, `offset` bytes from its beginning (NCCL's `ncclGetLsaPointer`). What is read
+    /// and written there is plain data: barriers and signals order it.
+    ///
+    /// # Safety
+    /// It is the value of a window that lives until the kernel has ended, and has such a rank. Within [`DeviceWindow::bytes`] there is
+    /// memory.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn peer<T>(self, rank: u32, offset: usize) -> *mut T {
+        let own = (self.address as *mut u8).wrapping_add(offset);
+        // SAFETY: the caller's.
+        unsafe { self.peers().of(rank as usize, own).cast() }
+    }
+
+    #[inline(always)]
+    fn peers(self) -> Peers {
+        Peers(self.peers as *const WindowPeers)
+    }
+}
+
+/// What [`CommFaults`] asks of a kernel that is no call.
+impl Caller for DeviceComm {
+    #[inline(always)]
+    fn comm(self) -> *const Comm {
+        self.comm as *const Comm
+    }
+    #[inline(always)]
+    fn seq(self) -> u64 {
+        0
+    }
+    #[inline(always)]
+    unsafe fn call_differs(self, _: *const Conn) -> bool {
+        false
+    }
+}
+
+/// One lane's view of a [`DeviceComm`] in a block. All lanes of the block make the same calls of it.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockComm {
+    comm: DeviceComm,
+    stopped: bool,
+}
+
+impl Among for BlockComm {
+    #[inline(always)]
+    fn rank(&self) -> usize {
+        self.comm.rank as usize
+    }
+    #[inline(always)]
+    fn nranks(&self) -> usize {
+        self.comm.ranks as usize
+    }
+}
+
+impl BlockComm {
+    /// This rank.
+    #[inline(always)]
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.comm.rank
+    }
+
+    /// Ranks of the communicator.
+    #[inline(always)]
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        self.comm.ranks
+    }
+
+    /// Whether this lane has given up: the kernel ends as soon as it can, and what it was to have is not there.
+    #[inline(always)]
+    #[must_use]
+    pub fn stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// This lane, and how many share the work of the block: a loop over data goes from the first in steps of the second.
+    #[inline(always)]
+    #[must_use]
+    pub fn lanes(&self) -> (usize, usize) {
+        (gpu::thread_idx_x() as usize, gpu::block_dim_x() as usize)
+    }
+
+    /// Waits until this block of all ranks has come to barrier `index`. What any of them has written before, here or in another
+    /// rank's memory, is there for all of them behind it. `false` when that will not happen.
+    ///
+    /// `index` is below what the host has asked for.
+    #[inline(always)]
+    pub fn barrier(&mut self, index: u32) -> bool {
+        let comm = self.comm;
+        let (lane, lanes) = self.lanes();
+        // What other lanes have written is before what this one tells.
+        gpu::sync_threads();
+        let meetings = comm.word(comm.meetings(index));
+        // SAFETY: `open`'s contract: the words are there, and each is written by whom `DeviceComm` says. The count is this block's,
+        // and written below, behind a barrier of the block.
+        unsafe {
+            let number = gpu::ld_data(meetings) + 1;
+            let mut peer = lane as u32;
+            while peer < comm.ranks && !self.stopped {
+                if peer != comm.rank {
+                    // Pairs with the acquire below, of the peer.
+                    let to = comm.word_of(peer, comm.arrival(index, comm.rank));
+                    gpu::release(orders::BARRIER, to, number);
+                }
+                peer += lanes as u32;
+            }
+            let mut peer = lane as u32;
+            while peer < comm.ranks {
+                if peer != comm.rank {
+                    let from = comm.word(comm.arrival(index, peer));
+                    self.wait(WaitKind::Barrier, (peer, index), number, || {
+                        gpu::acquire(orders::BARRIER, from) >= number
+                    });
+                }
+                peer += lanes as u32;
+            }
+            self.stopped = gpu::sync_threads_or(self.stopped);
+            if lane == 0 {
+                gpu::st_data(meetings, number, size_of::<u64>());
+            }
+        }
+        !self.stopped
+    }
+
+    /// Copies `n` elements, of this rank's or of another's memory, to there. [`BlockComm::signal`] tells who waits for them.
+    ///
+    /// # Safety
+    /// All lanes call it with equal arguments. The elements are readable and writable, aligned to an element, and nobody else uses
+    /// them meanwhile; the two places are apart.
+    #[inline(always)]
+    pub unsafe fn put<T: Element>(&self, to: *mut T, from: *const T, n: usize) {
+        let (index, count) = self.lanes();
+        let shape = const {
+            Shape { sources: 1, destinations: 1, optional: false, own: false, last: false }
+        };
+        let copy = ReduceCopy::<u8, Sum> {
+            sources: [from.cast(); MAX_ENDS],
+            destinations: [to.cast(); MAX_ENDS],
+            there: [1; 2],
+            reducer: Reducer::without_scalar(),
+            lanes: Lanes { index, count },
+        };
+        // SAFETY: the caller's.
+        unsafe { copy.run(shape, n * size_of::<T>()) }
+    }
+
+    /// Copies `n` elements to the same place of all ranks' buffers, `offset` bytes from their beginning; `from` may be that place in this
+    /// rank's.
+    ///
+    /// # Safety
+    /// As [`BlockComm::put`], of all ranks' buffers.
+    #[inline(always)]
+    pub unsafe fn put_to_all<T: Element>(
+        &self,
+        window: DeviceWindow,
+        offset: usize,
+        from: *const T,
+        n: usize,
+    ) {
+        let to = (window.address as *mut T).wrapping_byte_add(offset);
+        // SAFETY: the caller's.
+        unsafe { peers::spread(self, window.peers(), (from, to), n * size_of::<T>()) }
+    }
+
+    /// Combines the same place of all ranks' buffers, in the order of the ranks, into `to`: `n` elements, `offset` bytes from the
+    /// beginning of the buffers. `to` may be that place in this rank's buffer, if no other rank reads it. The reduction is one without a
+    /// scalar: no average, no pre-multiplied sum.
+    ///
+    /// # Safety
+    /// As [`BlockComm::put`], of all ranks' buffers.
+    #[inline(always)]
+    pub unsafe fn reduce<T: Element, R: Reduction>(
+        &self,
+        window: DeviceWindow,
+        offset: usize,
+        to: *mut T,
+        n: usize,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { self.combine::<T, R, false>((window, offset), window, to, n) }
+    }
+
+    /// [`BlockComm::reduce`] into the same place of all ranks' buffers of a window: where each rank does a part of them, that is an
+    /// all-reduce. It may be the very place that is read.
+    ///
+    /// # Safety
+    /// As [`BlockComm::put`], of all ranks' buffers of both windows.
+    #[inline(always)]
+    pub unsafe fn reduce_to_all<T: Element, R: Reduction>(
+        &self,
+        from: (DeviceWindow, usize),
+        to: (DeviceWindow, usize),
+        n: usize,
+    ) {
+        let own = (to.0.address as *mut T).wrapping_byte_add(to.1);
+        // SAFETY: the caller's.
+        unsafe { self.combine::<T, R, true>(from, to.0, own, n) }
+    }
+
+    /// # Safety
+    /// As [`BlockComm::reduce`], or with `SPREAD` [`BlockComm::reduce_to_all`].
+    #[inline(always)]
+    unsafe fn combine<T: Element, R: Reduction, const SPREAD: bool>(
+        &self,
+        (from, offset): (DeviceWindow, usize),
+        to: DeviceWindow,
+        output: *mut T,
+        n: usize,
+    ) {
+        let all = Combined::<T, R, BlockComm, SPREAD> {
+            side: self,
+            reducer: Reducer::without_scalar(),
+            from: from.peers(),
+            to: to.peers(),
+            input: (from.address as *const T).wrapping_byte_add(offset),
+            output,
+        };
+        // SAFETY: the caller's.
+        unsafe { all.run(n) }
+    }
+
+    /// Waits for `ready`, which `peer` will make true; each lane on its own. `false`, now and ever after, when that will not happen.
+    ///
+    /// # Safety
+    /// [`DeviceComm::open`]'s.
+    #[inline(always)]
+    unsafe fn wait(
+        &mut self,
+        kind: WaitKind,
+        (peer, index): (u32, u32),
+        step: u64,
+        mut ready: impl FnMut() -> bool,
+    ) -> bool {
+        if self.stopped {
+            return false;
+        }
+        if ready() {
+            return true;
+        }
+        let mut watch = AbortCheck::default();
+        loop {
+            let verdict = gpu::pause(|| self.waiting(kind, (peer, index), step));
+            if ready() {
+                return true;
+            }
+            // SAFETY: the caller's: a communicator's channels and connections live as long as it does.
+            let (faults, conn) = unsafe { (self.faults(), || self.edge_from(peer)) };
+            let reason = watch.look(faults, conn, kind.receiving(), verdict);
+            // What was told before the failure still counts.
+            if reason == StopReason::None {
+                continue;
+            }
+            if ready() {
+                return true;
+            }
+            self.stopped = true;
+            let waiting = self.waiting(kind, (peer, index), step);
+            if let StopReason::Verdict(kind) = reason {
+                faults.fail(
+                    #[inline(always)]
+                    // SAFETY: a zeroed cell.
+                    |at| unsafe { faults.describe(at, kind, &waiting) },
+                );
+            }
+            faults.pass_on();
+            return false;
+        }
+    }
+
+    #[inline(always)]
+    fn waiting(&self, kind: WaitKind, (peer, index): (u32, u32), step: u64) -> Waiting {
+        Waiting { kind, rank: self.comm.rank, peer, channel: index, step }
+    }
+
+    /// # Safety
+    /// [`DeviceComm::open`]'s.
+    #[inline(always)]
+    unsafe fn faults(&self) -> CommFaults<DeviceComm> {
+        // SAFETY: the caller's.
+        unsafe { CommFaults::new(self.comm, false) }
+    }
+
+    /// The edge from a rank, to look whether that has failed; from the ring's previous rank where it may be any.
+    ///
+    /// # Safety
+    /// [`DeviceComm::open`]'s; there are other ranks.
+    #[inline(always)]
+    unsafe fn edge_from(&self, peer: u32) -> ConnState {
+        // SAFETY: the caller's: the table has an entry for each rank.
+        unsafe {
+            let first = (*(self.comm.comm as *const Comm)).channels as *const Channel;
+            let rank = if peer < self.comm.ranks { peer } else { (*first).prev };
+            let conn = ((*first).peers as *mut Peer).wrapping_add(rank as usize);
+            ConnState::named(&raw mut (*conn).recv, 0)
+        }
+    }
+}
+
+/// Of a wait that any rank may end.
+const ANY: u32 = crate::abi::NO_RANK;

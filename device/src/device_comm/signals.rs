@@ -1,0 +1,108 @@
+//! Signals: how a block tells another rank that something is there, and how that waits for it.
+
+use super::{ANY, BlockComm};
+use crate::abi::WaitKind;
+use crate::element::Element;
+use crate::gpu;
+use crate::orders;
+
+impl BlockComm {
+    /// Tells a rank once that everything this block has read and written so far is done: it waits for signal `index` of ours. Several
+    /// blocks may send one; what each of them has written is there for who has waited for as many.
+    ///
+    /// `peer` may be this rank; `index` is below what the host has asked for.
+    #[inline(always)]
+    pub fn signal(&mut self, peer: u32, index: u32) {
+        // What other lanes have written is before what lane 0 tells.
+        gpu::sync_threads();
+        if self.lanes().0 == 0 && !self.stopped {
+            let comm = self.comm;
+            // SAFETY: `open`'s contract; only this rank's blocks write the word, and all of them by adding to it.
+            unsafe {
+                // Pairs with the acquire in `wait_for`.
+                gpu::add_release(
+                    orders::SIGNAL,
+                    comm.word_of(peer, comm.sent(index, comm.rank)),
+                    1,
+                );
+            }
+        }
+    }
+
+    /// [`BlockComm::put`], then [`BlockComm::signal`].
+    ///
+    /// # Safety
+    /// As [`BlockComm::put`]; `to` is memory of rank `peer`.
+    #[inline(always)]
+    pub unsafe fn put_with_signal<T: Element>(
+        &mut self,
+        (peer, index): (u32, u32),
+        to: *mut T,
+        from: *const T,
+        n: usize,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { self.put(to, from, n) };
+        self.signal(peer, index);
+    }
+
+    /// Waits for `n` more signals `index`, of whatever ranks. `false` when that will not happen.
+    ///
+    /// A signal is waited for in this way or by [`BlockComm::wait_signal_of`], not in both.
+    #[inline(always)]
+    pub fn wait_signal(&mut self, index: u32, n: u64) -> bool {
+        self.wait_for(ANY, index, n)
+    }
+
+    /// Waits for `n` more signals `index` of rank `peer`. `false` when that will not happen.
+    #[inline(always)]
+    pub fn wait_signal_of(&mut self, peer: u32, index: u32, n: u64) -> bool {
+        self.wait_for(peer, index, n)
+    }
+
+    #[inline(always)]
+    fn wait_for(&mut self, peer: u32, index: u32, n: u64) -> bool {
+        let comm = self.comm;
+        let taken = if peer == ANY { comm.taken_of_any(index) } else { comm.taken(index, peer) };
+        let taken = comm.word(taken);
+        if self.lanes().0 == 0 {
+            let (first, last) = if peer == ANY { (0, comm.ranks) } else { (peer, peer + 1) };
+            // SAFETY: `open`'s contract: the words are there. How many were taken is this block's to know.
+            unsafe {
+                let wanted = gpu::ld_data(taken) + n;
+                let there = self.wait(WaitKind::Signal, (peer, index), wanted, || {
+                    let mut sum = 0;
+                    let mut from = first;
+                    while from < last {
+                        sum += gpu::acquire(orders::SIGNAL, comm.word(comm.sent(index, from)));
+                        from += 1;
+                    }
+                    sum >= wanted
+                });
+                if there {
+                    gpu::st_data(taken, wanted, size_of::<u64>());
+                }
+            }
+        }
+        self.stopped = gpu::sync_threads_or(self.stopped);
+        !self.stopped
+    }
+
+    /// How many signals `index` are there, of all ranks, that this rank has not waited for: without waiting. What was written before them
+    /// is there.
+    #[inline(always)]
+    #[must_use]
+    pub fn signals_there(&self, index: u32) -> u64 {
+        let comm = self.comm;
+        // SAFETY: as in `wait_for`.
+        unsafe {
+            let mut sum = 0;
+            let mut from = 0;
+            while from < comm.ranks {
+                sum += gpu::acquire(orders::SIGNAL, comm.word(comm.sent(index, from)));
+                from += 1;
+            }
+            sum - gpu::ld_data(comm.word(comm.taken_of_any(index)))
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The examples: on the CPU under adversaries, where weakened orders are found, and as PTX in the emulator under all checks.
+
+use std::sync::Arc;
+
+use ferroccl::Device;
+use ferroccl::conformance::seeds;
+use ferroccl::device::orders::{self, Published, Side};
+use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
+use ferroccl::runtime::ptx::{Options, PtxRuntime, Unit, checks};
+use ferroccl_fused::cases::{CASES, Case, Form};
+use ferroccl_fused::{PTX, sizes};
+
+/// Ranks and a size of a seed.
+fn shape(seed: u64, most: usize) -> (usize, usize) {
+    (1 + (seed % 4) as usize, 1 + (seed as usize * 7) % most)
+}
+
+/// A run under the CPU's adversary.
+fn under_adversary(case: Case, seed: u64, weaken: Option<(Published, Side)>) -> Result<(), String> {
+    let adversity = Adversity { races: true, weaken, ..Adversity::new(seed) };
+    let runtime = Arc::new(CpuRuntime::seeded(adversity));
+    let (n, size) = shape(seed, 40);
+    let devices = vec![Device::new(runtime.clone()); n];
+    case(&devices, size, Form::Fused, &|| {}).map_err(|e| e.to_string())?;
+    runtime.race().map_or(Ok(()), Err)
+}
+
+#[test]
+fn all_are_right_under_an_adversary() {
+    for (_, case, _) in CASES {
+        seeds(40, |seed| under_adversary(case, seed, None));
+    }
+}
+
+/// What each of them stands on: without it some seed must notice.
+#[test]
+fn weakened_orders_are_found() {
+    let stand_on = [orders::BARRIER, orders::SIGNAL, orders::SIGNAL, orders::SIGNAL];
+    for ((name, case, _), order) in CASES.into_iter().zip(stand_on) {
+        for side in [Side::Release, Side::Acquire] {
+            let run = |seed| under_adversary(case, seed, Some((order, side)));
+            let found = (0..200).find_map(|seed| Some((seed, run(seed).err()?)));
+            println!("{name}, {} {side:?}: {found:?}", order.name());
+            assert!(found.is_some(), "{name}: no seed notices {} {side:?}", order.name());
+        }
+    }
+}
+
+#[test]
+fn all_are_right_in_the_emulator() {
+    if PTX.is_empty() {
+        return println!("skipped: there is no PTX");
+    }
+    for (_, case, _) in CASES {
+        seeds(8, |seed| {
+            let options = Options { checks: Some(checks(Unit::Eight)), ..Options::seeded(seed) };
+            let runtime =
+                PtxRuntime::lockstep(options).with_threads(64).map_err(|e| e.to_string())?;
+            let (n, size) = shape(seed, 30);
+            let devices = vec![Device::new(Arc::new(runtime)); n];
+            case(&devices, size, Form::Fused, &|| {}).map_err(|e| e.to_string())
+        });
+    }
+}
+
+#[test]
+fn kernels_and_calls_give_the_same() {
+    let devices = vec![Device::cpu(); 4];
+    for (name, case, _) in CASES {
+        for size in sizes(name) {
+            for form in [Form::Fused, Form::Apart] {
+                case(&devices, *size, form, &|| {})
+                    .unwrap_or_else(|e| panic!("{name} {size}: {e}"));
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! What a kernel is called with.
+
+use bytemuck::{Pod, Zeroable};
+use ferroccl_device::abi::Work;
+
+/// A kernel's argument, by value: a driver copies it at the launch, elsewhere it stays where it is until the kernel has ended. It is
+/// aligned to 16 bytes.
+#[derive(Debug)]
+pub struct Argument {
+    words: Box<[Word]>,
+    bytes: usize,
+    comm: u64,
+}
+
+/// As far as a kernel's parameter may have to be aligned.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C, align(16))]
+struct Word([u64; 2]);
+
+impl Argument {
+    /// Any value, of a kernel that works for the communicator at address `comm` ([`Work::comm`]); 0 is none.
+    #[must_use]
+    pub fn new<T: Pod>(value: &T, comm: u64) -> Self {
+        let bytes = bytemuck::bytes_of(value);
+        let mut words = vec![Word::zeroed(); bytes.len().div_ceil(size_of::<Word>())];
+        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
+        Argument { words: words.into_boxed_slice(), bytes: bytes.len(), comm }
+    }
+
+    /// What kernels of calls take.
+    #[must_use]
+    pub fn of_work(work: &Work) -> Self {
+        Argument::new(work, work.comm)
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.bytes]
+    }
+
+    /// Where it is: what a CPU function takes ([`Kernel::cpu`](ferroccl_device::kernels::Kernel::cpu)).
+    #[must_use]
+    pub fn as_ptr(&self) -> *const Work {
+        self.words.as_ptr().cast()
+    }
+
+    /// Address of the communicator that its kernel works for; 0 is none.
+    #[must_use]
+    pub fn comm(&self) -> u64 {
+        self.comm
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_of_any_size_is_there_and_aligned() {
+        let argument =
+            Argument::new(&[1u8, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17], 9);
+        assert_eq!(argument.bytes(), (1..18).collect::<Vec<u8>>());
+        assert_eq!((argument.as_ptr().addr() % 16, argument.comm()), (0, 9));
+        assert_eq!(Argument::new(&[0u8; 0], 0).bytes(), [0u8; 0]);
+    }
+}
