@@ -4,7 +4,7 @@
 #   benches/gpu.sh pack [DIR]                 builds what is run and puts it into DIR (target/gpu), some 60 MB
 #   benches/gpu.sh run [DIR [OUT [PART...]]]  runs it on this machine; the record and all output go to OUT (DIR/out)
 #
-# A PART is one of: tests sanitizers perf device ncu; without one, all of them in this order. DIR needs nothing of the
+# A PART is one of: tests sanitizers perf bench ncu; without one, all of them in this order. DIR needs nothing of the
 # repository, and the machine nothing but NVIDIA's driver; compute-sanitizer and ncu are used where they are found.
 # OUT/record.md is made for benches/records/: date, GPU, driver, commit, and what was seen. The exit status is 1 when
 # anything failed. MINUTES (20) is the most that one part may take.
@@ -22,13 +22,13 @@ pack() {
         cargo "$1" --no-run --message-format=json "$2" "$3" |
             sed -nE 's/.*"executable":"([^"]*\/'"$3"'-[0-9a-f]+)".*/\1/p' | tail -1
     }
-    local tests device
-    tests=$(built test --test gpu) && device=$(built bench --bench device) || exit 1
-    cp "$tests" "$dir/gpu" && cp "$device" "$dir/device" && cp "$0" "$dir/gpu.sh" || exit 1
+    local tests
+    tests=$(built test --test gpu) || exit 1
+    cp "$tests" "$dir/gpu" && cp "$0" "$dir/gpu.sh" || exit 1
     cp "$(cargo metadata --no-deps --format-version 1 | sed -E 's/.*"target_directory":"([^"]*)".*/\1/')/release/ferroccl" \
         "$dir/" || exit 1
     "$dir/ferroccl" ptx list >/dev/null || exit 1 # a build without PTX has nothing for a GPU
-    strip "$dir/gpu" "$dir/device" "$dir/ferroccl"
+    strip "$dir/gpu" "$dir/ferroccl"
     git describe --always --dirty >"$dir/commit"
     ls -l "$dir"
 }
@@ -92,7 +92,10 @@ perf() {
     done
 }
 
-device() { part device "$dir/device" --bench; }
+bench() {
+    part bench "$dir/ferroccl" bench --runtime cuda --json "$out/bench.json" --svg "$out/bench.svg" --write-model "$out/gpu.json"
+    part bench-blocks "$dir/ferroccl" bench barrier put copy reduce --blocks 32 -e 256M --runtime cuda
+}
 
 ncu() {
     type -P ncu >/dev/null || { echo "| ncu | no ncu here | |" >>"$out/parts.md"; return; }
@@ -120,17 +123,13 @@ record() {
         echo "| part | | |"
         echo "|---|---|---|"
         cat "$out/parts.md"
-        if [ -f "$out/device.txt" ]; then
-            echo
-            cat "$out/device.txt"
-        fi
         local file
-        for file in "$out"/perf-all_reduce-*.txt; do
+        for file in "$out"/bench*.txt "$out"/perf-all_reduce-*.txt; do
             [ -f "$file" ] || continue
             echo
             echo "$(basename "$file" .txt):"
             echo '```text'
-            grep -E '^ |^# +\(|size ' "$file"
+            grep -E '^ |^# ' "$file"
             echo '```'
         done
     } >"$out/record.md"
@@ -148,10 +147,10 @@ run)
     export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
     export FERROCCL_TIMEOUT=${FERROCCL_TIMEOUT:-60}
     shift $(($# < 3 ? $# : 3))
-    for one in "${@:-tests sanitizers perf device ncu}"; do
+    for one in "${@:-tests sanitizers perf bench ncu}"; do
         for name in $one; do
             case $name in
-            tests | sanitizers | perf | device | ncu) "$name" ;;
+            tests | sanitizers | perf | bench | ncu) "$name" ;;
             *) usage ;;
             esac
         done

@@ -12,6 +12,7 @@
 //! }
 //! ```
 
+mod bench;
 mod check;
 mod critical_path;
 mod env;
@@ -34,9 +35,9 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 
 use clap::{Parser, Subcommand};
-use ferroccl::Registry;
 use ferroccl::config::{Config, unknown_in_env};
 use ferroccl::log::LogLevel;
+use ferroccl::{Registry, device};
 
 /// The repository that this was built from: sources and tools are looked for there, too.
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -65,6 +66,7 @@ enum Command {
     Ptx(Box<ptx::PtxArgs>),
     Env(env::EnvArgs),
     New(new::NewArgs),
+    Bench(Box<bench::BenchArgs>),
     Check(check::CheckArgs),
     Watch(check::WatchArgs),
     /// Ends a process group when its launcher is gone
@@ -83,7 +85,7 @@ pub fn main() -> ExitCode {
 /// [`main`] with kernels of other crates, too.
 ///
 /// ```no_run
-/// # use ferroccl::Registry;
+/// # use ferroccl::{Registry, device};
 /// let code = ferroccl_cli::main_with(Registry::new());
 /// ```
 #[must_use]
@@ -102,6 +104,7 @@ pub fn main_with(registry: Registry) -> ExitCode {
         Command::Ptx(args) => ptx::execute(&args),
         Command::Env(args) => env::execute(&args),
         Command::New(args) => new::execute(&args),
+        Command::Bench(args) => bench::execute(&args),
         Command::Check(args) => check::execute(&args),
         Command::Watch(args) => check::watch(&args),
         Command::Keeper => run::keep(),

@@ -15,7 +15,7 @@ A file has all figures, each with its value and its source. Change what is measu
   ferroccl ptx models h100-nvlink --json > mine.json
   ferroccl perf all_reduce --runtime ptx --model mine.json -g 2
 
-cargo bench --bench device writes such a file from what it measures on a GPU: --model FILE.";
+ferroccl bench --runtime cuda --write-model FILE writes such a file from what it measures on a GPU.";
 
 /// Show the machines whose times the emulator's clock goes by, and where each figure is from
 ///
