@@ -191,6 +191,7 @@ impl BlockComm {
                 gpu::st_data(meetings, number, size_of::<u64>());
             }
         }
+        together();
         !self.stopped
     }
 
@@ -366,6 +367,13 @@ impl BlockComm {
             ConnState::named(&raw mut (*conn).recv, 0)
         }
     }
+}
+
+/// Has the lanes of a warp go on together where one of them had something else to do: the kernel's next loop would run twice, for that
+/// lane and for the others.
+#[inline(always)]
+fn together() {
+    gpu::sync_warp();
 }
 
 /// Of a wait that any rank may end.

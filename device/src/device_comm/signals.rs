@@ -1,6 +1,6 @@
 //! Signals: how a block tells another rank that something is there, and how that waits for it.
 
-use super::{ANY, BlockComm};
+use super::{ANY, BlockComm, together};
 use crate::abi::WaitKind;
 use crate::element::Element;
 use crate::gpu;
@@ -27,6 +27,7 @@ impl BlockComm {
                 );
             }
         }
+        together();
     }
 
     /// [`BlockComm::put`], then [`BlockComm::signal`].

@@ -92,6 +92,8 @@ unsafe fn fused(my: Experts) {
                         let label = token as u64 | u64::from(expert) << 32;
                         gpu::st_data(labels.wrapping_add(1 + sent), label, size_of::<u64>());
                     }
+                    // The warp's lanes go on together.
+                    gpu::sync_warp();
                 }
                 sent += 1;
             }
