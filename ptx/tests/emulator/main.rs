@@ -9,6 +9,7 @@ mod literature;
 mod litmus;
 mod machine;
 mod multicast;
+mod published;
 #[path = "../instructions/rng.rs"]
 #[allow(dead_code, reason = "shared with the tests of instructions")]
 mod rng;

@@ -97,14 +97,10 @@ impl Target<'_> {
     }
 }
 
-/// Whether two strong accesses are each within the other's scope (8.6.1, "morally strong").
+/// Whether two strong accesses are each within the other's scope.
 fn inclusive(a: (&WarpClock, Scope), b: (&WarpClock, Scope)) -> bool {
     let (Some(x), Some(y)) = (a.0.block(), b.0.block()) else { return false };
-    match a.1.min(b.1) {
-        Scope::Cta | Scope::Cluster => (x.0, x.1) == (y.0, y.1),
-        Scope::Gpu => x.2 == y.2,
-        Scope::Sys => true,
-    }
+    super::inclusive((x, a.1), (y, b.1))
 }
 
 impl Model {
@@ -246,7 +242,7 @@ impl Model {
                 let release = store.release.as_ref()?;
                 let theirs = (self.clock(store.warp), release.scope);
                 inclusive((self.clock(request.warp), request.scope), theirs)
-                    .then(|| release.knows.clone())
+                    .then(|| (release.knows.clone(), theirs.0.block()))
             });
             if self.checks.races {
                 let time = self.clock(request.warp).clock;
@@ -263,12 +259,12 @@ impl Model {
             let value = value >> (8 * (address % 8));
             to[n][lane] =
                 if request.bytes == 8 { value } else { value & ((1 << (8 * request.bytes)) - 1) };
-            if let Some(knows) = released {
+            if let Some((knows, by)) = released {
                 let warp = &mut self.warps[request.warp as usize];
                 if request.order.acquires() {
                     warp.learn(lane, &knows);
                 } else {
-                    warp.acquire_later(lane, &knows);
+                    warp.acquire_later(lane, &knows, by);
                 }
             }
         }
@@ -340,14 +336,14 @@ impl Model {
                     break;
                 }
             }
-            let release = self.release(request, lane);
+            let own = self.release(request, lane, address, cell);
             let (sequence, due) = self.sequence(&mut sequences, address, request.whole);
             self.put(
                 request,
                 lane,
                 address,
                 from[n][lane],
-                release,
+                (own.clone(), own),
                 (sequence, due),
                 target,
                 &mut global,
@@ -360,15 +356,43 @@ impl Model {
         result
     }
 
-    /// What a strong store of a lane releases.
-    fn release(&self, request: &Request<'_>, lane: usize) -> Option<Release> {
+    /// What a strong store of a lane releases (8.8, release patterns): what it knows; what it knew at its last fence that releases;
+    /// or what its last store there released, which a strong store that follows goes on to release.
+    fn release(
+        &self,
+        request: &Request<'_>,
+        lane: usize,
+        address: u64,
+        cell: &Cell,
+    ) -> Option<Release> {
         let warp = self.clock(request.warp);
         if request.order.releases() {
             let knows = warp.snapshot(request.warp, lane);
             return Some(Release { knows, scope: request.scope });
         }
-        let fence = warp.fence_release(lane).filter(|_| request.order.is_strong())?;
-        Some(Release { knows: fence.knows.clone(), scope: fence.scope.min(request.scope) })
+        if !request.order.is_strong() {
+            return None;
+        }
+        let bytes = mask_of(address, request.bytes);
+        let ours = |store: &&Store| {
+            (store.warp, usize::from(store.lane)) == (request.warp, lane)
+                && store.bytes & bytes != 0
+        };
+        let before = cell.stores.iter().rev().find(ours).and_then(|store| store.own.as_ref());
+        let (knows, scope) = match (warp.fence_release(lane), before) {
+            (Some(fence), Some(before)) if fence.scope == before.scope => {
+                let mut knows = fence.knows.clone();
+                knows.join(&before.knows);
+                (knows, fence.scope)
+            }
+            // The one towards more: what the other knows may be for fewer.
+            (Some(fence), Some(before)) if fence.scope < before.scope => {
+                (before.knows.clone(), before.scope)
+            }
+            (Some(one), _) | (None, Some(one)) => (one.knows.clone(), one.scope),
+            (None, None) => return None,
+        };
+        Some(Release { knows, scope: scope.min(request.scope) })
     }
 
     /// When a store takes place in the order of all, and when everybody sees it.
@@ -393,7 +417,7 @@ impl Model {
         lane: usize,
         address: u64,
         value: u64,
-        release: Option<Release>,
+        (release, own): (Option<Release>, Option<Release>),
         (sequence, due): (u64, u64),
         target: &mut Target<'_>,
         global: &mut Cells,
@@ -413,6 +437,7 @@ impl Model {
             arrives: request.arrives(lane),
             old: before << (8 * (address % 8)),
             release,
+            own,
         };
         target.cell(global, address).push(store);
     }
@@ -448,15 +473,16 @@ impl Model {
                 let release = store.release.as_ref()?;
                 let theirs = (self.clock(store.warp), release.scope);
                 inclusive((self.clock(request.warp), request.scope), theirs)
-                    .then(|| release.clone())
+                    .then(|| (release.clone(), theirs.0.block()))
             });
-            let mut release = self.release(request, lane);
-            if let Some(inherited) = inherited {
+            let own = self.release(request, lane, address, cell);
+            let mut release = own.clone();
+            if let Some((inherited, by)) = inherited {
                 let warp = &mut self.warps[request.warp as usize];
                 if request.order.acquires() {
                     warp.learn(lane, &inherited.knows);
                 } else {
-                    warp.acquire_later(lane, &inherited.knows);
+                    warp.acquire_later(lane, &inherited.knows, by);
                 }
                 release = Some(match release {
                     None => inherited,
@@ -470,7 +496,7 @@ impl Model {
             old[lane] = before;
             let value = new(lane, before);
             let at = self.sequence(&mut Sequences::default(), address, request.whole);
-            self.put(request, lane, address, value, release, at, target, &mut global);
+            self.put(request, lane, address, value, (release, own), at, target, &mut global);
         }
         self.global = global;
         if request.order.releases() {

@@ -26,6 +26,8 @@ pub(super) struct Store {
     /// What stood there before.
     pub(super) old: u64,
     pub(super) release: Option<Release>,
+    /// Of that, what its lane has released itself: not what an atomic passes on.
+    pub(super) own: Option<Release>,
 }
 
 /// Loads of a warp at one time of its clock.

@@ -100,8 +100,9 @@ pub(super) struct WarpClock {
     /// Of asynchronous copies, for each the lane that has issued it, and when it began; each copy is a lane here.
     copies: Option<Box<[(u8, u32); 32]>>,
     knows: [Knowledge; 32],
-    /// What a lane has read from strong stores without acquiring: the next fence makes it known.
-    acquired: [Knowledge; 32],
+    /// What a lane has read from strong stores without acquiring, by how far away they were made: of its block, of its GPU, anywhere. The
+    /// next fence that reaches as far makes it known.
+    acquired: [[Knowledge; 3]; 32],
     /// What the last fence of a lane released, to be passed on by its strong stores.
     released: [Option<Release>; 32],
     /// For each unit that was read, the store it was read from: a lane never reads an older one. With the time of the
@@ -192,13 +193,31 @@ impl WarpClock {
         self.knows[lane].join(other);
     }
 
-    pub(super) fn acquire_later(&mut self, lane: usize, other: &Knowledge) {
-        self.acquired[lane].join(other);
+    /// A lane has read what a block has released.
+    pub(super) fn acquire_later(
+        &mut self,
+        lane: usize,
+        other: &Knowledge,
+        by: Option<super::BlockId>,
+    ) {
+        let far = match (self.block(), by) {
+            (Some(mine), Some(by)) if (mine.0, mine.1) == (by.0, by.1) => 0,
+            (Some(mine), Some(by)) if mine.2 == by.2 => 1,
+            _ => 2,
+        };
+        self.acquired[lane][far].join(other);
     }
 
-    pub(super) fn take_acquired(&mut self, lane: usize) {
-        let acquired = std::mem::take(&mut self.acquired[lane]);
-        self.knows[lane].join(&acquired);
+    /// A fence towards a scope.
+    pub(super) fn take_acquired(&mut self, lane: usize, scope: Scope) {
+        let far = match scope {
+            Scope::Cta | Scope::Cluster => 1,
+            Scope::Gpu => 2,
+            Scope::Sys => 3,
+        };
+        for acquired in &mut self.acquired[lane][..far] {
+            self.knows[lane].join(&std::mem::take(acquired));
+        }
     }
 
     /// Adds what lanes know and have done to `joined`, and moves the clock on.
@@ -245,7 +264,7 @@ impl WarpClock {
         self.released[lane].as_ref()
     }
 
-    pub(super) fn block(&self) -> Option<(u64, u32, u32)> {
+    pub(super) fn block(&self) -> Option<super::BlockId> {
         self.origin.as_ref().map(|o| (o.launch, o.block, o.device))
     }
 }

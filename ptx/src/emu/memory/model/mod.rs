@@ -113,10 +113,29 @@ pub(crate) struct Model {
     free: Vec<u32>,
     /// What all that has ended has done and seen.
     ended: Knowledge,
-    /// What the last `fence.sc` of anybody knew.
-    sequential: Knowledge,
+    /// What has been known at each `fence.sc`, by block and scope.
+    sequential: Vec<SequentialFences>,
+}
+
+/// The `fence.sc`s of a block towards a scope.
+struct SequentialFences {
+    block: BlockId,
+    scope: Scope,
+    knows: Knowledge,
     /// What those had read who have run one.
-    sequential_floors: Floors,
+    floors: Floors,
+}
+
+/// Launch, block, and GPU.
+type BlockId = (u64, u32, u32);
+
+/// Whether what two blocks do towards scopes is each within the other's (8.6.1, "morally strong").
+fn inclusive(a: (BlockId, Scope), b: (BlockId, Scope)) -> bool {
+    match a.1.min(b.1) {
+        Scope::Cta | Scope::Cluster => (a.0.0, a.0.1) == (b.0.0, b.0.1),
+        Scope::Gpu => a.0.2 == b.0.2,
+        Scope::Sys => true,
+    }
 }
 
 impl Model {
@@ -131,8 +150,7 @@ impl Model {
             warps: Vec::new(),
             free: Vec::new(),
             ended: Knowledge::default(),
-            sequential: Knowledge::default(),
-            sequential_floors: Floors::default(),
+            sequential: Vec::new(),
         }
     }
 
@@ -221,7 +239,7 @@ impl Model {
             // Nobody runs: who starts next starts after all of it, and needs no record of it.
             self.global.forget_records();
             self.warps.iter_mut().for_each(WarpClock::forget);
-            self.sequential_floors.clear();
+            self.sequential.clear();
         }
     }
 
@@ -242,22 +260,32 @@ impl Model {
         let Some(warp) = self.warps.get_mut(slot as usize) else { return };
         for lane in lanes(mask) {
             if order.acquires() {
-                warp.take_acquired(lane);
+                warp.take_acquired(lane, scope);
             }
-            if order == Order::Sc {
-                warp.learn(lane, &self.sequential.clone());
-            }
+        }
+        let (block, sc) = (warp.block(), order == Order::Sc);
+        let meets = |fences: &SequentialFences| {
+            block.is_some_and(|block| inclusive((block, scope), (fences.block, fences.scope)))
+        };
+        for fences in self.sequential.iter().filter(|fences| sc && meets(fences)) {
+            lanes(mask).for_each(|lane| warp.learn(lane, &fences.knows));
+            // Who runs one later reads nothing older than what was read before this one (8.9.4, from-reads
+            // through the order of the fences).
+            merge(&fences.floors, &mut warp.floors);
         }
         if order.releases() {
             warp.note_release(slot, mask, scope);
         }
-        if order == Order::Sc {
-            warp.contribute(slot, mask, &mut self.sequential);
-            // Who runs one later reads nothing older than what was read before this one (8.9.4, from-reads
-            // through the order of the fences).
-            let floors = &mut self.sequential_floors;
-            merge(&warp.floors, floors);
-            merge(floors, &mut warp.floors);
+        if let Some(block) = block.filter(|_| sc) {
+            let at = self.sequential.iter().position(|f| (f.block, f.scope) == (block, scope));
+            let at = at.unwrap_or_else(|| {
+                let (knows, floors) = (Knowledge::default(), Floors::default());
+                self.sequential.push(SequentialFences { block, scope, knows, floors });
+                self.sequential.len() - 1
+            });
+            let fences = &mut self.sequential[at];
+            warp.contribute(slot, mask, &mut fences.knows);
+            merge(&warp.floors, &mut fences.floors);
         }
     }
 
