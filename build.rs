@@ -19,7 +19,9 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use ferroccl_build::{Builder, Bundle, Compiler, DeviceCrate, Error, Module, Progress, Target};
+use ferroccl_build::{
+    Builder, Bundle, Compiler, DeviceCrate, Error, Figures, Module, Progress, Target,
+};
 
 /// How to get PTX, for who has none.
 const HOW: &str = "set FERROCCL_PTX=build in cargo's environment, which takes minutes and a rustc 1.96 or later with \
@@ -118,9 +120,20 @@ fn table(rows: &Result<Vec<String>, String>) -> String {
 }
 
 /// A row of that source; `stored` is an expression.
-fn row(target: &str, name: &str, kernels: &[String], bytes: usize, stored: &str) -> String {
+fn row(
+    target: &str,
+    name: &str,
+    kernels: &[String],
+    figures: &[Figures],
+    bytes: usize,
+    stored: &str,
+) -> String {
     let arch = target.trim_start_matches("sm_");
-    format!("    Module::new({arch}, {name:?}, &{kernels:?}, {bytes}, {stored}),\n")
+    let figures = figures.iter().map(|Figures { bytes, instructions, registers, .. }| {
+        format!("Figures {{ bytes: {bytes}, instructions: {instructions}, registers: &{registers:?} }}, ")
+    });
+    let figures: String = figures.collect();
+    format!("    Module::new({arch}, {name:?}, &{kernels:?}, &[{figures}], {bytes}, {stored}),\n")
 }
 
 /// The modules that this package carries, of those that the features ask for; `None` where it carries none, or those of
@@ -140,7 +153,7 @@ fn carried(device: &Device) -> Result<Option<Vec<String>>, Error> {
             return Ok(None);
         };
         let stored = format!("Stored::Packed(include_bytes!({:?}))", dir.join(it.file()));
-        rows.push(row(target, name, &it.kernels, it.bytes, &stored));
+        rows.push(row(target, name, &it.kernels, &it.figures, it.bytes, &stored));
     }
     Ok(Some(rows))
 }
@@ -166,7 +179,8 @@ fn build(device: &Device, out: &Path) -> Result<Vec<String>, Error> {
         let path = out.join(format!("{target}_{name}.{file}"));
         fs::write(&path, bytes).map_err(|source| Error::File { path: path.clone(), source })?;
         let stored = format!("Stored::{how}({path:?}))");
-        rows.push(row(target, name, ptx.kernels(), ptx.text().len(), &stored));
+        let figures = ptx.figures();
+        rows.push(row(target, name, ptx.kernels(), &figures, ptx.text().len(), &stored));
     }
     Ok(rows)
 }

@@ -29,9 +29,22 @@ pub struct Module {
     arch: u32,
     name: &'static str,
     kernels: &'static [&'static str],
+    figures: &'static [Figures],
     len: usize,
     stored: Stored,
     unpacked: OnceLock<String>,
+}
+
+/// What was counted of a kernel's text when the library was built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Figures {
+    /// Bytes of the text.
+    pub bytes: usize,
+    /// Instructions as they stand in it, each once.
+    pub instructions: usize,
+    /// Virtual registers by type (`b32`), in the order of the types' names.
+    pub registers: &'static [(&'static str, u64)],
 }
 
 /// How a library has a text.
@@ -49,10 +62,11 @@ impl Module {
         arch: u32,
         name: &'static str,
         kernels: &'static [&'static str],
+        figures: &'static [Figures],
         len: usize,
         stored: Stored,
     ) -> Self {
-        Module { arch, name, kernels, len, stored, unpacked: OnceLock::new() }
+        Module { arch, name, kernels, figures, len, stored, unpacked: OnceLock::new() }
     }
 
     /// The architecture it is compiled for, as compute capability: 90 for `sm_90`.
@@ -73,6 +87,12 @@ impl Module {
     #[must_use]
     pub fn kernels(&self) -> &'static [&'static str] {
         self.kernels
+    }
+
+    /// The figures of its kernels, in the same order; the text is not unpacked for them either.
+    #[must_use]
+    pub fn figures(&self) -> &'static [Figures] {
+        self.figures
     }
 
     /// Bytes of the text, and bytes that it takes in the library.

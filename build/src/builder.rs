@@ -10,7 +10,7 @@ use std::{env, fs, mem, thread};
 
 use crate::hash::{Key, hash_source};
 use crate::source::{DeviceCrate, Module, Target};
-use crate::{Compiler, Error, Result, headers, lines};
+use crate::{Compiler, Error, Figures, Result, headers, lines};
 
 /// What was not used for so long is removed from the cache: enough to go back and forth between branches.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -44,6 +44,12 @@ impl Ptx {
     #[must_use]
     pub fn kernels(&self) -> &[String] {
         &self.kernels
+    }
+
+    /// What is counted of each kernel, in the same order. Reads the whole text.
+    #[must_use]
+    pub fn figures(&self) -> Vec<Figures> {
+        Figures::all(&self.text)
     }
 
     /// The compiler's warnings, their first lines. None where the module came from the cache. Those about a crate that modules

@@ -4,16 +4,17 @@
 //!
 //! ```text
 //! source 2de6bdce5e1f45bf1c243cea97921879
-//! sm_80 all_gather_ring 123456 all_gather_ring_simple all_gather_ring_ll all_gather_ring_ll128
+//! sm_80 all_gather_bruck 123456 all_gather_bruck_simple:61728:1402:b32=410,b64=902 all_gather_bruck_ll:...
 //! ```
 //!
 //! The first line has the hash of the source that the modules were made of ([`hash_source`](crate::hash_source)). Each other
-//! line has a module: architecture, name, bytes of its text, and its kernels in the order of the text.
+//! line has a module: architecture, name, bytes of its text, and its kernels in the order of the text. A kernel has its name,
+//! and its figures ([`Figures`]): bytes, instructions, and registers by type.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{Error, Result};
+use crate::{Error, Figures, Result};
 
 const MANIFEST: &str = "manifest";
 
@@ -37,6 +38,8 @@ pub struct Bundled {
     pub bytes: usize,
     /// Its kernels, in the order of the text.
     pub kernels: Vec<String>,
+    /// What was counted of each kernel, in the same order.
+    pub figures: Vec<Figures>,
 }
 
 impl Bundled {
@@ -87,6 +90,7 @@ impl Bundle {
                 name: module.name.clone(),
                 bytes: ptx.text().len(),
                 kernels: ptx.kernels().to_vec(),
+                figures: ptx.figures(),
             };
             let path = dir.join(bundled.file());
             fs::write(&path, ptx.packed()).map_err(Error::file(&path))?;
@@ -101,8 +105,14 @@ impl Bundle {
 
 #[cfg(any(test, feature = "pack"))]
 fn manifest(bundle: &Bundle) -> String {
-    let modules = bundle.modules.iter().map(|Bundled { target, name, bytes, kernels }| {
-        format!("{target} {name} {bytes} {}\n", kernels.join(" "))
+    let kernel = |(name, figures): (&String, &Figures)| {
+        let registers = figures.registers.iter().map(|(ty, count)| format!("{ty}={count}"));
+        let registers = registers.collect::<Vec<_>>().join(",");
+        format!(" {name}:{}:{}:{registers}", figures.bytes, figures.instructions)
+    };
+    let modules = bundle.modules.iter().map(|Bundled { target, name, bytes, kernels, figures }| {
+        let kernels: String = kernels.iter().zip(figures).map(kernel).collect();
+        format!("{target} {name} {bytes}{kernels}\n")
     });
     format!("source {}\n", bundle.source) + &modules.collect::<String>()
 }
@@ -114,14 +124,41 @@ fn parse(text: &str) -> Option<Bundle> {
         let mut words = line.split(' ').map(str::to_owned);
         let (target, name) = (words.next()?, words.next()?);
         let bytes = words.next()?.parse().ok()?;
-        Some(Bundled { target, name, bytes, kernels: words.collect() })
+        let (kernels, figures) =
+            words.map(|word| kernel(&word)).collect::<Option<Vec<_>>>()?.into_iter().unzip();
+        Some(Bundled { target, name, bytes, kernels, figures })
     };
     Some(Bundle { source, modules: lines.map(module).collect::<Option<_>>()? })
+}
+
+/// A kernel as a line of the manifest has it.
+fn kernel(word: &str) -> Option<(String, Figures)> {
+    let [name, bytes, instructions, registers] = word.split(':').collect::<Vec<_>>()[..] else {
+        return None;
+    };
+    let register = |one: &str| {
+        let (ty, count) = one.split_once('=')?;
+        Some((ty.to_owned(), count.parse().ok()?))
+    };
+    let registers = registers.split(',').filter(|one| !one.is_empty());
+    let figures = Figures {
+        bytes: bytes.parse().ok()?,
+        instructions: instructions.parse().ok()?,
+        registers: registers.map(register).collect::<Option<_>>()?,
+    };
+    Some((name.to_owned(), figures))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of different numbers, and as many types.
+    fn figures(n: usize) -> Figures {
+        let registers = [("b32", 3), ("pred", 1)].into_iter().take(n);
+        let registers = registers.map(|(ty, count)| (ty.to_owned(), count)).collect();
+        Figures { bytes: 10 + n, instructions: 5 + n, registers }
+    }
 
     fn bundle() -> Bundle {
         let module = |name: &str, kernels: &[&str]| Bundled {
@@ -129,6 +166,7 @@ mod tests {
             name: name.into(),
             bytes: 12,
             kernels: kernels.iter().map(|&k| k.to_owned()).collect(),
+            figures: (0..kernels.len()).map(figures).collect(),
         };
         Bundle {
             source: "01ab".into(),
@@ -147,7 +185,15 @@ mod tests {
 
     #[test]
     fn what_is_no_manifest_is_an_error() {
-        for text in ["", "sources 1", "source 1\nsm_80", "source 1\nsm_80 a many k"] {
+        for text in [
+            "",
+            "sources 1",
+            "source 1\nsm_80",
+            "source 1\nsm_80 a many k:1:1:",
+            "source 1\nsm_80 a 1 k",
+            "source 1\nsm_80 a 1 k:1:few:",
+            "source 1\nsm_80 a 1 k:1:1:b32",
+        ] {
             assert_eq!(parse(text), None, "{text}");
         }
         let dir = tempfile::tempdir().unwrap();

@@ -124,6 +124,12 @@ fn a_crate_becomes_ptx_with_its_dependencies_inside() {
     let both = Module::new("both", top.feature("one").cfg("two"), Target::named("sm_90a"));
     let ptx = place.builder().compile(&both).unwrap();
     assert_eq!(ptx.kernels(), ["first", "second"]);
+    let figures = ptx.figures();
+    assert_eq!(figures.len(), 2);
+    assert!(
+        figures.iter().all(|f| f.instructions >= 3 && f.registers.iter().any(|r| r.0 == "b64"))
+    );
+    assert!(figures.iter().map(|f| f.bytes).sum::<usize>() < ptx.text().len());
     assert!(ptx.text().contains(".target sm_90a"), "{}", ptx.text());
 }
 

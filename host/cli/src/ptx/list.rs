@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io::{self, BufWriter, Write as _};
 use std::sync::LazyLock;
 
 use clap::Args;
 use ferroccl::device::abi::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};
-use ferroccl::device::kernels;
+use ferroccl::device::kernels::{self, PtxText};
 use ferroccl::ptx;
 use ferroccl_ptx::cfg::Cfg;
 use ferroccl_ptx::inspect::registers;
@@ -52,7 +52,7 @@ pub(super) struct ListArgs {
 }
 
 /// What is told of a kernel.
-#[derive(Debug, Serialize)]
+#[derive(Debug, PartialEq, Serialize)]
 struct Row {
     name: String,
     #[serde(flatten)]
@@ -113,14 +113,14 @@ pub(super) fn run(args: &ListArgs) -> Result<(), Failure> {
     if rows.is_empty() {
         return Err(Failure::Nothing);
     }
-    let mut out = io::stdout().lock();
+    let mut out = BufWriter::new(io::stdout().lock());
     if args.json {
         serde_json::to_writer_pretty(&mut out, &rows)?;
         writeln!(out)?;
     } else {
         out.write_all(table(&rows).as_bytes())?;
     }
-    Ok(())
+    Ok(out.flush()?)
 }
 
 impl ListArgs {
@@ -137,38 +137,52 @@ impl ListArgs {
     }
 }
 
-/// The embedded kernels that are wanted. Only modules that have one are read, side by side.
+/// The embedded kernels that are wanted. Those of the library were counted when it was built, and are not unpacked here.
+/// The modules of other crates are parsed, side by side.
 fn embedded(args: &ListArgs) -> Result<Vec<Row>, Failure> {
     let own = registered::texts();
     if let Some(why) = ptx::unavailable().filter(|_| own.is_empty()) {
         return Err(Failure::NoPtx(why));
     }
     let wants = |name: &str| args.wants(name, Parts::of(name));
-    let modules: Vec<&'static ptx::Module> = ptx::modules()
-        .iter()
-        .filter(|m| args.arch.is_none_or(|arch| arch == m.arch()))
-        .filter(|m| m.kernels().iter().any(|name| wants(name)))
-        .collect();
-    let read = |module: &&'static ptx::Module| {
-        let origin = module.to_string();
-        rows(&parsed(module.text(), &origin)?, &origin, true, wants)
+    let modules = ptx::modules().iter().filter(|m| args.arch.is_none_or(|arch| arch == m.arch()));
+    let kernels = modules.flat_map(|m| m.kernels().iter().zip(m.figures()).map(move |k| (m, k)));
+    let wanted = kernels.filter(|(_, (name, _))| wants(name));
+    let mut all: Vec<Row> = wanted.map(|(m, (name, figures))| counted(m, name, figures)).collect();
+    let read = |text: PtxText| {
+        let module = parsed(text.0, registered::ORIGIN)?;
+        match args.arch.is_none_or(|arch| target(&module) == Some(arch)) {
+            true => rows(&module, registered::ORIGIN, true, wants),
+            false => Ok(Vec::new()),
+        }
     };
-    let all: Vec<Result<Vec<Row>, Failure>> = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            modules.iter().map(|module| scope.spawn(move || read(module))).collect();
+    let read = &read;
+    let read: Vec<Result<Vec<Row>, Failure>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = own.into_iter().map(|text| scope.spawn(move || read(text))).collect();
         let joined = threads.into_iter().map(|thread| thread.join());
         joined.map(|rows| rows.expect("reading PTX does not panic")).collect()
     });
-    let mut all: Vec<Row> =
-        all.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-    for text in own {
-        let module = parsed(text.0, registered::ORIGIN)?;
-        let target = module.target.first().and_then(|arch| super::arch(arch.text).ok());
-        if args.arch.is_none_or(|arch| target == Some(arch)) {
-            all.extend(rows(&module, registered::ORIGIN, true, wants)?);
-        }
+    for rows in read {
+        all.extend(rows?);
     }
     Ok(all)
+}
+
+/// What a module is compiled for.
+fn target(module: &Module<'_>) -> Option<u32> {
+    module.target.first().and_then(|arch| super::arch(arch.text).ok())
+}
+
+/// A kernel of the library, by what was counted when it was built.
+fn counted(module: &ptx::Module, name: &str, figures: &ptx::Figures) -> Row {
+    Row {
+        name: name.to_owned(),
+        parts: Parts::of(name),
+        arch: format!("sm_{}", module.arch()),
+        bytes: figures.bytes,
+        instructions: figures.instructions,
+        registers: figures.registers.iter().map(|(ty, n)| ((*ty).to_owned(), *n)).collect(),
+    }
 }
 
 fn rows(
@@ -200,10 +214,6 @@ fn rows(
 
 fn table(rows: &[Row]) -> String {
     let name = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(6);
-    let parts: Vec<&Parts> = rows.iter().filter_map(|row| row.parts).collect();
-    let widest = |title: &str, of: fn(&Parts) -> String| {
-        parts.iter().map(|p| of(p).len()).chain([title.len()]).max().unwrap_or(0)
-    };
     type Column = (&'static str, fn(&Parts) -> String);
     const COLUMNS: [Column; 5] = [
         ("collective", |p| p.collective.into()),
@@ -212,17 +222,23 @@ fn table(rows: &[Row]) -> String {
         ("op", |p| if p.ops.is_empty() { "-".into() } else { p.ops.join(",") }),
         ("type", |p| p.data_type.unwrap_or("-").into()),
     ];
+    let parts: Vec<&Parts> = rows.iter().filter_map(|row| row.parts).collect();
+    // Each once, as there are hundreds of rows.
+    let widths = COLUMNS.map(|(title, of)| {
+        parts.iter().map(|p| of(p).len()).chain([title.len()]).max().unwrap_or(0)
+    });
+    let columns = || COLUMNS.iter().zip(widths);
     let mut out = String::new();
     let _ = write!(out, "{:name$}  ", "kernel");
-    for (title, of) in COLUMNS.iter().filter(|_| !parts.is_empty()) {
-        let _ = write!(out, "{title:<0$}  ", widest(title, *of));
+    for ((title, _), width) in columns().filter(|_| !parts.is_empty()) {
+        let _ = write!(out, "{title:<width$}  ");
     }
     let _ = writeln!(out, "arch    PTX bytes  instructions  registers");
     for row in rows {
         let _ = write!(out, "{:name$}  ", row.name);
         if let Some(parts) = row.parts {
-            for (title, of) in &COLUMNS {
-                let _ = write!(out, "{:<1$}  ", of(parts), widest(title, *of));
+            for ((_, of), width) in columns() {
+                let _ = write!(out, "{:<width$}  ", of(parts));
             }
         }
         let registers: Vec<String> =
@@ -248,5 +264,20 @@ mod tests {
         let parts = Parts::of("all_reduce_ring_ll_any_float").expect("in every build");
         assert_eq!(parts.ops, ["prod", "min", "max", "mulsum"]);
         assert_eq!(Parts::of("vector_add"), None);
+    }
+
+    /// What was counted while the kernels were made is what the parser counts.
+    #[test]
+    fn quick_figures_are_those_of_the_parser() {
+        if let Some(why) = ptx::unavailable() {
+            return println!("skipped: no PTX: {why}");
+        }
+        for module in ptx::modules() {
+            let parsed = parsed(module.text(), "").expect("rustc has written it");
+            let slow = rows(&parsed, "", true, |_| true).expect("and its labels are there");
+            let quick = module.kernels().iter().zip(module.figures());
+            let quick: Vec<Row> = quick.map(|(name, f)| counted(module, name, f)).collect();
+            assert_eq!(quick, slow, "{module}");
+        }
     }
 }
