@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use ferroccl_ptx::inspect::{Change, Difference, Listing, differences};
@@ -10,6 +10,7 @@ use ferroccl_ptx::isa::Class;
 use serde::Serialize;
 
 use super::Failure;
+use super::commit::History;
 use super::kernel::{From, Kernel};
 use super::paint::{Color, Paint};
 use super::stats::{Report, report};
@@ -18,6 +19,10 @@ use super::stats::{Report, report};
 ///
 /// Instructions are compared without the numbers of registers and labels. They are printed in the names of the
 /// first kernel, counted in the order in which they appear; what only the second has keeps its name and is marked: %r3'.
+///
+/// With --commit the first is the kernel as a commit has it, and the second as the working tree has it, or another commit.
+/// Both are made now, the commit's in a temporary git worktree: those of FerroCCL by cargo xtask ptx, those of another crate by
+/// its build script. What is compiled for it stays in target/ferroccl-commits.
 #[derive(Args, Clone, Debug)]
 pub(super) struct DiffArgs {
     /// The first kernel
@@ -34,6 +39,12 @@ pub(super) struct DiffArgs {
     /// The architecture of the second [default: as the first]
     #[arg(long, value_name = "sm_N", value_parser = super::arch)]
     arch2: Option<u32>,
+    /// Compare A as this commit has it, in the checkout here or of --crate [B: by default in the working tree]
+    #[arg(long, value_name = "REV", requires = "first", conflicts_with_all = ["file", "file2", "arch2"])]
+    commit: Option<String>,
+    /// The commit of B
+    #[arg(long, value_name = "REV", requires = "commit")]
+    commit2: Option<String>,
     /// Lines around differences
     #[arg(long, short = 'U', value_name = "LINES", default_value_t = 3)]
     unified: usize,
@@ -64,12 +75,7 @@ struct Comparison<'c> {
 }
 
 pub(super) fn run(args: &DiffArgs) -> Result<(), Failure> {
-    let second_from = From {
-        file: args.file2.clone().or_else(|| args.from.file.clone()),
-        arch: args.arch2.or(args.from.arch),
-    };
-    let first = args.from.kernel(args.first.as_deref())?;
-    let second = second_from.kernel(args.second.as_deref().or(args.first.as_deref()))?;
+    let (first, second) = kernels(args)?;
     let trees = (first.tree()?, second.tree()?);
     let reports = (report(&first, &trees.0)?, report(&second, &trees.1)?);
     let figures = figures(&reports.0, &reports.1);
@@ -97,6 +103,30 @@ pub(super) fn run(args: &DiffArgs) -> Result<(), Failure> {
     }
     out.write_all(text.as_bytes())?;
     Ok(())
+}
+
+/// What is compared.
+fn kernels(args: &DiffArgs) -> Result<(Kernel, Kernel), Failure> {
+    let (name, from) = (args.first.as_deref(), &args.from);
+    let name2 = args.second.as_deref().or(name);
+    let Some(revision) = &args.commit else {
+        let second = From {
+            file: args.file2.clone().or_else(|| from.file.clone()),
+            krate: from.krate.clone().filter(|_| args.file2.is_none()),
+            arch: args.arch2.or(from.arch),
+        };
+        return Ok((from.kernel(name)?, second.kernel(name2)?));
+    };
+    let history = History::open(from.krate.as_deref().unwrap_or(Path::new(".")))?;
+    let commit = history.commit(revision)?;
+    let commit2 = args.commit2.as_deref().map(|revision| history.commit(revision)).transpose()?;
+    let (name, name2) = (name.unwrap_or_default(), name2.unwrap_or_default());
+    let first = history.at(&commit, name, from.arch)?;
+    let second = match commit2 {
+        Some(commit) => history.at(&commit, name2, from.arch)?,
+        None => history.in_working_tree(name2, from.arch)?,
+    };
+    Ok((first, second))
 }
 
 /// All figures that either has.

@@ -10,6 +10,7 @@ use ferroccl_ptx::cfg::Cfg;
 use ferroccl_ptx::syntax::{Function, Module, SyntaxError, parse};
 
 use super::Failure;
+use super::crates::Crate;
 use crate::registered::{self, registry};
 
 /// What is looked at if no architecture is named: what every GPU that is supported runs.
@@ -21,6 +22,9 @@ pub(super) struct From {
     /// A file of PTX, of any compiler, instead of the embedded kernels
     #[arg(long, value_name = "PTX")]
     pub(super) file: Option<PathBuf>,
+    /// The PTX that the crate in this folder has made in its last build (ferroccl-build; `ferroccl new` begins such a crate)
+    #[arg(long = "crate", value_name = "DIR", conflicts_with = "file")]
+    pub(super) krate: Option<PathBuf>,
     /// The architecture it runs on: what the library would load there, and what ptxas assembles for
     /// [default: sm_80, or the first that has the kernel, or the file's]
     #[arg(long, value_name = "sm_N", value_parser = super::arch)]
@@ -39,6 +43,19 @@ pub(super) struct Kernel {
     pub(super) arch: Option<u32>,
 }
 
+/// A text of PTX, and what it is called.
+#[derive(Debug)]
+pub(super) struct Text {
+    pub(super) origin: String,
+    pub(super) text: String,
+}
+
+impl Text {
+    pub(super) fn of_file(path: &Path) -> Result<Self, Failure> {
+        Ok(Text { origin: path.display().to_string(), text: read(path)? })
+    }
+}
+
 /// A kernel and its tree.
 pub(super) struct Tree<'k> {
     pub(super) module: Module<'k>,
@@ -49,35 +66,13 @@ pub(super) struct Tree<'k> {
 impl From {
     /// The kernel of this name, or of which this is a part of the name and of no other.
     pub(super) fn kernel(&self, wanted: Option<&str>) -> Result<Kernel, Failure> {
-        match &self.file {
-            Some(path) => self.of_file(path, wanted),
-            None => self.embedded(wanted),
+        if let Some(path) = &self.file {
+            return among(vec![Text::of_file(path)?], wanted, self.arch);
         }
-    }
-
-    fn of_file(&self, path: &Path, wanted: Option<&str>) -> Result<Kernel, Failure> {
-        let text = read(path)?;
-        let origin = path.display().to_string();
-        let module = parsed(&text, &origin)?;
-        let with_body = |f: &&Function<'_>| f.body.is_some();
-        let name = |f: &Function<'_>| f.name.text.to_owned();
-        let kernels: Vec<String> = module.entries().filter(with_body).map(name).collect();
-        let all: Vec<String> = module.functions().filter(with_body).map(name).collect();
-        let name = match wanted {
-            // Functions are found, too, but one has to name them.
-            Some(wanted) => pick(wanted, if kernels.is_empty() { &all } else { &kernels }, &origin)
-                .or_else(|e| match all.iter().find(|name| *name == wanted) {
-                    Some(function) => Ok(function.clone()),
-                    None => Err(e),
-                })?,
-            None => match &kernels[..] {
-                [one] => one.clone(),
-                [] => return Err(Failure::Which(all)),
-                _ => return Err(Failure::Which(kernels)),
-            },
-        };
-        let target = module.target.first().and_then(|t| super::arch(t).ok());
-        Ok(Kernel { text: text.into(), name, origin, arch: self.arch.or(target) })
+        let Some(dir) = &self.krate else { return self.embedded(wanted) };
+        let kernel = among(Crate::find(dir)?.built()?, wanted, self.arch)?;
+        says_what_is_read(&kernel.origin);
+        Ok(kernel)
     }
 
     fn embedded(&self, wanted: Option<&str>) -> Result<Kernel, Failure> {
@@ -115,6 +110,65 @@ impl From {
     }
 }
 
+/// Which of a crate's files is read: there may be several, of several builds.
+pub(super) fn says_what_is_read(origin: &str) {
+    crate::complain("ptx", format_args!("reads {origin}"));
+}
+
+/// Of these texts the kernel of this name, or of which this is a part of the name and of no other. Where several have it,
+/// that of the latest architecture that `arch` can run, or the first.
+pub(super) fn among(
+    texts: Vec<Text>,
+    wanted: Option<&str>,
+    arch: Option<u32>,
+) -> Result<Kernel, Failure> {
+    let (mut kernels, mut all) = (Vec::new(), Vec::new());
+    let mut has: Vec<(Option<u32>, Vec<String>)> = Vec::new();
+    for Text { text, origin } in &texts {
+        let module = parsed(text, origin)?;
+        let with_body = |f: &&Function<'_>| f.body.is_some();
+        let name = |f: &Function<'_>| f.name.text.to_owned();
+        kernels.extend(module.entries().filter(with_body).map(name));
+        let own: Vec<String> = module.functions().filter(with_body).map(name).collect();
+        all.extend(own.iter().cloned());
+        has.push((module.target.first().and_then(|t| super::arch(t).ok()), own));
+    }
+    for names in [&mut kernels, &mut all] {
+        let mut seen = BTreeSet::new();
+        names.retain(|name| seen.insert(name.clone()));
+    }
+    let origins: Vec<&str> = texts.iter().map(|text| text.origin.as_str()).collect();
+    let origins = origins.join(", ");
+    let name = match wanted {
+        // Functions are found, too, but one has to name them.
+        Some(wanted) => pick(wanted, if kernels.is_empty() { &all } else { &kernels }, &origins)
+            .or_else(|e| match all.iter().find(|name| *name == wanted) {
+                Some(function) => Ok(function.clone()),
+                None => Err(e),
+            })?,
+        None => match &kernels[..] {
+            [one] => one.clone(),
+            [] => return Err(Failure::Which(all)),
+            _ => return Err(Failure::Which(kernels)),
+        },
+    };
+    let holders: Vec<usize> = (0..has.len()).filter(|&i| has[i].1.contains(&name)).collect();
+    let target = |i: &usize| has[*i].0;
+    let best = match arch {
+        Some(arch) => {
+            let fitting = holders.iter().filter(|i| target(i).is_none_or(|t| t <= arch));
+            fitting.max_by_key(|i| target(i))
+        }
+        None => holders.iter().min_by_key(|i| target(i)),
+    };
+    let best = best.or(holders.first()).and_then(|&i| Some((texts.get(i)?, target(&i))));
+    let Some((Text { text, origin }, target)) = best else {
+        return Err(Failure::NoKernel { name, origin: origins, meant: String::new() });
+    };
+    let (arch, text, origin) = (arch.or(target), text.clone(), origin.clone());
+    Ok(Kernel { text: text.into(), name, origin, arch })
+}
+
 /// The text of a file.
 pub(super) fn read(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|source| Failure::File { path: path.to_owned(), source })
@@ -126,7 +180,7 @@ pub(super) fn parsed<'t>(text: &'t str, origin: &str) -> Result<Module<'t>, Fail
 }
 
 /// Of these names the one that is wanted.
-fn pick(wanted: &str, names: &[String], origin: &str) -> Result<String, Failure> {
+pub(super) fn pick(wanted: &str, names: &[String], origin: &str) -> Result<String, Failure> {
     if names.iter().any(|name| name == wanted) {
         return Ok(wanted.to_owned());
     }

@@ -15,7 +15,8 @@ use ferroccl_ptx::syntax::Module;
 use serde::Serialize;
 
 use super::Failure;
-use super::kernel::{parsed, read};
+use super::crates::Crate;
+use super::kernel::{Text, parsed, says_what_is_read};
 use crate::perf::values::one_of;
 use crate::registered::{self, registry};
 
@@ -46,6 +47,9 @@ pub(super) struct ListArgs {
     /// The kernels of a file
     #[arg(long, value_name = "PTX", conflicts_with_all = ["collective", "algorithm", "protocol", "data_type", "op"])]
     file: Option<std::path::PathBuf>,
+    /// The kernels that the crate in this folder has made in its last build
+    #[arg(long = "crate", value_name = "DIR", conflicts_with_all = ["file", "collective", "algorithm", "protocol", "data_type", "op"])]
+    krate: Option<std::path::PathBuf>,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -102,13 +106,14 @@ impl Parts {
 }
 
 pub(super) fn run(args: &ListArgs) -> Result<(), Failure> {
-    let rows = match &args.file {
-        Some(path) => {
-            let text = read(path)?;
-            let origin = path.display().to_string();
-            rows(&parsed(&text, &origin)?, &origin, false, |name| args.wants(name, None))?
+    let rows = match (&args.file, &args.krate) {
+        (Some(path), _) => of_texts(args, &[Text::of_file(path)?])?,
+        (None, Some(dir)) => {
+            let texts = Crate::find(dir)?.built()?;
+            texts.iter().for_each(|text| says_what_is_read(&text.origin));
+            of_texts(args, &texts)?
         }
-        None => embedded(args)?,
+        (None, None) => embedded(args)?,
     };
     if rows.is_empty() {
         return Err(Failure::Nothing);
@@ -135,6 +140,19 @@ impl ListArgs {
             && is(self.data_type.map(DataType::name), |p| p.data_type)
             && self.op.is_none_or(|op| parts.is_some_and(|p| p.ops.contains(&op.name())))
     }
+}
+
+/// The kernels of files that are wanted.
+fn of_texts(args: &ListArgs, texts: &[Text]) -> Result<Vec<Row>, Failure> {
+    let mut all = Vec::new();
+    for Text { text, origin } in texts {
+        let module = parsed(text, origin)?;
+        // A file is for one architecture, and is listed whatever it is; those of a crate may be for several.
+        if args.file.is_some() || args.arch.is_none_or(|arch| target(&module) == Some(arch)) {
+            all.extend(rows(&module, origin, false, |name| args.wants(name, None))?);
+        }
+    }
+    Ok(all)
 }
 
 /// The embedded kernels that are wanted. Those of the library were counted when it was built, and are not unpacked here.

@@ -2,9 +2,11 @@
 //!
 //! ```text
 //! kernel   which kernel is meant: one of the embedded, or one of a file
+//! crates   the PTX of a crate          commit  a kernel as a commit has it
 //! list     all of them                 show    the text of one, with source lines
 //! stats    its figures, loop by loop   diff    two of them
 //! cfg      a drawing of its blocks     run     in the emulator
+//! making   runs cargo
 //! models   the machines that its clock goes by
 //! critical_path  where the simulated time of a call goes
 //! tools    ptxas and nvdisasm, if there are any
@@ -13,10 +15,13 @@
 //! What there is to know of a kernel is found out by `ferroccl_ptx::inspect`; here it is printed.
 
 mod cfg;
+mod commit;
+mod crates;
 mod critical_path;
 mod diff;
 mod kernel;
 mod list;
+mod making;
 mod models;
 mod paint;
 mod run;
@@ -34,16 +39,18 @@ use ferroccl_ptx::emu::{Fault, LaunchError, LoadError};
 use ferroccl_ptx::syntax::SyntaxError;
 
 const AFTER_HELP: &str = "\
-KERNEL is a name, or a part of one that only one kernel has. With --file it is a kernel of that file, and may be left \
-out where there is one.
+KERNEL is a name, or a part of one that only one kernel has. With --file it is a kernel of that file, with --crate one \
+of that crate, and may be left out where there is one.
 
 Examples:
   ferroccl ptx list --protocol ll128 --type float
   ferroccl ptx show ll128_sum_float --block 5
   ferroccl ptx stats ll128_sum_float --arch sm_90
   ferroccl ptx diff ll128_sum_float ll128_sum_half
+  ferroccl ptx diff all_reduce_ring_ll_sum_float --commit HEAD~1
   ferroccl ptx cfg ll128_sum_float -o kernel.html
   ferroccl ptx stats --file mine.ptx
+  ferroccl ptx list --crate .
   ferroccl ptx run --file mine.ptx --threads 256 --arg u32[256]
   ferroccl ptx models h100-nvlink
   ferroccl ptx critical-path all_reduce --ranks 8 --size 64K -o trace.json
@@ -126,6 +133,29 @@ enum Failure {
     NotTraced(String),
     #[error(transparent)]
     Call(#[from] ferroccl::Error),
+    #[error("{} belongs to no crate: {said}", dir.display())]
+    NoCrate { dir: PathBuf, said: String },
+    #[error(
+        "{name} has no *.ptx in {}: `cargo build` in {} makes it, if its build script writes PTX to OUT_DIR",
+        build.display(),
+        dir.display()
+    )]
+    NotBuilt { name: String, dir: PathBuf, build: PathBuf },
+    #[error(
+        "{origin} is empty: the build script has found no compiler for GPUs. It takes a rustc 1.96 or later with rust-src: \
+         rustup toolchain install nightly --component rust-src, touch build.rs, cargo build"
+    )]
+    EmptyFile { origin: String },
+    #[error("{} is in no git checkout, which --commit needs: {said}", dir.display())]
+    NoCheckout { dir: PathBuf, said: String },
+    #[error("there is no commit `{revision}` in {}", checkout.display())]
+    NoCommit { revision: String, checkout: PathBuf },
+    #[error("there is no {what} {place}")]
+    NotThere { what: String, place: String },
+    #[error("{what}: `{command}` has failed: {said}")]
+    Making { what: String, command: String, said: String },
+    #[error("interrupted")]
+    Interrupted,
     #[error("output: {0}")]
     Output(#[from] io::Error),
     #[error("JSON: {0}")]

@@ -12,6 +12,7 @@ mod new;
 mod perf;
 mod planned;
 mod ptx;
+mod ptx_crate;
 mod ptx_run;
 mod readme;
 mod results;
