@@ -72,7 +72,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The manifest of a bundle is not one.
-    #[error("{}: is no manifest of a bundle", path.display())]
+    #[error("{}: is no manifest of a bundle, or one that another version has written: make the bundle again", path.display())]
     Manifest {
         /// The file.
         path: PathBuf,

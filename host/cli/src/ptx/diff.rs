@@ -28,7 +28,7 @@ pub(super) struct DiffArgs {
     /// The first kernel
     #[arg(value_name = "A")]
     first: Option<String>,
-    /// The second kernel [default: the first's name, of another file or architecture]
+    /// The second kernel [default: the first's name, of another file, architecture or commit]
     #[arg(value_name = "B")]
     second: Option<String>,
     #[command(flatten)]
