@@ -7,7 +7,8 @@ use ferroccl::{
     CommConfig, Communicator, Device, DeviceCommConfig, DeviceCommunicator, Error, Grid, Stream,
 };
 
-use crate::rounds::{ROUNDS, Rounds, expected};
+use crate::rounds::ROUNDS;
+use crate::rounds_run;
 
 ferroccl::device::kernel_argument! {
     struct Wait {
@@ -46,41 +47,12 @@ fn launch_wait(comm: &DeviceCommunicator, signal: u64, stream: &Stream) -> ferro
     unsafe { comm.launch(&WAIT, ONE, &Wait { comm: comm.value(), signal }, stream) }
 }
 
-/// Rounds of all ranks of a device, 3 blocks of 77 elements each.
 #[test]
 fn kernels_communicate_by_themselves() {
-    let device = Device::cpu();
     for n in [1, 2, 3, 8] {
-        let ranks = Communicator::init_all(&device, n).unwrap();
-        let (blocks, count, rounds) = (3u32, 77, 20);
-        let len = blocks as usize * count;
-        let buffers = [0; 3]
-            .map(|_| (0..n).map(|_| device.alloc_shared::<u64>(len).unwrap()).collect::<Vec<_>>());
-        let windows = buffers
-            .each_ref()
-            .map(|buffers| Communicator::register_windows(ranks.iter().zip(buffers)).unwrap());
-        let comms = Communicator::device_comms(&ranks, &config(3, 6)).unwrap();
-        let streams: Vec<_> = ranks.iter().map(|_| device.stream().unwrap()).collect();
-        let results: Vec<_> =
-            ranks.iter().map(|_| device.alloc::<u64>(3 * len * rounds).unwrap()).collect();
-        for r in 0..n as usize {
-            let argument = Rounds {
-                comm: comms[r].value(),
-                windows: windows.each_ref().map(|of| of[r].value().unwrap()),
-                results: results[r].address(),
-                count: count as u64,
-                rounds: rounds as u64,
-            };
-            // SAFETY: the buffers have what the kernel uses.
-            unsafe {
-                comms[r].launch(&ROUNDS, Grid { blocks, threads: 64 }, &argument, &streams[r])
-            }
-            .unwrap();
-        }
-        for r in 0..n as usize {
-            let wanted = expected(r as u64, n.into(), (blocks.into(), count as u64, rounds as u64));
-            assert_eq!(results[r].to_vec(&streams[r]).unwrap(), wanted, "rank {r} of {n}");
-        }
+        let devices = vec![Device::cpu(); n];
+        rounds_run::run(&devices, &ROUNDS, (3, 77, 20), 2)
+            .unwrap_or_else(|e| panic!("{n} ranks: {e}"));
     }
 }
 

@@ -22,6 +22,8 @@ mod again;
 mod random;
 #[path = "../support/rounds.rs"]
 mod rounds;
+#[path = "../support/rounds_run.rs"]
+mod rounds_run;
 #[path = "../support/team.rs"]
 mod team;
 

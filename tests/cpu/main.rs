@@ -17,3 +17,5 @@ mod kernels;
 mod random;
 #[path = "../support/rounds.rs"]
 mod rounds;
+#[path = "../support/rounds_run.rs"]
+mod rounds_run;

@@ -8,59 +8,15 @@ use ferroccl::{Communicator, Device, DeviceCommConfig, Error, Grid};
 
 use crate::device_ptx;
 use crate::random::Random;
-use crate::rounds::{ROUNDS, Rounds, expected};
-
-/// Blocks, elements and rounds.
-type Size = (u32, usize, usize);
-
-/// Runs rounds on ranks of these devices; an error, or what is wrong.
-fn run(devices: &[Device], ptx: &'static str, (blocks, count, rounds): Size) -> Result<(), String> {
-    let ranks = Communicator::init_all_on(devices, &ferroccl::CommConfig::default());
-    let ranks = ranks.map_err(|e| e.to_string())?;
-    let n = ranks.len();
-    let len = count * blocks as usize;
-    let alloc = |len: usize| -> Result<Vec<_>, String> {
-        let all = devices.iter().map(|device| device.alloc_shared::<u64>(len));
-        all.collect::<ferroccl::Result<_>>().map_err(|e| e.to_string())
-    };
-    let buffers = [alloc(len)?, alloc(len)?, alloc(len)?];
-    let windows = buffers
-        .each_ref()
-        .map(|buffers| Communicator::register_windows(ranks.iter().zip(buffers)).unwrap());
-    let results = alloc(3 * len * rounds)?;
-    let mut config = DeviceCommConfig::default();
-    (config.barriers, config.signals) = (blocks, 2 * blocks);
-    let comms = Communicator::device_comms(&ranks, &config).map_err(|e| e.to_string())?;
-    let streams: Vec<_> = devices.iter().map(|device| device.stream().unwrap()).collect();
-    for r in 0..n {
-        let argument = Rounds {
-            comm: comms[r].value(),
-            windows: windows.each_ref().map(|of| of[r].value().unwrap()),
-            results: results[r].address(),
-            count: count as u64,
-            rounds: rounds as u64,
-        };
-        let grid = Grid { blocks, threads: 64 };
-        // SAFETY: the buffers have what the kernel reads and writes, and outlive the streams' work.
-        unsafe { comms[r].launch(&ROUNDS.with_ptx(ptx), grid, &argument, &streams[r]) }
-            .map_err(|e| e.to_string())?;
-    }
-    for r in 0..n {
-        let got = results[r].to_vec(&streams[r]).map_err(|e| format!("rank {r}: {e}"))?;
-        let wanted = expected(r as u64, n as u64, (blocks.into(), count as u64, rounds as u64));
-        if let Some(i) = (0..got.len()).find(|i| got[*i] != wanted[*i]) {
-            return Err(format!("rank {r}, result {i}: {}, not {}", got[i], wanted[i]));
-        }
-    }
-    Ok(())
-}
+use crate::rounds::{ROUNDS, Rounds};
+use crate::rounds_run;
 
 fn seeded(seed: u64, ptx: &'static str) -> Result<(), String> {
     let random = &mut Random(seed);
     let runtime = Arc::new(PtxRuntime::seeded(seed));
     let n = 1 + random.below(4);
     let size = (1 + random.below(2) as u32, [1, 7, random.below(150)][random.below(3)], 2);
-    run(&vec![Device::new(runtime); n], ptx, size)
+    rounds_run::run(&vec![Device::new(runtime); n], &ROUNDS.with_ptx(ptx), size, 1)
 }
 
 #[test]
@@ -95,10 +51,52 @@ fn ranks_are_gpus_of_a_machine_in_simulated_time() {
     let model = MachineModel::find("h100-nvlink").unwrap();
     let gpus: Vec<_> = PtxRuntime::simulated(model).into_iter().map(Arc::new).collect();
     let devices: Vec<_> = gpus.iter().take(4).map(|gpu| Device::new(gpu.clone())).collect();
-    run(&devices, ptx, (4, 1000, 3)).unwrap();
+    rounds_run::run(&devices, &ROUNDS.with_ptx(ptx), (4, 1000, 3), 1).unwrap();
     let micros = gpus[0].simulated_time().unwrap().as_secs_f64() * 1e6;
     // 3 rounds of 2 barriers and 2 signals, each a trip over NVLink of half a microsecond at least.
     assert!((6.0..200.0).contains(&micros), "{micros} us");
+}
+
+/// `rounds.rs` in CUDA C, by NVIDIA's compiler (`scripts/ptx-fixtures`), with `device/include/ferroccl_device.h`.
+const OF_CUDA: &str = include_str!("../../ptx/tests/fixtures/device_comm.sm_80.ptx");
+
+#[test]
+fn kernels_in_cuda_communicate_too() {
+    for seed in 0..30 {
+        seeded(seed, OF_CUDA).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    }
+    for order in ["st.release", "red.release", "ld.acquire"] {
+        let (name, _) = order.split_once('.').unwrap();
+        let weak = OF_CUDA.replace(order, &format!("{name}.relaxed"));
+        assert_ne!(weak, OF_CUDA, "there is no {order}");
+        let weak: &'static str = Box::leak(weak.into_boxed_str());
+        let found = (0..60).find_map(|seed| seeded(seed, weak).err());
+        let wrong = found.unwrap_or_else(|| panic!("no seed notices {order}"));
+        assert!(wrong.contains("race") || wrong.contains(", not "), "{wrong}");
+    }
+}
+
+#[test]
+fn a_kernel_whose_peer_does_not_come_gives_up_in_time() {
+    for ptx in [device_ptx::rounds(), Some(OF_CUDA)].into_iter().flatten() {
+        let device = Device::new(Arc::new(PtxRuntime::on_threads(2)));
+        let mut config = ferroccl::CommConfig::default();
+        config.timeout = Some(std::time::Duration::from_millis(300));
+        let ranks = Communicator::init_all_with(&device, 2, &config).unwrap();
+        let comms = Communicator::device_comms(&ranks, &DeviceCommConfig::default()).unwrap();
+        let buffers = [0, 1].map(|_| device.alloc_shared::<u64>(8).unwrap());
+        let windows = Communicator::register_windows(ranks.iter().zip(&buffers)).unwrap();
+        let (stream, window) = (device.stream().unwrap(), windows[0].value().unwrap());
+        let (windows, results) = ([window; 3], buffers[0].address());
+        let argument = Rounds { comm: comms[0].value(), windows, results, count: 1, rounds: 1 };
+        let grid = Grid { blocks: 1, threads: 32 };
+        // SAFETY: it stops at the first barrier, which the other rank does not come to.
+        unsafe { comms[0].launch(&ROUNDS.with_ptx(ptx), grid, &argument, &stream) }.unwrap();
+        let error = stream.synchronize().unwrap_err().to_string();
+        let wanted =
+            "timeout: rank 0 channel 0 step 1 waited for the arrival at the barrier of rank 1";
+        assert!(error.contains(wanted), "{error}");
+    }
 }
 
 #[test]

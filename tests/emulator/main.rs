@@ -19,6 +19,8 @@ mod random;
 mod reductions;
 #[path = "../support/rounds.rs"]
 mod rounds;
+#[path = "../support/rounds_run.rs"]
+mod rounds_run;
 #[path = "../support/skip.rs"]
 mod skip;
 #[path = "../support/team.rs"]

@@ -22,6 +22,7 @@ mod model;
 mod new;
 mod output_file;
 mod perf;
+mod plot;
 mod ptx;
 mod registered;
 mod run;

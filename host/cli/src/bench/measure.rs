@@ -17,6 +17,7 @@ use ferroccl::{
     Result, Stream, group,
 };
 
+use super::Failure;
 use super::kernels::{self, Loop};
 use super::place::{Effort, Place};
 use crate::registered::registry;
@@ -149,13 +150,13 @@ pub(super) fn measure(
     place: &Place,
     plan: &Plan,
     what: What,
-    report: &mut dyn FnMut(Figure) -> Result<()>,
-) -> Result<()> {
+    report: &mut dyn FnMut(Figure),
+) -> std::result::Result<(), Failure> {
     match what.kernel() {
         Some(kernel) => {
             let sizes: &[u64] = if what.has_size() { &plan.sizes } else { &[0] };
             for &bytes in sizes {
-                report(of_kernel(place, plan, (what, kernel), bytes)?)?;
+                report(of_kernel(place, plan, (what, kernel), bytes)?);
             }
         }
         None => {
@@ -166,7 +167,7 @@ pub(super) fn measure(
                 report(match what {
                     What::Hop => hop(place, plan.effort, protocol)?,
                     _ => step(place, plan.effort, (what, protocol))?,
-                })?;
+                });
             }
         }
     }
@@ -262,7 +263,7 @@ fn of_kernel(
     plan: &Plan,
     (what, kernel): (What, UserKernel<Loop>),
     bytes: u64,
-) -> Result<Figure> {
+) -> std::result::Result<Figure, Failure> {
     let n = match what {
         What::Signal | What::Put => 2,
         What::Copy => 1,
@@ -273,6 +274,11 @@ fn of_kernel(
     let count = (bytes / size_of::<f32>() as u64).max(1);
     let alloc = |device: &Device| device.alloc_shared::<f32>(count as usize);
     let buffers = devices.iter().map(alloc).collect::<Result<Vec<_>>>()?;
+    for (r, (buffer, stream)) in buffers.iter().zip(&ranks.streams).enumerate() {
+        let values: Vec<f32> = (0..count as usize).map(|i| value(r, i)).collect();
+        buffer.copy_from(&values, stream)?;
+        stream.synchronize()?;
+    }
     let own = devices.iter().map(alloc).collect::<Result<Vec<_>>>()?;
     let windows = Communicator::register_windows(ranks.ranks.iter().zip(&buffers))?;
     let mut config = DeviceCommConfig::default();
@@ -296,9 +302,41 @@ fn of_kernel(
             Ok(())
         })
     };
-    let (more, less) = (of(times)?, of(0)?);
+    let (less, more) = (of(0)?, of(times)?);
+    if what.has_size() {
+        check((what, n), (&buffers, &own), &ranks.streams)?;
+    }
     let things = times as f64 * what.per_time();
     Ok(Figure::of_difference((what, None), (n, bytes), (&more, &less), things))
+}
+
+/// What a rank's buffer has at the beginning: sums of few are exact.
+fn value(rank: usize, i: usize) -> f32 {
+    ((i + 3 * rank) % 31) as f32
+}
+
+/// That a kernel has done what was measured.
+fn check(
+    (what, ranks): (What, usize),
+    (buffers, own): (&[DeviceBuffer<f32>], &[DeviceBuffer<f32>]),
+    streams: &[Stream],
+) -> std::result::Result<(), Failure> {
+    let wanted = |r: usize, i: usize| match what {
+        What::Put => value(0, i),
+        What::Reduce => (0..ranks).map(|r| value(r, i)).sum(),
+        _ => value(r, i),
+    };
+    let results = if what == What::Put { buffers } else { own };
+    for (r, (result, stream)) in results.iter().zip(streams).enumerate() {
+        let got = result.to_vec(stream)?;
+        if let Some(i) = (0..got.len()).find(|i| got[*i] != wanted(r, *i)) {
+            let (name, got, wanted) = (super::output::name(what), got[i], wanted(r, i));
+            return Err(Failure::Wrong(format!(
+                "{name}: element {i} of rank {r} is {got}, not {wanted}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -99,6 +99,8 @@ enum Failure {
     Library(#[from] ferroccl::Error),
     #[error("{0}")]
     Refused(&'static str),
+    #[error("{0}")]
+    Wrong(String),
     #[error("{}: {error}", path.display())]
     File { path: PathBuf, error: io::Error },
     #[error("drawing: {0}")]
@@ -177,7 +179,6 @@ fn run(args: &BenchArgs) -> Result<(), Failure> {
                 told = writeln!(out, "{}", output::line(&figure)).and_then(|()| out.flush());
             }
             report.figures.push(figure);
-            Ok(())
         })?;
         told?;
     }

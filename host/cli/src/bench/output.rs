@@ -5,13 +5,12 @@ use std::io::Write;
 use std::path::Path;
 
 use ferroccl::device::abi::ProtocolId;
-use plotters::coord::Shift;
-use plotters::prelude::*;
 use serde::Serialize;
 
 use super::measure::{Figure, Plan, What};
 use super::place::Place;
 use super::{BenchArgs, Failure};
+use crate::plot::{Curve, Plot};
 
 /// All figures.
 #[derive(Debug, Serialize)]
@@ -172,35 +171,9 @@ impl Report {
         Ok(())
     }
 
-    /// Times by size, both axes logarithmic: a line for each thing that has sizes, a dot for the rest.
+    /// Times by size: a line for each thing that has sizes, a dot for the rest.
     fn svg(&self) -> Result<String, Failure> {
-        let mut text = String::new();
-        {
-            let area = SVGBackend::with_string(&mut text, (960, 600)).into_drawing_area();
-            self.draw(&area).map_err(|e| Failure::Plot(e.to_string()))?;
-            area.present().map_err(|e| Failure::Plot(e.to_string()))?;
-        }
-        Ok(text)
-    }
-
-    fn draw<'a, B: DrawingBackend + 'a>(
-        &self,
-        area: &DrawingArea<B, Shift>,
-    ) -> Result<(), DrawingAreaErrorKind<B::ErrorType>>
-    where
-        B::ErrorType: 'static,
-    {
-        const COLOURS: [RGBColor; 8] = [
-            RGBColor(31, 119, 180),
-            RGBColor(214, 39, 40),
-            RGBColor(44, 160, 44),
-            RGBColor(148, 103, 189),
-            RGBColor(255, 127, 14),
-            RGBColor(90, 90, 90),
-            RGBColor(23, 190, 207),
-            RGBColor(140, 86, 75),
-        ];
-        let mut lines: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
+        let mut curves: Vec<Curve> = Vec::new();
         for figure in self.figures.iter().filter(|figure| figure.us > 0.0) {
             let label = match figure.protocol {
                 Some(protocol) => format!("{} {}", name(figure.what), protocol.name()),
@@ -208,48 +181,17 @@ impl Report {
             };
             // What has no data moves a word.
             let point = (figure.bytes.max(8) as f64, figure.us);
-            match lines.iter_mut().find(|line| line.0 == label) {
-                Some(line) => line.1.push(point),
-                None => lines.push((label, vec![point])),
+            match curves.iter_mut().find(|curve| curve.label == label) {
+                Some(curve) => curve.points.push(point),
+                None => {
+                    let colour = curves.len();
+                    curves.push(Curve { label, colour, radius: 3, points: vec![point] });
+                }
             }
         }
-        let points = || lines.iter().flat_map(|line| &line.1);
-        let range = |of: fn(&(f64, f64)) -> f64| {
-            let low = points().map(of).fold(f64::INFINITY, f64::min).clamp(1e-4, 1e12);
-            (low, points().map(of).fold(0.0, f64::max).clamp(low, 1e15))
-        };
-        let ((small, large), (low, high)) = (range(|p| p.0), range(|p| p.1));
-        area.fill(&WHITE)?;
-        let mut chart = ChartBuilder::on(area)
-            .caption(&self.place, ("sans-serif", 16))
-            .margin(12)
-            .x_label_area_size(42)
-            .y_label_area_size(72)
-            .build_cartesian_2d(
-                (small / 1.5..large * 1.5).log_scale(),
-                (low / 1.5..high * 1.5).log_scale(),
-            )?;
-        let time = if self.simulated { "SIMULATED time (us)" } else { "time (us)" };
-        chart
-            .configure_mesh()
-            .y_label_formatter(&|us| us.to_string())
-            .x_desc("bytes")
-            .y_desc(time)
-            .draw()?;
-        for ((label, line), colour) in lines.into_iter().zip(COLOURS.iter().cycle()) {
-            let style = colour.stroke_width(2);
-            let series = LineSeries::new(line, style).point_size(3);
-            chart.draw_series(series)?.label(label).legend(move |(x, y)| {
-                let path = PathElement::new(vec![(x, y), (x + 18, y)], style);
-                EmptyElement::at((0, 0)) + path + Circle::new((x + 9, y), 3, style)
-            });
-        }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK)
-            .draw()
+        let y = if self.simulated { "SIMULATED time (us)" } else { "time (us)" };
+        let plot = Plot { caption: self.place.clone(), x: "bytes", y, curves };
+        plot.svg().map_err(Failure::Plot)
     }
 }
 

@@ -5,12 +5,11 @@ use std::fmt;
 use ferroccl::ProtocolId;
 use ferroccl::graph::tuning::Selection;
 use ferroccl::graph::tuning::{Algorithm, Collective, Settings, Situation, predict};
-use plotters::coord::Shift;
-use plotters::prelude::*;
 use serde::Serialize;
 
 use super::report::{size, time};
 use super::{Failure, Machine};
+use crate::plot::{Curve, Plot};
 
 /// Hosts at most, unless asked otherwise: 24,576 GPUs, 8 a host.
 const HOSTS: u32 = 3072;
@@ -131,77 +130,25 @@ impl Scale {
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }
 
-    /// The plot: both axes logarithmic, a colour a size, rings as lines and trees as dots on a line.
+    /// The plot: a colour a size, rings as lines and trees as dots on a line.
     pub(super) fn svg(&self) -> Result<String, Failure> {
-        let mut text = String::new();
-        {
-            let area = SVGBackend::with_string(&mut text, (960, 600)).into_drawing_area();
-            self.draw(&area).map_err(|e| Failure::Plot(e.to_string()))?;
-            area.present().map_err(|e| Failure::Plot(e.to_string()))?;
-        }
-        Ok(text)
-    }
-
-    fn draw<'a, B: DrawingBackend + 'a>(
-        &self,
-        area: &DrawingArea<B, Shift>,
-    ) -> Result<(), DrawingAreaErrorKind<B::ErrorType>>
-    where
-        B::ErrorType: 'static,
-    {
-        const COLOURS: [RGBColor; 6] = [
-            RGBColor(31, 119, 180),
-            RGBColor(214, 39, 40),
-            RGBColor(44, 160, 44),
-            RGBColor(148, 103, 189),
-            RGBColor(255, 127, 14),
-            RGBColor(90, 90, 90),
-        ];
-        let points = || self.curves.iter().flat_map(|curves| &curves.points);
-        let times = || points().flat_map(|p| [p.ring, p.tree]).flatten().map(|way| way.time_us);
-        let low = times().fold(f64::INFINITY, f64::min).clamp(1e-3, 1e12);
-        let high = times().fold(0.0, f64::max).clamp(low, 1e12);
-        let most = points().map(|p| p.nodes).max().unwrap_or(1).max(2);
-        area.fill(&WHITE)?;
-        let caption =
-            format!("{} on hosts of {}: {}", self.collective, self.ranks_per_node, self.machine);
-        let mut chart = ChartBuilder::on(area)
-            .caption(caption, ("sans-serif", 18))
-            .margin(12)
-            .x_label_area_size(42)
-            .y_label_area_size(72)
-            .build_cartesian_2d((1..most).log_scale(), (low / 1.5..high * 1.5).log_scale())?;
-        chart
-            .configure_mesh()
-            .y_label_formatter(&|us| us.to_string())
-            .x_desc("hosts")
-            .y_desc("predicted time (us)")
-            .draw()?;
-        for (curves, colour) in self.curves.iter().zip(COLOURS.iter().cycle()) {
+        let mut all = Vec::new();
+        for (colour, curves) in self.curves.iter().enumerate() {
             let bytes = words(curves.bytes);
             for (name, tree) in [("ring", false), ("tree", true)] {
-                let pick = |p: &Point| Some((p.nodes, if tree { p.tree } else { p.ring }?.time_us));
-                let line: Vec<(u32, f64)> = curves.points.iter().filter_map(pick).collect();
-                if line.is_empty() {
-                    continue;
+                let pick =
+                    |p: &Point| Some((p.nodes.into(), if tree { p.tree } else { p.ring }?.time_us));
+                let points: Vec<(f64, f64)> = curves.points.iter().filter_map(pick).collect();
+                if !points.is_empty() {
+                    let (label, radius) = (format!("{bytes} {name}"), if tree { 3 } else { 0 });
+                    all.push(Curve { label, colour, radius, points });
                 }
-                let style = colour.stroke_width(2);
-                let radius = if tree { 3 } else { 0 };
-                let series = LineSeries::new(line, style).point_size(radius);
-                chart.draw_series(series)?.label(format!("{bytes} {name}")).legend(
-                    move |(x, y)| {
-                        let path = PathElement::new(vec![(x, y), (x + 18, y)], style);
-                        EmptyElement::at((0, 0)) + path + Circle::new((x + 9, y), radius, style)
-                    },
-                );
             }
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK)
-            .draw()
+        let caption =
+            format!("{} on hosts of {}: {}", self.collective, self.ranks_per_node, self.machine);
+        let plot = Plot { caption, x: "hosts", y: "predicted time (us)", curves: all };
+        plot.svg().map_err(Failure::Plot)
     }
 }
 

@@ -395,7 +395,11 @@ fn kernels_of_the_library_are_made_by_xtask() {
 /// The folders of this repository are crates, too.
 #[test]
 fn a_crate_of_a_workspace_is_the_innermost() {
-    let lab = Path::new(super::support::ROOT).join("host/cli/src/ptx");
-    let out = ferroccl(["ptx", "list", "--crate"]).arg(lab).output().unwrap();
-    assert!(text(&out.stderr).contains("ferroccl-cli has no *.ptx in "), "{}", text(&out.stderr));
+    let inner = Path::new(super::support::ROOT).join("host/topology/src/graph");
+    let out = ferroccl(["ptx", "list", "--crate"]).arg(inner).output().unwrap();
+    assert!(
+        text(&out.stderr).contains("ferroccl-topology has no *.ptx in "),
+        "{}",
+        text(&out.stderr)
+    );
 }
