@@ -167,6 +167,24 @@ fn who_waits_for_a_rank_that_does_not_come_gives_up_in_time() {
     }
 }
 
+/// Nobody else can fail, and time is up all the same.
+#[test]
+fn who_waits_for_itself_gives_up_in_time() {
+    for (n, signal, words) in
+        [(1, 1, "a signal of any rank"), (1, 2, "a signal of rank 0"), (2, 2, "a signal of rank 0")]
+    {
+        let device = Device::cpu();
+        let mut setting = CommConfig::default();
+        setting.timeout = Some(Duration::from_millis(100));
+        let ranks = Communicator::init_all_with(&device, n, &setting).unwrap();
+        let comms = Communicator::device_comms(&ranks, &config(1, 1)).unwrap();
+        let stream = device.stream().unwrap();
+        launch_wait(&comms[0], signal, &stream).unwrap();
+        let error = stream.synchronize().unwrap_err().to_string();
+        assert!(error.contains("timeout: rank 0") && error.contains(words), "{error}");
+    }
+}
+
 #[test]
 fn an_abort_ends_a_wait() {
     let device = Device::cpu();

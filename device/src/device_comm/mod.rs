@@ -353,18 +353,20 @@ impl BlockComm {
         unsafe { CommFaults::new(self.comm, false) }
     }
 
-    /// The edge from a rank, to look whether that has failed; from the ring's previous rank where it may be any.
+    /// The edge from a rank, to look whether that has failed. `None` where it may be any rank, or this one.
     ///
     /// # Safety
-    /// [`DeviceComm::open`]'s; there are other ranks.
+    /// [`DeviceComm::open`]'s.
     #[inline(always)]
-    unsafe fn edge_from(&self, peer: u32) -> ConnState {
-        // SAFETY: the caller's: the table has an entry for each rank.
+    unsafe fn edge_from(&self, peer: u32) -> Option<ConnState> {
+        if peer >= self.comm.ranks || peer == self.comm.rank {
+            return None;
+        }
+        // SAFETY: the caller's: the table has an entry for each rank, and a connection with each other rank.
         unsafe {
             let first = (*(self.comm.comm as *const Comm)).channels as *const Channel;
-            let rank = if peer < self.comm.ranks { peer } else { (*first).prev };
-            let conn = ((*first).peers as *mut Peer).wrapping_add(rank as usize);
-            ConnState::named(&raw mut (*conn).recv, 0)
+            let conn = ((*first).peers as *mut Peer).wrapping_add(peer as usize);
+            Some(ConnState::named(&raw mut (*conn).recv, 0))
         }
     }
 }

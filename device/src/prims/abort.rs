@@ -215,12 +215,13 @@ pub(crate) struct AbortCheck {
 }
 
 impl AbortCheck {
-    /// Why to give up, if there is a reason. `conn` is asked for when there is a closer look, which is rare.
+    /// Why to give up, if there is a reason. `conn` is asked for when there is a closer look, which is rare; `None` where nobody else is
+    /// waited for.
     #[inline(always)]
     pub(crate) fn look<C: Caller>(
         &mut self,
         faults: CommFaults<C>,
-        conn: impl FnOnce() -> ConnState,
+        conn: impl FnOnce() -> Option<ConnState>,
         receiving: bool,
         verdict: gpu::Verdict,
     ) -> StopReason {
@@ -232,21 +233,25 @@ impl AbortCheck {
             return StopReason::None;
         }
         self.spins = 0;
-        self.look_around(faults, &conn(), receiving)
+        self.look_around(faults, conn(), receiving)
     }
 
     #[inline(always)]
     fn look_around<C: Caller>(
         &mut self,
         faults: CommFaults<C>,
-        conn: &ConnState,
+        conn: Option<ConnState>,
         receiving: bool,
     ) -> StopReason {
         if faults.aborted() {
             return StopReason::Aborted;
         }
         // A failure of any neighbour, not only of the one waited for: its own wait may be for us.
-        if conn.poisoned(receiving) || faults.neighbour_failed() || faults.call_differs() {
+        let poisoned = match conn {
+            Some(conn) => conn.poisoned(receiving),
+            None => false,
+        };
+        if poisoned || faults.neighbour_failed() || faults.call_differs() {
             return StopReason::Poisoned;
         }
         // SAFETY: the communicator lives as long as its kernels.

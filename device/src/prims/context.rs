@@ -302,7 +302,7 @@ impl KernelContext {
             if ready() {
                 return true;
             }
-            let reason = watch.look(self.faults(), || conn(self), kind.receiving(), verdict);
+            let reason = watch.look(self.faults(), || Some(conn(self)), kind.receiving(), verdict);
             let go_on = if TOGETHER {
                 gpu::warp_vote_all(reason == StopReason::None)
             } else {
@@ -341,7 +341,7 @@ impl KernelContext {
         if ready() {
             return;
         }
-        let reason = watch.look(self.faults(), || *conn, kind.receiving(), verdict);
+        let reason = watch.look(self.faults(), || Some(*conn), kind.receiving(), verdict);
         // What the peer published before it failed or left still counts.
         if reason != StopReason::None && !ready() {
             self.give_up(reason, &self.waiting(conn, kind, step));
