@@ -3,22 +3,15 @@
 //! A kernel gets a [`DeviceComm`] and [`DeviceWindow`]s by value in its argument ([`user_kernels!`](crate::user_kernels!)). It
 //! [opens](DeviceComm::open) the communicator once, and from then on its blocks talk to those of the other ranks:
 //!
-//! ```text
-//! window.peer(rank, offset)        the address of another rank's buffer        rank 0    [ buffer ]◄─────┐
-//!                                                                              rank 1    [ buffer ]──────┘ ld, st
-//!
-//! comm.barrier(b)                  all ranks have come here                    rank 0    ──┤
-//!                                                                              rank 1    ──┤ both go on together
-//!
-//! comm.put(to, from, n)            copies to a peer                            rank 0    [1 2 3]──► rank 1 [1 2 3]
-//! comm.signal(peer, s)             tells a peer that what came before is there           ──s──►
-//! comm.wait_signal(s, n)           waits for n signals of any ranks            rank 1    ──┤ n of s
-//! comm.wait_signal_of(peer, s, n)  of one rank
-//!
-//! comm.put_to_all(...)             copies to the same place of all ranks' buffers
-//! comm.reduce(...)                 combines the same place of all ranks' buffers into one of this rank's
-//! comm.reduce_to_all(...)          and into the same place of all
-//! ```
+//! | | |
+//! |---|---|
+//! | [`DeviceWindow::peer`] | the address of a rank's buffer |
+//! | [`BlockComm::barrier`] | all ranks have come here |
+//! | [`BlockComm::put`] | copies to a peer, or within the rank |
+//! | [`BlockComm::signal`], [`BlockComm::put_with_signal`] | tells a peer that what came before is there |
+//! | [`BlockComm::wait_signal`], [`BlockComm::wait_signal_of`] | waits for signals of any ranks, or of one |
+//! | [`BlockComm::put_to_all`] | copies to the same place of all ranks' buffers |
+//! | [`BlockComm::reduce`], [`BlockComm::reduce_to_all`] | combines the same place of all ranks' buffers, for this rank or for all |
 //!
 //! All lanes of a block make the same calls. A barrier and a signal are of one block of each rank at a time: blocks that run beside each
 //! other use others. Signals may be sent by several blocks.
@@ -71,6 +64,11 @@ impl DeviceComm {
 impl DeviceWindow {
     /// The address of a rank's buffer in this rank's kernels, `offset` bytes from its beginning (NCCL's `ncclGetLsaPointer`). What is read
     /// and written there is plain data: barriers and signals order it.
+    ///
+    /// ```text
+    /// rank 0   kernel ──┬─► [ buffer of rank 0 ]   peer(0, offset)
+    ///                   └─► [ buffer of rank 1 ]   peer(1, offset)     loads and stores go there directly
+    /// ```
     ///
     /// # Safety
     /// It is the value of a window that lives until the kernel has ended, and has such a rank. Within [`DeviceWindow::bytes`] there is
@@ -155,6 +153,12 @@ impl BlockComm {
     /// Waits until this block of all ranks has come to barrier `index`. What any of them has written before, here or in another
     /// rank's memory, is there for all of them behind it. `false` when that will not happen.
     ///
+    /// ```text
+    /// rank 0   x = 1 ──────┤ waits ├──► sees x, y, z
+    /// rank 1   y = 2 ──┤   waits   ├──► sees x, y, z
+    /// rank 2   z = 3 ──────────────┼──► sees x, y, z
+    /// ```
+    ///
     /// `index` is below what the host has asked for.
     #[inline(always)]
     pub fn barrier(&mut self, index: u32) -> bool {
@@ -197,6 +201,11 @@ impl BlockComm {
 
     /// Copies `n` elements, of this rank's or of another's memory, to there. [`BlockComm::signal`] tells who waits for them.
     ///
+    /// ```text
+    /// rank 0   from [1 2 3] ──┐
+    /// rank 1                  └─► to [1 2 3]
+    /// ```
+    ///
     /// # Safety
     /// All lanes call it with equal arguments. The elements are readable and writable, aligned to an element, and nobody else uses
     /// them meanwhile; the two places are apart.
@@ -220,6 +229,12 @@ impl BlockComm {
     /// Copies `n` elements to the same place of all ranks' buffers, `offset` bytes from their beginning; `from` may be that place in this
     /// rank's.
     ///
+    /// ```text
+    /// rank 0   from [1 2 3] ──┬─► [1 2 3]
+    /// rank 1                  ├─► [1 2 3]
+    /// rank 2                  └─► [1 2 3]
+    /// ```
+    ///
     /// # Safety
     /// As [`BlockComm::put`], of all ranks' buffers.
     #[inline(always)]
@@ -239,6 +254,12 @@ impl BlockComm {
     /// beginning of the buffers. `to` may be that place in this rank's buffer, if no other rank reads it. The reduction is one without a
     /// scalar: no average, no pre-multiplied sum.
     ///
+    /// ```text
+    /// rank 0   [1 2 3] ──┐
+    /// rank 1   [4 5 6] ──┼──► rank 1: to [12 15 18]
+    /// rank 2   [7 8 9] ──┘
+    /// ```
+    ///
     /// # Safety
     /// As [`BlockComm::put`], of all ranks' buffers.
     #[inline(always)]
@@ -255,6 +276,12 @@ impl BlockComm {
 
     /// [`BlockComm::reduce`] into the same place of all ranks' buffers of a window: where each rank does a part of them, that is an
     /// all-reduce. It may be the very place that is read.
+    ///
+    /// ```text
+    /// rank 0   [1 . .] ──┐         ┌─► [12 . .]
+    /// rank 1   [4 . .] ──┼─ rank 0 ┼─► [12 . .]     ranks 1 and 2 do the other parts
+    /// rank 2   [7 . .] ──┘         └─► [12 . .]
+    /// ```
     ///
     /// # Safety
     /// As [`BlockComm::put`], of all ranks' buffers of both windows.

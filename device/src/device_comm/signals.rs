@@ -10,6 +10,11 @@ impl BlockComm {
     /// Tells a rank once that everything this block has read and written so far is done: it waits for signal `index` of ours. Several
     /// blocks may send one; what each of them has written is there for who has waited for as many.
     ///
+    /// ```text
+    /// rank 0   x = 1 ── signal(1, s) ───┐
+    /// rank 1            wait_signal(s, 1) ──┤ waits ├──► sees x
+    /// ```
+    ///
     /// `peer` may be this rank; `index` is below what the host has asked for.
     #[inline(always)]
     pub fn signal(&mut self, peer: u32, index: u32) {
@@ -48,6 +53,12 @@ impl BlockComm {
     }
 
     /// Waits for `n` more signals `index`, of whatever ranks. `false` when that will not happen.
+    ///
+    /// ```text
+    /// rank 1   ── signal(0, s) ─────┐
+    /// rank 2   ── signal(0, s) ──┐  │
+    /// rank 0   wait_signal(s, 2) ┤  ├──►     both count, in whatever order they come
+    /// ```
     ///
     /// A signal is waited for in this way or by [`BlockComm::wait_signal_of`], not in both.
     #[inline(always)]
