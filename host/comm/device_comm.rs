@@ -16,7 +16,7 @@ use tracing::debug;
 use super::Communicator;
 use super::shared::SharedComm;
 use super::split::at_once;
-use super::window::{Purpose, Window, WindowState, register};
+use super::window::{RegisteredFor, Window, WindowState, register};
 use crate::buffer::Stream;
 use crate::error::{Error, Result};
 use crate::log;
@@ -127,7 +127,7 @@ impl Communicator {
         let bytes = DeviceComm::words(comm.nranks, barriers, signals) * size_of::<u64>();
         let memory = comm.device.runtime().allocate_shared(bytes)?;
         let range = (memory.address(), bytes as u64);
-        let words = register(comm, &memory, range, Purpose::Kernels { barriers, signals })?;
+        let words = register(comm, &memory, range, RegisteredFor::Kernels { barriers, signals })?;
         let window = words.value().map_err(|reason| Error::Unavailable {
             what: "a device communicator".to_owned(),
             reason: reason.to_owned(),
@@ -177,8 +177,8 @@ impl DeviceCommunicator {
     ///
     /// When a wait of the kernel fails, so does the communicator: the stream gets the error, and the other ranks learn of it.
     ///
-    /// A kernel that is launched by other means, with cust or cudarc, is not ordered against calls, and its failure is found by
-    /// [`Communicator::async_error`] after [`DeviceCommunicator::check`].
+    /// A kernel that is launched by other means, with cust or cudarc, is not ordered against calls. [`DeviceCommunicator::check`] finds its
+    /// failure.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the grid has no blocks or no threads, or more than the device can hold at a time, and when the

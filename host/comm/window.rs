@@ -95,18 +95,18 @@ pub(super) struct Windows {
 
 /// What memory is registered for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Purpose {
+pub(super) enum RegisteredFor {
     /// The user's buffer: for calls, and for kernels of the user's.
     Calls,
     /// The words of a device communicator: for kernels of the user's.
     Kernels { barriers: u32, signals: u32 },
 }
 
-impl std::fmt::Display for Purpose {
+impl std::fmt::Display for RegisteredFor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Purpose::Calls => f.write_str("a window"),
-            Purpose::Kernels { barriers, signals } => {
+            RegisteredFor::Calls => f.write_str("a window"),
+            RegisteredFor::Kernels { barriers, signals } => {
                 write!(f, "a device communicator of {barriers} barriers and {signals} signals")
             }
         }
@@ -116,7 +116,7 @@ impl std::fmt::Display for Purpose {
 /// What a rank tells the others of a buffer that it registers.
 #[derive(Debug, Serialize, Deserialize)]
 struct Offer {
-    purpose: Purpose,
+    purpose: RegisteredFor,
     bytes: u64,
     /// Where it is in its allocation, and how large that is.
     offset: usize,
@@ -200,7 +200,7 @@ impl Communicator {
             return Err(Error::argument("buffer", reason));
         }
         let range = (buffer.address(), buffer.len() as u64 * size_of::<T>() as u64);
-        let state = register(&self.0, buffer.memory(), range, Purpose::Calls)?;
+        let state = register(&self.0, buffer.memory(), range, RegisteredFor::Calls)?;
         Ok(Window { state, comm: self.0.downgrade() })
     }
 
@@ -337,7 +337,7 @@ pub(super) fn register(
     comm: &SharedComm,
     memory: &Arc<dyn Memory>,
     (address, bytes): (u64, u64),
-    purpose: Purpose,
+    purpose: RegisteredFor,
 ) -> Result<Arc<WindowState>> {
     // The all-gathers must not be mixed with those of a split, or of another window.
     let _one = comm.split_lock.lock();
@@ -356,7 +356,7 @@ fn register_locked(
     comm: &SharedComm,
     memory: &Arc<dyn Memory>,
     (address, bytes): (u64, u64),
-    purpose: Purpose,
+    purpose: RegisteredFor,
     stop: &Stop,
 ) -> Result<Arc<WindowState>> {
     let limit = Limit { time: Config::from_env()?.bootstrap_timeout, stop: stop.clone() };
@@ -428,7 +428,7 @@ fn register_locked(
         _mapped: mapped,
     };
     let state = Arc::new(state);
-    if purpose == Purpose::Calls {
+    if purpose == RegisteredFor::Calls {
         comm.windows.lock().push(Arc::clone(&state));
         preload::preload_direct(comm);
     }

@@ -30,7 +30,7 @@ use crate::element::Element;
 use crate::gpu::{self, Waiting};
 use crate::orders;
 use crate::peers::{self, Among, Combined, Peers};
-use crate::prims::{AbortCheck, Caller, CommFaults, ConnState, StopReason};
+use crate::prims::{AbortCheck, CommFaults, ConnState, HasComm, StopReason};
 use crate::reduce::{Reducer, Reduction, Sum};
 
 impl DeviceComm {
@@ -88,7 +88,7 @@ impl DeviceWindow {
 }
 
 /// What [`CommFaults`] asks of a kernel that is no call.
-impl Caller for DeviceComm {
+impl HasComm for DeviceComm {
     #[inline(always)]
     fn comm(self) -> *const Comm {
         self.comm as *const Comm

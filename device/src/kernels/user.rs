@@ -39,7 +39,7 @@ impl<A: Copy> UserKernel<A> {
         assert!(align_of::<A>() <= 16, "an argument is aligned to 16 bytes at most");
         assert!(
             argument <= 4096,
-            "PTX passes 4096 bytes of parameters at most (PTX ISA 5.2, .param)"
+            "a kernel takes 4096 bytes of parameters at most (CUDA C++ Programming Guide, before CUDA 12.1)"
         );
         let kernel = Kernel { name, cpu, threads, steps: None, blocks: 1, ptx: None, argument };
         UserKernel { kernel, argument: PhantomData }

@@ -11,7 +11,7 @@ use crate::prims::conn_state::ConnState;
 use crate::prims::{poison, signature};
 
 /// What a kernel knows its communicator by.
-pub(crate) trait Caller: Copy {
+pub(crate) trait HasComm: Copy {
     /// The communicator.
     fn comm(self) -> *const Comm;
     /// The number of the call; 0 where there is none.
@@ -23,7 +23,7 @@ pub(crate) trait Caller: Copy {
     unsafe fn call_differs(self, recv: *const Conn) -> bool;
 }
 
-impl Caller for KernelArgs {
+impl HasComm for KernelArgs {
     #[inline(always)]
     fn comm(self) -> *const Comm {
         KernelArgs::comm(self)
@@ -47,7 +47,7 @@ pub(crate) struct CommFaults<C> {
     compares: bool,
 }
 
-impl<C: Caller> CommFaults<C> {
+impl<C: HasComm> CommFaults<C> {
     /// # Safety
     /// The call's communicator is valid as long as the call.
     #[inline(always)]
@@ -218,7 +218,7 @@ impl AbortCheck {
     /// Why to give up, if there is a reason. `conn` is asked for when there is a closer look, which is rare; `None` where nobody else is
     /// waited for.
     #[inline(always)]
-    pub(crate) fn look<C: Caller>(
+    pub(crate) fn look<C: HasComm>(
         &mut self,
         faults: CommFaults<C>,
         conn: impl FnOnce() -> Option<ConnState>,
@@ -237,7 +237,7 @@ impl AbortCheck {
     }
 
     #[inline(always)]
-    fn look_around<C: Caller>(
+    fn look_around<C: HasComm>(
         &mut self,
         faults: CommFaults<C>,
         conn: Option<ConnState>,

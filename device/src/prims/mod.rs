@@ -67,7 +67,7 @@ mod signature;
 mod simple;
 pub mod verbs;
 
-pub(crate) use abort::{AbortCheck, Caller, CommFaults, StopReason};
+pub(crate) use abort::{AbortCheck, CommFaults, HasComm, StopReason};
 pub use conn_state::ConnState;
 pub use context::KernelContext;
 #[cfg(not(target_arch = "nvptx64"))]

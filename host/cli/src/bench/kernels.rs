@@ -6,7 +6,7 @@ use crate::device::reduce::Sum;
 
 crate::device::kernel_argument! {
     /// What the kernels take.
-    pub(crate) struct Loop {
+    pub(crate) struct BenchArgument {
         pub(crate) comm: DeviceComm,
         /// A buffer of each rank.
         pub(crate) window: DeviceWindow,
@@ -21,20 +21,20 @@ crate::device::kernel_argument! {
 
 crate::device::user_kernels! {
     /// All ranks meet.
-    pub(crate) BARRIER = "bench_barrier": 512, barrier, Loop;
+    pub(crate) BARRIER = "bench_barrier": 512, barrier, BenchArgument;
     /// Ranks 0 and 1 signal each other in turn.
-    pub(crate) SIGNAL = "bench_signal": 512, signal, Loop;
+    pub(crate) SIGNAL = "bench_signal": 512, signal, BenchArgument;
     /// Rank 0 puts its buffer into rank 1's, and signals.
-    pub(crate) PUT = "bench_put": 512, put, Loop;
+    pub(crate) PUT = "bench_put": 512, put, BenchArgument;
     /// Each rank copies its buffer to its own memory.
-    pub(crate) COPY = "bench_copy": 512, copy, Loop;
+    pub(crate) COPY = "bench_copy": 512, copy, BenchArgument;
     /// Each rank combines all ranks' buffers in its own memory.
-    pub(crate) REDUCE = "bench_reduce": 512, reduce, Loop;
+    pub(crate) REDUCE = "bench_reduce": 512, reduce, BenchArgument;
 }
 
 /// A block's part of the elements: where it begins, and its length.
 #[inline(always)]
-fn part(my: &Loop, blocks: u32) -> (usize, usize) {
+fn part(my: &BenchArgument, blocks: u32) -> (usize, usize) {
     let each = (my.count as usize).div_ceil(blocks as usize).next_multiple_of(4);
     let start = (each * gpu::block_idx_x() as usize).min(my.count as usize);
     (start, each.min(my.count as usize - start))
@@ -43,7 +43,7 @@ fn part(my: &Loop, blocks: u32) -> (usize, usize) {
 /// # Safety
 /// The launch's contract, with a barrier for each block.
 #[inline(always)]
-unsafe fn barrier(my: Loop) {
+unsafe fn barrier(my: BenchArgument) {
     // SAFETY: the caller's.
     let mut comm = unsafe { my.comm.open() };
     let mut time = 0;
@@ -55,7 +55,7 @@ unsafe fn barrier(my: Loop) {
 /// # Safety
 /// The launch's contract, with a signal for each block.
 #[inline(always)]
-unsafe fn signal(my: Loop) {
+unsafe fn signal(my: BenchArgument) {
     // SAFETY: the caller's.
     let mut comm = unsafe { my.comm.open() };
     let (rank, index) = (comm.rank(), gpu::block_idx_x());
@@ -77,7 +77,7 @@ unsafe fn signal(my: Loop) {
 /// # Safety
 /// The launch's contract, with a signal for each block; the buffers have the elements.
 #[inline(always)]
-unsafe fn put(my: Loop) {
+unsafe fn put(my: BenchArgument) {
     // SAFETY: the caller's; blocks have parts of their own.
     unsafe {
         let mut comm = my.comm.open();
@@ -103,7 +103,7 @@ unsafe fn put(my: Loop) {
 /// # Safety
 /// The launch's contract; the buffers have the elements.
 #[inline(always)]
-unsafe fn copy(my: Loop) {
+unsafe fn copy(my: BenchArgument) {
     // SAFETY: the caller's; blocks have parts of their own.
     unsafe {
         let comm = my.comm.open();
@@ -121,7 +121,7 @@ unsafe fn copy(my: Loop) {
 /// # Safety
 /// The launch's contract; the buffers have the elements.
 #[inline(always)]
-unsafe fn reduce(my: Loop) {
+unsafe fn reduce(my: BenchArgument) {
     // SAFETY: the caller's; blocks have parts of their own, and nobody writes what is read.
     unsafe {
         let comm = my.comm.open();

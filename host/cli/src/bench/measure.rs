@@ -18,7 +18,7 @@ use ferroccl::{
 };
 
 use super::Failure;
-use super::kernels::{self, Loop};
+use super::kernels::{self, BenchArgument};
 use super::place::{Effort, Place};
 use crate::registered::registry;
 
@@ -57,7 +57,7 @@ impl What {
     ];
 
     /// The kernel that does it, for what is no call.
-    fn kernel(self) -> Option<UserKernel<Loop>> {
+    fn kernel(self) -> Option<UserKernel<BenchArgument>> {
         match self {
             What::Hop | What::Step | What::Post => None,
             What::Barrier => Some(kernels::BARRIER),
@@ -261,7 +261,7 @@ fn step(place: &Place, effort: Effort, (what, protocol): (What, ProtocolId)) -> 
 fn of_kernel(
     place: &Place,
     plan: &Plan,
-    (what, kernel): (What, UserKernel<Loop>),
+    (what, kernel): (What, UserKernel<BenchArgument>),
     bytes: u64,
 ) -> std::result::Result<Figure, Failure> {
     let n = match what {
@@ -301,7 +301,7 @@ fn of_kernel(
         place.time((plan.effort.rounds, 1), &ranks.streams(), &|| {
             for r in 0..n {
                 let (comm, window) = (comms[r].value(), windows[r].value()?);
-                let argument = Loop { comm, window, own: own[r].address(), count, times };
+                let argument = BenchArgument { comm, window, own: own[r].address(), count, times };
                 // SAFETY: the buffers have `count` elements, and are kept until the streams were waited for, as `time` does.
                 unsafe { comms[r].launch(&kernel, grid, &argument, &ranks.streams[r])? };
             }

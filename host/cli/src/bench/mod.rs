@@ -36,7 +36,7 @@ What is measured:
   copy     a kernel copies within its rank's memory
   reduce   a kernel combines all ranks' buffers in its rank's memory
 
-hop, step and post are of each protocol, those of other crates too. Times are medians of rounds; on the CPU they include the \
+A hop is of each protocol, those of other crates too; step and post are of LL, LL128 and Simple, in which messages go. Times are medians of rounds; on the CPU they include the \
 work of all ranks that share its cores. In the emulator they are simulated. On a GPU all ranks share the first one, and its \
 own clock counts.
 
@@ -135,11 +135,11 @@ fn run(args: &BenchArgs) -> Result<(), Failure> {
     if most.is_some_and(|most| most < args.min_bytes.0) {
         return Err(Failure::Refused("--maxbytes (-e) is less than --minbytes (-b)"));
     }
-    for file in [&args.json, &args.svg, &args.write_model].into_iter().flatten() {
-        if file.as_os_str() != "-" {
-            let checked = crate::output_file::check(file);
-            checked.map_err(|error| Failure::File { path: file.clone(), error })?;
-        }
+    // Of these only the document can go to standard output.
+    let json = args.json.as_ref().filter(|file| file.as_os_str() != "-");
+    for file in [json, args.svg.as_ref(), args.write_model.as_ref()].into_iter().flatten() {
+        let checked = crate::output_file::check(file);
+        checked.map_err(|error| Failure::File { path: file.clone(), error })?;
     }
     let place = Place::new(args.runtime, &args.model)?;
     let most = most.unwrap_or_else(|| place.most_bytes(args.quick)).max(args.min_bytes.0);

@@ -26,7 +26,7 @@ pub(super) struct Report {
 
 /// What a protocol costs, as the tuner's model of CPU devices has it (`graph::tuning::cpu`), in microseconds.
 #[derive(Debug, PartialEq, Serialize)]
-struct Costs {
+struct ProtocolCosts {
     protocol: &'static str,
     step: f64,
     byte: f64,
@@ -106,7 +106,7 @@ impl Report {
     }
 
     /// What the tuner's model of CPU devices has of each protocol, from hops and steps: a step of a rank, and a byte of data.
-    fn costs(&self) -> Vec<Costs> {
+    fn costs(&self) -> Vec<ProtocolCosts> {
         let of = |what: What, protocol: ProtocolId| {
             let is = |f: &&Figure| f.what == what && f.protocol == Some(protocol) && f.us > 0.0;
             self.figures.iter().find(is)
@@ -119,7 +119,7 @@ impl Report {
             let a_step = hop.us * 4.0 / 20.0;
             // A sender's step, and a receiver's.
             let byte = (step.us - 2.0 * a_step).max(0.0) / step.bytes as f64;
-            Some(Costs { protocol: protocol.name(), step: a_step, byte })
+            Some(ProtocolCosts { protocol: protocol.name(), step: a_step, byte })
         });
         costs.collect()
     }
@@ -134,7 +134,7 @@ impl Report {
         if !costs.is_empty() {
             text += "#\n# Of the tuner's model of CPU devices (graph::tuning::cpu, COSTS), in microseconds:\n";
         }
-        for Costs { protocol, step, byte } in costs {
+        for ProtocolCosts { protocol, step, byte } in costs {
             let _ = writeln!(text, "#   {protocol}: step {step:.4}, byte {byte:.3e}");
         }
         text
@@ -151,7 +151,7 @@ impl Report {
             struct Document<'r> {
                 #[serde(flatten)]
                 report: &'r Report,
-                tuner: Vec<Costs>,
+                tuner: Vec<ProtocolCosts>,
             }
             let tuner = if self.place.starts_with("[cpu]") { self.costs() } else { Vec::new() };
             let text = serde_json::to_string_pretty(&Document { report: self, tuner });
