@@ -11,6 +11,7 @@
 //! Each is of all-reduces, by a ring unless `=> Algorithm` names another crate's, of sizes from nothing to several slots, by few ranks
 //! with few small slots:
 //!
+//! * in every way that small calls can go by PTX's memory model ([`ProtocolTests::verify`]);
 //! * under a scheduler and a memory that delay and reorder whatever the protocol's orders allow ([`Adversity`]), with a look for races;
 //! * beside calls of the library's protocols on the same connections, whose data looks like flags;
 //! * over a network, of which the same adversary is a part;
@@ -23,15 +24,19 @@
 
 mod drawing;
 mod explain;
+mod pipeline;
 mod ranks;
+mod verify;
 
 pub use explain::Explanation;
+use pipeline::Pipeline;
 use ranks::{Random, Ranks, words};
+pub use verify::{Bounds, Counterexample, Verification, VerifiedCalls};
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use ferroccl_device::abi::ProtocolId;
+use ferroccl_device::abi::{LL128_LINE, ProtocolId};
 use ferroccl_device::collectives::{AllReduceRing, KernelCode};
 use ferroccl_device::kernels::Row;
 use ferroccl_device::prims::Protocol;
@@ -53,7 +58,12 @@ pub struct ProtocolTests {
     protocol: ProtocolId,
     /// Bytes of a line, or 0.
     line: usize,
+    /// [`Pipeline`], and elements of a slot of [`SMALL_SLOT`].
+    pipeline: Option<(Row, usize)>,
 }
+
+/// Bytes of the smallest slot: two lines of LL128.
+const SMALL_SLOT: usize = 2 * LL128_LINE;
 
 /// How large a run is at most.
 #[derive(Clone, Copy, Debug)]
@@ -114,14 +124,16 @@ impl ProtocolTests {
     #[must_use]
     pub fn by<P: Protocol, A: KernelCode>() -> Self {
         let row = Row::of::<A, f32, Sum, P>("conformance");
-        ProtocolTests { row, protocol: P::ID, line: P::LINE }
+        let pipeline = Row::of::<Pipeline, u8, Sum, P>("conformance, pipeline");
+        let pipeline = Some((pipeline, P::capacity(SMALL_SLOT) / size_of::<f32>()));
+        ProtocolTests { row, protocol: P::ID, line: P::LINE, pipeline }
     }
 
     /// A kernel that sums floats in an all-reduce, with the bytes of its protocol's lines, or 0.
     #[must_use]
     pub fn of_row(row: Row, line: usize) -> Self {
         let protocol = row.protocol.unwrap_or(ProtocolId::Simple);
-        ProtocolTests { row, protocol, line }
+        ProtocolTests { row, protocol, line, pipeline: None }
     }
 
     /// Calls under an adversary.
@@ -393,6 +405,27 @@ pub fn seeds_explained(most: u64, tests: ProtocolTests) {
     });
 }
 
+/// States that are tried of each call: some seconds.
+const TRIED_STATES: u64 = 100_000;
+
+/// [Verifies](ProtocolTests::verify) a protocol within the usual bounds, as far as that goes in some seconds.
+///
+/// # Panics
+/// At a run that goes wrong, with its explanation: it is for tests.
+pub fn in_every_way(tests: ProtocolTests) {
+    for calls in Bounds::USUAL {
+        let bounds = Bounds { most_states: TRIED_STATES, ..Bounds::of(calls) };
+        if matches!(calls, VerifiedCalls::Pipeline(_)) && tests.pipeline.is_none() {
+            continue;
+        }
+        let found = tests.verify(&bounds, None).unwrap_or_else(|error| panic!("{bounds}: {error}"));
+        println!("{bounds}: {:?}", found.checked);
+        if let Some(wrong) = found.counterexample {
+            panic!("{}", wrong.explanation);
+        }
+    }
+}
+
 /// Tests of protocols, a module of them for each: see [the module](mod@crate::conformance).
 ///
 /// With `ptx: (ENTRY, TEXT)` the PTX of a ring all-reduce that sums floats is run, too; not where the text is empty, as where there
@@ -420,6 +453,11 @@ macro_rules! conformance {
             #[test]
             fn is_right_under_an_adversary() {
                 $crate::conformance::seeds_explained(300, tests());
+            }
+
+            #[test]
+            fn is_right_in_every_way_that_small_calls_can_go() {
+                $crate::conformance::in_every_way(tests());
             }
 
             #[test]

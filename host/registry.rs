@@ -15,10 +15,11 @@ use ferroccl_device::abi::{
     ReduceOp,
 };
 use ferroccl_device::kernels::{self, Kernel, PtxText, Row, lookup};
-use ferroccl_device::prims::Protocol;
+use ferroccl_device::prims::{Correct, Ll, Ll128, Protocol, Simple};
 use ferroccl_topology::graph::tuning::{AlgorithmFigures, OwnKernels, ProtocolFigures};
 use sha2::{Digest as _, Sha256};
 
+use crate::conformance::ProtocolTests;
 use crate::error::{Error, Result};
 
 /// Bytes of the name of a protocol or algorithm of another crate, at most.
@@ -92,6 +93,7 @@ struct RegisteredProtocol {
     bytes: usize,
     /// Bytes of a line, or 0.
     line: usize,
+    tests: Option<ProtocolTests>,
     figures: Option<ProtocolFigures>,
 }
 
@@ -107,13 +109,37 @@ impl Registry {
     /// protocol.
     #[must_use]
     pub fn protocol<P: Protocol>(self, buffer_bytes: usize) -> Self {
-        self.protocol_id(P::ID, buffer_bytes, P::LINE)
+        let tests = Some(ProtocolTests::of::<P>());
+        self.with_protocol(P::ID, buffer_bytes, P::LINE, tests)
     }
 
     /// [`Registry::protocol`] by its id, with the bytes of a line.
     pub(crate) fn protocol_id(self, protocol: ProtocolId, bytes: usize, line: usize) -> Self {
-        let registered = RegisteredProtocol { protocol, bytes, line, figures: None };
+        self.with_protocol(protocol, bytes, line, None)
+    }
+
+    fn with_protocol(
+        self,
+        protocol: ProtocolId,
+        bytes: usize,
+        line: usize,
+        tests: Option<ProtocolTests>,
+    ) -> Self {
+        let registered = RegisteredProtocol { protocol, bytes, line, tests, figures: None };
         self.with(|all| all.protocols.push(registered))
+    }
+
+    /// The tests of a protocol: one of the library's, or one that [`Registry::protocol`] has added.
+    #[must_use]
+    pub fn tests_of(&self, protocol: ProtocolId) -> Option<ProtocolTests> {
+        match protocol {
+            ProtocolId::Ll => Some(ProtocolTests::of::<Ll<Correct>>()),
+            ProtocolId::Ll128 => Some(ProtocolTests::of::<Ll128<Correct>>()),
+            ProtocolId::Simple => Some(ProtocolTests::of::<Simple<Correct>>()),
+            ProtocolId::Own(_) => {
+                self.0.protocols.iter().find(|known| known.protocol == protocol)?.tests
+            }
+        }
     }
 
     /// Bytes of a protocol's lines; `None` where it has none.

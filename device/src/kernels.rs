@@ -113,6 +113,9 @@ mod cpu {
     impl Kernel {
         /// The kernel of an algorithm with one element type, reduction and protocol, whose PTX entry is called `name`.
         /// [`kernels!`](crate::kernels!) makes both.
+        ///
+        /// Collectives that only move data do so byte by byte, whatever the type of a call: their kernels are of `u8`, and of another type
+        /// this does not compile.
         #[must_use]
         pub const fn of<A: KernelCode, T: Element, R: Reduction, P: Protocol>(
             name: &'static str,
@@ -151,20 +154,28 @@ mod cpu {
         pub const fn of<A: KernelCode, T: Element, R: Reduction, P: Protocol>(
             name: &'static str,
         ) -> Self {
-            let moves = matches!(
-                A::COLLECTIVE,
-                Collective::AllGather
-                    | Collective::Broadcast
-                    | Collective::AllToAll
-                    | Collective::SendRecv
-            );
+            const {
+                let bytes = !Self::moves(A::COLLECTIVE) || size_of::<T>() == 1;
+                assert!(bytes, "a kernel that moves data is of u8");
+            }
             Row {
                 collective: A::COLLECTIVE,
                 algorithm: A::ALGORITHM,
                 protocol: Some(P::ID),
-                reduction: if moves { None } else { Some((R::OPS, T::TYPE)) },
+                reduction: if Self::moves(A::COLLECTIVE) { None } else { Some((R::OPS, T::TYPE)) },
                 kernel: Kernel::of::<A, T, R, P>(name),
             }
+        }
+
+        /// Whether a collective only moves data.
+        const fn moves(collective: Collective) -> bool {
+            matches!(
+                collective,
+                Collective::AllGather
+                    | Collective::Broadcast
+                    | Collective::AllToAll
+                    | Collective::SendRecv
+            )
         }
 
         /// The same with the module of PTX that has its entry, as a GPU and the emulator take it; an empty text is none.

@@ -41,6 +41,12 @@ impl Ranks {
             .unwrap_or_else(|| "memory that the suite does not know".to_owned())
     }
 
+    /// Says what a buffer is called.
+    pub(super) fn name_buffer(&self, buffer: &DeviceBuffer<f32>, name: String) {
+        let range = buffer.address()..buffer.address() + 4 * buffer.len() as u64;
+        self.buffers.borrow_mut().push((range, name));
+    }
+
     /// The element of a call's buffer at an address.
     pub(super) fn buffer_at(&self, address: u64) -> Option<String> {
         let buffers = self.buffers.borrow();
@@ -68,9 +74,7 @@ impl Ranks {
             let send = self.device.upload(input).map_err(words)?;
             let recv: DeviceBuffer<f32> = self.device.alloc(count).map_err(words)?;
             for (what, buffer) in [("input", &send), ("output", &recv)] {
-                let range = buffer.address()..buffer.address() + 4 * count as u64;
-                let name = format!("rank {}'s {what}", rank.rank());
-                self.buffers.borrow_mut().push((range, name));
+                self.name_buffer(buffer, format!("rank {}'s {what}", rank.rank()));
             }
             match by {
                 // SAFETY: the kernel is the ring all-reduce of f32.

@@ -99,6 +99,11 @@ impl<S, R> Launched<S, R> {
         self.argument.comm()
     }
 
+    /// The stream that it is of.
+    pub(super) fn stream(&self) -> &S {
+        &self.stream
+    }
+
     /// Notes an error of a block; the first counts.
     pub(super) fn fail(&self, error: Error) {
         let _ = self.failure.set(error);

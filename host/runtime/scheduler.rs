@@ -40,6 +40,11 @@ pub(super) trait Scheduler: Send + Sync + 'static {
     /// Why it cannot run.
     fn prepare(&self, launch: &Launch, stream: StreamId, space: u64) -> Result<Self::Ready>;
 
+    /// Whether the launches of a stream are started together: the schedule has them run one behind the other, and end together.
+    fn chains(&self) -> bool {
+        false
+    }
+
     /// A run begins, with nothing that runs.
     fn begin(&self, schedule: &mut Self::Schedule);
 
@@ -215,6 +220,10 @@ impl<T: Scheduler> ScheduledStreams<T> {
             let result = match op {
                 Op::Kernel(launch, ready) => {
                     self.scheduler.start(schedule, Launched::<T>::new(launch, ready, id), ended);
+                    while let Some((launch, ready)) = self.chained(id) {
+                        let next = Launched::<T>::new(launch, ready, id);
+                        self.scheduler.start(schedule, next, ended);
+                    }
                     continue;
                 }
                 Op::CopyIn { to, offset, bytes } => copy_in(&to, offset, &bytes),
@@ -234,6 +243,16 @@ impl<T: Scheduler> ScheduledStreams<T> {
                 }
             };
             self.ended(id, result);
+        }
+    }
+
+    /// The launch that a stream has next, for a scheduler of chains.
+    fn chained(&self, id: StreamId) -> Option<(Launch, T::Ready)> {
+        let mut streams = lock(&self.streams);
+        let waiting = &mut streams.get_mut(id)?.waiting;
+        match waiting.pop_front_if(|op| self.scheduler.chains() && matches!(op, Op::Kernel(..)))? {
+            Op::Kernel(launch, ready) => Some((launch, ready)),
+            _ => None,
         }
     }
 

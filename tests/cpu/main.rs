@@ -10,6 +10,7 @@ mod mesh;
 mod orders;
 mod runtime;
 mod seeded;
+mod verify;
 
 #[path = "../support/kernels.rs"]
 mod kernels;

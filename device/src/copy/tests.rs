@@ -30,7 +30,7 @@ impl Adversary for Honest {
         unsafe { address.copy_from(bytes.as_ptr(), bytes.len()) }
     }
     fn fence(&self) {}
-    fn before_rmw(&self, _: *const u8) {}
+    fn before_rmw(&self, _: *const u8, _: Access, _: Order) {}
 }
 
 /// Any integer; a float with any sign and mantissa that is smaller than 2, subnormal now and then.

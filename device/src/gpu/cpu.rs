@@ -34,6 +34,9 @@ pub const PACK_BYTES: usize = 16;
 pub const UNROLL: usize = 2;
 /// Whether packs may be loaded and stored at any address.
 pub const UNALIGNED_PACKS: bool = true;
+/// Whether loads that do not depend on each other are under way together, so that all are asked for before one is looked at. Here one
+/// comes after the other.
+pub const LOADS_TOGETHER: bool = false;
 /// Spins between looks at abort flags and the clock. A spin costs a coroutine switch (tens of
 /// nanoseconds), a look a few cache hits and a clock read.
 pub const SPINS_PER_CHECK: u32 = 16;
@@ -117,8 +120,9 @@ pub trait Adversary {
     unsafe fn store(&self, address: *mut u8, bytes: &[u8], unit: usize, order: Order);
     /// Performs every earlier store before any later one.
     fn fence(&self);
-    /// Called before the block reads and writes a word in one access: performs every earlier store now.
-    fn before_rmw(&self, address: *const u8);
+    /// Called before the block reads and writes a word in one access, ordered as these say: of [`Order::Release`] every earlier store
+    /// is performed now.
+    fn before_rmw(&self, address: *const u8, load: Access, store: Order);
     /// Whether a side of an order is relaxed, against the rules.
     fn weakens(&self, _: Published, _: Side) -> bool {
         false
@@ -462,10 +466,10 @@ pub unsafe fn claim(_: Published, p: *mut u64, expected: u64, new: u64) -> u64 {
 /// As [`st_release`].
 #[inline(always)]
 pub unsafe fn add_release(word: Published, p: *mut u64, n: u64) {
-    if let Some(a) = adversary()
-        && !a.weakens(word, Side::Release)
-    {
-        a.before_rmw(p.cast_const().cast());
+    if let Some(a) = adversary() {
+        let weak = a.weakens(word, Side::Release);
+        let order = if weak { Order::Relaxed } else { Order::Release };
+        a.before_rmw(p.cast_const().cast(), Access::Relaxed, order);
     }
     // SAFETY: the caller's.
     unsafe { atomic(p) }.fetch_add(n, Ordering::Release);
@@ -487,7 +491,7 @@ pub fn fence() {
 /// As [`st_release`].
 pub unsafe fn cas_acq_rel(p: *mut u64, expected: u64, new: u64) -> u64 {
     if let Some(a) = adversary() {
-        a.before_rmw(p.cast_const().cast());
+        a.before_rmw(p.cast_const().cast(), Access::Acquire, Order::Release);
     }
     // SAFETY: the caller's.
     let cell = unsafe { atomic(p) };

@@ -30,7 +30,9 @@ use nvptx as face;
 pub(crate) use face::{argument, argument_at};
 
 // Constants of the machine.
-pub use face::{LANES_PER_LINE, PACK_BYTES, SPINS_PER_CHECK, UNALIGNED_PACKS, UNROLL, WARP};
+pub use face::{
+    LANES_PER_LINE, LOADS_TOGETHER, PACK_BYTES, SPINS_PER_CHECK, UNALIGNED_PACKS, UNROLL, WARP,
+};
 
 // Who a lane is.
 pub use face::{block_dim_x, block_idx_x, counting, lane_id, launch_bounds, opaque, thread_idx_x};

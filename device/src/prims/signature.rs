@@ -220,6 +220,9 @@ pub(crate) unsafe fn has_signature(conn: *const Conn) -> bool {
             let [low, high] = gpu::ld_halves(from.add(2 * i));
             let right = |half: u64| (half >> 32) as u32 == SignatureLines::flag(n);
             ready &= right(low) & right(high);
+            if !gpu::LOADS_TOGETHER && !ready {
+                return false;
+            }
         }
         ready
     }

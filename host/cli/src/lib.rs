@@ -29,6 +29,7 @@ mod run;
 mod source;
 mod status;
 mod topo;
+mod verify;
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -70,6 +71,7 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     Check(check::CheckArgs),
     Watch(check::WatchArgs),
+    Verify(verify::VerifyArgs),
     /// Ends a process group when its launcher is gone
     #[command(name = run::KEEPER, hide = true)]
     Keeper,
@@ -108,6 +110,7 @@ pub fn main_with(registry: Registry) -> ExitCode {
         Command::Bench(args) => bench::execute(&args),
         Command::Check(args) => check::execute(&args),
         Command::Watch(args) => check::watch(&args),
+        Command::Verify(args) => verify::execute(&args),
         Command::Keeper => run::keep(),
     }
 }

@@ -455,7 +455,10 @@ impl Adversary for Cruel<'_> {
         lock(&self.chaos).buffers[self.slot].epoch += 1;
     }
 
-    fn before_rmw(&self, address: *const u8) {
+    fn before_rmw(&self, address: *const u8, _: Access, order: Order) {
+        if order != Order::Release {
+            return;
+        }
         self.maybe_preempt();
         let chaos = &mut *lock(&self.chaos);
         chaos.buffers[self.slot].force_all(&mut chaos.watch);

@@ -97,13 +97,19 @@ impl BlockRun {
     }
 
     /// Ends a block that does not end by itself: unwinds its stack as a panic would.
-    pub(super) fn abandon(mut self) {
+    pub(super) fn abandon(self) {
+        self.abandoned();
+    }
+
+    /// As [`BlockRun::abandon`]; its stack, for the next block.
+    pub(super) fn abandoned(mut self) -> DefaultStack {
         // SAFETY: as in `resume`.
         let outer = unsafe { cpu::set_current(self.lane) };
         // What its destructors panic with tells nothing that the caller does not report anyway.
         let _ = catch_unwind(AssertUnwindSafe(|| self.coroutine.force_unwind()));
         // SAFETY: as in `resume`.
         unsafe { cpu::set_current(outer) };
+        self.coroutine.into_stack()
     }
 }
 

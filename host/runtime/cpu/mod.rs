@@ -5,6 +5,7 @@
 //! native.rs    such blocks on threads
 //! seeded.rs    the other mode: one thread, a seeded schedule
 //! adversary.rs its memory system
+//! model_check  the third: all schedules, and all that memory may do
 //! races.rs     whether accesses are ordered
 //! history.rs   what was done to memory, for who explains a failure
 //! ```
@@ -19,7 +20,9 @@
 mod adversary;
 mod block;
 mod history;
+mod model_check;
 mod native;
+mod one_thread;
 mod races;
 mod seeded;
 
@@ -29,6 +32,7 @@ use std::time::Duration;
 
 pub use self::adversary::Adversity;
 pub use self::history::{Conflict, MemoryAccess, MemoryEvent};
+pub use self::model_check::{Checked, ModelCheck, ModelCheckedRuntime, Output, Wrong};
 use self::native::Native;
 pub use self::seeded::SeededRuntime;
 use super::Settings;
@@ -64,6 +68,16 @@ impl CpuRuntime {
     #[must_use]
     pub fn seeded(adversity: Adversity) -> SeededRuntime {
         SeededRuntime::new(adversity)
+    }
+
+    /// A runtime that tries everything: what is launched queues up, and when any stream is waited for, it runs in every way that the
+    /// memory orders of its kernels allow, each time from the same memory. [`ModelCheckedRuntime::wrong`] has the first way that goes
+    /// wrong; then the launches fail, too. It is for small launches: a word more that ranks share is a few times as many ways.
+    ///
+    /// Ranks have to reach each other's memory: there is no network, and no proxy.
+    #[must_use]
+    pub fn model_checked(config: ModelCheck) -> ModelCheckedRuntime {
+        ModelCheckedRuntime::new(config)
     }
 }
 

@@ -63,6 +63,49 @@ impl Races {
         self.clocks[slot] = clock;
     }
 
+    /// A block begins in a slot, or goes on in it, behind what the blocks in these slots have done. Nothing else is known to it.
+    pub(super) fn begin_after(&mut self, slot: usize, after: &[usize]) {
+        if self.clocks.len() <= slot {
+            self.clocks.resize_with(slot + 1, Clock::new);
+        }
+        let mut clock = std::mem::take(&mut self.clocks[slot]);
+        after.iter().for_each(|other| join(&mut clock, &self.clocks[*other]));
+        clock.resize(clock.len().max(slot + 1), 0);
+        clock[slot] += 1;
+        self.clocks[slot] = clock;
+    }
+
+    /// The time of a block.
+    pub(super) fn time(&self, slot: usize) -> u64 {
+        self.clocks[slot][slot]
+    }
+
+    /// Whether a block knows what another has done at a time.
+    pub(super) fn knows(&self, slot: usize, other: usize, time: u64) -> bool {
+        self.clocks[slot].get(other).is_some_and(|now| *now >= time)
+    }
+
+    /// A block gets to know what was published with this clock.
+    pub(super) fn learn(&mut self, slot: usize, clock: &[u64]) {
+        join(&mut self.clocks[slot], clock);
+    }
+
+    /// Whether a block would race with accesses to data, if it loaded or stored a word there.
+    pub(super) fn is_racy(
+        &self,
+        slot: usize,
+        (address, len): (usize, usize),
+        is_store: bool,
+    ) -> bool {
+        let known = |last: &LastAccess| self.knows(slot, last.slot, last.time);
+        (address / GRAIN..(address + len).div_ceil(GRAIN)).any(|piece| {
+            self.data.get(&piece).is_some_and(|accesses| {
+                accesses.store.as_ref().is_some_and(|last| !known(last))
+                    || is_store && accesses.loads.iter().any(|last| !known(last))
+            })
+        })
+    }
+
     /// The block has ended, and all that it stored is visible.
     pub(super) fn end(&mut self, slot: usize) {
         let clock = std::mem::take(&mut self.clocks[slot]);

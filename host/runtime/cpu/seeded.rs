@@ -18,18 +18,15 @@ use ferroccl_device::abi::{Comm, Fault, FaultKind, WaitKind};
 use ferroccl_device::gpu::cpu::CheckedGuard;
 use ferroccl_device::gpu::{SPINS_PER_CHECK, Verdict, Waiting};
 
-use ferroccl_proxy::Operation;
-
 use super::adversary::{Adversity, Chaos, Cruel};
 use super::block::{self, BlockRun, Resumed, YieldReason};
 use super::history::{Conflict, History, MemoryEvent};
 use super::native::same;
-use crate::runtime::memory::HostMemory;
-use crate::runtime::multicast::HostMulticast;
-use crate::runtime::op::{copy_in, panicked};
+use super::one_thread::one_thread_runtime;
+use crate::runtime::op::panicked;
 use crate::runtime::scheduler::{self, ScheduledStreams, Scheduler, StreamId};
 use crate::runtime::sync::lock;
-use crate::runtime::{Keep, Launch, Memory, Multicast, Runtime, StreamOps};
+use crate::runtime::{Launch, Memory};
 use crate::{Error, KernelFault, Result};
 
 /// Looks of every block without any change that make a deadlock: enough for the device code to look at
@@ -106,6 +103,8 @@ impl SeededRuntime {
 }
 
 impl SeededRuntime {
+    fn allocated(&self, _: &Arc<dyn Memory>) {}
+
     /// What blocks did to memory, in order, with [`Adversity::history`]: the last quarter of a million of accesses.
     #[must_use]
     pub fn history(&self) -> Vec<MemoryEvent> {
@@ -128,60 +127,7 @@ impl fmt::Debug for SeededRuntime {
     }
 }
 
-impl Runtime for SeededRuntime {
-    fn name(&self) -> &'static str {
-        "cpu"
-    }
-
-    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Memory>> {
-        Ok(Arc::new(HostMemory::allocate(bytes)?))
-    }
-
-    fn can_multicast(&self, _: &Arc<dyn Memory>) -> Result<()> {
-        Ok(())
-    }
-
-    fn create_multicast(&self, _: u32, _: usize) -> Result<Arc<dyn Multicast>> {
-        Ok(Arc::new(HostMulticast))
-    }
-
-    fn open_multicast(&self, _: &[u8], _: u32, _: usize) -> Result<Arc<dyn Multicast>> {
-        Ok(Arc::new(HostMulticast))
-    }
-
-    /// Kernels run in the process: they reach all of its memory.
-    unsafe fn register(&self, _: u64, _: usize, _: &str) -> Result<Keep> {
-        Ok(Arc::new(()))
-    }
-
-    unsafe fn write(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
-        copy_in(to, offset, bytes)
-    }
-
-    fn address_space(&self) -> u64 {
-        0
-    }
-
-    fn stream(&self) -> Result<Arc<dyn StreamOps>> {
-        Ok(self.0.stream())
-    }
-
-    /// Two, as it has one thread but is there to have things happen at the same time.
-    fn parallelism(&self) -> u32 {
-        2
-    }
-
-    fn share_host(&self, _local_processes: usize) {} // it has one thread anyway
-
-    fn is_driven(&self) -> bool {
-        false
-    }
-
-    fn operate(&self, operation: Box<dyn Operation>) -> Result<()> {
-        self.0.append(operation);
-        Ok(())
-    }
-}
+one_thread_runtime!(SeededRuntime);
 
 impl Scheduler for Coroutines {
     type Ready = ();
