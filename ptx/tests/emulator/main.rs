@@ -7,6 +7,7 @@ mod cuda;
 mod hostile;
 mod literature;
 mod litmus;
+mod litmus_text;
 mod machine;
 mod multicast;
 mod published;

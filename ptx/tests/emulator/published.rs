@@ -2,18 +2,16 @@
 //!
 //! A thread of a test is lane 0 of a warp of its own; its CTA is a block, its GPU a launch.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use ferroccl_ptx::emu::{FaultKind, Launch, Lockstep, Machine, Unit};
 
+use crate::litmus_text::{Condition, Outcome, REGISTERS, Test, is_register, tests};
 use crate::support::{Buffer, checked, kernel};
 
 /// Seeds of each test. A test that says "allowed" ends with the first that shows it.
 const SEEDS: u64 = 1500;
-
-/// Registers of a thread.
-const REGISTERS: usize = 10;
 
 /// Why an allowed outcome does not come out.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,64 +51,7 @@ const NEVER: &[(&str, Why)] = &[
     ("SB+twice-bars-diff", Why::Waits),
 ];
 
-struct Test<'t> {
-    name: &'t str,
-    folder: &'t str,
-    init: BTreeMap<&'t str, u64>,
-    /// GPU, CTA, instructions.
-    threads: Vec<(u32, u32, Vec<&'t str>)>,
-    verdict: &'t str,
-    condition: &'t str,
-}
-
-/// What came out: registers by thread and number, and memory by name.
-type Outcome = (Vec<[u64; REGISTERS]>, BTreeMap<String, u64>);
-
-fn tests(text: &str) -> Vec<Test<'_>> {
-    let blocks = text.split("\n\n").filter(|block| !block.trim_start().starts_with('#'));
-    blocks.filter(|block| !block.trim().is_empty()).map(test).collect()
-}
-
-fn test(block: &str) -> Test<'_> {
-    let mut lines = block.trim().lines().map(str::trim);
-    let head = lines.next().unwrap();
-    let (head, init) = head.split_once("): ").unwrap_or((head.trim_end_matches(')'), ""));
-    let (name, folder) = head.split_once(" (").unwrap();
-    let init = init.split_whitespace().map(|pair| {
-        let (place, value) = pair.split_once('=').unwrap();
-        (place, value.parse().unwrap())
-    });
-    let (mut threads, mut last) = (Vec::new(), "");
-    for line in lines {
-        match line.split_once(": ").filter(|(place, _)| place.contains('/') && place.len() < 6) {
-            Some((place, code)) => {
-                let (gpu, cta) = place.split_once('/').unwrap();
-                let code = code.split(';').map(str::trim).collect();
-                threads.push((gpu.parse().unwrap(), cta.parse().unwrap(), code));
-            }
-            None => last = line,
-        }
-    }
-    let verdicts = ["not always", "always", "allowed", "forbidden"];
-    let verdict = verdicts.into_iter().find(|verdict| last.starts_with(verdict)).unwrap();
-    let condition = last[verdict.len()..].trim();
-    Test { name, folder, init: init.collect(), threads, verdict, condition }
-}
-
 impl Test<'_> {
-    /// The places in memory, in the order of their names.
-    fn places(&self) -> Vec<&str> {
-        let words =
-            self.threads.iter().flat_map(|(_, _, code)| code).flat_map(|i| i.split(' ').skip(1));
-        let named = |word: &&str| {
-            word.starts_with(|c: char| c.is_ascii_alphabetic())
-                && !is_register(word)
-                && !word.starts_with("LC")
-        };
-        let places: BTreeSet<&str> = words.filter(named).collect();
-        places.into_iter().collect()
-    }
-
     /// Whether it has barriers.
     fn meets(&self) -> bool {
         self.threads.iter().flat_map(|thread| &thread.2).any(|i| i.starts_with("bar."))
@@ -254,79 +195,6 @@ impl Test<'_> {
     }
 }
 
-fn is_register(word: &str) -> bool {
-    word.strip_prefix('r').is_some_and(|n| !n.is_empty() && n.chars().all(|c| c.is_ascii_digit()))
-}
-
-/// Whether a condition holds: terms with `&`, `|`, `!` and parentheses.
-struct Condition<'c> {
-    rest: &'c str,
-    outcome: &'c Outcome,
-}
-
-impl Condition<'_> {
-    fn holds(text: &str, outcome: &Outcome) -> bool {
-        let mut condition = Condition { rest: text, outcome };
-        let holds = condition.any();
-        assert!(condition.rest.trim().is_empty(), "{text}: behind it {}", condition.rest);
-        holds
-    }
-
-    fn take(&mut self, what: char) -> bool {
-        let rest = self.rest.trim_start();
-        let there = rest.strip_prefix(what);
-        self.rest = there.unwrap_or(rest);
-        there.is_some()
-    }
-
-    fn any(&mut self) -> bool {
-        let mut holds = self.all();
-        while self.take('|') {
-            holds |= self.all();
-        }
-        holds
-    }
-
-    fn all(&mut self) -> bool {
-        let mut holds = self.one();
-        while self.take('&') {
-            holds &= self.one();
-        }
-        holds
-    }
-
-    fn one(&mut self) -> bool {
-        if self.take('(') {
-            let holds = self.any();
-            assert!(self.take(')'), "a parenthesis is open: {}", self.rest);
-            return holds;
-        }
-        if self.take('!') {
-            return !self.one();
-        }
-        let end = self.rest.find([' ', ')']).unwrap_or(self.rest.len());
-        let (term, rest) = self.rest.split_at(end);
-        self.rest = rest;
-        let (left, right, equal) = match term.split_once("!=") {
-            Some((left, right)) => (left, right, false),
-            None => {
-                let (left, right) = term.split_once('=').unwrap_or_else(|| panic!("{term}"));
-                (left, right, true)
-            }
-        };
-        (self.value(left) == self.value(right)) == equal
-    }
-
-    fn value(&self, word: &str) -> u64 {
-        if let Some((thread, register)) = word.split_once(":r") {
-            let (thread, register): (usize, usize) =
-                (thread.parse().unwrap(), register.parse().unwrap());
-            return self.outcome.0[thread][register];
-        }
-        word.parse().unwrap_or_else(|_| self.outcome.1[word])
-    }
-}
-
 #[test]
 fn published_tests_come_out_as_they_may() {
     let text = include_str!("published.txt");
@@ -380,19 +248,4 @@ fn published_tests_come_out_as_they_may() {
         println!("{folder}: {what}: {number}");
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-#[test]
-fn conditions_are_read_as_they_are_meant() {
-    let memory = [("x".to_owned(), 2)].into_iter().collect();
-    let outcome: Outcome = (vec![[1; REGISTERS], [0; REGISTERS]], memory);
-    for (text, wanted) in [
-        ("0:r0=1 & 1:r3=0", true),
-        ("(0:r0!=1 | x=2)", true),
-        ("!(0:r0=1 & x=2)", false),
-        ("0:r0=1:r0 | 0:r1=0:r2 & x!=3", true),
-        ("(0:r0=0 & x=2) | 1:r0=1", false),
-    ] {
-        assert_eq!(Condition::holds(text, &outcome), wanted, "{text}");
-    }
 }

@@ -23,6 +23,7 @@ mod snapshots;
 mod status;
 mod support;
 mod topo;
+mod verify;
 
 use support::{ferroccl, text};
 

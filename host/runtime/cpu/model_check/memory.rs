@@ -117,7 +117,8 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-fn hash(all: impl IntoIterator<Item = u64>) -> u64 {
+/// A hash of numbers, in their order.
+pub(super) fn hash(all: impl IntoIterator<Item = u64>) -> u64 {
     all.into_iter().fold(0, |hash, part| mix(hash.rotate_left(7) ^ part))
 }
 
@@ -475,6 +476,19 @@ impl Memory {
         self.races.learn(agent, &seen);
         self.blocks[agent].fence = Some(self.races.release(agent));
         self.event(agent, [4, 0, 0]);
+    }
+
+    /// A fence of sequential consistency, which no kernel has, for published tests: all of them have one order, and each knows what
+    /// those before it knew.
+    #[cfg(test)]
+    pub(super) fn fence_sc(&mut self, agent: Agent, order: &mut (Clock, u64)) {
+        self.fence(agent);
+        self.races.learn(agent, &order.0);
+        order.0 = self.races.release(agent);
+        self.blocks[agent].fence = Some(order.0.clone());
+        // Which one it is tells states apart, and what it came to know.
+        order.1 = hash([order.1, agent as u64, self.blocks[agent].events]);
+        self.event(agent, [5, 0, order.1]);
     }
 
     fn event(&mut self, agent: Agent, what: [u64; 3]) {

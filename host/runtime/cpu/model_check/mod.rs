@@ -18,6 +18,8 @@
 //! of an axiomatic memory model, as `GenMC` has it (Kokologiannakis and Vafeiadis, 2021); a load in a wait that does not end it is left
 //! out, as there ("SAVer"). Data that is not a word is checked for races instead of tried.
 
+#[cfg(test)]
+mod litmus;
 mod machine;
 mod memory;
 mod run;
