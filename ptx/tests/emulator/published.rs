@@ -2,7 +2,7 @@
 //!
 //! A thread of a test is lane 0 of a warp of its own; its CTA is a block, its GPU a launch.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use ferroccl_ptx::emu::{FaultKind, Launch, Lockstep, Machine, Unit};

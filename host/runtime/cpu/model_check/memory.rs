@@ -150,7 +150,7 @@ impl Memory {
         while let Some(Overwritten { address, bytes }) = self.overwritten.pop() {
             // SAFETY: a block stored there in this run, and the memory is kept until the launches have ended.
             unsafe {
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len())
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len());
             }
         }
     }

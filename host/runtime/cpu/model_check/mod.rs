@@ -338,21 +338,28 @@ impl ModelChecker {
             let at = memory.address() as usize;
             // SAFETY: an allocation, which is kept, and nobody runs.
             let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, memory.len()) };
-            (at..at + bytes.len(), bytes.to_vec(), memory)
+            Copied { at, bytes: bytes.to_vec(), _memory: memory }
         });
         Snapshot(copies.collect())
     }
 }
 
 /// What memory had before the first run: blocks also change what no other agent sees, and say so to nobody.
-struct Snapshot(Vec<(Range<usize>, Vec<u8>, Arc<dyn Memory>)>);
+struct Snapshot(Vec<Copied>);
+
+/// An allocation as it was.
+struct Copied {
+    at: usize,
+    bytes: Vec<u8>,
+    _memory: Arc<dyn Memory>,
+}
 
 impl Snapshot {
     fn restore(&self) {
-        for (range, bytes, _) in &self.0 {
+        for Copied { at, bytes, .. } in &self.0 {
             // SAFETY: an allocation, which is kept, and nobody runs.
             unsafe {
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), range.start as *mut u8, bytes.len());
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), *at as *mut u8, bytes.len());
             }
         }
     }

@@ -225,7 +225,9 @@ impl Search<'_> {
         let path: Vec<Choice> =
             known.nodes[..known.nodes.len() - 1].iter().filter_map(Node::choice).collect();
         let mut run = self.begin(false);
-        path.iter().for_each(|choice| drop(run.choose(*choice)));
+        for choice in path {
+            run.choose(choice);
+        }
         let waits = run.is_stuck()?;
         Some(run.wrong().unwrap_or_else(|| deadlock(&waits)))
     }
