@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ferroccl::Device;
 use ferroccl::device::orders::{self, Published, Side};
-use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
+use ferroccl::runtime::cpu::{Adversity, CpuRuntime, ModelCheck, Wrong};
 
 use crate::random::Random;
 use crate::rounds::ROUNDS;
@@ -46,6 +46,39 @@ fn every_weakened_order_is_caught() {
                 (0..SEEDS).find_map(|seed| Some((seed, run(seed, Some((word, side))).err()?)));
             println!("{} {side:?}: {caught:?}", word.name());
             assert!(caught.is_some(), "no seed below {SEEDS} notices {} {side:?}", word.name());
+        }
+    }
+}
+
+/// Rounds of two elements, of one block a rank, in every way that they can go; what is wrong, if anything is.
+fn every_way(ranks: usize, rounds: usize, weaken: Option<(Published, Side)>) -> Option<Wrong> {
+    let mut config = ModelCheck::default();
+    config.weaken = weaken;
+    let runtime = Arc::new(CpuRuntime::model_checked(config));
+    let ended =
+        rounds_run::run(&vec![Device::new(runtime.clone()); ranks], &ROUNDS, (1, 2, rounds), 1);
+    let (checked, wrong) = (runtime.checked(), runtime.wrong());
+    println!("{ranks} ranks, {rounds} rounds, {weaken:?}: {checked:?}, {wrong:?}");
+    if wrong.is_none() {
+        ended.unwrap();
+        assert!(checked.complete && checked.executions > 0, "{checked:?}");
+    }
+    wrong
+}
+
+#[test]
+fn rounds_are_right_in_every_way() {
+    for (ranks, rounds) in [(2, 1), (2, 2), (2, 3), (3, 1)] {
+        assert_eq!(every_way(ranks, rounds, None), None);
+    }
+}
+
+#[test]
+fn every_weakened_order_has_a_counterexample() {
+    for word in [orders::BARRIER, orders::SIGNAL] {
+        for side in [Side::Release, Side::Acquire] {
+            let wrong = every_way(2, 1, Some((word, side)));
+            assert!(matches!(wrong, Some(Wrong::Race(_))), "{} {side:?}: {wrong:?}", word.name());
         }
     }
 }
