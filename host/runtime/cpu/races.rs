@@ -43,7 +43,8 @@ pub(super) struct Races {
     pub(super) found: Option<String>,
 }
 
-fn join(to: &mut Clock, from: &[u64]) {
+/// Knows from now on what another clock knows.
+pub(super) fn join(to: &mut Clock, from: &[u64]) {
     if to.len() < from.len() {
         to.resize(from.len(), 0);
     }

@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferroccl_device::gpu::cpu::{Access, Order};
 
+use super::super::adversary::mix;
 use super::super::history::{History, MemoryAccess};
-use super::super::races::{Clock, Races};
+use super::super::races::{Clock, Races, join};
 
 /// The bytes of a word.
 const WORD: usize = size_of::<u64>();
@@ -110,27 +111,17 @@ pub(super) struct Memory {
     pub(super) grown: bool,
 }
 
-fn mix(mut z: u64) -> u64 {
-    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 /// A hash of numbers, in their order.
 pub(super) fn hash(all: impl IntoIterator<Item = u64>) -> u64 {
-    all.into_iter().fold(0, |hash, part| mix(hash.rotate_left(7) ^ part))
+    // Steele, Lea and Flood's odd constant: zeros count, too.
+    let step = |hash: u64, part: u64| {
+        mix((hash.rotate_left(7) ^ part).wrapping_add(0x9e37_79b9_7f4a_7c15))
+    };
+    all.into_iter().fold(0, step)
 }
 
 fn number(id: StoreId) -> u64 {
     id.map_or(u64::MAX, |(agent, n)| (agent as u64) << 32 | u64::from(n))
-}
-
-fn join(to: &mut Clock, from: &[u64]) {
-    if to.len() < from.len() {
-        to.resize(from.len(), 0);
-    }
-    to.iter_mut().zip(from).for_each(|(to, from)| *to = (*to).max(*from));
 }
 
 impl Memory {
