@@ -457,10 +457,13 @@ impl Adversary for Cruel<'_> {
     }
 
     fn before_rmw(&self, address: *const u8, _: Access, order: Order) {
+        self.maybe_preempt();
         if order != Order::Release {
+            let chaos = &mut *lock(&self.chaos);
+            chaos.before_load(self.slot, address, size_of::<u64>(), Access::Relaxed);
+            chaos.changed = true; // the access itself stores
             return;
         }
-        self.maybe_preempt();
         let chaos = &mut *lock(&self.chaos);
         chaos.buffers[self.slot].force_all(&mut chaos.watch);
         if let Some(races) = &mut chaos.watch.races {
