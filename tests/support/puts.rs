@@ -31,7 +31,7 @@ crate::device::kernel_argument! {
         pub(crate) results: u64,
         pub(crate) count: u64,
         pub(crate) rounds: u64,
-        /// What is done wrong.
+        /// What is done wrong, and [`NOT_READ`].
         pub(crate) mistake: u64,
     }
 }
@@ -45,6 +45,9 @@ pub(crate) const NO_FLUSH: u64 = 1;
 pub(crate) const EARLY_SIGNAL: u64 = 2;
 /// Nobody waits for what is put.
 pub(crate) const NO_WAIT: u64 = 3;
+
+/// Beside a mistake: x is not read, for who looks for races and does not know what a proxy orders.
+pub(crate) const NOT_READ: u64 = 16;
 
 /// What a rank gives another in a round.
 pub(crate) fn given(rank: u64, to: u64, block: u64, round: u64, i: u64) -> u64 {
@@ -101,6 +104,20 @@ crate::device::user_kernels! {
     pub(crate) PUTS = "test_puts": 512, puts, Puts;
 }
 
+/// Stores a value of each element.
+///
+/// # Safety
+/// There are `count` elements, which nobody else uses.
+#[inline(always)]
+unsafe fn fill(lane: usize, lanes: usize, to: *mut u64, count: usize, value: impl Fn(u64) -> u64) {
+    let mut i = lane;
+    while i < count {
+        // SAFETY: the caller's.
+        unsafe { gpu::st_data(to.wrapping_add(i), value(i as u64), size_of::<u64>()) };
+        i += lanes;
+    }
+}
+
 /// # Safety
 /// The launch's contract: all ranks have as many blocks, elements and rounds.
 #[inline(always)]
@@ -114,13 +131,7 @@ unsafe fn puts(my: Puts) {
         let word = size_of::<u64>();
         let part = |rank: u32| (block as usize * ranks as usize + rank as usize) * count * word;
         let (lane, lanes) = comm.lanes();
-        let fill = |to: *mut u64, value: &dyn Fn(u64) -> u64| {
-            let mut i = lane;
-            while i < count {
-                gpu::st_data(to.wrapping_add(i), value(i as u64), word);
-                i += lanes;
-            }
-        };
+        let mistake = my.mistake & !NOT_READ;
         let words = result_words(ranks.into(), my.count) as usize;
         let mut result =
             (my.results as *mut u64).wrapping_add(block as usize * my.rounds as usize * words);
@@ -128,12 +139,12 @@ unsafe fn puts(my: Puts) {
         for round in 0..my.rounds {
             for to in 0..ranks {
                 let value = |i| given(rank.into(), to.into(), block.into(), round, i);
-                fill(own(my.source, part(to)), &value);
+                fill(lane, lanes, own(my.source, part(to)), count, value);
             }
             for by in 0..ranks {
                 let to = (rank + by) % ranks;
                 let (here, there) = ((my.source, part(to)), (my.inbox, part(rank)));
-                if my.mistake == EARLY_SIGNAL {
+                if mistake == EARLY_SIGNAL {
                     comm.signal(to, sent);
                     comm.put_to::<u64>(to, there, here, count);
                 } else if (to + rank).is_multiple_of(2) {
@@ -143,15 +154,16 @@ unsafe fn puts(my: Puts) {
                     comm.signal(to, sent);
                 }
             }
-            if my.mistake != NO_FLUSH && !comm.flush() {
+            if mistake != NO_FLUSH && !comm.flush() {
                 return;
             }
             for to in 0..ranks {
-                fill(own(my.source, part(to)), &|_| 0xdead);
+                fill(lane, lanes, own(my.source, part(to)), count, |_| 0xdead);
             }
             // The node's sum.
             let give = block as usize * count * word;
-            fill(own(my.give, give), &|i| given(rank.into(), rank.into(), block.into(), round, i));
+            let value = |i| given(rank.into(), rank.into(), block.into(), round, i);
+            fill(lane, lanes, own(my.give, give), count, value);
             if !comm.barrier_of(Team::Node, 2 * block) {
                 return;
             }
@@ -162,14 +174,14 @@ unsafe fn puts(my: Puts) {
                 count,
             );
             // What all ranks have sent.
-            if my.mistake != NO_WAIT && !comm.wait_signal(sent, ranks.into()) {
+            if mistake != NO_WAIT && !comm.wait_signal(sent, ranks.into()) {
                 return;
             }
             for from in 0..ranks {
                 let to = result.wrapping_add(from as usize * count);
                 comm.put(to, own(my.inbox, part(from)).cast_const(), count);
             }
-            if my.mistake == NO_WAIT && !comm.wait_signal(sent, ranks.into()) {
+            if mistake == NO_WAIT && !comm.wait_signal(sent, ranks.into()) {
                 return;
             }
             // By a rank of another node the neighbour learns that x is there.
@@ -201,7 +213,11 @@ unsafe fn puts(my: Puts) {
             let before = comm.world_rank(Team::Node, before);
             let x = my.mail.peer::<u64>(before, mail).cast_const();
             if lane == 0 {
-                gpu::st_data(result.wrapping_add(words - 1), gpu::ld_data(x), word);
+                let x = match my.mistake & NOT_READ {
+                    0 => gpu::ld_data(x),
+                    _ => given(before.into(), 0, block.into(), round, 5),
+                };
+                gpu::st_data(result.wrapping_add(words - 1), x, word);
             }
             result = result.wrapping_add(words);
             // Nobody puts again, nor writes, before all have read.

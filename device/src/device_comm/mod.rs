@@ -244,7 +244,7 @@ impl BlockComm {
                 offset,
                 (window.peers(), to),
                 n,
-            )
+            );
         }
     }
 
@@ -269,7 +269,13 @@ impl BlockComm {
         let own = (to.0.address as *mut T).wrapping_byte_add(to.1);
         // SAFETY: the caller's.
         unsafe {
-            combine::<T, R, _, true>(self, (from.0, from.0.peers()), from.1, (to.0.peers(), own), n)
+            combine::<T, R, _, true>(
+                self,
+                (from.0, from.0.peers()),
+                from.1,
+                (to.0.peers(), own),
+                n,
+            );
         }
     }
 

@@ -128,6 +128,8 @@ impl BlockComm {
         kind: u32,
     ) {
         let bytes = (n * size_of::<T>()) as u64;
+        // What other lanes have written is before what a lane copies, or lane 0 asks for.
+        gpu::sync_threads();
         if self.reaches(peer) {
             let from = (from.address as *const T).wrapping_byte_add(from_offset);
             // SAFETY: the caller's.
@@ -137,8 +139,6 @@ impl BlockComm {
             }
             return;
         }
-        // What other lanes have written is before what lane 0 asks for.
-        gpu::sync_threads();
         if self.lanes().0 == 0 {
             self.request(PutRequest {
                 kind,
