@@ -81,6 +81,10 @@ static __device__ __forceinline__ void ferroccl_st_release(ferroccl_u64 *p, ferr
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
 }
 
+static __device__ __forceinline__ void ferroccl_st_relaxed(ferroccl_u64 *p, ferroccl_u64 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
+}
+
 /* The address of the same word, or byte, in a rank's memory: behind the two words of abi::WindowPeers there is a table of distances. */
 static __device__ __forceinline__ char *ferroccl_at(ferroccl_u64 peers, ferroccl_u32 rank, char *own) {
     return own + ((const ferroccl_u64 *)peers)[2 + rank];
@@ -202,17 +206,15 @@ static __device__ __noinline__ ferroccl_u64 ferroccl_ask(ferroccl_device_comm_t 
     if (block.stopped) return 0;
     /* DeviceComm::request. */
     ferroccl_u32 first = (16 + (comm.barriers + comm.signals) * comm.ranks + 15) / 16 * 16;
-    ferroccl_put_request_t *to =
-        (ferroccl_put_request_t *)((ferroccl_u64 *)comm.network + first) + (number & (comm.requests - 1));
-    to->kind = request.kind;
-    to->peer = request.peer;
-    to->window = request.window;
-    to->offset = request.offset;
-    to->bytes = request.bytes;
-    to->from = request.from;
-    to->from_offset = request.from_offset;
-    to->index = request.index;
-    ferroccl_st_release(&to->number, number + 1);
+    ferroccl_u64 *to = (ferroccl_u64 *)comm.network + first + 8 * (number & (comm.requests - 1));
+    ferroccl_st_relaxed(to + 1, request.kind | (ferroccl_u64)request.peer << 32);
+    ferroccl_st_relaxed(to + 2, request.window);
+    ferroccl_st_relaxed(to + 3, request.offset);
+    ferroccl_st_relaxed(to + 4, request.bytes);
+    ferroccl_st_relaxed(to + 5, request.from);
+    ferroccl_st_relaxed(to + 6, request.from_offset);
+    ferroccl_st_relaxed(to + 7, request.index);
+    ferroccl_st_release(to, number + 1);
     return number + 1;
 }
 

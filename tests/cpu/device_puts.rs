@@ -41,7 +41,7 @@ fn run(seed: u64, weaken: Option<(Published, Side)>, mistake: u64) -> Result<(),
         let delay = Some(Delay::Tests(1 + random.below(9) as u32));
         net = Arc::new(FaultNet::new(net, Faults { seed, delay, ..Faults::default() }));
     }
-    puts_run::run_over(&device, &PUTS, shape, size, &config, Some(net))
+    puts_run::run(&device, &PUTS, shape, size, &config, Some(net))
         .map_err(|e| format!("{shape:?}, {size:?}: {e}"))?;
     runtime.race().map_or(Ok(()), Err)
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ferroccl::runtime::ptx::PtxRuntime;
 use ferroccl::{CommConfig, Device};
+use ferroccl_proxy::net::{LocalNet, Net};
 
 use crate::device_ptx;
 use crate::puts::{EARLY_SIGNAL, NO_FLUSH, NO_WAIT, NONE, NOT_READ, PUTS};
@@ -28,7 +29,9 @@ fn seeded(seed: u64, ptx: &'static str, mistake: u64) -> Result<(), String> {
     // Pieces of data are of a slot.
     config.buffer_bytes = [Some(512); 3];
     (config.slots, config.channels) = (Some(2), Some(1));
-    puts_run::run(&device, &PUTS.with_ptx(ptx), SHAPES[random.below(4)], size, &config)
+    let net: Arc<dyn Net> = Arc::new(LocalNet::default());
+    let shape = SHAPES[random.below(4)];
+    puts_run::run(&device, &PUTS.with_ptx(ptx), shape, size, &config, Some(net))
 }
 
 #[test]
@@ -57,5 +60,24 @@ fn weakened_orders_and_mistakes_are_found() {
         let found = (0..40).find_map(|seed| Some((seed, seeded(seed, ptx, mistake).err()?)));
         println!("mistake {mistake}: {found:?}");
         assert!(found.is_some(), "no seed notices mistake {mistake}");
+    }
+}
+
+/// `puts.rs` in CUDA C, by NVIDIA's compiler (`scripts/ptx-fixtures`), with `device/include/ferroccl_device.h`.
+const OF_CUDA: &str = include_str!("../../ptx/tests/fixtures/device_puts.sm_80.ptx");
+
+#[test]
+fn kernels_in_cuda_put_too() {
+    for seed in 0..20 {
+        seeded(seed, OF_CUDA, NONE).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    }
+    for order in ["st.release", "ld.acquire"] {
+        let (name, _) = order.split_once('.').unwrap();
+        let weak = OF_CUDA.replace(order, &format!("{name}.relaxed"));
+        assert_ne!(weak, OF_CUDA, "there is no {order}");
+        let weak: &'static str = Box::leak(weak.into_boxed_str());
+        let found = (0..40).find_map(|seed| seeded(seed, weak, NONE).err());
+        println!("{order}: {found:?}");
+        assert!(found.is_some(), "no seed notices {order}");
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferroccl::device::kernels::UserKernel;
 use ferroccl::{CommConfig, Communicator, Device, DeviceBuffer, DeviceCommConfig, Grid, UniqueId};
-use ferroccl_proxy::net::{LocalNet, Net};
+use ferroccl_proxy::net::Net;
 
 use crate::puts::{Puts, expected, relays, result_words};
 
@@ -48,19 +48,8 @@ pub(crate) struct Size {
     pub(crate) mistake: u64,
 }
 
-/// Runs rounds over a network within the process. An error, or what is wrong.
+/// Runs rounds over a network. An error, or what is wrong.
 pub(crate) fn run(
-    device: &Device,
-    kernel: &UserKernel<Puts>,
-    shape: &[usize],
-    size: Size,
-    config: &CommConfig,
-) -> Result<(), String> {
-    run_over(device, kernel, shape, size, config, Some(Arc::new(LocalNet::default())))
-}
-
-/// The same over any network.
-pub(crate) fn run_over(
     device: &Device,
     kernel: &UserKernel<Puts>,
     shape: &[usize],

@@ -1,5 +1,7 @@
 //! The memory orders with which the proxy reads and writes what it shares with users' kernels, each with its partner in the device's
 //! `device_comm`.
+//!
+//! `tests/fifo_model` explores a model that is made with these constants, and shows that none of them can be weaker.
 
 use std::sync::atomic::Ordering;
 

@@ -106,8 +106,8 @@ impl Registered {
         is_gone: impl Fn(u64) -> bool,
         comm: &mut dyn Registers,
     ) -> Result<(), NetError> {
-        let gone = self.0.extract_if(|number, _| is_gone(*number));
-        gone.map(|(_, (handle, _))| comm.deregister(handle)).collect()
+        let mut gone = self.0.extract_if(|number, _| is_gone(*number));
+        gone.try_for_each(|(_, (handle, _))| comm.deregister(handle))
     }
 }
 
