@@ -186,7 +186,7 @@ impl Puts {
         let Puts { config, outgoing, incoming, open, done, .. } = self;
         for link in outgoing.values_mut() {
             moved |= link.progress(&mut |number| {
-                if let Some(entry) = open.get_mut((number - *done) as usize) {
+                if let Some(entry) = open.get_mut(number.wrapping_sub(*done) as usize) {
                     *entry = true;
                 }
             });
@@ -210,7 +210,7 @@ impl Puts {
             }
             // It does not want what is left.
             link.give_up(&mut |number| {
-                if let Some(entry) = open.get_mut((number - *done) as usize) {
+                if let Some(entry) = open.get_mut(number.wrapping_sub(*done) as usize) {
                     *entry = true;
                 }
             });

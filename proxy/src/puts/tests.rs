@@ -306,16 +306,25 @@ fn who_leaves_says_so() {
 
 #[test]
 fn who_goes_without_a_word_is_a_failure() {
-    let [mut one, mut other] = sides([false; 2]);
-    let put = one.put(0, 0, 8);
-    assert!(one.ask(put) && other.ask(PutRequest { peer: 0, ..put }));
-    for _ in 0..100 {
-        one.puts.progress().unwrap();
-        other.puts.progress().unwrap();
+    // The receiver of what is put finds it, and who puts.
+    for receives in [true, false] {
+        let [mut one, mut other] = sides([false; 2]);
+        let put = one.put(0, 0, 8);
+        assert!(if receives { other.ask(PutRequest { peer: 0, ..put }) } else { one.ask(put) });
+        for _ in 0..100 {
+            one.puts.progress().unwrap();
+            other.puts.progress().unwrap();
+        }
+        drop(other);
+        if !receives {
+            one.puts.progress().unwrap();
+            assert!(one.ask(put));
+        }
+        let failure = (0..10).find_map(|_| one.puts.progress().err()).unwrap();
+        assert!(matches!(failure, PutFailure::Peer(1, _)), "{failure}");
+        // It stays one.
+        one.puts.progress().unwrap_err();
     }
-    drop(other);
-    let failure = (0..10).find_map(|_| one.puts.progress().err()).unwrap();
-    assert!(matches!(failure, PutFailure::Peer(1, _)), "{failure}");
 }
 
 /// Connects as rank 0 and sends these bytes in place of headers.
