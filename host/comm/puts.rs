@@ -50,6 +50,20 @@ struct PutsMemory {
     _region: HostRegion,
 }
 
+impl PutsMemory {
+    /// The words of `value`, whose address it sets.
+    fn new(comm: &SharedComm, value: &mut DeviceComm) -> Result<Self> {
+        let bytes = value.network_words() * size_of::<u64>();
+        let region = HostRegion::anonymous(bytes.next_multiple_of(4096))?;
+        value.network = region.address();
+        let (address, len) = (region.address(), region.len());
+        let what = "the words of a device communicator's network";
+        // SAFETY: the memory is kept for longer than what is returned, and touched by atomics.
+        let registered = unsafe { comm.device.runtime().register(address, len, what)? };
+        Ok(PutsMemory { _registered: registered, _region: region })
+    }
+}
+
 /// The puts of a device communicator.
 #[derive(Debug)]
 pub(super) struct NetPuts {
@@ -82,15 +96,11 @@ impl NetPuts {
     /// # Errors
     /// [`Error::Unavailable`] with the reason where there is no network; as an all-gather; when the device does not reach the words.
     pub(super) fn new(comm: &SharedComm, value: &mut DeviceComm) -> Result<Arc<Self>> {
-        let bytes = value.network_words() * size_of::<u64>();
-        let region = HostRegion::anonymous(bytes.next_multiple_of(4096))?;
-        value.network = region.address();
-        let what = "the words of a device communicator's network";
-        // SAFETY: the memory is kept for longer than what is returned, and touched by atomics.
-        let registered =
-            unsafe { comm.device.runtime().register(region.address(), region.len(), what)? };
-        let memory = Arc::new(PutsMemory { _registered: registered, _region: region });
-        let (Listening { net, device, listener }, routes) = exchange(comm)?;
+        // What fails here, all are told.
+        let memory = PutsMemory::new(comm, value);
+        let why_not = memory.as_ref().err().map(|e| format!("rank {}: {e}", comm.rank));
+        let (Listening { net, device, listener }, routes) = exchange(comm, why_not)?;
+        let memory = Arc::new(memory?);
         let simple = comm.layout.slot_bytes[ProtocolId::Simple.index()] as usize;
         let name = format!("NET/{}", net.name());
         let config = PutsConfig {
@@ -209,15 +219,20 @@ impl NetPuts {
     }
 }
 
-/// Listens, and exchanges the listeners' handles: by rank, for those that are reached by the network alone.
-fn exchange(comm: &SharedComm) -> Result<(Listening, Vec<Option<Vec<u8>>>)> {
+/// Listens, and exchanges the listeners' handles: by rank, for those that are reached by the network alone. `why_not` is what this rank
+/// cannot go on for.
+fn exchange(
+    comm: &SharedComm,
+    why_not: Option<String>,
+) -> Result<(Listening, Vec<Option<Vec<u8>>>)> {
     // The all-gather must not be mixed with those of a split.
     let _one = comm.split_lock.lock();
     let stop = Stop::any([Arc::clone(&comm.failed)]);
     let limit = Limit { time: Config::from_env()?.bootstrap_timeout, stop: stop.clone() };
-    let listening = match &comm.net {
-        Some(net) => net.listen().map_err(|e| format!("rank {}: {e}", comm.rank)),
-        None => Err(format!("rank {} has no network", comm.rank)),
+    let listening = match (&comm.net, why_not) {
+        (_, Some(why)) => Err(why),
+        (Some(net), None) => net.listen().map_err(|e| format!("rank {}: {e}", comm.rank)),
+        (None, None) => Err(format!("rank {} has no network", comm.rank)),
     };
     let told = listening.as_ref().map(|one| one.2.handle().to_vec()).map_err(Clone::clone);
     let all: Vec<std::result::Result<Vec<u8>, String>> =

@@ -5,13 +5,15 @@
 
 use std::sync::Arc;
 
+use ferroccl::device::abi::DeviceComm;
+use ferroccl::device::gpu;
 use ferroccl::device::orders::{self, Published, Side};
 use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
-use ferroccl::{CommConfig, Device};
+use ferroccl::{CommConfig, Communicator, Device, DeviceCommConfig, Grid};
 use ferroccl_proxy::net::{Delay, FaultNet, Faults, LocalNet, Net};
 
 use crate::puts::{EARLY_SIGNAL, NO_FLUSH, NO_WAIT, NONE, PUTS};
-use crate::puts_run::{self, Size};
+use crate::puts_run::{self, Size, on_hosts};
 use crate::random::Random;
 
 const SEEDS: u64 = 120;
@@ -82,5 +84,65 @@ fn every_mistake_is_caught() {
         let caught = (0..SEEDS).find_map(|seed| Some((seed, run(seed, None, mistake).err()?)));
         println!("mistake {mistake}: {caught:?}");
         assert!(caught.is_some(), "no seed below {SEEDS} notices mistake {mistake}");
+    }
+}
+
+ferroccl::device::kernel_argument! {
+    struct Meet {
+        comm: DeviceComm,
+        /// Address of a word that all ranks count in before a barrier: they are of one process.
+        counter: u64,
+        /// Address of the least that was missing behind a barrier.
+        missing: u64,
+        rounds: u64,
+    }
+}
+
+ferroccl::device::user_kernels! {
+    MEET = "test_meet": 512, meet, Meet;
+}
+
+/// # Safety
+/// The launch's contract.
+unsafe fn meet(my: Meet) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut comm = my.comm.open();
+        let counter = my.counter as *mut u64;
+        for round in 0..my.rounds {
+            gpu::add_release(orders::SIGNAL, counter, 1);
+            if !comm.barrier(0) {
+                return;
+            }
+            let wanted = u64::from(comm.ranks()) * (round + 1);
+            let there = gpu::ld_relaxed(counter);
+            if there < wanted {
+                gpu::st_relaxed(my.missing as *mut u64, wanted - there);
+            }
+        }
+    }
+}
+
+/// Nodes of different sizes, some of whose ranks are alone in their rails: nobody leaves a barrier before all have come.
+#[test]
+fn nobody_leaves_a_barrier_before_all_have_come() {
+    for seed in 0..60 {
+        let shape = [&[3, 1][..], &[1, 3], &[2, 1, 3], &[2, 2]][seed as usize % 4];
+        let runtime = Arc::new(CpuRuntime::seeded(Adversity::new(seed)));
+        let device = Device::new(runtime);
+        let net: Arc<dyn Net> = Arc::new(LocalNet::default());
+        let ranks = on_hosts(&device, shape, &CommConfig::default(), Some(net));
+        let comms = Communicator::device_comms(&ranks, &DeviceCommConfig::default()).unwrap();
+        let words = device.upload(&[0_u64; 2]).unwrap();
+        let streams: Vec<_> = ranks.iter().map(|_| device.stream().unwrap()).collect();
+        for (comm, stream) in comms.iter().zip(&streams) {
+            let (counter, missing) = (words.address(), words.address() + 8);
+            let meet = Meet { comm: comm.value(), counter, missing, rounds: 4 };
+            // SAFETY: the words are there until the streams have been waited for.
+            unsafe { comm.launch(&MEET, Grid { blocks: 1, threads: 32 }, &meet, stream) }.unwrap();
+        }
+        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        let counted = 4 * ranks.len() as u64;
+        assert_eq!(words.to_vec(&streams[0]).unwrap(), [counted, 0], "seed {seed}, {shape:?}");
     }
 }
