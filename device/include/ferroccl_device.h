@@ -16,12 +16,25 @@ typedef unsigned long long ferroccl_u64;
 typedef struct {
     ferroccl_u64 comm, words, peers;
     ferroccl_u32 rank, ranks, barriers, signals;
+    ferroccl_u64 teams, network;
+    ferroccl_u32 node_rank, node_ranks, rail_rank, rail_ranks, requests, pad;
 } ferroccl_device_comm_t;
 
 /* abi::DeviceWindow. */
 typedef struct {
-    ferroccl_u64 address, bytes, peers;
+    ferroccl_u64 address, bytes, peers, number;
 } ferroccl_device_window_t;
+
+/* abi::PutRequest. */
+typedef struct {
+    ferroccl_u64 number;
+    ferroccl_u32 kind, peer;
+    ferroccl_u64 window, offset, bytes, from, from_offset;
+    ferroccl_u32 index, pad;
+} ferroccl_put_request_t;
+
+/* device_comm::Team. */
+typedef enum { FERROCCL_WORLD, FERROCCL_NODE, FERROCCL_RAIL } ferroccl_team_t;
 
 /* abi::Comm. */
 typedef struct {
@@ -40,12 +53,20 @@ typedef struct {
 typedef struct {
     ferroccl_device_comm_t comm;
     int stopped;
+    ferroccl_u64 asked;
 } ferroccl_block_comm_t;
 
 #define FERROCCL_ANY 0xffffffffu     /* abi::NO_RANK */
 #define FERROCCL_FAULT_TIMEOUT 2u    /* abi::FaultKind::Timeout */
 #define FERROCCL_WAIT_BARRIER 12u    /* abi::WaitKind::Barrier */
 #define FERROCCL_WAIT_SIGNAL 13u     /* abi::WaitKind::Signal */
+#define FERROCCL_WAIT_REQUEST 14u    /* abi::WaitKind::Request */
+#define FERROCCL_WAIT_FLUSH 15u      /* abi::WaitKind::Flush */
+#define FERROCCL_PUT_DATA 1u         /* abi::PutRequest::DATA */
+#define FERROCCL_PUT_VALUE 2u        /* abi::PutRequest::VALUE */
+#define FERROCCL_PUT_SIGNAL 4u       /* abi::PutRequest::SIGNAL */
+#define FERROCCL_PUT_ARRIVAL 8u      /* abi::PutRequest::ARRIVAL */
+#define FERROCCL_UNREACHED (1ull << 63) /* abi::WindowPeers::UNREACHED */
 #define FERROCCL_SPINS_PER_CHECK 1000
 
 #ifdef __CUDACC__
@@ -60,6 +81,10 @@ static __device__ __forceinline__ void ferroccl_st_release(ferroccl_u64 *p, ferr
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
 }
 
+static __device__ __forceinline__ void ferroccl_st_relaxed(ferroccl_u64 *p, ferroccl_u64 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
+}
+
 /* The address of the same word, or byte, in a rank's memory: behind the two words of abi::WindowPeers there is a table of distances. */
 static __device__ __forceinline__ char *ferroccl_at(ferroccl_u64 peers, ferroccl_u32 rank, char *own) {
     return own + ((const ferroccl_u64 *)peers)[2 + rank];
@@ -67,11 +92,35 @@ static __device__ __forceinline__ char *ferroccl_at(ferroccl_u64 peers, ferroccl
 
 /* DeviceComm::open. */
 static __device__ __forceinline__ ferroccl_block_comm_t ferroccl_open(ferroccl_device_comm_t comm) {
-    ferroccl_block_comm_t block = {comm, 0};
+    ferroccl_block_comm_t block = {comm, 0, 0};
     return block;
 }
 
-/* DeviceWindow::peer. */
+/* BlockComm::reaches. */
+static __device__ __forceinline__ int ferroccl_reaches(const ferroccl_device_comm_t *comm, ferroccl_u32 rank) {
+    return !comm->network || ((const ferroccl_u64 *)comm->peers)[2 + rank] != FERROCCL_UNREACHED;
+}
+
+/* BlockComm::team_rank. */
+static __device__ __forceinline__ ferroccl_u32 ferroccl_team_rank(const ferroccl_block_comm_t *block, ferroccl_team_t team) {
+    const ferroccl_device_comm_t *comm = &block->comm;
+    return team == FERROCCL_WORLD ? comm->rank : team == FERROCCL_NODE ? comm->node_rank : comm->rail_rank;
+}
+
+/* BlockComm::team_ranks. */
+static __device__ __forceinline__ ferroccl_u32 ferroccl_team_ranks(const ferroccl_block_comm_t *block, ferroccl_team_t team) {
+    const ferroccl_device_comm_t *comm = &block->comm;
+    return team == FERROCCL_WORLD ? comm->ranks : team == FERROCCL_NODE ? comm->node_ranks : comm->rail_ranks;
+}
+
+/* BlockComm::world_rank. */
+static __device__ __forceinline__ ferroccl_u32 ferroccl_world_rank(const ferroccl_block_comm_t *block, ferroccl_team_t team,
+                                                                   ferroccl_u32 place) {
+    const ferroccl_u32 *table = (const ferroccl_u32 *)block->comm.teams;
+    return team == FERROCCL_WORLD ? place : table[(team == FERROCCL_NODE ? 0 : block->comm.node_ranks) + place];
+}
+
+/* DeviceWindow::peer: of a rank of this rank's node. */
 static __device__ __forceinline__ void *ferroccl_peer(ferroccl_device_window_t window, ferroccl_u32 rank, ferroccl_u64 offset) {
     return ferroccl_at(window.peers, rank, (char *)window.address + offset);
 }
@@ -109,15 +158,23 @@ static __device__ __noinline__ int ferroccl_gives_up(ferroccl_device_comm_t comm
     return 1;
 }
 
-/* The sum of words `first` to `first + n`, each published by one rank, is waited for. */
-static __device__ __forceinline__ void ferroccl_wait_for(ferroccl_block_comm_t *block, const ferroccl_u64 *first, ferroccl_u32 n,
-                                                         ferroccl_u64 wanted, ferroccl_u32 kind, ferroccl_u32 peer,
-                                                         ferroccl_u32 index) {
+/* DeviceComm::network_arrival and network_sent, where `own` is arrival or sent: the word that another rank publishes here, in this rank's
+ * memory or, of a rank on another node, where the proxy writes it. */
+static __device__ __forceinline__ const ferroccl_u64 *ferroccl_told_by(const ferroccl_device_comm_t *comm, ferroccl_u32 rank,
+                                                                       ferroccl_u32 own) {
+    if (ferroccl_reaches(comm, rank)) return ferroccl_word(comm, own);
+    return (const ferroccl_u64 *)comm->network + 16 + own;
+}
+
+/* The sum of what `n` ranks from `first` on have published is waited for; `own` is the word of rank 0, and those of the others follow. */
+static __device__ __forceinline__ void ferroccl_wait_for(ferroccl_block_comm_t *block, ferroccl_u32 own, ferroccl_u32 first,
+                                                         ferroccl_u32 n, ferroccl_u64 wanted, ferroccl_u32 kind,
+                                                         ferroccl_u32 peer, ferroccl_u32 index) {
     ferroccl_u64 started = 0;
     ferroccl_u32 spins = 0;
     while (!block->stopped) {
         ferroccl_u64 sum = 0;
-        for (ferroccl_u32 i = 0; i < n; ++i) sum += ferroccl_ld_acquire(first + i);
+        for (ferroccl_u32 i = first; i < first + n; ++i) sum += ferroccl_ld_acquire(ferroccl_told_by(&block->comm, i, own + i));
         if (sum >= wanted) return;
         if (++spins < FERROCCL_SPINS_PER_CHECK) continue;
         spins = 0;
@@ -125,36 +182,123 @@ static __device__ __forceinline__ void ferroccl_wait_for(ferroccl_block_comm_t *
     }
 }
 
-/* BlockComm::barrier. */
-static __device__ __forceinline__ int ferroccl_barrier(ferroccl_block_comm_t *block, ferroccl_u32 index) {
+/* Waits until so many requests are done. */
+static __device__ __forceinline__ void ferroccl_wait_done(ferroccl_block_comm_t *block, ferroccl_u64 wanted, ferroccl_u32 kind,
+                                                          ferroccl_u32 index) {
+    ferroccl_u64 started = 0;
+    ferroccl_u32 spins = 0;
+    while (!block->stopped && ferroccl_ld_acquire((const ferroccl_u64 *)block->comm.network) < wanted) {
+        if (++spins < FERROCCL_SPINS_PER_CHECK) continue;
+        spins = 0;
+        block->stopped = ferroccl_gives_up(block->comm, kind, FERROCCL_ANY, index, wanted, &started);
+    }
+}
+
+/* One thread asks the proxy, once there is room: one more than the request's number, or 0 when it is to give up. */
+static __device__ __noinline__ ferroccl_u64 ferroccl_ask(ferroccl_device_comm_t comm, ferroccl_put_request_t request) {
+    ferroccl_block_comm_t block = {comm, 0, 0};
+    /* DeviceComm::numbered: the last word. */
+    ferroccl_u32 last = comm.barriers * (comm.ranks + 1) + comm.signals * (2 * comm.ranks + 1);
+    ferroccl_u64 number;
+    asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], 1;" : "=l"(number) : "l"(ferroccl_word(&comm, last)) : "memory");
+    if (number >= comm.requests)
+        ferroccl_wait_done(&block, number - comm.requests + 1, FERROCCL_WAIT_REQUEST, request.index);
+    if (block.stopped) return 0;
+    /* DeviceComm::request. */
+    ferroccl_u32 first = (16 + (comm.barriers + comm.signals) * comm.ranks + 15) / 16 * 16;
+    ferroccl_u64 *to = (ferroccl_u64 *)comm.network + first + 8 * (number & (comm.requests - 1));
+    ferroccl_st_relaxed(to + 1, request.kind | (ferroccl_u64)request.peer << 32);
+    ferroccl_st_relaxed(to + 2, request.window);
+    ferroccl_st_relaxed(to + 3, request.offset);
+    ferroccl_st_relaxed(to + 4, request.bytes);
+    ferroccl_st_relaxed(to + 5, request.from);
+    ferroccl_st_relaxed(to + 6, request.from_offset);
+    ferroccl_st_relaxed(to + 7, request.index);
+    ferroccl_st_release(to, number + 1);
+    return number + 1;
+}
+
+/* BlockComm::request. */
+static __device__ __forceinline__ void ferroccl_request(ferroccl_block_comm_t *block, ferroccl_put_request_t request) {
+    if (block->stopped) return;
+    ferroccl_u64 asked = ferroccl_ask(block->comm, request);
+    if (asked) block->asked = asked;
+    block->stopped = !asked;
+}
+
+static __device__ __forceinline__ void ferroccl_meet(ferroccl_block_comm_t *block, ferroccl_team_t team, ferroccl_u32 index) {
     const ferroccl_device_comm_t *comm = &block->comm;
     ferroccl_u64 *meetings = ferroccl_word(comm, (comm->barriers + comm->signals) * comm->ranks + index);
+    ferroccl_u32 members = ferroccl_team_ranks(block, team);
     __syncthreads();
     ferroccl_u64 number = *meetings + 1;
-    for (ferroccl_u32 peer = threadIdx.x; peer < comm->ranks && !block->stopped; peer += blockDim.x) {
+    for (ferroccl_u32 i = threadIdx.x; i < members && !block->stopped; i += blockDim.x) {
+        ferroccl_u32 peer = ferroccl_world_rank(block, team, i);
         char *own = (char *)ferroccl_word(comm, index * comm->ranks + comm->rank);
-        if (peer != comm->rank) ferroccl_st_release((ferroccl_u64 *)ferroccl_at(comm->peers, peer, own), number);
+        if (peer != comm->rank && ferroccl_reaches(comm, peer))
+            ferroccl_st_release((ferroccl_u64 *)ferroccl_at(comm->peers, peer, own), number);
     }
-    for (ferroccl_u32 peer = threadIdx.x; peer < comm->ranks; peer += blockDim.x) {
-        const ferroccl_u64 *from = ferroccl_word(comm, index * comm->ranks + peer);
-        if (peer != comm->rank) ferroccl_wait_for(block, from, 1, number, FERROCCL_WAIT_BARRIER, peer, index);
+    for (ferroccl_u32 i = 0; comm->network && threadIdx.x == 0 && i < members; ++i) {
+        ferroccl_u32 peer = ferroccl_world_rank(block, team, i);
+        ferroccl_put_request_t arrival = {0, FERROCCL_PUT_ARRIVAL, peer, 0, 0, 0, 0, number, index, 0};
+        if (!ferroccl_reaches(comm, peer)) ferroccl_request(block, arrival);
+    }
+    __syncwarp();
+    for (ferroccl_u32 i = threadIdx.x; i < members; i += blockDim.x) {
+        ferroccl_u32 peer = ferroccl_world_rank(block, team, i);
+        if (peer != comm->rank)
+            ferroccl_wait_for(block, index * comm->ranks, peer, 1, number, FERROCCL_WAIT_BARRIER, peer, index);
     }
     block->stopped = __syncthreads_or(block->stopped);
     if (threadIdx.x == 0) *meetings = number;
     __syncwarp();
+}
+
+/* BlockComm::barrier_of. */
+static __device__ __forceinline__ int ferroccl_barrier_of(ferroccl_block_comm_t *block, ferroccl_team_t team, ferroccl_u32 index) {
+    int spread = team == FERROCCL_WORLD && block->comm.network;
+    for (int phase = 0; phase < (spread ? 3 : 1); ++phase)
+        ferroccl_meet(block, !spread ? team : phase == 1 ? FERROCCL_RAIL : FERROCCL_NODE, index);
     return !block->stopped;
+}
+
+/* BlockComm::barrier. */
+static __device__ __forceinline__ int ferroccl_barrier(ferroccl_block_comm_t *block, ferroccl_u32 index) {
+    return ferroccl_barrier_of(block, FERROCCL_WORLD, index);
 }
 
 /* BlockComm::signal. */
 static __device__ __forceinline__ void ferroccl_signal(ferroccl_block_comm_t *block, ferroccl_u32 peer, ferroccl_u32 index) {
     const ferroccl_device_comm_t *comm = &block->comm;
     __syncthreads();
-    if (threadIdx.x == 0 && !block->stopped) {
+    if (threadIdx.x == 0 && !ferroccl_reaches(comm, peer)) {
+        ferroccl_put_request_t signal = {0, FERROCCL_PUT_SIGNAL, peer, 0, 0, 0, 0, 0, index, 0};
+        ferroccl_request(block, signal);
+    } else if (threadIdx.x == 0 && !block->stopped) {
         char *own = (char *)ferroccl_word(comm, (comm->barriers + index) * comm->ranks + comm->rank);
         char *to = ferroccl_at(comm->peers, peer, own);
         asm volatile("red.release.sys.global.add.u64 [%0], 1;" ::"l"(to) : "memory");
     }
     __syncwarp();
+}
+
+/* BlockComm::put_to, to a rank that is not reached: whoever is reached the kernel copies to itself (ferroccl_peer). Bytes of this rank's
+ * window, from a place in it, to a place in the peer's. */
+static __device__ __forceinline__ void ferroccl_put_over_network(ferroccl_block_comm_t *block, ferroccl_u32 peer,
+                                                                 ferroccl_device_window_t to, ferroccl_u64 offset,
+                                                                 ferroccl_device_window_t from, ferroccl_u64 from_offset,
+                                                                 ferroccl_u64 bytes) {
+    __syncthreads();
+    ferroccl_put_request_t put = {0, FERROCCL_PUT_DATA, peer, to.number, offset, bytes, from.number, from_offset, 0, 0};
+    if (threadIdx.x == 0) ferroccl_request(block, put);
+    __syncwarp();
+}
+
+/* BlockComm::flush. */
+static __device__ __forceinline__ int ferroccl_flush(ferroccl_block_comm_t *block) {
+    if (block->comm.network && threadIdx.x == 0) ferroccl_wait_done(block, block->asked, FERROCCL_WAIT_FLUSH, 0);
+    block->stopped = __syncthreads_or(block->stopped);
+    return !block->stopped;
 }
 
 /* BlockComm::wait_signal_of; of FERROCCL_ANY it is BlockComm::wait_signal. */
@@ -167,8 +311,8 @@ static __device__ __forceinline__ int ferroccl_wait_signal_of(ferroccl_block_com
         ferroccl_u32 at = any ? comm->signals * comm->ranks + index : index * comm->ranks + peer;
         ferroccl_u64 *taken = ferroccl_word(comm, own + at);
         ferroccl_u64 wanted = *taken + n;
-        const ferroccl_u64 *sent = ferroccl_word(comm, (comm->barriers + index) * comm->ranks + (any ? 0 : peer));
-        ferroccl_wait_for(block, sent, any ? comm->ranks : 1, wanted, FERROCCL_WAIT_SIGNAL, peer, index);
+        ferroccl_u32 sent = (comm->barriers + index) * comm->ranks;
+        ferroccl_wait_for(block, sent, any ? 0 : peer, any ? comm->ranks : 1, wanted, FERROCCL_WAIT_SIGNAL, peer, index);
         if (!block->stopped) *taken = wanted;
     }
     block->stopped = __syncthreads_or(block->stopped);

@@ -60,6 +60,17 @@ pub const BARRIER: Published = Published("barrier");
 /// [`DeviceComm::sent`](crate::abi::DeviceComm::sent): `BlockComm::signal` -> `BlockComm::wait_for`. What a rank has done before a
 /// signal is there for who has waited for it.
 pub const SIGNAL: Published = Published("signal");
+/// [`PutRequest::number`](crate::abi::PutRequest): `BlockComm::request` -> the proxy. The request is whole, and the data that it names is
+/// there, before the proxy reads them.
+pub const PUT_REQUEST: Published = Published("put request");
+/// [`DeviceComm::DONE`](crate::abi::DeviceComm::DONE): the proxy -> `BlockComm::request`, `BlockComm::flush`. The proxy has read a request
+/// and its data before a kernel writes over them. To a kernel that is a load before a store in one thread, which no sequence of results
+/// shows.
+pub const PUT_DONE: Published = Published("put done");
+/// [`DeviceComm::network_sent`](crate::abi::DeviceComm::network_sent), [`DeviceComm::network_arrival`](crate::abi::DeviceComm::network_arrival):
+/// the proxy -> `BlockComm::wait_for`, `BlockComm::meet`. What a rank on another node has put, and what it knew of, is there for who has
+/// waited.
+pub const NETWORK_WORD: Published = Published("network word");
 /// [`Channel::progress`](crate::abi::Channel): `tell_progress` -> `wait_for_progress`. What goes up a tree has been read
 /// before the other block writes over it.
 pub const PROGRESS: Published = Published("progress");
@@ -84,6 +95,9 @@ pub const ALL: &[Published] = &[
     ENDED,
     BARRIER,
     SIGNAL,
+    PUT_REQUEST,
+    PUT_DONE,
+    NETWORK_WORD,
     PROGRESS,
     POISON,
     FAULT,

@@ -99,7 +99,7 @@ impl CommBuilder<'_> {
         let of_mesh = (self.rank, first, self.tuning.deterministic);
         let mesh = Mesh::new(of_mesh, &edges, &self.layout, channels, runtime)?;
         let may = (mesh.is_some(), self.env.win_enable, self.env.nvls_enable != 0);
-        let windows = Windows::new(peers, self.allowed(), may);
+        let windows = Windows::new(self.rank, peers, self.allowed(), may);
         let trees =
             Trees::new(self.rank, self.channels, &nodes, self.graphs.map(|graphs| &**graphs));
         log_topology::log_channels(self.rank, &groups[0], self.channels, &trees);

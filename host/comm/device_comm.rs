@@ -1,7 +1,8 @@
 //! Device communicators: what users' own kernels communicate by.
 //!
 //! ```text
-//! Communicator::device_comm    words for barriers and signals on each rank, which all others map (window.rs)   ─► DeviceCommunicator
+//! Communicator::device_comm    words for barriers and signals on each rank, which the others of its node map (window.rs), and
+//!                              what sends to other nodes (puts.rs)   ─► DeviceCommunicator
 //! DeviceCommunicator::value    abi::DeviceComm, which goes into the kernel's argument
 //! DeviceCommunicator::launch   the kernel runs as a call does: behind the last call, and its failure is the communicator's
 //! ```
@@ -14,13 +15,14 @@ use ferroccl_device::kernels::UserKernel;
 use tracing::debug;
 
 use super::Communicator;
+use super::puts::NetPuts;
 use super::shared::SharedComm;
 use super::split::at_once;
 use super::window::{RegisteredFor, Window, WindowState, register};
 use crate::buffer::Stream;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::runtime::{Argument, Launch};
+use crate::runtime::{self, Argument, Launch, Memory};
 
 /// The most barriers, and the most signals.
 const MOST: u32 = 1 << 16;
@@ -33,12 +35,15 @@ pub struct DeviceCommConfig {
     pub barriers: u32,
     /// Signals: as many as are told apart.
     pub signals: u32,
+    /// Requests that a rank's blocks may have under way to ranks on other nodes, 1 at least; the next power of two is taken. A block that
+    /// asks for more waits.
+    pub requests: u32,
 }
 
-/// One barrier and one signal.
+/// One barrier, one signal, and 64 requests.
 impl Default for DeviceCommConfig {
     fn default() -> Self {
-        DeviceCommConfig { barriers: 1, signals: 1 }
+        DeviceCommConfig { barriers: 1, signals: 1, requests: 64 }
     }
 }
 
@@ -104,35 +109,61 @@ pub struct Grid {
 #[derive(Debug)]
 pub struct DeviceCommunicator {
     comm: SharedComm,
-    words: Arc<WindowState>,
+    kept: Arc<KeptByKernels>,
     value: DeviceComm,
+}
+
+/// What kernels use.
+#[derive(Debug)]
+struct KeptByKernels {
+    _words: Arc<WindowState>,
+    _teams: Arc<dyn Memory>,
+    /// Where there are ranks on other nodes.
+    puts: Option<Arc<NetPuts>>,
 }
 
 impl Communicator {
     /// Makes a communicator for kernels of the caller's own (`ncclDevCommCreate`). Collective: all ranks must take part, each from a
     /// thread of its own, with the same `config`. [`Communicator::device_comms`] is for several ranks of one thread.
     ///
+    /// Ranks that do not reach each other's memory talk over the communicator's network: the proxy sends what a kernel asks for
+    /// ([`ferroccl::device::device_comm`](crate::device::device_comm)). Of memory that is not the host's it sends copies.
+    ///
     /// # Errors
-    /// [`Error::Unavailable`] where ranks do not reach each other's memory, as over a network, with the reason;
-    /// [`Error::InvalidArgument`] when `config` has more than 65536 barriers or signals, or the ranks' differ; else as
-    /// [`Communicator::register_window`].
+    /// [`Error::Unavailable`] where ranks reach each other neither by memory nor by a network, with the reason;
+    /// [`Error::InvalidArgument`] when `config` has no requests, more than 65536 barriers, signals or requests, or the ranks' differ; else
+    /// as [`Communicator::register_window`].
     pub fn device_comm(&self, config: &DeviceCommConfig) -> Result<DeviceCommunicator> {
-        let DeviceCommConfig { barriers, signals } = *config;
-        for (name, number) in [("config.barriers", barriers), ("config.signals", signals)] {
+        let DeviceCommConfig { barriers, signals, requests } = *config;
+        for (name, number) in [
+            ("config.barriers", barriers),
+            ("config.signals", signals),
+            ("config.requests", requests),
+        ] {
             if number > MOST {
                 return Err(Error::argument(name, format!("{number} are more than {MOST}")));
             }
         }
+        if requests == 0 {
+            return Err(Error::argument("config.requests", "there is one at least"));
+        }
+        let requests = requests.next_power_of_two();
         let comm = &self.0;
+        let runtime = comm.device.runtime();
         let bytes = DeviceComm::words(comm.nranks, barriers, signals) * size_of::<u64>();
-        let memory = comm.device.runtime().allocate_shared(bytes)?;
+        let memory = runtime.allocate_shared(bytes)?;
         let range = (memory.address(), bytes as u64);
-        let words = register(comm, &memory, range, RegisteredFor::Kernels { barriers, signals })?;
+        let purpose = RegisteredFor::Kernels { barriers, signals, requests };
+        let words = register(comm, &memory, range, purpose)?;
         let window = words.value().map_err(|reason| Error::Unavailable {
             what: "a device communicator".to_owned(),
             reason: reason.to_owned(),
         })?;
-        let value = DeviceComm {
+        let reached = &comm.windows.teams;
+        let (node, rail) = (reached.node(), reached.rail());
+        let table = [node, &rail].concat();
+        let teams = runtime::place(&**runtime, bytemuck::cast_slice(&table))?;
+        let mut value = DeviceComm {
             comm: comm.control.comm_address(0),
             words: window.address,
             peers: window.peers,
@@ -140,8 +171,21 @@ impl Communicator {
             ranks: comm.nranks,
             barriers,
             signals,
+            teams: teams.address(),
+            network: 0,
+            node_rank: reached.node_rank(),
+            node_ranks: node.len() as u32,
+            rail_rank: reached.rail_rank(),
+            rail_ranks: rail.len() as u32,
+            requests: if reached.is_one() { 0 } else { requests },
+            pad: 0,
         };
-        Ok(DeviceCommunicator { comm: comm.clone(), words, value })
+        let puts = match reached.is_one() {
+            true => None,
+            false => Some(NetPuts::new(comm, &mut value)?),
+        };
+        let kept = Arc::new(KeptByKernels { _words: words, _teams: teams, puts });
+        Ok(DeviceCommunicator { comm: comm.clone(), kept, value })
     }
 
     /// [`Communicator::device_comm`] of several ranks of this process at once. The result has their order.
@@ -215,10 +259,13 @@ impl DeviceCommunicator {
             );
             return Err(Error::argument("grid.threads", reason));
         }
+        if let Some(puts) = &self.kept.puts {
+            puts.start(comm)?;
+        }
         let mut order = comm.lock_order()?;
         order.continue_on(stream);
         debug!(target: log::COLL, rank = comm.rank, kernel = kernel.name, blocks, threads, "launch");
-        let (ended, words) = (comm.clone(), Arc::clone(&self.words));
+        let (ended, kept) = (comm.clone(), Arc::clone(&self.kept));
         let launch = Launch {
             kernel,
             blocks,
@@ -231,7 +278,7 @@ impl DeviceCommunicator {
             observer: None,
             done: Box::new(move |failure| {
                 let result = ended.on_launch_done(failure);
-                ended.release(words, &result);
+                ended.release(kept, &result);
                 result
             }),
         };
@@ -253,11 +300,21 @@ impl DeviceCommunicator {
     }
 }
 
+impl Drop for DeviceCommunicator {
+    fn drop(&mut self) {
+        if let Some(puts) = &self.kept.puts {
+            puts.close(&self.comm);
+        }
+    }
+}
+
 impl Window {
     /// What a kernel of the caller's own gets, by value in its argument: this rank's buffer, and where the others' are.
     ///
+    /// Of ranks whose memory is not reached it has no address: kernels put to their buffers over the network.
+    ///
     /// # Errors
-    /// [`Error::Unavailable`] with the reason where the window is not [direct](Window::is_direct).
+    /// [`Error::Unavailable`] with the reason where the buffers of ranks whose memory should be reached are not.
     pub fn value(&self) -> Result<DeviceWindow> {
         self.state().value().map_err(|reason| Error::Unavailable {
             what: "the other ranks' buffers of a window".to_owned(),

@@ -70,6 +70,8 @@ mod out_of_band;
 mod p2p;
 mod place;
 mod preload;
+mod puts;
+mod reach;
 mod recorder;
 mod recv_region;
 mod revoke;

@@ -20,8 +20,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ferroccl_proxy::Progress;
 use ferroccl_proxy::connection::{ConnMemory, ConnectionFailure, ConnectionId, Connections};
+use ferroccl_proxy::net::{Listener, Net};
+use ferroccl_proxy::{NetError, Progress};
 use tracing::warn;
 
 pub(super) use self::cards::{Cards, NetHandles, NetListeners};
@@ -39,9 +40,13 @@ use crate::error::{Error, Result};
 /// How long dropping a communicator waits for data that is still to be sent.
 pub(super) const DROP_LIMIT: Duration = Duration::from_secs(10);
 
+/// A network, a device of it, and a listener on that.
+pub(super) type NetListener = (Arc<dyn Net>, usize, Box<dyn Listener>);
+
 /// A communicator's connections with ranks on other hosts.
 #[derive(Debug)]
 pub(super) struct NetConnections {
+    net: Arc<dyn Net>,
     /// The network in logs and errors, as `NET/Socket`.
     name: String,
     cards: Cards,
@@ -147,6 +152,7 @@ impl NetConnections {
         });
         let of_connections = Arc::clone(&memory);
         let find = move |key: ConnectionId, sending: bool| of_connections.find(key, sending);
+        let of_puts = Arc::clone(&net);
         // SAFETY: the edges' memory is laid out so, and the closure keeps it as long as it lives.
         let connections = unsafe {
             Connections::new(
@@ -168,6 +174,7 @@ impl NetConnections {
         };
         let channels = channels as u32;
         NetConnections {
+            net: of_puts,
             name,
             cards,
             devices,
@@ -178,6 +185,12 @@ impl NetConnections {
             relay: relays.map(RelayWaker::new),
             running_ops: AtomicUsize::new(0),
         }
+    }
+
+    /// The network, this rank's own card, and a listener on that.
+    pub(super) fn listen(&self) -> std::result::Result<NetListener, NetError> {
+        let device = self.cards.own;
+        Ok((Arc::clone(&self.net), device, self.net.listen(device)?))
     }
 
     /// Adds a launch's steps to the connections, and has an operation move them on.

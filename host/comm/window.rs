@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The all-gathers go [out of band](super::out_of_band), as those of a split. A window that cannot be direct is no error: its
-//! calls are made as those on any memory.
+//! calls are made as those on any memory. For kernels of the user's it is enough that some ranks reach each other: the tables name those,
+//! and what goes to the others goes over a network ([`puts`](super::puts)).
 
 mod multicast;
 mod places;
@@ -24,6 +25,7 @@ use tracing::info;
 
 use super::Communicator;
 use super::preload;
+use super::reach::{self, ReachTeams};
 use super::shared::{SharedComm, WeakComm};
 use super::split::{all_gather, at_once};
 use super::state::CommState;
@@ -63,18 +65,18 @@ pub struct Window {
 #[derive(Debug)]
 pub(super) struct WindowState {
     /// Counted from 1, on all ranks the same.
-    number: u64,
+    pub(super) number: u64,
     /// Of this rank's buffer.
-    address: u64,
-    bytes: u64,
+    pub(super) address: u64,
+    pub(super) bytes: u64,
     /// The table of the others', for kernels; or why there is none.
     table: Result<Arc<dyn Memory>, String>,
-    /// The same for kernels of the user's: of a rank alone, too.
+    /// The same for kernels of the user's: of a rank alone, too, and where only some ranks are reached, by memory.
     users_table: Result<Arc<dyn Memory>, String>,
     /// Its multicast object; or why there is none.
     multicast: Result<Arc<dyn Memory>, String>,
-    /// This rank's buffer.
-    _memory: Arc<dyn Memory>,
+    /// The allocation that this rank's buffer is in.
+    pub(super) memory: Arc<dyn Memory>,
     /// The buffers of all, which are not to be freed before.
     _mapped: Vec<Arc<dyn Memory>>,
 }
@@ -85,10 +87,16 @@ pub(super) struct Windows {
     all: Mutex<Vec<Arc<WindowState>>>,
     /// How many have ever been registered.
     registered: AtomicU64,
+    /// Whether there may be tables of the others' buffers at all; why not.
+    enabled: Result<(), String>,
     /// Whether each rank's kernels may reach the memory of every other; why not.
     possible: Result<(), String>,
     /// Whether windows may have multicast objects; why not.
     multicast: Result<(), String>,
+    /// Whose memory users' kernels reach.
+    pub(super) teams: ReachTeams,
+    /// How many are gone.
+    pub(super) gone: Arc<AtomicU64>,
     peers: Vec<PeerInfo>,
     allowed: (bool, bool),
 }
@@ -99,15 +107,18 @@ pub(super) enum RegisteredFor {
     /// The user's buffer: for calls, and for kernels of the user's.
     Calls,
     /// The words of a device communicator: for kernels of the user's.
-    Kernels { barriers: u32, signals: u32 },
+    Kernels { barriers: u32, signals: u32, requests: u32 },
 }
 
 impl std::fmt::Display for RegisteredFor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             RegisteredFor::Calls => f.write_str("a window"),
-            RegisteredFor::Kernels { barriers, signals } => {
-                write!(f, "a device communicator of {barriers} barriers and {signals} signals")
+            RegisteredFor::Kernels { barriers, signals, requests } => {
+                write!(
+                    f,
+                    "a device communicator of {barriers} barriers, {signals} signals and {requests} requests"
+                )
             }
         }
     }
@@ -175,6 +186,8 @@ impl Drop for Window {
     fn drop(&mut self) {
         if let Some(comm) = self.comm.visit() {
             comm.windows.lock().retain(|window| !Arc::ptr_eq(window, &self.state));
+            // Relaxed: a hint to look at those that are there.
+            comm.windows.gone.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -187,7 +200,7 @@ impl Communicator {
     /// A buffer that other GPUs or processes are to reach is of [`Device::alloc_shared`](crate::Device::alloc_shared), or, on GPUs, of
     /// the caller's `cuMemAlloc`.
     /// Where ranks do not reach each other's memory, as over a network, the window is there and is not
-    /// [direct](Window::is_direct).
+    /// [direct](Window::is_direct); [device communicators](Communicator::device_comm) put to it all the same.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the buffer is of another device than the communicator, or the ranks' buffers differ in size;
@@ -240,20 +253,22 @@ impl Communicator {
 impl Windows {
     /// Of a communicator: nothing is registered yet.
     pub(super) fn new(
+        rank: u32,
         peers: &[PeerInfo],
         allowed: AllowedTransports<'_>,
         (has_mesh, direct, nvls): (bool, bool, bool),
     ) -> Self {
-        let possible = if direct {
-            possible(peers, allowed, has_mesh)
-        } else {
-            Err("NCCL_WIN_ENABLE is 0".to_owned())
-        };
+        let off = || "NCCL_WIN_ENABLE is 0".to_owned();
+        let enabled = if direct || peers.len() < 2 { Ok(()) } else { Err(off()) };
+        let possible = enabled.clone().and_then(|()| reach::all(peers, allowed, has_mesh));
         Windows {
             all: Mutex::default(),
             registered: AtomicU64::new(0),
+            enabled,
             possible,
             multicast: multicast::possible(peers, nvls),
+            teams: ReachTeams::new(rank, peers, allowed),
+            gone: Arc::default(),
             peers: peers.to_vec(),
             allowed: (allowed.p2p, allowed.shm),
         }
@@ -261,6 +276,16 @@ impl Windows {
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<WindowState>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The window of this number, as long as it is registered for calls.
+    pub(super) fn numbered(&self, number: u64) -> Option<Arc<WindowState>> {
+        self.lock().iter().find(|window| window.number == number).cloned()
+    }
+
+    /// The other ranks whose memory users' kernels reach.
+    fn neighbours(&self, rank: u32) -> impl Iterator<Item = &PeerInfo> {
+        self.peers.iter().filter(move |peer| peer.rank != rank && self.teams.reaches(peer.rank))
     }
 
     /// The most that kernels may do with buffers in windows.
@@ -285,7 +310,8 @@ impl WindowState {
     /// For kernels of the user's; why not.
     pub(super) fn value(&self) -> Result<DeviceWindow, &str> {
         let table = self.users_table.as_ref().map_err(String::as_str)?;
-        Ok(DeviceWindow { address: self.address, bytes: self.bytes, peers: table.address() })
+        let WindowState { number, address, bytes, .. } = *self;
+        Ok(DeviceWindow { address, bytes, peers: table.address(), number })
     }
 
     /// What kernels may do with it.
@@ -296,40 +322,6 @@ impl WindowState {
             (Ok(_), Ok(_)) => Registration::Multicast,
         }
     }
-}
-
-/// Whether each rank's kernels may reach the memory of every other. The error is the reason why not. All ranks find the same.
-fn possible(
-    peers: &[PeerInfo],
-    allowed: AllowedTransports<'_>,
-    has_mesh: bool,
-) -> Result<(), String> {
-    if peers.len() < 2 {
-        return Err("there are no other ranks".to_owned());
-    }
-    for from in peers {
-        for to in peers.iter().filter(|to| to.rank != from.rank) {
-            let reached = if from.host != to.host {
-                Err("they are on two hosts".to_owned())
-            } else if from.device.is_some() || to.device.is_some() {
-                allowed.p2p(from, to).and_then(|()| {
-                    let reaches = device::reaches(from, to, allowed);
-                    reaches
-                        .then_some(())
-                        .ok_or_else(|| "the devices do not reach each other".to_owned())
-                })
-            } else if from.process == to.process {
-                let same = from.space == to.space;
-                same.then_some(()).ok_or_else(|| "they are in two address spaces".to_owned())
-            } else if from.pid_namespace == to.pid_namespace {
-                allowed.shm(from, to)
-            } else {
-                Err("they are in two PID namespaces".to_owned())
-            };
-            reached.map_err(|why| format!("ranks {} and {}: {why}", from.rank, to.rank))?;
-        }
-    }
-    if has_mesh { Ok(()) } else { Err("the ranks have no mesh".to_owned()) }
 }
 
 /// Registers the range of `bytes` bytes at `address`, of `memory`.
@@ -370,8 +362,10 @@ fn register_locked(
         Err(why) => (None, Err(why)),
     };
     let words_handle = words.as_ref().map(|words| words.offer(comm)).transpose()?;
-    let multicast =
-        handle.as_ref().map_err(Clone::clone).and_then(|_| multicast::offer(comm, memory));
+    let possible = comm.windows.possible.clone();
+    let multicast = possible
+        .and(handle.as_ref().map_err(Clone::clone))
+        .and_then(|_| multicast::offer(comm, memory));
     let mine = Offer {
         purpose,
         bytes,
@@ -400,14 +394,16 @@ fn register_locked(
         (Ok(mapped), None) => Ok(mapped),
         (_, Some((_, why))) | (Err(why), None) => Err(why),
     };
-    let multicast = match &opened {
-        Ok(mapped) => multicast::bind(comm, &all, (memory, address), mapped, &limit)?,
-        Err(why) => Err(why.clone()),
+    let possible = comm.windows.possible.clone();
+    let multicast = match (&opened, &possible) {
+        (Ok(mapped), Ok(())) => multicast::bind(comm, &all, (memory, address), mapped, &limit)?,
+        (_, Err(why)) | (Err(why), Ok(())) => Err(why.clone()),
     };
-    let (table, mapped) = match opened {
+    let (users_table, mapped) = match opened {
         Ok(Mapped { table, memory, .. }) => (Ok(table), memory),
         Err(why) => (Err(why), Vec::new()),
     };
+    let table = possible.and_then(|()| users_table.clone());
     // Relaxed: the lock on splits is held.
     let number = comm.windows.registered.fetch_add(1, Ordering::Relaxed) + 1;
     let how = match (&table, &multicast) {
@@ -416,7 +412,6 @@ fn register_locked(
         (Ok(_), Ok(_)) => "direct, with a multicast object".to_owned(),
     };
     info!(target: log::REG, rank = comm.rank, "window {number}: {bytes} bytes at {address:#x}, {how}");
-    let users_table = if comm.nranks == 1 { table_alone(comm) } else { table.clone() };
     let state = WindowState {
         number,
         address,
@@ -424,7 +419,7 @@ fn register_locked(
         table,
         users_table,
         multicast,
-        _memory: Arc::clone(memory),
+        memory: Arc::clone(memory),
         _mapped: mapped,
     };
     let state = Arc::new(state);
@@ -435,19 +430,12 @@ fn register_locked(
     Ok(state)
 }
 
-/// The table of a rank that has no others.
-fn table_alone(comm: &CommState) -> Result<Arc<dyn Memory>, String> {
-    let image = [bytemuck::bytes_of(&WindowPeers::default()), &[0; size_of::<u64>()]].concat();
-    let table = runtime::place(&**comm.device.runtime(), &image);
-    table.map_err(|e| format!("rank {}: {e}", comm.rank))
-}
-
 /// The allocation that a buffer is in, as far as the others reach it; why they do not.
 fn allocation(comm: &CommState, memory: &Arc<dyn Memory>) -> Result<Arc<dyn Memory>, String> {
-    comm.windows.possible.clone()?;
+    comm.windows.enabled.clone()?;
     let me = &comm.windows.peers[comm.rank as usize];
     let of_us = |peer: &PeerInfo| peer.space == me.space && peer.process == me.process;
-    if comm.windows.peers.iter().all(of_us) {
+    if comm.windows.neighbours(comm.rank).all(of_us) {
         return Ok(Arc::clone(memory));
     }
     let whole = comm.device.runtime().shared_allocation(memory);
@@ -466,7 +454,7 @@ fn offer(
     };
     let ipc =
         comm.device.runtime().export(memory).map_err(|e| format!("rank {}: {e}", comm.rank))?;
-    let others = comm.windows.peers.iter().filter(|peer| peer.process != me.process);
+    let others = comm.windows.neighbours(comm.rank).filter(|peer| peer.process != me.process);
     let importers = others.map(|peer| Importer::new(words.of(peer.rank), peer, me)).collect();
     let exported: Arc<dyn Memory> = Arc::new(Exported::new(Arc::clone(memory), importers));
     let handle = device::offer(&exported, Some(ipc));
@@ -493,6 +481,10 @@ fn open(
     let (mut distances, mut mapped) =
         (Vec::with_capacity(all.len()), Vec::with_capacity(all.len()));
     for (peer, offer) in comm.windows.peers.iter().zip(all) {
+        if !comm.windows.teams.reaches(peer.rank) {
+            distances.push(WindowPeers::UNREACHED);
+            continue;
+        }
         let handle = offer.memory.as_ref().map_err(Clone::clone)?;
         if peer.rank == me.rank {
             distances.push(0);
@@ -514,9 +506,16 @@ fn open(
         distances.push((memory.address() + offer.offset as u64).wrapping_sub(address));
         mapped.push(memory);
     }
-    let bits = distances.iter().fold(0, |bits, distance| bits | distance);
+    let reached: Vec<u64> =
+        distances.iter().copied().filter(|distance| *distance != WindowPeers::UNREACHED).collect();
+    let bits = reached.iter().fold(0, |bits, distance| bits | distance);
     let peers = WindowPeers { bits, ..WindowPeers::default() };
-    let image = [bytemuck::bytes_of(&peers), bytemuck::cast_slice(&distances)].concat();
+    let table =
+        |distances: &[u64]| [bytemuck::bytes_of(&peers), bytemuck::cast_slice(distances)].concat();
+    let mut image = table(&distances);
+    if reached.len() < distances.len() {
+        image.extend(table(&reached));
+    }
     let table = runtime::place(runtime, &image).map_err(|e| format!("rank {}: {e}", me.rank))?;
     Ok(Mapped { distances, table, memory: mapped })
 }

@@ -161,6 +161,11 @@ pub trait Runtime: Debug + Send + Sync {
         unsafe { self.write(to, 0, bytes) }.map(|()| None)
     }
 
+    /// Whether its memory is the host's, so that the host may read and write it by its address.
+    fn has_host_memory(&self) -> bool {
+        true
+    }
+
     /// Equal for runtimes whose kernels reach each other's memory, within one process: 0 where this is the process's own. A
     /// call's communicator, its buffers and its stream have to be of one.
     fn address_space(&self) -> u64;

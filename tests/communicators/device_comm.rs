@@ -84,12 +84,21 @@ fn what_cannot_be_is_named() {
         Error::InvalidArgument { argument, reason } => format!("{argument}: {reason}"),
         other => panic!("{other}"),
     };
-    for (wanted, name) in
-        [(config(1 << 17, 1), "config.barriers"), (config(1, 65_537), "config.signals")]
-    {
+    let requests = |requests| {
+        let mut config = config(1, 1);
+        config.requests = requests;
+        config
+    };
+    for (wanted, name) in [
+        (config(1 << 17, 1), "config.barriers"),
+        (config(1, 65_537), "config.signals"),
+        (requests(u32::MAX), "config.requests"),
+    ] {
         let error = argument(Communicator::device_comms(&ranks, &wanted).unwrap_err());
         assert!(error.starts_with(name) && error.contains("65536"), "{error}");
     }
+    let error = argument(Communicator::device_comms(&ranks, &requests(0)).unwrap_err());
+    assert!(error.starts_with("config.requests"), "{error}");
     // Ranks that ask for different ones, or for a window.
     let error = std::thread::scope(|scope| {
         let other = scope.spawn(|| ranks[1].device_comm(&config(2, 3)));
@@ -97,8 +106,8 @@ fn what_cannot_be_is_named() {
         other.join().unwrap().unwrap_err();
         argument(error)
     });
-    let wanted = "config: rank 0 makes a device communicator of 1 barriers and 3 signals, rank 1 a device communicator \
-                  of 2 barriers and 3 signals";
+    let wanted = "config: rank 0 makes a device communicator of 1 barriers, 3 signals and 64 requests, rank 1 a device \
+                  communicator of 2 barriers, 3 signals and 64 requests";
     assert_eq!(error, wanted);
     let buffer = device.alloc_shared::<u64>(7).unwrap();
     let error = std::thread::scope(|scope| {
@@ -123,23 +132,6 @@ fn what_cannot_be_is_named() {
         assert!(error.starts_with(name), "{error}");
     }
     ranks[0].async_error().unwrap();
-}
-
-#[test]
-fn ranks_that_do_not_reach_each_other_have_none() {
-    let mut setting = CommConfig::default();
-    (setting.p2p, setting.shm) = (Some(false), Some(false));
-    let devices = vec![Device::cpu(); 2];
-    // Over a network, on this host.
-    let ranks = Communicator::init_all_on(&devices, &setting).unwrap();
-    let error = Communicator::device_comms(&ranks, &config(1, 1)).unwrap_err();
-    assert!(
-        matches!(&error, Error::Unavailable { what, .. } if what == "a device communicator"),
-        "{error}"
-    );
-    let buffers = [0, 1].map(|_| devices[0].alloc_shared::<u64>(7).unwrap());
-    let windows = Communicator::register_windows(ranks.iter().zip(&buffers)).unwrap();
-    assert!(windows[0].value().unwrap_err().to_string().contains("rank"));
 }
 
 #[test]

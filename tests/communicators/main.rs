@@ -5,6 +5,7 @@
 
 mod collnet;
 mod device_comm;
+mod device_puts;
 mod failures;
 mod forks;
 mod launch;
@@ -18,6 +19,10 @@ mod stalls;
 
 #[path = "../support/again.rs"]
 mod again;
+#[path = "../support/puts.rs"]
+mod puts;
+#[path = "../support/puts_run.rs"]
+mod puts_run;
 #[path = "../support/random.rs"]
 mod random;
 #[path = "../support/rounds.rs"]

@@ -4,6 +4,7 @@ use ferroccl::device;
 
 mod adversity;
 mod device_comm;
+mod device_puts;
 mod differing;
 mod direct;
 mod mesh;
@@ -14,6 +15,10 @@ mod verify;
 
 #[path = "../support/kernels.rs"]
 mod kernels;
+#[path = "../support/puts.rs"]
+mod puts;
+#[path = "../support/puts_run.rs"]
+mod puts_run;
 #[path = "../support/random.rs"]
 mod random;
 #[path = "../support/rounds.rs"]

@@ -12,7 +12,8 @@ use super::random::Random;
 /// What is tried for each order, at most.
 const SEEDS: u64 = 600;
 
-/// What no result of a kernel shows, with the reason in the order's documentation; and what `direct.rs` and `device_comm.rs` have.
+/// What no result of a kernel shows, with the reason in the order's documentation; and what `direct.rs`, `device_comm.rs` and
+/// `device_puts.rs` have.
 const ELSEWHERE: &[Published] = &[
     orders::FAULT,
     orders::ABORT,
@@ -22,6 +23,9 @@ const ELSEWHERE: &[Published] = &[
     orders::ENDED,
     orders::BARRIER,
     orders::SIGNAL,
+    orders::PUT_REQUEST,
+    orders::PUT_DONE,
+    orders::NETWORK_WORD,
 ];
 
 /// All-reduces in a row, some of them empty; or calls that differ, which end in a fault.

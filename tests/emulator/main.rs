@@ -6,6 +6,7 @@ mod alignment;
 mod bugs;
 mod conformance;
 mod device_comm;
+mod device_puts;
 mod direct;
 mod runtime;
 
@@ -13,6 +14,10 @@ mod runtime;
 mod device_ptx;
 #[path = "../support/kernels.rs"]
 mod kernels;
+#[path = "../support/puts.rs"]
+mod puts;
+#[path = "../support/puts_run.rs"]
+mod puts_run;
 #[path = "../support/random.rs"]
 mod random;
 #[path = "../support/reductions.rs"]

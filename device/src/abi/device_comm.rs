@@ -1,6 +1,6 @@
 //! What a user's kernel is given to communicate by itself: values that are passed by value.
 
-use super::abi;
+use super::{CACHE_LINE, abi};
 
 abi! {
     /// A communicator as a kernel of the user's has it (NCCL's `ncclDevComm`): a value for the kernel's argument, on every rank its own.
@@ -14,6 +14,17 @@ abi! {
     /// barriers            how often this rank has been at a barrier                its own
     /// signals  x ranks    how many signals of a rank this rank has waited for      its own
     /// signals             how many of any rank                                     its own
+    /// 1                   how many requests its blocks have numbered               its own
+    /// ```
+    ///
+    /// Where not all ranks reach each other's memory there are also words in the host's memory, by which kernels and the proxy talk
+    /// ([`DeviceComm::network`]). A cache line has 16 words.
+    ///
+    /// ```text
+    /// 16                  how many of this rank's requests are done                written by the proxy
+    /// barriers x ranks    how often a rank on another node has come to a barrier   written by the proxy
+    /// signals  x ranks    how many signals a rank on another node has sent         written by the proxy
+    /// requests x 8        [`PutRequest`]s, from a cache line on                    written by this rank's blocks
     /// ```
     #[derive(Default)]
     pub struct DeviceComm {
@@ -31,7 +42,63 @@ abi! {
         pub barriers: u32,
         /// Signals that it has.
         pub signals: u32,
+        /// Address of a table of `u32`s: the ranks of this rank's node, then those of its rail.
+        pub teams: u64,
+        /// Address of the words that kernels and the proxy talk by; 0 where all ranks reach each other's memory.
+        pub network: u64,
+        /// This rank's place in its node: the ranks that reach each other's memory.
+        pub node_rank: u32,
+        /// Ranks of its node.
+        pub node_ranks: u32,
+        /// This rank's place in its rail: the ranks that have its place in their nodes.
+        pub rail_rank: u32,
+        /// Ranks of its rail.
+        pub rail_ranks: u32,
+        /// Requests that there is room for at a time: a power of two; 0 without a network.
+        pub requests: u32,
+        /// Zero.
+        pub pad: u32,
     }
+}
+
+abi! {
+    /// What a kernel asks of the proxy: to send bytes to a rank on another node, to tell it something, or first one and then the other.
+    #[derive(Default)]
+    pub struct PutRequest {
+        /// One more than the request's number, once the rest is there.
+        pub number: u64,
+        /// What is to be done: [`PutRequest::DATA`] and others.
+        pub kind: u32,
+        /// The rank that it is for.
+        pub peer: u32,
+        /// The [number](DeviceWindow::number) of the window that the data goes to.
+        pub window: u64,
+        /// Where in that, in bytes.
+        pub offset: u64,
+        /// Bytes of the data: 8 at most of a value.
+        pub bytes: u64,
+        /// The number of the window that has the data; of a value 0.
+        pub from: u64,
+        /// Where in that, in bytes; of a value the value.
+        pub from_offset: u64,
+        /// The signal, or the barrier.
+        pub index: u32,
+        /// Zero.
+        pub pad: u32,
+    }
+}
+
+impl PutRequest {
+    /// Bytes of a window go to a window.
+    pub const DATA: u32 = 1;
+    /// A value goes to a window.
+    pub const VALUE: u32 = 2;
+    /// The rank gets a signal, behind the data.
+    pub const SIGNAL: u32 = 4;
+    /// The rank is told that this one has come to a barrier.
+    pub const ARRIVAL: u32 = 8;
+    /// Words of it.
+    pub const WORDS: usize = size_of::<Self>() / size_of::<u64>();
 }
 
 impl DeviceComm {
@@ -39,7 +106,13 @@ impl DeviceComm {
     #[must_use]
     pub const fn words(ranks: u32, barriers: u32, signals: u32) -> usize {
         let (ranks, barriers, signals) = (ranks as usize, barriers as usize, signals as usize);
-        barriers * (ranks + 1) + signals * (2 * ranks + 1)
+        barriers * (ranks + 1) + signals * (2 * ranks + 1) + 1
+    }
+
+    /// How many words kernels and the proxy talk by.
+    #[must_use]
+    pub const fn network_words(&self) -> usize {
+        self.request(0) + self.requests as usize * PutRequest::WORDS
     }
 
     /// Where a rank finds how often `from` has come to a barrier.
@@ -77,7 +150,43 @@ impl DeviceComm {
     pub const fn taken_of_any(&self, signal: u32) -> usize {
         self.taken(self.signals, 0) + signal as usize
     }
+
+    /// Where a rank counts the requests that its blocks have numbered.
+    #[inline(always)]
+    #[must_use]
+    pub const fn numbered(&self) -> usize {
+        self.taken_of_any(self.signals)
+    }
+
+    /// Of the words that kernels and the proxy talk by: how many requests are done.
+    pub const DONE: usize = 0;
+
+    /// Of the words that kernels and the proxy talk by: how often `from` has come to a barrier.
+    #[inline(always)]
+    #[must_use]
+    pub const fn network_arrival(&self, barrier: u32, from: u32) -> usize {
+        LINE_WORDS + self.arrival(barrier, from)
+    }
+
+    /// Of the words that kernels and the proxy talk by: how many signals `from` has sent.
+    #[inline(always)]
+    #[must_use]
+    pub const fn network_sent(&self, signal: u32, from: u32) -> usize {
+        LINE_WORDS + self.sent(signal, from)
+    }
+
+    /// Of the words that kernels and the proxy talk by: the first of request `number`, which uses a place again.
+    #[inline(always)]
+    #[must_use]
+    pub const fn request(&self, number: u64) -> usize {
+        let words = self.network_sent(self.signals, 0);
+        let place = number & (self.requests as u64).wrapping_sub(1);
+        words.next_multiple_of(LINE_WORDS) + place as usize * PutRequest::WORDS
+    }
 }
+
+/// Words of a cache line.
+const LINE_WORDS: usize = CACHE_LINE / size_of::<u64>();
 
 abi! {
     /// A window as a kernel of the user's has it: this rank's buffer, and where the others' are.
@@ -87,12 +196,20 @@ abi! {
         pub address: u64,
         /// Its bytes.
         pub bytes: u64,
-        /// Address of the [`WindowPeers`](super::WindowPeers) of the buffer.
+        /// Address of the [`WindowPeers`](super::WindowPeers) of the buffer. Where not all ranks reach each other's memory, another
+        /// follows, with the ranks of this rank's node alone, by their places in it.
         pub peers: u64,
+        /// Its number: on all ranks the same.
+        pub number: u64,
     }
 }
 
-const _: () = assert!(size_of::<DeviceComm>() == 40 && size_of::<DeviceWindow>() == 24);
+const _: () = assert!(
+    size_of::<DeviceComm>() == 80
+        && size_of::<DeviceWindow>() == 32
+        && size_of::<PutRequest>() == 64
+);
+const _: () = assert!(core::mem::offset_of!(PutRequest, index) == 56);
 
 #[cfg(test)]
 mod tests {
@@ -113,9 +230,31 @@ mod tests {
                 }
                 seen.push(comm.taken_of_any(signal));
             }
+            seen.push(comm.numbered());
             seen.sort_unstable();
             let words = DeviceComm::words(ranks, barriers, signals);
             assert_eq!(seen, (0..words).collect::<std::vec::Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn every_word_of_the_network_is_of_one_thing() {
+        for (ranks, barriers, signals, requests) in [(2, 1, 1, 1), (3, 0, 5, 2), (8, 7, 3, 64)] {
+            let comm = DeviceComm { ranks, barriers, signals, requests, ..DeviceComm::default() };
+            let mut seen = std::vec![DeviceComm::DONE];
+            for from in 0..ranks {
+                seen.extend((0..barriers).map(|barrier| comm.network_arrival(barrier, from)));
+                seen.extend((0..signals).map(|signal| comm.network_sent(signal, from)));
+            }
+            for number in 0..u64::from(requests) {
+                let first = comm.request(number);
+                assert_eq!(first, comm.request(number + u64::from(requests)));
+                assert!(first.is_multiple_of(PutRequest::WORDS));
+                seen.extend(first..first + PutRequest::WORDS);
+            }
+            seen.sort_unstable();
+            assert!(seen.windows(2).all(|pair| pair[0] < pair[1]), "{comm:?}");
+            assert!(seen[1] >= LINE_WORDS && *seen.last().unwrap() < comm.network_words());
         }
     }
 }

@@ -67,6 +67,10 @@ pub enum WaitKind {
     Barrier = 12,
     /// A user's kernel waits for a signal of its [`DeviceComm`](super::DeviceComm), whose number stands for the channel.
     Signal = 13,
+    /// A user's kernel waits for room for a request to the proxy.
+    Request = 14,
+    /// A user's kernel waits until the proxy has done its requests.
+    Flush = 15,
 }
 
 impl WaitKind {
@@ -87,6 +91,8 @@ impl WaitKind {
             11 => WaitKind::OwnFlag,
             12 => WaitKind::Barrier,
             13 => WaitKind::Signal,
+            14 => WaitKind::Request,
+            15 => WaitKind::Flush,
             _ => WaitKind::None,
         }
     }
@@ -126,6 +132,8 @@ impl WaitKind {
             WaitKind::OwnFlag => "a flag of its protocol",
             WaitKind::Barrier => "the arrival at the barrier",
             WaitKind::Signal => "a signal",
+            WaitKind::Request => "room for a request to the proxy",
+            WaitKind::Flush => "the proxy to do its requests",
         }
     }
 }

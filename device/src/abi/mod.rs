@@ -16,7 +16,7 @@ pub use conn::{
     CACHE_LINE, Conn, ConnHeader, EdgeHeader, LL_LINE, LL128_LINE, LL128_LINE_DATA, Peer, Poison,
     PtrExchange, SIGNATURES, SignatureLines, SignatureRing,
 };
-pub use device_comm::{DeviceComm, DeviceWindow};
+pub use device_comm::{DeviceComm, DeviceWindow, PutRequest};
 pub use fault::{Fault, FaultCell, FaultKind, WaitKind};
 pub use fifo::{fifo_bytes, fifo_entry};
 pub use mesh::{MESH_BEGUN, MESH_DIGEST_BYTES, MESH_ENDED, MESH_SLOTS, MeshLinks};

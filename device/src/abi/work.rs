@@ -203,10 +203,11 @@ pub enum TransferState {
 
 abi! {
     /// Where the other ranks' buffers of a window are. Behind it follows a table of `u64`s by rank: the bytes from this rank's buffer
-    /// to that rank's, as this rank's kernels reach it (modulo 2^64); its own entry is 0.
+    /// to that rank's, as this rank's kernels reach it (modulo 2^64); its own entry is 0, and that of a rank whose memory is not reached
+    /// [`WindowPeers::UNREACHED`].
     #[derive(Default)]
     pub struct WindowPeers {
-        /// All entries of the table together, by or: the buffers are aligned as this is.
+        /// All entries of ranks that are reached together, by or: the buffers are aligned as this is.
         pub bits: u64,
         /// The bytes from this rank's buffer to the address that has it in the memory of all ranks (modulo 2^64), where there is a
         /// multicast object of the buffers.
@@ -215,6 +216,10 @@ abi! {
 }
 
 impl WindowPeers {
+    /// The entry of a rank whose memory is not reached. With it an address is none of the machine's (bit 63 differs from bit 62), so that
+    /// an access by mistake is a fault of the kernel and no wild write.
+    pub const UNREACHED: u64 = 1 << 63;
+
     /// Bytes of it with the table, for so many ranks.
     #[must_use]
     pub const fn bytes(nranks: u32) -> usize {

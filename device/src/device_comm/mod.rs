@@ -6,12 +6,15 @@
 //! | | |
 //! |---|---|
 //! | [`DeviceWindow::peer`] | the address of a rank's buffer |
-//! | [`BlockComm::barrier`] | all ranks have come here |
-//! | [`BlockComm::put`] | copies to a peer, or within the rank |
-//! | [`BlockComm::signal`], [`BlockComm::put_with_signal`] | tells a peer that what came before is there |
+//! | [`BlockComm::barrier`], [`BlockComm::barrier_of`] | all ranks have come here, or those of a [`Team`] |
+//! | [`BlockComm::put`] | copies to a peer whose memory is reached, or within the rank |
+//! | [`BlockComm::put_to`], [`BlockComm::put_value_to`] | copies to any rank's buffer, also over a network |
+//! | [`BlockComm::flush`] | what was put may be overwritten |
+//! | [`BlockComm::signal`], [`BlockComm::put_with_signal`], [`BlockComm::put_to_with_signal`] | tells a rank that what came before is there |
 //! | [`BlockComm::wait_signal`], [`BlockComm::wait_signal_of`] | waits for signals of any ranks, or of one |
 //! | [`BlockComm::put_to_all`] | copies to the same place of all ranks' buffers |
 //! | [`BlockComm::reduce`], [`BlockComm::reduce_to_all`] | combines the same place of all ranks' buffers, for this rank or for all |
+//! | [`BlockComm::put_to_node`], [`BlockComm::reduce_node`], [`BlockComm::reduce_node_to_all`] | the same of the node's ranks |
 //!
 //! All lanes of a block make the same calls. A barrier and a signal are of one block of each rank at a time: blocks that run beside each
 //! other use others. Signals may be sent by several blocks.
@@ -19,16 +22,25 @@
 //! **When something goes wrong** (a rank is gone, time is up, the communicator is aborted), waits return `false`, then and ever after, and
 //! the kernel ends as soon as it can; the host has the reason, as for a call.
 //!
-//! Ranks reach each other's memory: there is no way over a network here yet. NCCL's device API has the same in
-//! `ncclLsaBarrierSession`, `ncclGetLsaPointer` and `ncclGin` (`nccl_device.h`, NCCL 2.28); MSCCL++ in its memory channels.
+//! **Ranks on other nodes.** The ranks that reach each other's memory are a [node](Team::Node). What is for a rank of another node a block
+//! writes as a request where the proxy reads it, and the proxy sends it over the network (`network`). Barriers, signals and
+//! [`BlockComm::put_to`] find the way by themselves. What uses addresses ([`DeviceWindow::peer`], [`BlockComm::put`]) is for ranks of the
+//! node alone, and what does something with all ranks' buffers for communicators of one node.
+//!
+//! NCCL's device API has the same in `ncclLsaBarrierSession`, `ncclGetLsaPointer` and `ncclGin` (`nccl_device.h`, NCCL 2.28); MSCCL++ in
+//! its memory channels and port channels.
 
+mod network;
+mod node;
 mod signals;
+mod teams;
+
+pub use teams::Team;
 
 use crate::abi::{Channel, Comm, Conn, DeviceComm, DeviceWindow, Peer, WaitKind, WindowPeers};
 use crate::copy::{Lanes, MAX_ENDS, ReduceCopy, Shape};
 use crate::element::Element;
 use crate::gpu::{self, Waiting};
-use crate::orders;
 use crate::peers::{self, Among, Combined, Peers};
 use crate::prims::{AbortCheck, CommFaults, ConnState, HasComm, StopReason};
 use crate::reduce::{Reducer, Reduction, Sum};
@@ -41,7 +53,7 @@ impl DeviceComm {
     #[inline(always)]
     #[must_use]
     pub unsafe fn open(self) -> BlockComm {
-        BlockComm { comm: self, stopped: false }
+        BlockComm { comm: self, stopped: false, asked: 0 }
     }
 
     /// A word of this rank.
@@ -72,7 +84,8 @@ impl DeviceWindow {
     ///
     /// # Safety
     /// It is the value of a window that lives until the kernel has ended, and has such a rank. Within [`DeviceWindow::bytes`] there is
-    /// memory.
+    /// memory, if the rank is of this rank's node; the address of another rank's is of no memory, and an access there is a fault of the
+    /// kernel ([`DeviceWindow::try_peer`] tells).
     #[inline(always)]
     #[must_use]
     pub unsafe fn peer<T>(self, rank: u32, offset: usize) -> *mut T {
@@ -108,6 +121,8 @@ impl HasComm for DeviceComm {
 pub struct BlockComm {
     comm: DeviceComm,
     stopped: bool,
+    /// Of lane 0: one more than the number of the last request of this block.
+    asked: u64,
 }
 
 impl Among for BlockComm {
@@ -150,55 +165,6 @@ impl BlockComm {
         (gpu::thread_idx_x() as usize, gpu::block_dim_x() as usize)
     }
 
-    /// Waits until this block of all ranks has come to barrier `index`. What any of them has written before, here or in another
-    /// rank's memory, is there for all of them behind it. `false` when that will not happen.
-    ///
-    /// ```text
-    /// rank 0   x = 1 ──────┤ waits ├──► sees x, y, z
-    /// rank 1   y = 2 ──┤   waits   ├──► sees x, y, z
-    /// rank 2   z = 3 ──────────────┼──► sees x, y, z
-    /// ```
-    ///
-    /// `index` is below what the host has asked for.
-    #[inline(always)]
-    pub fn barrier(&mut self, index: u32) -> bool {
-        let comm = self.comm;
-        let (lane, lanes) = self.lanes();
-        // What other lanes have written is before what this one tells.
-        gpu::sync_threads();
-        let meetings = comm.word(comm.meetings(index));
-        // SAFETY: `open`'s contract: the words are there, and each is written by whom `DeviceComm` says. The count is this block's,
-        // and written below, behind a barrier of the block.
-        unsafe {
-            let number = gpu::ld_data(meetings) + 1;
-            let mut peer = lane as u32;
-            while peer < comm.ranks && !self.stopped {
-                if peer != comm.rank {
-                    // Pairs with the acquire below, of the peer.
-                    let to = comm.word_of(peer, comm.arrival(index, comm.rank));
-                    gpu::release(orders::BARRIER, to, number);
-                }
-                peer += lanes as u32;
-            }
-            let mut peer = lane as u32;
-            while peer < comm.ranks {
-                if peer != comm.rank {
-                    let from = comm.word(comm.arrival(index, peer));
-                    self.wait(WaitKind::Barrier, (peer, index), number, || {
-                        gpu::acquire(orders::BARRIER, from) >= number
-                    });
-                }
-                peer += lanes as u32;
-            }
-            self.stopped = gpu::sync_threads_or(self.stopped);
-            if lane == 0 {
-                gpu::st_data(meetings, number, size_of::<u64>());
-            }
-        }
-        together();
-        !self.stopped
-    }
-
     /// Copies `n` elements, of this rank's or of another's memory, to there. [`BlockComm::signal`] tells who waits for them.
     ///
     /// ```text
@@ -236,7 +202,7 @@ impl BlockComm {
     /// ```
     ///
     /// # Safety
-    /// As [`BlockComm::put`], of all ranks' buffers.
+    /// As [`BlockComm::put`], of all ranks' buffers: all ranks are of this rank's node.
     #[inline(always)]
     pub unsafe fn put_to_all<T: Element>(
         &self,
@@ -261,7 +227,7 @@ impl BlockComm {
     /// ```
     ///
     /// # Safety
-    /// As [`BlockComm::put`], of all ranks' buffers.
+    /// As [`BlockComm::put`], of all ranks' buffers: all ranks are of this rank's node.
     #[inline(always)]
     pub unsafe fn reduce<T: Element, R: Reduction>(
         &self,
@@ -271,7 +237,15 @@ impl BlockComm {
         n: usize,
     ) {
         // SAFETY: the caller's.
-        unsafe { self.combine::<T, R, false>((window, offset), window, to, n) }
+        unsafe {
+            combine::<T, R, _, false>(
+                self,
+                (window, window.peers()),
+                offset,
+                (window.peers(), to),
+                n,
+            );
+        }
     }
 
     /// [`BlockComm::reduce`] into the same place of all ranks' buffers of a window: where each rank does a part of them, that is an
@@ -284,7 +258,7 @@ impl BlockComm {
     /// ```
     ///
     /// # Safety
-    /// As [`BlockComm::put`], of all ranks' buffers of both windows.
+    /// As [`BlockComm::put`], of all ranks' buffers of both windows: all ranks are of this rank's node.
     #[inline(always)]
     pub unsafe fn reduce_to_all<T: Element, R: Reduction>(
         &self,
@@ -294,29 +268,15 @@ impl BlockComm {
     ) {
         let own = (to.0.address as *mut T).wrapping_byte_add(to.1);
         // SAFETY: the caller's.
-        unsafe { self.combine::<T, R, true>(from, to.0, own, n) }
-    }
-
-    /// # Safety
-    /// As [`BlockComm::reduce`], or with `SPREAD` [`BlockComm::reduce_to_all`].
-    #[inline(always)]
-    unsafe fn combine<T: Element, R: Reduction, const SPREAD: bool>(
-        &self,
-        (from, offset): (DeviceWindow, usize),
-        to: DeviceWindow,
-        output: *mut T,
-        n: usize,
-    ) {
-        let all = Combined::<T, R, BlockComm, SPREAD> {
-            side: self,
-            reducer: Reducer::without_scalar(),
-            from: from.peers(),
-            to: to.peers(),
-            input: (from.address as *const T).wrapping_byte_add(offset),
-            output,
-        };
-        // SAFETY: the caller's.
-        unsafe { all.run(n) }
+        unsafe {
+            combine::<T, R, _, true>(
+                self,
+                (from.0, from.0.peers()),
+                from.1,
+                (to.0.peers(), own),
+                n,
+            );
+        }
     }
 
     /// Waits for `ready`, which `peer` will make true; each lane on its own. `false`, now and ever after, when that will not happen.
@@ -396,6 +356,30 @@ impl BlockComm {
             Some(ConnState::named(&raw mut (*conn).recv, 0))
         }
     }
+}
+
+/// Combines the same place of the buffers of some ranks, into `output`, or with `SPREAD` into the same place of theirs.
+///
+/// # Safety
+/// As [`BlockComm::reduce`], or with `SPREAD` [`BlockComm::reduce_to_all`].
+#[inline(always)]
+unsafe fn combine<T: Element, R: Reduction, S: Among, const SPREAD: bool>(
+    side: &S,
+    (window, from): (DeviceWindow, Peers),
+    offset: usize,
+    (to, output): (Peers, *mut T),
+    n: usize,
+) {
+    let all = Combined::<T, R, S, SPREAD> {
+        side,
+        reducer: Reducer::without_scalar(),
+        from,
+        to,
+        input: (window.address as *const T).wrapping_byte_add(offset),
+        output,
+    };
+    // SAFETY: the caller's.
+    unsafe { all.run(n) }
 }
 
 /// Has the lanes of a warp go on together where one of them had something else to do: the kernel's next loop would run twice, for that

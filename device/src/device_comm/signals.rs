@@ -1,7 +1,7 @@
 //! Signals: how a block tells another rank that something is there, and how that waits for it.
 
 use super::{ANY, BlockComm, together};
-use crate::abi::WaitKind;
+use crate::abi::{PutRequest, WaitKind};
 use crate::element::Element;
 use crate::gpu;
 use crate::orders;
@@ -15,12 +15,16 @@ impl BlockComm {
     /// rank 1            wait_signal(s, 1) ──┤ waits ├──► sees x
     /// ```
     ///
+    /// To a rank on another node the signal goes over the network, behind all that this rank's blocks have asked for it before.
+    ///
     /// `peer` may be this rank; `index` is below what the host has asked for.
     #[inline(always)]
     pub fn signal(&mut self, peer: u32, index: u32) {
         // What other lanes have written is before what lane 0 tells.
         gpu::sync_threads();
-        if self.lanes().0 == 0 && !self.stopped {
+        if self.lanes().0 == 0 && !self.reaches(peer) {
+            self.request(PutRequest { kind: PutRequest::SIGNAL, peer, index, ..PutRequest::NONE });
+        } else if self.lanes().0 == 0 && !self.stopped {
             let comm = self.comm;
             // SAFETY: `open`'s contract; only this rank's blocks write the word, and all of them by adding to it.
             unsafe {
@@ -38,7 +42,7 @@ impl BlockComm {
     /// [`BlockComm::put`], then [`BlockComm::signal`].
     ///
     /// # Safety
-    /// As [`BlockComm::put`]; `to` is memory of rank `peer`.
+    /// As [`BlockComm::put`]; `to` is memory of rank `peer`, which is of this rank's node.
     #[inline(always)]
     pub unsafe fn put_with_signal<T: Element>(
         &mut self,
@@ -82,11 +86,12 @@ impl BlockComm {
             // SAFETY: `open`'s contract: the words are there. How many were taken is this block's to know.
             unsafe {
                 let wanted = gpu::ld_data(taken) + n;
+                let by = *self;
                 let there = self.wait(WaitKind::Signal, (peer, index), wanted, || {
                     let mut sum = 0;
                     let mut from = first;
                     while from < last {
-                        sum += gpu::acquire(orders::SIGNAL, comm.word(comm.sent(index, from)));
+                        sum += by.sent_by(index, from);
                         from += 1;
                     }
                     sum >= wanted
@@ -100,6 +105,24 @@ impl BlockComm {
         !self.stopped
     }
 
+    /// How many signals `index` a rank has sent in all.
+    ///
+    /// # Safety
+    /// `open`'s contract: the words are there.
+    #[inline(always)]
+    unsafe fn sent_by(&self, index: u32, from: u32) -> u64 {
+        let comm = self.comm;
+        let (order, word) = if self.reaches(from) {
+            // Pairs with the release in `signal`.
+            (orders::SIGNAL, comm.word(comm.sent(index, from)))
+        } else {
+            // Pairs with the release of the proxy.
+            (orders::NETWORK_WORD, comm.network_word(comm.network_sent(index, from)))
+        };
+        // SAFETY: the caller's.
+        unsafe { gpu::acquire(order, word) }
+    }
+
     /// How many signals `index` are there, of all ranks, that this rank has not waited for: without waiting. What was written before them
     /// is there.
     #[inline(always)]
@@ -111,7 +134,7 @@ impl BlockComm {
             let mut sum = 0;
             let mut from = 0;
             while from < comm.ranks {
-                sum += gpu::acquire(orders::SIGNAL, comm.word(comm.sent(index, from)));
+                sum += self.sent_by(index, from);
                 from += 1;
             }
             sum - gpu::ld_data(comm.word(comm.taken_of_any(index)))

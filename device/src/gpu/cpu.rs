@@ -475,6 +475,19 @@ pub unsafe fn add_release(word: Published, p: *mut u64, n: u64) {
     unsafe { atomic(p) }.fetch_add(n, Ordering::Release);
 }
 
+/// Adds to a word that this device's blocks number things by; returns the old value. It orders nothing.
+///
+/// # Safety
+/// As [`st_release`]; the word is accessed by this function alone.
+#[inline(always)]
+pub unsafe fn fetch_add(p: *mut u64, n: u64) -> u64 {
+    if let Some(a) = adversary() {
+        a.before_rmw(p.cast_const().cast(), Access::Relaxed, Order::Relaxed);
+    }
+    // SAFETY: the caller's.
+    unsafe { atomic(p) }.fetch_add(n, Ordering::Relaxed)
+}
+
 /// Fence with acquire and release: what was read before it stays before what is read or stored after it,
 /// and what was stored before it before what is stored after it. A later load may still be early.
 #[inline(always)]

@@ -45,9 +45,9 @@ pub use face::{globaltimer, pause};
 
 // Memory that other agents see; orderings are system-wide.
 pub use face::{
-    acquire, add_release, cas_acq_rel, claim, fence, ld_acquire, ld_flag, ld_guarded, ld_halves,
-    ld_line, ld_relaxed, release, release_fence, st_guarded, st_halves, st_line, st_relaxed,
-    st_release, store_fenced,
+    acquire, add_release, cas_acq_rel, claim, fence, fetch_add, ld_acquire, ld_flag, ld_guarded,
+    ld_halves, ld_line, ld_relaxed, release, release_fence, st_guarded, st_halves, st_line,
+    st_relaxed, st_release, store_fenced,
 };
 
 // Data, of users and of slots: value by value, and, where the machine has it, by whole buffers.

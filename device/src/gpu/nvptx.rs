@@ -351,6 +351,21 @@ pub unsafe fn add_release(_: Published, p: *mut u64, n: u64) {
     }
 }
 
+/// Adds to a word that this device's blocks number things by; returns the old value. It orders nothing.
+///
+/// # Safety
+/// As [`st_release`]; the word is accessed by this function alone.
+#[inline(always)]
+pub unsafe fn fetch_add(p: *mut u64, n: u64) -> u64 {
+    let old;
+    // SAFETY: the caller's. 9.7.13.5, `atom`.
+    unsafe {
+        asm!("atom.relaxed.gpu.global.add.u64 {}, [{}], {};", out(reg64) old, in(reg64) p,
+            in(reg64) n, options(nostack, preserves_flags));
+    }
+    old
+}
+
 /// Loads a word that is there because a published one says so.
 ///
 /// # Safety

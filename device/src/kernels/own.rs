@@ -137,7 +137,7 @@ macro_rules! ptx_entry {
 ///         pub count: u64,
 ///     }
 /// }
-/// assert_eq!(size_of::<Arguments>(), 56);
+/// assert_eq!(size_of::<Arguments>(), 96);
 /// ```
 #[macro_export]
 macro_rules! kernel_argument {

@@ -2,11 +2,11 @@
 
 use std::error::Error;
 
-use ferroccl::{Device, ReduceOp, group};
+use ferroccl::{ReduceOp, group};
 
 use crate::experts::{self, Experts, label_words};
 use crate::halo::{self, Halo};
-use crate::team::Team;
+use crate::team::{Places, Team};
 use crate::tiles::{self, Tiles};
 use crate::vector::{self, Vector};
 
@@ -22,8 +22,8 @@ pub enum Form {
 /// What becomes of a case: the library's error, or what is wrong.
 pub type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
-/// A case: on these devices, of a size that a number decides. The last argument is called when all is ready to be launched.
-pub type Case = fn(&[Device], usize, Form, &dyn Fn()) -> Outcome;
+/// A case: on ranks at these places, of a size that a number decides. The last argument is called when all is ready to be launched.
+pub type Case = fn(&Places<'_>, usize, Form, &dyn Fn()) -> Outcome;
 
 /// All of them, with what they are as kernels and calls.
 pub const CASES: [(&str, Case, &str); 4] = [
@@ -44,21 +44,25 @@ fn check(what: &str, rank: usize, got: &[f32], want: impl Fn(usize) -> f32) -> O
 }
 
 /// `count` elements.
-fn vector_all_reduce(devices: &[Device], count: usize, form: Form, ready: &dyn Fn()) -> Outcome {
+fn vector_all_reduce(places: &Places<'_>, count: usize, form: Form, ready: &dyn Fn()) -> Outcome {
     let blocks = count.div_ceil(4096).clamp(1, 8) as u32;
-    let team = Team::new(devices, blocks, 0)?;
+    // Where there are several hosts all have as many ranks.
+    let team = Team::new(places, blocks, blocks)?;
     let (x_of, y_of) =
         (|r: usize, i: usize| ((i + r) % 7) as f32, |r: usize, i: usize| ((2 * i + r) % 5) as f32);
     let (x, y) = (team.buffers(count, x_of)?, team.buffers(count, y_of)?);
     let values = team.buffers(count, |_, _| 0.0f32)?;
     let sums = team.buffers(count, |_, _| 0.0f32)?;
+    let parts = team.buffers(places.hosts.len() * count, |_, _| 0.0f32)?;
     let (of_values, of_sums) = (team.windows(&values)?, team.windows(&sums)?);
+    let of_parts = team.windows(&parts)?;
     team.streams.iter().try_for_each(|stream| stream.synchronize())?;
     let argument = |r: usize| {
         Ok(Vector {
             comm: team.comms[r].value(),
             values: of_values[r].value()?,
             sums: of_sums[r].value()?,
+            parts: of_parts[r].value()?,
             x: x[r].address(),
             y: y[r].address(),
             count: count as u64,
@@ -84,14 +88,14 @@ fn vector_all_reduce(devices: &[Device], count: usize, form: Form, ready: &dyn F
 }
 
 /// `n` rows a rank, of `n` columns.
-fn gemm_reduce_scatter(devices: &[Device], n: usize, form: Form, ready: &dyn Fn()) -> Outcome {
+fn gemm_reduce_scatter(places: &Places<'_>, n: usize, form: Form, ready: &dyn Fn()) -> Outcome {
     // A signal waits for all stores, and L1 is empty behind it: few tiles are better than many.
     let tile = n.div_ceil(4);
     let rows = 4 * tile;
     let (inner, columns) = (n.div_ceil(2), n);
     let count = (rows / tile) as u32;
     let blocks = count.min(4);
-    let team = Team::new(devices, blocks, count)?;
+    let team = Team::new(places, blocks, count)?;
     let all = rows * team.size();
     let a_of = |r: usize, row: usize, k: usize| ((row + 2 * k + r) % 3) as f32;
     let b_of = |r: usize, k: usize, column: usize| ((k + column + r) % 4) as f32;
@@ -99,12 +103,14 @@ fn gemm_reduce_scatter(devices: &[Device], n: usize, form: Form, ready: &dyn Fn(
     let b = team.buffers(inner * columns, |r, i| b_of(r, i / columns, i % columns))?;
     let partial = team.buffers(all * columns, |_, _| 0.0f32)?;
     let c = team.buffers(rows * columns, |_, _| 0.0f32)?;
-    let windows = team.windows(&partial)?;
+    let inbox = team.buffers(all * columns, |_, _| 0.0f32)?;
+    let (windows, of_inbox) = (team.windows(&partial)?, team.windows(&inbox)?);
     team.streams.iter().try_for_each(|stream| stream.synchronize())?;
     let argument = |r: usize| {
         Ok(Tiles {
             comm: team.comms[r].value(),
             partial: windows[r].value()?,
+            inbox: of_inbox[r].value()?,
             a: a[r].address(),
             b: b[r].address(),
             c: c[r].address(),
@@ -142,8 +148,8 @@ fn gemm_reduce_scatter(devices: &[Device], n: usize, form: Form, ready: &dyn Fn(
 }
 
 /// `count` tokens a rank, whose experts are all over the ranks, and on some of them more than on others.
-fn mixture_of_experts(devices: &[Device], count: usize, form: Form, ready: &dyn Fn()) -> Outcome {
-    let team = Team::new(devices, 1, 2)?;
+fn mixture_of_experts(places: &Places<'_>, count: usize, form: Form, ready: &dyn Fn()) -> Outcome {
+    let team = Team::new(places, 1, 2)?;
     let (n, width) = (team.size(), 64);
     let token_of = |r: usize, i: usize| ((i + 5 * r) % 11) as f32;
     let expert_of = |r: usize, token: usize| ((token * token + r) % (2 * n + 1)) as u32;
@@ -152,9 +158,12 @@ fn mixture_of_experts(devices: &[Device], count: usize, form: Form, ready: &dyn 
     let inbox = team.buffers(n * count * width, |_, _| 0.0f32)?;
     let labels = team.buffers(n * label_words(count), |_, _| 0u64)?;
     let results = team.buffers(count * width, |_, _| 0.0f32)?;
+    let outbox = team.buffers(n * count * width, |_, _| 0.0f32)?;
+    let sent = team.buffers(n * label_words(count), |_, _| 0u64)?;
     let output = team.buffers(count * width, |_, _| 0.0f32)?;
     let (of_inbox, of_labels) = (team.windows(&inbox)?, team.windows(&labels)?);
     let of_results = team.windows(&results)?;
+    let (of_outbox, of_sent) = (team.windows(&outbox)?, team.windows(&sent)?);
     team.streams.iter().try_for_each(|stream| stream.synchronize())?;
     if form == Form::Apart {
         // What lies around them has kernels of its own; what they carry does not matter to their time.
@@ -176,6 +185,8 @@ fn mixture_of_experts(devices: &[Device], count: usize, form: Form, ready: &dyn 
             inbox: of_inbox[r].value()?,
             labels: of_labels[r].value()?,
             results: of_results[r].value()?,
+            outbox: of_outbox[r].value()?,
+            sent: of_sent[r].value()?,
             tokens: tokens[r].address(),
             experts: experts[r].address(),
             output: output[r].address(),
@@ -194,10 +205,10 @@ fn mixture_of_experts(devices: &[Device], count: usize, form: Form, ready: &dyn 
 }
 
 /// `columns` columns, 3 rows a rank, 5 steps.
-fn stencil(devices: &[Device], columns: usize, form: Form, ready: &dyn Fn()) -> Outcome {
+fn stencil(places: &Places<'_>, columns: usize, form: Form, ready: &dyn Fn()) -> Outcome {
     let (rows, steps) = (3, 5u32);
     let blocks = columns.div_ceil(512).clamp(1, 4) as u32;
-    let team = Team::new(devices, 1, 2 * blocks)?;
+    let team = Team::new(places, 1, 2 * blocks)?;
     let n = team.size();
     // Multiples of 1024: quarters stay whole.
     let value = |row: usize, column: usize| (1024 * ((3 * row + column) % 16)) as f32;

@@ -10,6 +10,9 @@
 //! wait for the signal                             ◄──  signal
 //! results + gate x tokens
 //! ```
+//!
+//! To a rank on another host the tokens go together: they are gathered in an outbox, in the order in which they lie in the inbox there. The
+//! experts' results come back into the outbox, in the same order.
 
 use ferroccl_device::abi::{DeviceComm, DeviceWindow};
 use ferroccl_device::gpu::{self, WARP};
@@ -30,6 +33,10 @@ ferroccl_device::kernel_argument! {
         pub labels: DeviceWindow,
         /// For each of this rank's tokens a vector: what the experts make of it.
         pub results: DeviceWindow,
+        /// As the inbox: what goes to ranks on other hosts, before it is put there, and what comes back.
+        pub outbox: DeviceWindow,
+        /// As the labels: of what goes to ranks on other hosts.
+        pub sent: DeviceWindow,
         /// Address of the tokens: vectors of `width` f32s.
         pub tokens: u64,
         /// Address of the expert of each token: u32s.
@@ -67,10 +74,18 @@ unsafe fn fused(my: Experts) {
         let (count, width) = (my.count as usize, my.width as usize);
         let bytes = width * size_of::<f32>();
         let expert_of = |token: usize| gpu::ld_data((my.experts as *const u32).wrapping_add(token));
-        // What of the peer's inbox and labels is this rank's.
-        let inbox = my.inbox.peer::<f32>(peer, rank as usize * count * bytes);
-        let labels = rank as usize * label_words(count) * size_of::<u64>();
-        let labels = my.labels.peer::<u64>(peer, labels);
+        // What of inbox and labels is of a rank.
+        let of_inbox = |rank: u32| rank as usize * count * bytes;
+        let of_labels = |rank: u32| rank as usize * label_words(count) * size_of::<u64>();
+        // What of the peer's is this rank's, or of this rank's the peer's.
+        let near = comm.reaches(peer);
+        let (inbox, labels) = if near {
+            let inbox = my.inbox.peer::<f32>(peer, of_inbox(rank));
+            (inbox, my.labels.peer::<u64>(peer, of_labels(rank)))
+        } else {
+            let outbox = my.outbox.peer::<f32>(rank, of_inbox(peer));
+            (outbox, my.sent.peer::<u64>(rank, of_labels(peer)))
+        };
         // Each warp looks at all tokens, and takes its share of those that go there.
         let warp = WARP as usize;
         let (own_warp, warps, in_warp) = (lane / warp, lanes / warp, gpu::lane_id() as usize);
@@ -102,21 +117,27 @@ unsafe fn fused(my: Experts) {
         if lane == 0 {
             gpu::st_data(labels, sent as u64, size_of::<u64>());
         }
+        if !near {
+            let (to, from) = ((my.inbox, of_inbox(rank)), (my.outbox, of_inbox(peer)));
+            comm.put_to::<f32>(peer, to, from, sent * width);
+            let (to, from) = ((my.labels, of_labels(rank)), (my.sent, of_labels(peer)));
+            comm.put_to::<u64>(peer, to, from, 1 + sent);
+        }
         comm.signal(peer, DISPATCHED);
         if !comm.wait_signal_of(peer, DISPATCHED, 1) {
             return;
         }
         // What the peer has sent.
-        let inbox = my.inbox.peer::<f32>(rank, peer as usize * count * bytes);
-        let labels = peer as usize * label_words(count) * size_of::<u64>();
-        let labels = my.labels.peer::<u64>(rank, labels);
+        let inbox = my.inbox.peer::<f32>(rank, of_inbox(peer));
+        let labels = my.labels.peer::<u64>(rank, of_labels(peer));
         let there = gpu::ld_data(labels.cast_const()) as usize;
         let mut slot = own_warp;
         while slot < there {
             let label = gpu::ld_data(labels.wrapping_add(1 + slot).cast_const());
             let (token, expert) = (label as u32 as usize, (label >> 32) as u32);
             let from = inbox.wrapping_add(slot * width);
-            let to = my.results.peer::<f32>(peer, token * bytes);
+            // In place, where it goes back over a network.
+            let to = if near { my.results.peer::<f32>(peer, token * bytes) } else { from };
             let mut i = in_warp;
             while i < width {
                 let value = gpu::ld_data(from.wrapping_add(i).cast_const());
@@ -127,19 +148,35 @@ unsafe fn fused(my: Experts) {
             }
             slot += warps;
         }
+        if !near {
+            let (to, from) = ((my.outbox, of_inbox(rank)), (my.inbox, of_inbox(peer)));
+            comm.put_to::<f32>(peer, to, from, there * width);
+        }
         comm.signal(peer, COMBINED);
         if !comm.wait_signal_of(peer, COMBINED, 1) {
             return;
         }
         let results = my.results.peer::<f32>(rank, 0);
-        let mut i = lane;
-        while i < count * width {
-            if expert_of(i / width) % ranks == peer {
-                let value = gpu::ld_data((my.tokens as *const f32).wrapping_add(i))
-                    + gpu::ld_data(results.wrapping_add(i).cast_const());
-                gpu::st_data((my.output as *mut f32).wrapping_add(i), value, size_of::<f32>());
+        let outbox = my.outbox.peer::<f32>(rank, of_inbox(peer));
+        let (mut token, mut slot) = (0, 0);
+        while token < count {
+            if expert_of(token) % ranks == peer {
+                let from = if near {
+                    results.wrapping_add(token * width)
+                } else {
+                    outbox.wrapping_add(slot * width)
+                };
+                let mut i = lane;
+                while i < width {
+                    let at = token * width + i;
+                    let value = gpu::ld_data((my.tokens as *const f32).wrapping_add(at))
+                        + gpu::ld_data(from.wrapping_add(i).cast_const());
+                    gpu::st_data((my.output as *mut f32).wrapping_add(at), value, size_of::<f32>());
+                    i += lanes;
+                }
+                slot += 1;
             }
-            i += lanes;
+            token += 1;
         }
     }
 }

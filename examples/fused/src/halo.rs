@@ -11,7 +11,8 @@
 //! for each step:  put both rows to the neighbours, signal; wait for theirs; new = (above + 2 old + below) / 4
 //! ```
 //!
-//! A buffer is written again two steps later. By then the neighbour has read it: it has signalled the step in between.
+//! A buffer is written again two steps later. By then the neighbour has read it: it has signalled the step in between. So what goes over a
+//! network to a neighbour on another host needs no flush.
 //! A block has some of the columns, and its own signals.
 
 use ferroccl_device::abi::{DeviceComm, DeviceWindow};
@@ -69,12 +70,12 @@ unsafe fn fused(my: Halo) {
             let (old, new) =
                 if step.is_multiple_of(2) { (my.even, my.odd) } else { (my.odd, my.even) };
             if has_above {
-                let to = old.peer::<f32>(above, place(rows + 1));
-                comm.put_with_signal((above, up), to, old.peer::<f32>(rank, place(1)), n);
+                let (to, from) = ((old, place(rows + 1)), (old, place(1)));
+                comm.put_to_with_signal::<f32>((above, up), to, from, n);
             }
             if has_below {
-                let to = old.peer::<f32>(below, place(0));
-                comm.put_with_signal((below, down), to, old.peer::<f32>(rank, place(rows)), n);
+                let (to, from) = ((old, place(0)), (old, place(rows)));
+                comm.put_to_with_signal::<f32>((below, down), to, from, n);
             }
             if has_above && !comm.wait_signal_of(above, down, 1)
                 || has_below && !comm.wait_signal_of(below, up, 1)

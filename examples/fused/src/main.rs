@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ferroccl::Device;
 use ferroccl::runtime::ptx::{MachineModel, Options, PtxRuntime};
 use ferroccl_fused::cases::{CASES, Case, Form};
+use ferroccl_fused::team::Places;
 use ferroccl_fused::{PTX, sizes};
 
 /// GPUs of the machine that are used.
@@ -51,6 +52,7 @@ fn simulate(
     let gpus = PtxRuntime::simulated_with(model.clone(), Options::plain());
     let gpus: Vec<_> = gpus.into_iter().map(Arc::new).collect();
     let devices: Vec<_> = gpus.iter().take(RANKS).map(|gpu| Device::new(gpu.clone())).collect();
-    case(&devices, size, form, &|| gpus[0].reset_counts())?;
+    let places = Places { devices: &devices, hosts: &[RANKS] };
+    case(&places, size, form, &|| gpus[0].reset_counts())?;
     Ok(gpus[0].simulated_time().unwrap_or_default().as_secs_f64() * 1e6)
 }

@@ -1,13 +1,53 @@
 //! Ranks with all that the examples need of each.
 
+use std::sync::Arc;
+
 use bytemuck::Pod;
+use ferroccl::config::Config;
 use ferroccl::device::kernels::UserKernel;
 use ferroccl::{
     CommConfig, Communicator, Device, DeviceBuffer, DeviceCommConfig, DeviceCommunicator, Element,
-    Grid, Result, Stream, Window,
+    Error, Grid, Result, Stream, UniqueId, Window,
 };
+use ferroccl_proxy::net::LocalNet;
 
 use crate::PTX;
+
+/// Where ranks are.
+#[derive(Clone, Copy, Debug)]
+pub struct Places<'a> {
+    /// Of each rank.
+    pub devices: &'a [Device],
+    /// Ranks of each host, in order. Hosts share no memory, and talk over a network within the process.
+    pub hosts: &'a [usize],
+}
+
+impl Places<'_> {
+    /// The ranks, each with its host.
+    fn ranks(&self) -> Result<Vec<Communicator>> {
+        if self.hosts.len() < 2 {
+            return Communicator::init_all_on(self.devices, &CommConfig::default());
+        }
+        let id = UniqueId::new(&Config::from_env()?.bootstrap())?;
+        let net = Arc::new(LocalNet::default());
+        let hosts = self.hosts.iter().enumerate().flat_map(|(host, ranks)| vec![host; *ranks]);
+        std::thread::scope(|scope| {
+            let start = |((rank, device), host): ((u32, &Device), usize)| {
+                let mut config = CommConfig::default();
+                config.host_id = Some(format!("host {host}"));
+                config.net = Some(Arc::<LocalNet>::clone(&net));
+                let (device, n) = (device.clone(), self.devices.len() as u32);
+                scope.spawn(move || Communicator::init_rank_with(&device, n, &id, rank, &config))
+            };
+            let threads: Vec<_> = (0..).zip(self.devices).zip(hosts).map(start).collect();
+            let gone = |_| Error::Unavailable {
+                what: "a rank".to_owned(),
+                reason: "its thread panicked".to_owned(),
+            };
+            threads.into_iter().map(|thread| thread.join().map_err(gone)?).collect()
+        })
+    }
+}
 
 /// The ranks of this process.
 pub struct Team {
@@ -20,12 +60,13 @@ pub struct Team {
 }
 
 impl Team {
-    /// A rank on each device, with so many barriers and signals.
+    /// A rank at each place, with so many barriers and signals.
     ///
     /// # Errors
-    /// As [`Communicator::init_all_on`] and [`Communicator::device_comm`].
-    pub fn new(devices: &[Device], barriers: u32, signals: u32) -> Result<Team> {
-        let ranks = Communicator::init_all_on(devices, &CommConfig::default())?;
+    /// As [`Communicator::init_all_on`], [`Communicator::init_rank_with`] and [`Communicator::device_comm`].
+    pub fn new(places: &Places<'_>, barriers: u32, signals: u32) -> Result<Team> {
+        let devices = places.devices;
+        let ranks = places.ranks()?;
         let mut config = DeviceCommConfig::default();
         (config.barriers, config.signals) = (barriers, signals);
         let comms = Communicator::device_comms(&ranks, &config)?;

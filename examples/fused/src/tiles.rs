@@ -10,8 +10,11 @@
 //!     read the tile from all ranks, sum
 //! barrier                                 nobody leaves while others read
 //! ```
+//!
+//! To an owner on another host the tile is put, into an inbox that has a place for each rank; so it reads those there.
 
 use ferroccl_device::abi::{DeviceComm, DeviceWindow};
+use ferroccl_device::device_comm::Team;
 use ferroccl_device::gpu;
 use ferroccl_device::reduce::Sum;
 
@@ -22,6 +25,8 @@ ferroccl_device::kernel_argument! {
         pub comm: DeviceComm,
         /// The partial products: all rows.
         pub partial: DeviceWindow,
+        /// For each rank its partial products of this rank's rows: those of ranks on other hosts are put here.
+        pub inbox: DeviceWindow,
         /// Address of this rank's columns of `A`.
         pub a: u64,
         /// Address of this rank's rows of `B`.
@@ -102,19 +107,29 @@ unsafe fn fused(my: Tiles) {
         let mut comm = my.comm.open();
         let (rank, ranks) = (comm.rank(), comm.ranks());
         let tiles = my.rows / my.tile;
+        let columns = my.columns as usize;
+        // Elements of a tile, and where a row is.
+        let n = my.tile as usize * columns;
+        let place = |row: usize| row * columns * size_of::<f32>();
         let mut by = 1;
         while by <= ranks {
             // Each rank begins with another, so that not all wait for the same.
             let owner = (rank + by) % ranks;
             let mut tile = gpu::block_idx_x();
             while tile < tiles {
-                product(&my, (owner * my.rows + tile * my.tile) as usize);
-                comm.signal(owner, tile);
+                let first = (owner * my.rows + tile * my.tile) as usize;
+                product(&my, first);
+                if comm.reaches(owner) {
+                    comm.signal(owner, tile);
+                } else {
+                    let to = (my.inbox, place((rank * my.rows + tile * my.tile) as usize));
+                    let from = (my.partial, place(first));
+                    comm.put_to_with_signal::<f32>((owner, tile), to, from, n);
+                }
                 tile += my.blocks;
             }
             by += 1;
         }
-        let columns = my.columns as usize;
         let mut tile = gpu::block_idx_x();
         while tile < tiles {
             if !comm.wait_signal(tile, ranks.into()) {
@@ -123,8 +138,26 @@ unsafe fn fused(my: Tiles) {
             let own = (tile * my.tile) as usize * columns;
             let all = (rank * my.rows) as usize * columns + own;
             let to = (my.c as *mut f32).wrapping_add(own);
-            let n = my.tile as usize * columns;
-            comm.reduce::<f32, Sum>(my.partial, all * size_of::<f32>(), to, n);
+            comm.reduce_node::<f32, Sum>(my.partial, all * size_of::<f32>(), to, n);
+            if comm.team_ranks(Team::Node) < ranks {
+                gpu::sync_threads();
+                let (lane, lanes) = comm.lanes();
+                let mut i = lane;
+                while i < n {
+                    let mut sum = gpu::ld_data(to.wrapping_add(i).cast_const());
+                    let mut from = 0;
+                    while from < ranks {
+                        if !comm.reaches(from) {
+                            let at = place((from * my.rows + tile * my.tile) as usize);
+                            let theirs = my.inbox.peer::<f32>(rank, at).cast_const();
+                            sum += gpu::ld_data(theirs.wrapping_add(i));
+                        }
+                        from += 1;
+                    }
+                    gpu::st_data(to.wrapping_add(i), sum, size_of::<f32>());
+                    i += lanes;
+                }
+            }
             tile += my.blocks;
         }
         comm.barrier(gpu::block_idx_x());

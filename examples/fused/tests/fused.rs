@@ -8,6 +8,7 @@ use ferroccl::device::orders::{self, Published, Side};
 use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
 use ferroccl::runtime::ptx::{Options, PtxRuntime, Unit, checks};
 use ferroccl_fused::cases::{CASES, Case, Form};
+use ferroccl_fused::team::Places;
 use ferroccl_fused::{PTX, sizes};
 
 /// Ranks and a size of a seed.
@@ -15,20 +16,37 @@ fn shape(seed: u64, most: usize) -> (usize, usize) {
     (1 + (seed % 4) as usize, 1 + (seed as usize * 7) % most)
 }
 
-/// A run under the CPU's adversary.
-fn under_adversary(case: Case, seed: u64, weaken: Option<(Published, Side)>) -> Result<(), String> {
+/// Hosts of as many ranks each.
+const HOSTS: [&[usize]; 3] = [&[1, 1], &[2, 2], &[1, 1, 1]];
+
+/// A run under the CPU's adversary, with all ranks on a host, or on several.
+fn under_adversary(
+    case: Case,
+    seed: u64,
+    several: bool,
+    weaken: Option<(Published, Side)>,
+) -> Result<(), String> {
     let adversity = Adversity { races: true, weaken, ..Adversity::new(seed) };
     let runtime = Arc::new(CpuRuntime::seeded(adversity));
     let (n, size) = shape(seed, 40);
-    let devices = vec![Device::new(runtime.clone()); n];
-    case(&devices, size, Form::Fused, &|| {}).map_err(|e| e.to_string())?;
+    let hosts = if several { HOSTS[seed as usize % HOSTS.len()] } else { &[n] };
+    let devices = vec![Device::new(runtime.clone()); hosts.iter().sum()];
+    let places = Places { devices: &devices, hosts };
+    case(&places, size, Form::Fused, &|| {}).map_err(|e| e.to_string())?;
     runtime.race().map_or(Ok(()), Err)
 }
 
 #[test]
 fn all_are_right_under_an_adversary() {
     for (_, case, _) in CASES {
-        seeds(40, |seed| under_adversary(case, seed, None));
+        seeds(40, |seed| under_adversary(case, seed, false, None));
+    }
+}
+
+#[test]
+fn all_are_right_over_several_hosts() {
+    for (_, case, _) in CASES {
+        seeds(40, |seed| under_adversary(case, seed, true, None));
     }
 }
 
@@ -38,11 +56,23 @@ fn weakened_orders_are_found() {
     let stand_on = [orders::BARRIER, orders::SIGNAL, orders::SIGNAL, orders::SIGNAL];
     for ((name, case, _), order) in CASES.into_iter().zip(stand_on) {
         for side in [Side::Release, Side::Acquire] {
-            let run = |seed| under_adversary(case, seed, Some((order, side)));
+            let run = |seed| under_adversary(case, seed, false, Some((order, side)));
             let found = (0..200).find_map(|seed| Some((seed, run(seed).err()?)));
             println!("{name}, {} {side:?}: {found:?}", order.name());
             assert!(found.is_some(), "{name}: no seed notices {} {side:?}", order.name());
         }
+    }
+}
+
+/// Over several hosts each of them stands on its requests being whole.
+#[test]
+fn weakened_requests_are_found() {
+    for (name, case, _) in CASES {
+        let weaken = Some((orders::PUT_REQUEST, Side::Release));
+        let run = |seed| under_adversary(case, seed, true, weaken);
+        let found = (0..100).find_map(|seed| Some((seed, run(seed).err()?)));
+        println!("{name}: {found:?}");
+        assert!(found.is_some(), "{name}: no seed notices");
     }
 }
 
@@ -57,8 +87,10 @@ fn all_are_right_in_the_emulator() {
             let runtime =
                 PtxRuntime::lockstep(options).with_threads(64).map_err(|e| e.to_string())?;
             let (n, size) = shape(seed, 30);
-            let devices = vec![Device::new(Arc::new(runtime)); n];
-            case(&devices, size, Form::Fused, &|| {}).map_err(|e| e.to_string())
+            let hosts = if seed.is_multiple_of(2) { &[n] } else { HOSTS[seed as usize / 2 % 3] };
+            let devices = vec![Device::new(Arc::new(runtime)); hosts.iter().sum()];
+            let places = Places { devices: &devices, hosts };
+            case(&places, size, Form::Fused, &|| {}).map_err(|e| e.to_string())
         });
     }
 }
@@ -66,12 +98,24 @@ fn all_are_right_in_the_emulator() {
 #[test]
 fn kernels_and_calls_give_the_same() {
     let devices = vec![Device::cpu(); 4];
+    let places = Places { devices: &devices, hosts: &[4] };
     for (name, case, _) in CASES {
         for size in sizes(name) {
             for form in [Form::Fused, Form::Apart] {
-                case(&devices, *size, form, &|| {})
-                    .unwrap_or_else(|e| panic!("{name} {size}: {e}"));
+                case(&places, *size, form, &|| {}).unwrap_or_else(|e| panic!("{name} {size}: {e}"));
             }
+        }
+    }
+}
+
+#[test]
+fn threads_of_several_hosts_give_the_same() {
+    let devices = vec![Device::cpu(); 4];
+    let places = Places { devices: &devices, hosts: &[2, 2] };
+    for (name, case, _) in CASES {
+        for size in sizes(name) {
+            case(&places, *size, Form::Fused, &|| {})
+                .unwrap_or_else(|e| panic!("{name} {size}: {e}"));
         }
     }
 }

@@ -12,11 +12,11 @@ const WORD_BYTES: usize = 64 << 10;
 pub(super) struct MappingWords(OfferedRegion);
 
 impl MappingWords {
-    /// `None` where all ranks are of this process, or do not reach each other's memory.
+    /// `None` where all ranks whose memory is reached are of this process.
     pub(super) fn new(comm: &CommState) -> Result<Option<MappingWords>> {
         let peers = &comm.windows.peers;
-        let one_process = peers.iter().all(|peer| peer.process == peers[0].process);
-        if one_process || comm.windows.possible.is_err() {
+        let process = peers[comm.rank as usize].process;
+        if comm.windows.neighbours(comm.rank).all(|peer| peer.process == process) {
             return Ok(None);
         }
         Ok(Some(MappingWords(OfferedRegion::new(peers.len() * WORD_BYTES, true)?)))
@@ -31,7 +31,8 @@ impl MappingWords {
     pub(super) fn offer(&self, comm: &CommState) -> Result<Vec<u8>> {
         let windows = &comm.windows;
         let me = &windows.peers[comm.rank as usize];
-        let other = windows.peers.iter().find(|peer| peer.process != me.process).unwrap_or(me);
+        let mut neighbours = windows.neighbours(comm.rank);
+        let other = neighbours.find(|peer| peer.process != me.process).unwrap_or(me);
         select(other, me, windows.allowed())?.offer(&self.0)
     }
 

@@ -321,6 +321,10 @@ impl Runtime for CudaRuntime {
     }
 
     /// Of a context: kernels of one reach all of its memory.
+    fn has_host_memory(&self) -> bool {
+        false
+    }
+
     fn address_space(&self) -> u64 {
         self.gpu.context as u64
     }

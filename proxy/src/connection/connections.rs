@@ -93,7 +93,7 @@ enum RecvState {
 }
 
 /// A connection on which our hello is being sent.
-struct HelloSend {
+pub(crate) struct HelloSend {
     comm: Box<dyn SendComm>,
     hello: Box<[u8; HELLO_BYTES]>,
     memory: MemoryHandle,
@@ -101,7 +101,7 @@ struct HelloSend {
 }
 
 /// An accepted connection whose hello is awaited.
-struct HelloRecv {
+pub(crate) struct HelloRecv {
     comm: Box<dyn RecvComm>,
     hello: Box<[u8; HELLO_BYTES]>,
     memory: MemoryHandle,
@@ -365,7 +365,7 @@ impl Connections {
 }
 
 impl HelloSend {
-    fn new(mut comm: Box<dyn SendComm>, hello: Hello) -> Result<Self, NetError> {
+    pub(crate) fn new(mut comm: Box<dyn SendComm>, hello: Hello) -> Result<Self, NetError> {
         let mut hello = Box::new(hello.bytes());
         // SAFETY: the bytes are in a box of their own, which outlives the registration: `open`, or the drop order of
         // fields.
@@ -374,7 +374,7 @@ impl HelloSend {
     }
 
     /// Whether the hello is sent.
-    fn progress(&mut self) -> Result<bool, NetError> {
+    pub(crate) fn progress(&mut self) -> Result<bool, NetError> {
         if self.request.is_none() {
             // SAFETY: as in `new`; nobody changes the bytes.
             self.request =
@@ -386,14 +386,14 @@ impl HelloSend {
         }
     }
 
-    fn open(mut self) -> Result<Box<dyn SendComm>, NetError> {
+    pub(crate) fn open(mut self) -> Result<Box<dyn SendComm>, NetError> {
         self.comm.deregister(self.memory)?;
         Ok(self.comm)
     }
 }
 
 impl HelloRecv {
-    fn new(mut comm: Box<dyn RecvComm>) -> Result<Self, NetError> {
+    pub(crate) fn new(mut comm: Box<dyn RecvComm>) -> Result<Self, NetError> {
         let mut hello = Box::new([0; HELLO_BYTES]);
         // SAFETY: as in `HelloSend::new`.
         let memory = unsafe { comm.register(hello.as_mut_ptr(), HELLO_BYTES, MemoryKind::Host)? };
@@ -401,7 +401,7 @@ impl HelloRecv {
     }
 
     /// The hello, once it has come.
-    fn progress(&mut self) -> Result<Option<Hello>, NetError> {
+    pub(crate) fn progress(&mut self) -> Result<Option<Hello>, NetError> {
         if self.request.is_none() {
             let address = self.hello.as_mut_ptr();
             let buffer = RecvBuffer { address, bytes: HELLO_BYTES, tag: 0, memory: self.memory };
@@ -416,7 +416,7 @@ impl HelloRecv {
         Hello::parse(self.hello.get(..size[0]).unwrap_or_default()).map(Some)
     }
 
-    fn open(mut self) -> Result<Box<dyn RecvComm>, NetError> {
+    pub(crate) fn open(mut self) -> Result<Box<dyn RecvComm>, NetError> {
         self.comm.deregister(self.memory)?;
         Ok(self.comm)
     }

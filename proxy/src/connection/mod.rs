@@ -45,6 +45,7 @@ use std::sync::atomic::AtomicU64;
 use ferroccl_device::abi::{Conn, ConnHeader, ProtocolId, SignatureLines, SignatureRing};
 
 pub use connections::{ConnectionFailure, ConnectionId, Connections, FindConnMemory, FindRoute};
+pub(crate) use connections::{HelloRecv, HelloSend};
 pub use hello::{HELLO_BYTES, Hello};
 pub use recv::Receiving;
 pub use send::Sending;

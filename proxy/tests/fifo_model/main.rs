@@ -5,6 +5,7 @@
 //! ```text
 //! sending    kernel ─ signature, FIFO, slots, tail, head ─ Sending      each half by itself: they share no memory
 //! receiving  Receiving ─ signature, slots, tail, head ─ kernel
+//! puts       a user's kernel ─ requests, done, words of signals ─ Puts
 //! ```
 //!
 //! What stands for the proxy takes its orders from `connection::orders`, where `Sending` and `Receiving` have theirs. What
@@ -20,6 +21,7 @@
 //! reports a race all the same. The lines of an LL slot are atomic: there a [`Read`] beside them stands for the memory that
 //! is read and then overwritten.
 
+mod puts;
 mod receiving;
 mod sending;
 

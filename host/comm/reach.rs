@@ -1,0 +1,137 @@
+//! Which ranks' kernels reach each other's memory. Pure, and the same on all ranks.
+
+use crate::transport::{AllowedTransports, PeerInfo, device};
+
+/// The nodes of users' kernels: the ranks of each reach each other's memory (NCCL's LSA teams).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ReachTeams {
+    rank: u32,
+    /// The ranks of each, in order.
+    nodes: Vec<Vec<u32>>,
+    /// This rank's node, and its place in it.
+    mine: (usize, usize),
+}
+
+impl ReachTeams {
+    /// Each rank goes to the first node all of whose ranks it reaches, and that reach it.
+    pub(super) fn new(rank: u32, peers: &[PeerInfo], allowed: AllowedTransports<'_>) -> Self {
+        let both = |one: &PeerInfo, other: &PeerInfo| {
+            reached(one, other, allowed).is_ok() && reached(other, one, allowed).is_ok()
+        };
+        Self::of(rank, peers.len(), |one, other| both(&peers[one as usize], &peers[other as usize]))
+    }
+
+    fn of(rank: u32, ranks: usize, both: impl Fn(u32, u32) -> bool) -> Self {
+        let mut nodes: Vec<Vec<u32>> = Vec::new();
+        for one in 0..ranks as u32 {
+            match nodes.iter_mut().find(|node| node.iter().all(|other| both(one, *other))) {
+                Some(node) => node.push(one),
+                None => nodes.push(vec![one]),
+            }
+        }
+        let place = |node: &Vec<u32>| node.iter().position(|one| *one == rank);
+        let mine = nodes.iter().enumerate().find_map(|(i, node)| Some((i, place(node)?)));
+        ReachTeams { rank, nodes, mine: mine.unwrap_or((0, 0)) }
+    }
+
+    /// The ranks of this rank's node, in order.
+    pub(super) fn node(&self) -> &[u32] {
+        self.nodes.get(self.mine.0).map_or(&[], Vec::as_slice)
+    }
+
+    /// This rank's place in its node.
+    pub(super) fn node_rank(&self) -> u32 {
+        self.mine.1 as u32
+    }
+
+    /// The ranks that have this rank's place in their nodes, in the order of the nodes.
+    pub(super) fn rail(&self) -> Vec<u32> {
+        self.nodes.iter().filter_map(|node| node.get(self.mine.1)).copied().collect()
+    }
+
+    /// This rank's place in its rail.
+    pub(super) fn rail_rank(&self) -> u32 {
+        self.rail().iter().position(|one| *one == self.rank).unwrap_or(0) as u32
+    }
+
+    /// Whether this rank reaches another's memory, or is it.
+    pub(super) fn reaches(&self, rank: u32) -> bool {
+        self.node().contains(&rank)
+    }
+
+    /// Whether there is one node.
+    pub(super) fn is_one(&self) -> bool {
+        self.nodes.len() < 2
+    }
+}
+
+/// Whether the kernels of rank `from` reach the memory of `to`; why not.
+pub(super) fn reached(
+    from: &PeerInfo,
+    to: &PeerInfo,
+    allowed: AllowedTransports<'_>,
+) -> Result<(), String> {
+    if from.host != to.host {
+        return Err("they are on two hosts".to_owned());
+    }
+    if from.device.is_some() || to.device.is_some() {
+        allowed.p2p(from, to)?;
+        let reaches = device::reaches(from, to, allowed);
+        return reaches
+            .then_some(())
+            .ok_or_else(|| "the devices do not reach each other".to_owned());
+    }
+    if from.process == to.process {
+        if from.space != to.space {
+            return Err("they are in two address spaces".to_owned());
+        }
+        // By which of the two transports does not matter.
+        return allowed.p2p(from, to).or_else(|_| allowed.shm(from, to));
+    }
+    if from.pid_namespace == to.pid_namespace {
+        allowed.shm(from, to)
+    } else {
+        Err("they are in two PID namespaces".to_owned())
+    }
+}
+
+/// Whether each rank's kernels reach the memory of every other, for the library's own calls. The error is the reason why not.
+pub(super) fn all(
+    peers: &[PeerInfo],
+    allowed: AllowedTransports<'_>,
+    has_mesh: bool,
+) -> Result<(), String> {
+    if peers.len() < 2 {
+        return Err("there are no other ranks".to_owned());
+    }
+    for from in peers {
+        for to in peers.iter().filter(|to| to.rank != from.rank) {
+            reached(from, to, allowed)
+                .map_err(|why| format!("ranks {} and {}: {why}", from.rank, to.rank))?;
+        }
+    }
+    if has_mesh { Ok(()) } else { Err("the ranks have no mesh".to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn teams_are_of_ranks_that_all_reach_each_other() {
+        // Hosts of two and three; within the second, ranks 3 and 4 do not reach each other.
+        let both = |one: u32, other: u32| {
+            (one < 2) == (other < 2) && !(one.min(other) == 3 && one.max(other) == 4)
+        };
+        let of = |rank| ReachTeams::of(rank, 5, both);
+        let found: Vec<_> =
+            (0..5).map(|r| (of(r).node().to_vec(), of(r).rail(), of(r).node_rank())).collect();
+        assert_eq!(found[0], (vec![0, 1], vec![0, 2, 4], 0));
+        assert_eq!(found[1], (vec![0, 1], vec![1, 3], 1));
+        assert_eq!(found[3], (vec![2, 3], vec![1, 3], 1));
+        assert_eq!(found[4], (vec![4], vec![0, 2, 4], 0));
+        assert_eq!((of(4).rail_rank(), of(3).rail_rank(), of(0).is_one()), (2, 1, false));
+        assert!(of(2).reaches(3) && !of(2).reaches(4) && of(4).reaches(4));
+        assert!(ReachTeams::of(0, 3, |_, _| true).is_one());
+    }
+}
