@@ -24,7 +24,7 @@ emulator (`ferroccl perf --runtime ptx`).
 The order of LL128's flag stands for what the protocol assumes of a GPU: that a line of 128 bytes arrives whole.
 
 An all-reduce of 2 ranks has 2 steps, of 3 ranks 4. In a pipeline rank 0 sends as far ahead as slots allow. With more ranks, calls or \
-steps there are many times as many ways: 2 all-reduces of Simple by 3 ranks take longer than an hour.
+steps there are many times as many ways: 2 all-reduces of Simple by 3 ranks are not done in a quarter of an hour.
 
 Examples:
   ferroccl verify                                all protocols: 2 all-reduces, and a pipeline of 3 steps
