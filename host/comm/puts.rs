@@ -4,7 +4,7 @@
 //! Communicator::device_comm ─► PutsMemory: the words that kernels and the proxy talk by
 //!                              all-gather of the listeners' handles ─► Puts (ferroccl_proxy)
 //! PutsOp, on the proxy's thread ─► Puts::progress ─► a failure: CommState::on_net_broken (faults)
-//! DeviceCommunicator dropped ─► ClosingOp: tells the others that this rank sends nothing more
+//! DeviceCommunicator dropped ─► close: tells the others that this rank sends nothing more
 //! ```
 //!
 //! The operation is there for as long as the device communicator. It does not keep that, nor the communicator. A runtime that is not
@@ -19,7 +19,7 @@ use ferroccl_proxy::puts::{
     FindWindow, PutAccess, PutFailure, PutWindow, Puts, PutsConfig, StagedMemory,
 };
 use ferroccl_proxy::{Operation, Progress};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::shared::{CommVisit, SharedComm, WeakComm};
 use super::split::all_gather;
@@ -35,9 +35,11 @@ use ferroccl_bootstrap::{Limit, Stop};
 
 /// How long a broken connection waits before it is reported, so that the peer's own failure, or that it leaves, can arrive first.
 const FAILURE_GRACE: Duration = Duration::from_millis(500);
-/// How long a device communicator that is dropped goes on to tell the others.
-const CLOSING_LIMIT: Duration = Duration::from_secs(2);
-/// Steps in which it does so where no thread does.
+/// How long dropping a device communicator takes at most, to tell the others: the process may end next.
+const CLOSING_LIMIT: Duration = Duration::from_secs(1);
+/// How long it sleeps when the others have to do something first.
+const CLOSING_PAUSE: Duration = Duration::from_micros(50);
+/// Steps that it takes at most where the others do nothing meanwhile.
 const CLOSING_STEPS: u32 = 64;
 /// Bytes of a piece of data at least, whatever the slots are.
 const LEAST_PIECE: usize = 64;
@@ -69,8 +71,9 @@ impl PutsMemory {
 pub(super) struct NetPuts {
     /// The network in errors, as `NET/Socket`.
     name: String,
+    /// Declared before the memory, to be dropped first.
     state: Mutex<PutsState>,
-    memory: Arc<PutsMemory>,
+    _memory: PutsMemory,
 }
 
 #[derive(Debug)]
@@ -100,7 +103,7 @@ impl NetPuts {
         let memory = PutsMemory::new(comm, value);
         let why_not = memory.as_ref().err().map(|e| format!("rank {}: {e}", comm.rank));
         let (Listening { net, device, listener }, routes) = exchange(comm, why_not)?;
-        let memory = Arc::new(memory?);
+        let memory = memory?;
         let simple = comm.layout.slot_bytes[ProtocolId::Simple.index()] as usize;
         let name = format!("NET/{}", net.name());
         let config = PutsConfig {
@@ -117,7 +120,7 @@ impl NetPuts {
         // SAFETY: the words are new, and `NetPuts` keeps them; windows are as `find_windows` says.
         let puts = unsafe { Puts::new(config) };
         let state = PutsState { puts: Some(puts), running: false, failed: None };
-        let puts = Arc::new(NetPuts { name, state: Mutex::new(state), memory });
+        let puts = Arc::new(NetPuts { name, state: Mutex::new(state), _memory: memory });
         // Elsewhere who puts first decides the order of operations, so that runs replay.
         if comm.device.runtime().is_driven() {
             puts.start(comm)?;
@@ -201,20 +204,19 @@ impl NetPuts {
             return; // they know
         }
         puts.close();
-        let runtime = comm.device.runtime();
-        if runtime.is_driven() {
-            let until = Instant::now() + CLOSING_LIMIT;
-            let closing = ClosingOp { puts, _memory: Arc::clone(&self.memory), until };
-            if let Err(error) = runtime.operate(Box::new(closing)) {
-                warn!(target: log::NET, "rank {}: left without telling the others: {error}", comm.rank);
-            }
-            return;
-        }
-        for _ in 0..CLOSING_STEPS {
-            if matches!(puts.progress(), Ok(Progress::Done)) {
-                return;
+        let driven = comm.device.runtime().is_driven();
+        let until = Instant::now() + CLOSING_LIMIT;
+        let mut steps = 0;
+        // A schedule that replays must not depend on time.
+        while if driven { Instant::now() < until } else { steps < CLOSING_STEPS } {
+            steps += 1;
+            match puts.progress() {
+                Ok(Progress::Done) => return,
+                Ok(Progress::Idle) if driven => std::thread::sleep(CLOSING_PAUSE),
+                _ => {}
             }
         }
+        // Whoever has not heard of it sees a connection that ends.
         debug!(target: log::NET, rank = comm.rank, "left without telling all others that it puts nothing more");
     }
 }
@@ -345,22 +347,5 @@ struct Wake;
 impl Operation for Wake {
     fn progress(&mut self) -> Progress {
         Progress::Done
-    }
-}
-
-/// Tells the other ranks that this one sends nothing more.
-struct ClosingOp {
-    puts: Puts,
-    /// Declared behind `puts`, to be dropped after it.
-    _memory: Arc<PutsMemory>,
-    until: Instant,
-}
-
-impl Operation for ClosingOp {
-    fn progress(&mut self) -> Progress {
-        match self.puts.progress() {
-            Ok(progress) if Instant::now() < self.until => progress,
-            _ => Progress::Done,
-        }
     }
 }

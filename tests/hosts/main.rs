@@ -1,6 +1,8 @@
 //! Ranks in processes of their own, on one host and on several: started by hand and by launchers, joined by shared memory,
 //! sockets and RDMA. What a process does is a test of this program, which starts itself.
 
+use ferroccl::device;
+
 mod affinity;
 mod channels;
 mod chaos;
@@ -23,6 +25,8 @@ mod free_port;
 mod hosts;
 #[path = "../support/members.rs"]
 mod members;
+#[path = "../support/puts.rs"]
+mod puts;
 #[path = "../support/random.rs"]
 mod random;
 #[cfg(feature = "verbs")]

@@ -7,11 +7,12 @@ use std::process::{Child, Command, Stdio};
 
 use ferroccl::config::Config;
 use ferroccl::{
-    Algorithm, CommConfig, Communicator, Device, DeviceBuffer, Error, ProtocolId, ReduceOp,
-    ShrinkMode, UniqueId, Window,
+    Algorithm, CommConfig, Communicator, Device, DeviceBuffer, DeviceCommConfig, Error, Grid,
+    ProtocolId, ReduceOp, ShrinkMode, UniqueId, Window,
 };
 
 use crate::again::again;
+use crate::puts::{NONE, PUTS, Puts, expected, relays, result_words};
 use crate::random::Random;
 
 fn start(id: &UniqueId, rank: u32, n: u32, job: &str) -> Child {
@@ -44,6 +45,7 @@ fn member() {
         "mismatch" => mismatch(&id, rank, n),
         "goes_on" => goes_on(&id, rank, n),
         "windows" => windows(&id, rank, n),
+        "puts" => puts(&id, rank, n),
         "direct_for_ever" => direct_for_ever(&id, rank, n),
         other => panic!("no job {other}"),
     }
@@ -112,6 +114,47 @@ fn windows(id: &UniqueId, rank: u32, n: u32) {
     drop(window);
     comm.all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
     stream.synchronize().unwrap();
+}
+
+/// A kernel that puts to all ranks, on hosts of two processes each, and of what is left.
+fn puts(id: &UniqueId, rank: u32, n: u32) {
+    let (device, mut config) = (Device::cpu(), CommConfig::default());
+    config.host_id = Some(format!("host {}", rank / 2));
+    config.timeout = Some(std::time::Duration::from_secs(60));
+    let comm = Communicator::init_rank_with(&device, n, id, rank, &config).unwrap();
+    let (blocks, count, rounds, ranks) = (2_u32, 5000_usize, 5_usize, n as usize);
+    let nodes: Vec<usize> = (0..ranks).map(|rank| rank / 2).collect();
+    let part = blocks as usize * count;
+    let lens = [ranks * part, ranks * part, part, blocks as usize * (ranks + 1)];
+    let buffers = lens.map(|len| device.alloc_shared::<u64>(len).unwrap());
+    let windows = buffers.each_ref().map(|buffer| comm.register_window(buffer).unwrap());
+    let words = result_words(n.into(), count as u64) as usize;
+    let results = device.alloc_shared::<u64>(blocks as usize * rounds * words).unwrap();
+    let table = device.upload(&relays(rank as usize, &nodes)).unwrap();
+    let mut wanted = DeviceCommConfig::default();
+    (wanted.barriers, wanted.signals, wanted.requests) = (2 * blocks, 3 * blocks, 8);
+    let of_kernels = comm.device_comm(&wanted).unwrap();
+    let stream = device.stream().unwrap();
+    let [source, inbox, give, mail] = windows.each_ref().map(|window| window.value().unwrap());
+    let argument = Puts {
+        comm: of_kernels.value(),
+        source,
+        inbox,
+        give,
+        mail,
+        relays: table.address(),
+        results: results.address(),
+        count: count as u64,
+        rounds: rounds as u64,
+        mistake: NONE,
+    };
+    for _ in 0..3 {
+        // SAFETY: the buffers have what the kernel reads and writes, and outlive the stream's work.
+        unsafe { of_kernels.launch(&PUTS, Grid { blocks, threads: 32 }, &argument, &stream) }
+            .unwrap();
+        let want = expected(rank.into(), &nodes, (blocks.into(), count as u64, rounds as u64));
+        assert!(results.to_vec(&stream).unwrap() == want, "rank {rank}");
+    }
 }
 
 /// Makes direct calls until one fails.
@@ -235,6 +278,13 @@ fn eight_processes_agree() {
 fn processes_work_on_each_others_buffers() {
     for n in [2, 5] {
         all_end_well(n, "windows");
+    }
+}
+
+#[test]
+fn processes_put_to_each_other() {
+    for n in [2, 3, 4] {
+        all_end_well(n, "puts");
     }
 }
 

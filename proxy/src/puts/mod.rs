@@ -154,12 +154,14 @@ impl Puts {
         }
     }
 
-    /// Kernels ask for nothing any more, and what others send is of no interest: tells those that this rank has connections with. All is
-    /// told when [`Puts::progress`] says [`Progress::Done`].
+    /// Kernels ask for nothing any more, and what others send is of no interest: what was asked for is still sent, and then those that this
+    /// rank has connections with are told. All is told when [`Puts::progress`] says [`Progress::Done`].
     pub fn close(&mut self) {
         if std::mem::replace(&mut self.closing, true) {
             return;
         }
+        // No kernel runs any more, and what they have asked for last need not be sent yet. What is wrong with it nobody waits for.
+        while matches!(self.take(), Ok(true)) {}
         let connected = self.incoming.iter().filter(|(_, link)| !link.has_left());
         let connected: Vec<u32> = connected.map(|(peer, _)| *peer).collect();
         for peer in connected {

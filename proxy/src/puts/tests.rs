@@ -305,6 +305,23 @@ fn who_leaves_says_so() {
 }
 
 #[test]
+fn what_was_asked_for_before_the_end_is_sent() {
+    let [mut one, mut other] = sides([false; 2]);
+    let put = one.put(0, 0, 40);
+    (0..4).for_each(|_| assert!(one.ask(put)));
+    // A kernel need not wait for what it has asked for: the last arrival at a barrier, say.
+    one.puts.close();
+    while !matches!(one.puts.progress(), Ok(Progress::Done)) {
+        other.puts.progress().unwrap();
+    }
+    drop(one);
+    for _ in 0..100 {
+        other.puts.progress().unwrap();
+    }
+    assert_eq!(other.signals(0), 4);
+}
+
+#[test]
 fn who_goes_without_a_word_is_a_failure() {
     // The receiver of what is put finds it, and who puts.
     for receives in [true, false] {
