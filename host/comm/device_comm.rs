@@ -60,6 +60,7 @@ pub struct Grid {
 /// [`ferroccl::device::device_comm`](crate::device::device_comm) has: barriers, signals, and the memory of the other ranks' [`Window`]s.
 ///
 /// It keeps the communicator. All ranks drop it between the same two calls, when no kernel uses it any more.
+/// Over a network dropping it sends what its kernels have asked for last, and tells the other ranks, for a second at most.
 ///
 /// ```
 /// use ferroccl::device::abi::{DeviceComm, DeviceWindow};
