@@ -97,7 +97,7 @@ impl ProtocolTests {
     /// `weakened` or none, up to the first that goes wrong. If there is none and the search is
     /// [complete](Checked::complete), the protocol is right for these calls: for all schedules, whatever loads see.
     ///
-    /// A block has one lane: what lanes of a block owe each other is for [`ProtocolTests::emulated`].
+    /// A block has one lane: what lanes of a block owe each other is for `ProtocolTests::emulated`.
     ///
     /// # Errors
     /// When the bounds are not possible.
