@@ -7,7 +7,9 @@ use ferroccl_device::orders::{Published, Side};
 
 use super::ranks::{Random, Ranks, words};
 use super::{Explanation, ProtocolTests, SMALL_SLOT};
-use crate::runtime::cpu::{Checked, CpuRuntime, ModelCheck, ModelCheckedRuntime, Output, Wrong};
+use crate::runtime::cpu::{
+    Checked, CpuRuntime, ModelCheck, ModelCheckedRuntime, Output, Violation,
+};
 use crate::{CommConfig, Device, DeviceBuffer, KernelSpec, ReduceOp};
 
 /// What ranks do in a [verification](ProtocolTests::verify).
@@ -87,7 +89,7 @@ pub struct Verification {
 #[non_exhaustive]
 pub struct Counterexample {
     /// What is wrong.
-    pub wrong: Wrong,
+    pub wrong: Violation,
     /// Which accesses were in no order, where that is what is wrong.
     pub explanation: Explanation,
 }
@@ -155,7 +157,12 @@ impl ProtocolTests {
 }
 
 impl Counterexample {
-    fn new(runtime: &ModelCheckedRuntime, ranks: &Ranks, bounds: &Bounds, wrong: Wrong) -> Self {
+    fn new(
+        runtime: &ModelCheckedRuntime,
+        ranks: &Ranks,
+        bounds: &Bounds,
+        wrong: Violation,
+    ) -> Self {
         let run = bounds.to_string();
         let name = |address| ranks.name(address);
         let (events, conflict) = (runtime.history(), runtime.conflict());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ferroccl::Device;
 use ferroccl::device::orders::{self, Published, Side};
-use ferroccl::runtime::cpu::{Adversity, CpuRuntime, ModelCheck, Wrong};
+use ferroccl::runtime::cpu::{Adversity, CpuRuntime, ModelCheck, Violation};
 
 use crate::random::Random;
 use crate::rounds::ROUNDS;
@@ -51,7 +51,7 @@ fn every_weakened_order_is_caught() {
 }
 
 /// Rounds of two elements, of one block a rank, in every way that they can go; what is wrong, if anything is.
-fn every_way(ranks: usize, rounds: usize, weaken: Option<(Published, Side)>) -> Option<Wrong> {
+fn every_way(ranks: usize, rounds: usize, weaken: Option<(Published, Side)>) -> Option<Violation> {
     let mut config = ModelCheck::default();
     config.weaken = weaken;
     let runtime = Arc::new(CpuRuntime::model_checked(config));
@@ -78,7 +78,11 @@ fn every_weakened_order_has_a_counterexample() {
     for word in [orders::BARRIER, orders::SIGNAL] {
         for side in [Side::Release, Side::Acquire] {
             let wrong = every_way(2, 1, Some((word, side)));
-            assert!(matches!(wrong, Some(Wrong::Race(_))), "{} {side:?}: {wrong:?}", word.name());
+            assert!(
+                matches!(wrong, Some(Violation::Race(_))),
+                "{} {side:?}: {wrong:?}",
+                word.name()
+            );
         }
     }
 }

@@ -4,7 +4,7 @@
 use ferroccl::conformance::{Bounds, ProtocolTests, Verification, VerifiedCalls};
 use ferroccl::device::orders::{self, Published, Side};
 use ferroccl::device::prims::{Correct, Ll, Ll128, Protocol, Rules, Simple};
-use ferroccl::runtime::cpu::Wrong;
+use ferroccl::runtime::cpu::Violation;
 
 /// What was found, of everything that is tried usually.
 fn usual<P: Protocol>(weakened: Option<(Published, Side)>) -> [Verification; 2] {
@@ -72,7 +72,7 @@ fn relies_on<P: Protocol>(relied_on: &[Published]) {
         println!("{:?} without the {side:?} of {}: {wrong:?}", P::ID, word.name());
         assert_eq!(wrong.is_some(), relied_on.contains(&word), "{:?}, {word:?} {side:?}", P::ID);
         let Some(wrong) = wrong else { continue };
-        assert!(matches!(wrong.wrong, Wrong::Race(_)), "{wrong:?}");
+        assert!(matches!(wrong.wrong, Violation::Race(_)), "{wrong:?}");
         assert!(wrong.explanation.svg().is_some(), "{wrong:?}");
     }
 }
@@ -96,7 +96,7 @@ macro_rules! broken {
 broken!(NoCredit, WAIT_FOR_CREDIT);
 broken!(OneFlag, CHECK_BOTH_FLAGS);
 
-fn goes_wrong<P: Protocol>() -> Wrong {
+fn goes_wrong<P: Protocol>() -> Violation {
     let found = usual::<P>(None);
     let wrong = found.into_iter().find_map(|found| found.counterexample);
     println!("{:?}: {wrong:?}", P::ID);
@@ -107,14 +107,17 @@ fn goes_wrong<P: Protocol>() -> Wrong {
 fn every_rule_has_a_counterexample() {
     let overwritten = goes_wrong::<Simple<NoCredit>>();
     assert!(
-        matches!(&overwritten, Wrong::Result(what) if what.contains("rank 1")),
+        matches!(&overwritten, Violation::Result(what) if what.contains("rank 1")),
         "{overwritten}"
     );
     // The receiver looks when the line is another step's, and will be.
     let missed = goes_wrong::<Ll<NoCredit>>();
-    assert!(matches!(&missed, Wrong::Deadlock(what) if what.contains("an LL line")), "{missed}");
-    assert!(matches!(goes_wrong::<Ll128<NoCredit>>(), Wrong::Race(_)));
-    assert!(matches!(goes_wrong::<Ll<OneFlag>>(), Wrong::Result(_)));
+    assert!(
+        matches!(&missed, Violation::Deadlock(what) if what.contains("an LL line")),
+        "{missed}"
+    );
+    assert!(matches!(goes_wrong::<Ll128<NoCredit>>(), Violation::Race(_)));
+    assert!(matches!(goes_wrong::<Ll<OneFlag>>(), Violation::Result(_)));
 }
 
 #[test]

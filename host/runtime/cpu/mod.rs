@@ -32,7 +32,7 @@ use std::time::Duration;
 
 pub use self::adversary::Adversity;
 pub use self::history::{Conflict, MemoryAccess, MemoryEvent};
-pub use self::model_check::{Checked, ModelCheck, ModelCheckedRuntime, Output, Wrong};
+pub use self::model_check::{Checked, ModelCheck, ModelCheckedRuntime, Output, Violation};
 use self::native::Native;
 pub use self::seeded::SeededRuntime;
 use super::Settings;

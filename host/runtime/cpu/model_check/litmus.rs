@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferroccl_device::gpu::cpu::{Access, Order};
 
-use super::memory::{Memory, Pending, hash};
+use super::memory::{ModelMemory, Pending, hash};
 use crate::runtime::cpu::races::Clock;
 
 #[path = "../../../../ptx/tests/emulator/litmus_text.rs"]
@@ -30,7 +30,7 @@ struct Run<'t> {
     test: &'t Test<'t>,
     places: Vec<&'t str>,
     words: Vec<u64>,
-    memory: Memory,
+    memory: ModelMemory,
     /// Where each thread is.
     at: Vec<usize>,
     registers: Vec<[u64; REGISTERS]>,
@@ -54,7 +54,7 @@ impl<'t> Run<'t> {
         for (place, value) in &test.init {
             words[places.iter().position(|known| known == place).unwrap()] = *value;
         }
-        let mut memory = Memory::default();
+        let mut memory = ModelMemory::default();
         (0..n).for_each(|thread| memory.begin(thread, 0..0, &[]));
         let (at, registers) = (vec![0; n], vec![[0; REGISTERS]; n]);
         Run { test, places, words, memory, at, registers, sc: (Clock::new(), 0), waits: false }

@@ -8,13 +8,13 @@ use ferroccl_device::gpu::{Verdict, Waiting};
 use ferroccl_device::orders::{self, Published, Side};
 
 use super::super::block::{YieldReason, Yielder};
-use super::memory::{Agent, Memory, Pending};
+use super::memory::{Agent, ModelMemory, Pending};
 use crate::runtime::sync::lock;
 
 /// What the search and the blocks of a run share.
 #[derive(Default)]
 pub(super) struct Shared {
-    pub(super) memory: Memory,
+    pub(super) memory: ModelMemory,
     /// What the block has stopped before that ran last.
     pub(super) pending: Option<Pending>,
     /// A side of an order that is relaxed, against the rules.
@@ -24,13 +24,13 @@ pub(super) struct Shared {
 }
 
 /// The machine of a block.
-pub(super) struct Checked<'a> {
+pub(super) struct CheckedMachine<'a> {
     pub(super) yielder: &'a Yielder,
     pub(super) shared: Arc<Mutex<Shared>>,
     pub(super) agent: Agent,
 }
 
-impl Checked<'_> {
+impl CheckedMachine<'_> {
     /// Stops before what has more than one outcome.
     fn stop(&self, pending: Pending) {
         lock(&self.shared).pending = Some(pending);
@@ -41,7 +41,7 @@ impl Checked<'_> {
     }
 
     /// Does something with memory. Behind the first thing that is wrong nothing more is done: what follows may be anything.
-    fn with_memory(&self, what: impl FnOnce(&mut Memory)) {
+    fn with_memory(&self, what: impl FnOnce(&mut ModelMemory)) {
         let wrong = {
             let memory = &mut lock(&self.shared).memory;
             what(memory);
@@ -57,7 +57,7 @@ impl Checked<'_> {
     }
 }
 
-impl Machine for Checked<'_> {
+impl Machine for CheckedMachine<'_> {
     fn pause(&self, waiting: &Waiting) -> Verdict {
         if std::thread::panicking() {
             return Some(FaultKind::Aborted);
@@ -70,7 +70,7 @@ impl Machine for Checked<'_> {
     }
 }
 
-impl Adversary for Checked<'_> {
+impl Adversary for CheckedMachine<'_> {
     fn before_load(&self, address: *const u8, len: usize, access: Access) {
         let address = address.addr();
         if self.on_stack(address) {

@@ -4,8 +4,10 @@
 //! none before a store that the block knows of, nor before one that a load saw which it knows of. What a block knows of is kept in vector
 //! clocks ([`Races`]): a release hands on what its block knows, an acquire takes that over from the store that it sees. The rules are
 //! those of the PTX ISA 8.7, sections 8.8 (release and acquire patterns) and 8.10 (coherence, atomicity, causality), for accesses of the
-//! whole system. That a load is done after a later store of its block is left out: no order forbids it to words of no order that do not
-//! depend on each other, and no such pair is in a protocol whose steps wait for what they load.
+//! whole system.
+//!
+//! One thing that PTX allows is left out: a load of a word that takes effect after a later store of its block. PTX allows it only where
+//! the store does not depend on the load. The protocols' stores do: a step waits for what it loads before it stores.
 //!
 //! Data is looked at in another way: of two accesses, one of them a store, one must be known to the other, or there is a race. Where there
 //! is none, a load of data has one store to see.
@@ -26,7 +28,7 @@ const WORD: usize = size_of::<u64>();
 /// A block, by its number among those of a run.
 pub(super) type Agent = usize;
 
-/// A store to a word: by whom, and the how manyeth of that block's it is. `None` is what was there before.
+/// A store to a word: its block, and its number among that block's stores. `None` is what was there before.
 type StoreId = Option<(Agent, u32)>;
 
 /// What a block does next that has more than one outcome.
@@ -79,7 +81,7 @@ struct BlockState {
     loaded: u64,
     /// Words that it has loaded, without a choice, since it last had one.
     unshared: Vec<usize>,
-    /// A word that it is about to write in the access that read it, with the place in the order and the value before.
+    /// The word of an access that reads and writes, until what it wrote is known; with its store and the value that it read.
     swap: Option<(usize, StoreId, u64)>,
 }
 
@@ -91,7 +93,7 @@ struct Overwritten {
 
 /// The memory of one run.
 #[derive(Default)]
-pub(super) struct Memory {
+pub(super) struct ModelMemory {
     words: HashMap<usize, Word>,
     blocks: Vec<BlockState>,
     races: Races,
@@ -124,15 +126,15 @@ fn number(id: StoreId) -> u64 {
     id.map_or(u64::MAX, |(agent, n)| (agent as u64) << 32 | u64::from(n))
 }
 
-impl Memory {
+impl ModelMemory {
     /// Everything as it was before the run, ready for another one. What is known of words stays.
     pub(super) fn reset(&mut self, history: bool) {
         self.restore();
-        *self = Memory {
+        *self = ModelMemory {
             shared: std::mem::take(&mut self.shared),
             users: std::mem::take(&mut self.users),
             history: history.then(History::default),
-            ..Memory::default()
+            ..ModelMemory::default()
         };
     }
 

@@ -10,6 +10,14 @@
 //!                                                       └─ sees 1 ─► the end: is the result right?
 //! ```
 //!
+//! ```text
+//! search.rs   which choices were made, and which are left
+//! run.rs      one run: the blocks of all launches, up to each choice and on from there
+//! memory.rs   what a load may see, and what races
+//! machine.rs  what a block's accesses call
+//! litmus.rs   published tests of the model
+//! ```
+//!
 //! What is wrong in some run, is found: two accesses to data that nothing orders, a wait that nothing ends, a fault, a result that is
 //! not right. What is right in all of them, is so for these launches, and for blocks of one lane: barriers within a block are for the
 //! emulator.
@@ -76,10 +84,10 @@ pub struct Checked {
     pub complete: bool,
 }
 
-/// What was wrong in a run.
+/// What a run violates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Wrong {
+pub enum Violation {
     /// Two accesses to the same data, one of them a store, that nothing orders.
     Race(String),
     /// Nobody can go on, with what they wait for.
@@ -92,19 +100,19 @@ pub enum Wrong {
     Panic(String),
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Wrong::Race(what) | Wrong::Result(what) => f.write_str(what),
-            Wrong::Deadlock(what) => write!(f, "deadlock: {what}"),
-            Wrong::Fault(what) => write!(f, "a kernel reports: {what}"),
-            Wrong::Panic(what) => write!(f, "a kernel panicked: {what}"),
+            Violation::Race(what) | Violation::Result(what) => f.write_str(what),
+            Violation::Deadlock(what) => write!(f, "deadlock: {what}"),
+            Violation::Fault(what) => write!(f, "a kernel reports: {what}"),
+            Violation::Panic(what) => write!(f, "a kernel panicked: {what}"),
         }
     }
 }
 
 /// What waits say, of those who can go on no more.
-fn deadlock(waits: &[Waiting]) -> Wrong {
+fn deadlock(waits: &[Waiting]) -> Violation {
     let one = |w: &Waiting| {
         format!(
             "rank {} waits for {} of step {} from rank {}",
@@ -114,7 +122,7 @@ fn deadlock(waits: &[Waiting]) -> Wrong {
             w.peer
         )
     };
-    Wrong::Deadlock(waits.iter().map(one).collect::<Vec<_>>().join(", "))
+    Violation::Deadlock(waits.iter().map(one).collect::<Vec<_>>().join(", "))
 }
 
 /// Says whether a result is right.
@@ -146,7 +154,7 @@ struct ModelChecker {
 #[derive(Default)]
 struct Results {
     checked: Checked,
-    wrong: Option<Wrong>,
+    wrong: Option<Violation>,
     events: Vec<MemoryEvent>,
     conflict: Option<Conflict>,
     orders: Vec<(Published, Side)>,
@@ -213,7 +221,7 @@ impl ModelCheckedRuntime {
 
     /// What was wrong, if anything was.
     #[must_use]
-    pub fn wrong(&self) -> Option<Wrong> {
+    pub fn wrong(&self) -> Option<Violation> {
         lock(&self.0.scheduler.results).wrong.clone()
     }
 

@@ -8,9 +8,9 @@ use ferroccl_device::abi::{Comm, FaultCell, Work};
 use ferroccl_device::gpu::Waiting;
 
 use super::super::block::{self, BlockRun, Resumed, YieldReason};
-use super::machine::{Checked, Shared};
+use super::machine::{CheckedMachine, Shared};
 use super::memory::{Agent, Pending};
-use super::{Chain, Output, Wrong};
+use super::{Chain, Output, Violation};
 use crate::KernelFault;
 use crate::runtime::sync::lock;
 
@@ -50,7 +50,7 @@ pub(super) enum Outcome {
 }
 
 /// A block of a stream's launches: of one after the other.
-struct Block {
+struct ChainBlock {
     chain: usize,
     index: u32,
     /// Which of the chain's launches it is in.
@@ -64,12 +64,12 @@ pub(super) struct Run<'a> {
     chains: &'a [Chain],
     shared: &'a Arc<Mutex<Shared>>,
     stacks: &'a mut Vec<DefaultStack>,
-    blocks: Vec<Block>,
+    blocks: Vec<ChainBlock>,
     /// The block that has loaded words since it stored one, and comes next: loads are no news to others, so that all of them are done
     /// right before the store that follows.
     turn: Option<Agent>,
     /// What stopped it.
-    wrong: Option<Wrong>,
+    wrong: Option<Violation>,
 }
 
 impl<'a> Run<'a> {
@@ -80,7 +80,7 @@ impl<'a> Run<'a> {
         stacks: &'a mut Vec<DefaultStack>,
     ) -> Self {
         let all = chains.iter().enumerate().flat_map(|(chain, launches)| {
-            (0..launches.blocks()).map(move |index| Block {
+            (0..launches.blocks()).map(move |index| ChainBlock {
                 chain,
                 index,
                 launch: 0,
@@ -95,9 +95,9 @@ impl<'a> Run<'a> {
     }
 
     /// What is wrong, so far.
-    pub(super) fn wrong(&mut self) -> Option<Wrong> {
+    pub(super) fn wrong(&mut self) -> Option<Violation> {
         let found = lock(self.shared).memory.wrong.take();
-        self.wrong.take().or_else(|| found.map(Wrong::Race))
+        self.wrong.take().or_else(|| found.map(Violation::Race))
     }
 
     /// Whether everything has ended.
@@ -183,7 +183,7 @@ impl<'a> Run<'a> {
         let memory = &mut lock(self.shared).memory;
         for output in outputs {
             // SAFETY: the contract of `launch`: a communicator is valid until it has ended.
-            let of_rank = |block: &Block| unsafe {
+            let of_rank = |block: &ChainBlock| unsafe {
                 let launch = &self.chains[block.chain].launches[0];
                 (launch.comm() as *const Comm).as_ref().is_some_and(|c| c.rank == output.rank)
             };
@@ -198,7 +198,7 @@ impl<'a> Run<'a> {
     }
 
     /// The first fault that a kernel has recorded.
-    pub(super) fn fault(&self) -> Option<Wrong> {
+    pub(super) fn fault(&self) -> Option<Violation> {
         let mut launches = self.chains.iter().flat_map(|chain| &chain.launches);
         launches.find_map(|launch| {
             // SAFETY: the contract of `launch`: a communicator is valid until it has ended, and nobody runs now.
@@ -206,7 +206,7 @@ impl<'a> Run<'a> {
                 let comm = (launch.comm() as *const Comm).as_ref()?;
                 (comm.fault as *const FaultCell).as_ref()?
             };
-            (fault.state != 0).then(|| Wrong::Fault(KernelFault(fault.fault).to_string()))
+            (fault.state != 0).then(|| Violation::Fault(KernelFault(fault.fault).to_string()))
         })
     }
 
@@ -214,7 +214,7 @@ impl<'a> Run<'a> {
     fn start(&mut self, chain: usize, number: usize) {
         let chains = self.chains;
         let launch = &chains[chain].launches[number];
-        let of_chain = |block: &Block| block.chain == chain;
+        let of_chain = |block: &ChainBlock| block.chain == chain;
         let agents: Vec<Agent> =
             (0..self.blocks.len()).filter(|agent| of_chain(&self.blocks[*agent])).collect();
         let before: Vec<Agent> = if number == 0 { Vec::new() } else { agents.clone() };
@@ -228,7 +228,7 @@ impl<'a> Run<'a> {
             let stack = match self.stacks.pop().map_or_else(block::new_stack, Ok) {
                 Ok(stack) => stack,
                 Err(error) => {
-                    self.wrong = Some(Wrong::Panic(format!("the stack of a block: {error}")));
+                    self.wrong = Some(Violation::Panic(format!("the stack of a block: {error}")));
                     return;
                 }
             };
@@ -241,7 +241,7 @@ impl<'a> Run<'a> {
             let (kernel, work, shared) = (launch.kernel, launch.work(), Arc::clone(self.shared));
             let run = BlockRun::new(stack, move |yielder| {
                 let work = work; // the whole of it, which is `Send`; not the pointer inside
-                let machine = Checked { yielder, shared, agent };
+                let machine = CheckedMachine { yielder, shared, agent };
                 let argument: *const Work = work.0;
                 // SAFETY: the contract of `launch`; the chain keeps the argument until after this.
                 unsafe { block::enter(index, &machine, kernel, argument) }
@@ -287,7 +287,7 @@ impl<'a> Run<'a> {
                 block.state = State::Ended;
                 self.stacks.extend(block.run.take().map(BlockRun::into_stack));
                 if let Resumed::Panicked(message) = resumed {
-                    self.wrong = Some(Wrong::Panic(message));
+                    self.wrong = Some(Violation::Panic(message));
                 } else {
                     let chain = block.chain;
                     self.follow(chain);

@@ -9,7 +9,7 @@ use ferroccl_device::gpu::Waiting;
 use super::machine::Shared;
 use super::memory::Agent;
 use super::run::{Choice, Outcome, Run};
-use super::{Chain, Checked, History, Output, Snapshot, Wrong, deadlock};
+use super::{Chain, Checked, History, Output, Snapshot, Violation, deadlock};
 use crate::runtime::sync::lock;
 
 /// A state on the way to where the search is, and what can happen there.
@@ -41,7 +41,7 @@ pub(super) struct Search<'a> {
 #[derive(Default)]
 pub(super) struct Tried {
     pub(super) checked: Checked,
-    pub(super) wrong: Option<Wrong>,
+    pub(super) wrong: Option<Violation>,
     pub(super) history: Option<History>,
 }
 
@@ -55,7 +55,7 @@ enum End {
     Known,
     /// A word is shared that was not known to be.
     Grown,
-    Wrong(Wrong),
+    Violation(Violation),
 }
 
 /// What is known of all runs with the same shared words.
@@ -93,11 +93,11 @@ impl Search<'_> {
     }
 
     /// All runs, until a word turns out to be shared; what is wrong, and whether that is that nothing moves.
-    fn pass(&mut self, known: &mut Known) -> Option<(Wrong, bool)> {
+    fn pass(&mut self, known: &mut Known) -> Option<(Violation, bool)> {
         loop {
             known.checked.runs += 1;
             match self.run(known) {
-                End::Wrong(wrong) => return Some((wrong, false)),
+                End::Violation(wrong) => return Some((wrong, false)),
                 End::Grown => return None,
                 End::Waits | End::Known => {
                     if let Some(last) = known.nodes.last_mut() {
@@ -129,7 +129,7 @@ impl Search<'_> {
                 known.checked.complete = true;
                 let none = "no run comes to an end, and none is stuck: ranks may reach memory by several addresses";
                 let never = known.checked.executions == 0;
-                return never.then(|| (Wrong::Deadlock(none.to_owned()), false));
+                return never.then(|| (Violation::Deadlock(none.to_owned()), false));
             }
             if known.checked.states >= self.most_states {
                 return None;
@@ -157,20 +157,20 @@ impl Search<'_> {
                 return End::Grown;
             }
             if let Some(wrong) = run.wrong() {
-                return End::Wrong(wrong);
+                return End::Violation(wrong);
             }
             if run.is_done() {
                 known.checked.executions += 1;
                 lock(shared).memory.finish();
                 run.read(outputs);
                 if let Some(wrong) = run.wrong() {
-                    return End::Wrong(wrong);
+                    return End::Violation(wrong);
                 }
                 if let Some(wrong) = run.fault() {
-                    return End::Wrong(wrong);
+                    return End::Violation(wrong);
                 }
                 if let Some(Err(wrong)) = check.map(|check| check()) {
-                    return End::Wrong(Wrong::Result(wrong));
+                    return End::Violation(Violation::Result(wrong));
                 }
                 let path = || known.nodes.iter().filter_map(Node::choice).collect();
                 known.first.get_or_insert_with(path);
@@ -221,7 +221,7 @@ impl Search<'_> {
 
     /// Whether nothing moves in the state of the last node, of which no choice led on. A block may be there in the midst of a look at
     /// several words of which it saw the first too early; it looks again, then.
-    fn deadlock(&mut self, known: &Known) -> Option<Wrong> {
+    fn deadlock(&mut self, known: &Known) -> Option<Violation> {
         let path: Vec<Choice> =
             known.nodes[..known.nodes.len() - 1].iter().filter_map(Node::choice).collect();
         let mut run = self.begin(false);
