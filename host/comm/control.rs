@@ -48,6 +48,8 @@ struct GroupTables {
     address: u64,
     comm: Comm,
     channels: Box<[Channel]>,
+    /// By channel, what `Channel::order` is the kernels' copy of.
+    orders: Box<[Arc<[u32]>]>,
 }
 
 /// The order of a group's ranks around the ring.
@@ -128,12 +130,17 @@ impl ControlBlock {
         let groups = groups.iter().map(|rings| {
             let k = rings.first().map_or(0, |ring| ring.ranks.len() as u32);
             // In a group of some of the ranks, data blocks are numbered from 0.
-            let order = |ring: &RankOrder| match k == params.nranks {
-                true => image.push(&ring.ranks),
-                false => image.push(&(0..k).collect::<Vec<u32>>()),
+            let order = |ring: &RankOrder| -> (u64, Arc<[u32]>) {
+                let order: Arc<[u32]> = match k == params.nranks {
+                    true => ring.ranks.as_slice().into(),
+                    false => (0..k).collect(),
+                };
+                (image.push(&order[..]), order)
             };
-            let orders: Vec<u64> = rings.iter().map(order).collect();
-            let in_turn = orders.iter().zip(rings).cycle();
+            let by_ring: Vec<(u64, Arc<[u32]>)> = rings.iter().map(order).collect();
+            let of_channels = by_ring.iter().cycle().take(channels);
+            let orders = of_channels.map(|(_, order)| Arc::clone(order)).collect();
+            let in_turn = by_ring.iter().map(|(at, _)| at).zip(rings).cycle();
             let channels: Box<[Channel]> = (0..u64::from(params.channels))
                 .zip(in_turn)
                 .map(|(channel, (order, ring))| Channel {
@@ -157,7 +164,7 @@ impl ControlBlock {
                 fault: flags.address() + offset_of!(HostFlags, fault) as u64,
                 timeout_ns: params.timeout_ns,
             };
-            GroupTables { address: image.push(&[comm]), comm, channels }
+            GroupTables { address: image.push(&[comm]), comm, channels, orders }
         });
         let groups = groups.collect();
         // SAFETY: the memory is the runtime's, and new.
@@ -191,10 +198,10 @@ impl ControlBlock {
         self.shape
     }
 
-    /// The tables of a group as they were written.
-    pub(super) fn tables(&self, group: usize) -> (&Comm, &[Channel]) {
-        let GroupTables { comm, channels, .. } = &self.groups[group];
-        (comm, channels)
+    /// The tables of a group as they were written, and by channel its ring's order. Addresses in them are the kernels'.
+    pub(super) fn tables(&self, group: usize) -> (&Comm, &[Channel], &[Arc<[u32]>]) {
+        let GroupTables { comm, channels, orders, .. } = &self.groups[group];
+        (comm, channels, orders)
     }
 
     /// Address of a connection for sends and receives: on a channel, from us to `peer` or the other way.

@@ -14,6 +14,7 @@ use super::collective::Subgroup;
 use super::net::ProxyWork;
 use super::recorder::RecordId;
 use super::shared::SharedComm;
+use super::trees::TreeTable;
 use super::window::WindowPlaces;
 use crate::buffer::Stream;
 use crate::enqueue::{CollectiveCall, KernelPlan};
@@ -58,11 +59,13 @@ pub(super) fn launch_kernel(
     let address = comm.control.comm_address(group);
     let mut work = plan.work(address, operands.input, operands.output, operands.scalar);
     let mut table: Option<Arc<dyn Memory>> = None;
+    let mut tree = None;
     if plan.tree {
         let links = comm.trees.table(call.root.unwrap_or(NO_RANK), &**comm.device.runtime());
-        let links = comm.must(links)?;
-        work.extra = links.address();
-        table = Some(links);
+        let TreeTable { links, memory } = comm.must(links)?;
+        work.extra = memory.address();
+        table = Some(memory);
+        tree = Some(links);
     }
     if let Some((address, memory)) = operands.scratch {
         work.extra = address;
@@ -79,7 +82,14 @@ pub(super) fn launch_kernel(
         // SAFETY: the kernel takes this argument, below.
         Some(net) => comm.must(unsafe {
             let blocks = (plan.blocks, plan.choice.protocol);
-            net.counter.collective(&comm.control, group, &plan.kernel, &work, blocks, plan.tree)
+            net.counter.collective(
+                &comm.control,
+                group,
+                &plan.kernel,
+                &work,
+                blocks,
+                tree.as_deref(),
+            )
         })?,
         None => ProxyWork::new(),
     };

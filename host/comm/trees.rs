@@ -18,8 +18,16 @@ pub(super) struct Trees {
     own: Box<[TreeLinks]>,
     rank: u32,
     shapes: Box<[TreeShape]>,
-    /// By root, the links of all channels, in memory of the device.
-    tables: Mutex<HashMap<u32, Arc<dyn Memory>>>,
+    /// By root.
+    tables: Mutex<HashMap<u32, TreeTable>>,
+}
+
+/// The links of all channels in the trees with some root.
+#[derive(Clone, Debug)]
+pub(super) struct TreeTable {
+    pub links: Arc<[TreeLinks]>,
+    /// The same in the device's memory.
+    pub memory: Arc<dyn Memory>,
 }
 
 /// The tree of a channel.
@@ -66,15 +74,16 @@ impl Trees {
     ///
     /// # Errors
     /// When the device has no memory for it.
-    pub(super) fn table(&self, root: u32, runtime: &dyn Runtime) -> Result<Arc<dyn Memory>> {
+    pub(super) fn table(&self, root: u32, runtime: &dyn Runtime) -> Result<TreeTable> {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(table) = tables.get(&root) {
-            return Ok(Arc::clone(table));
+            return Ok(table.clone());
         }
-        let links: Box<[TreeLinks]> =
+        let links: Arc<[TreeLinks]> =
             self.shapes.iter().map(|shape| links(shape, self.rank, root)).collect();
-        let table = place(runtime, bytemuck::cast_slice(&links))?;
-        tables.insert(root, Arc::clone(&table));
+        let memory = place(runtime, bytemuck::cast_slice(&links))?;
+        let table = TreeTable { links, memory };
+        tables.insert(root, table.clone());
         Ok(table)
     }
 }

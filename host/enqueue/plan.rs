@@ -257,10 +257,27 @@ pub fn choose(
     let kernel = |algorithm, protocol| {
         context.registry.lookup(call.collective, algorithm, protocol, call.op, call.data_type)
     };
+    // What is made of other collectives, all by rings: a build, or another crate, may have some of them and not all.
+    let is_made_of = |protocol, parts: &[Collective]| {
+        let has = |part: &Collective| {
+            let op = if *part == Collective::Broadcast { ReduceOp::Sum } else { call.op };
+            let kernel =
+                context.registry.lookup(*part, Algorithm::Ring, protocol, op, call.data_type);
+            kernel.is_some()
+        };
+        parts.iter().all(has)
+    };
     let has = |algorithm, protocol| match algorithm {
-        // Made of kernels of other algorithms, of which another crate may have some and not all.
-        Algorithm::Hierarchical => context.nodes > 1 && !matches!(protocol, ProtocolId::Own(_)),
-        Algorithm::CollnetDirect => context.network.has(call.data_type, call.op),
+        Algorithm::Hierarchical => {
+            let parts = [Collective::Reduce, Collective::AllReduce, Collective::Broadcast];
+            context.nodes > 1
+                && !matches!(protocol, ProtocolId::Own(_))
+                && is_made_of(protocol, &parts)
+        }
+        Algorithm::CollnetDirect => {
+            context.network.has(call.data_type, call.op)
+                && is_made_of(protocol, &[Collective::Reduce, Collective::Broadcast])
+        }
         _ if !buffers.allows(algorithm) => false,
         _ => kernel(algorithm, protocol).is_some(),
     };

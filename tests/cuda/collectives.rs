@@ -198,3 +198,20 @@ fn what_there_is_to_know_of_a_gpu() {
     assert_eq!((info.compute_capability, info.multiprocessors), (90, 16));
     assert_eq!((info.memory, info.driver_version), (1 << 34, 12_040));
 }
+
+/// What a host does before a launch, as counting steps, it does without the device's memory. A process of its own, as others would have it
+/// reached.
+#[test]
+fn the_host_touches_no_device_memory() {
+    if !ready() {
+        return;
+    }
+    for scenario in ["collectives_and_messages_over_a_network", "a_graph_over_a_network"] {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", &format!("as_on_a_gpu::{scenario}")]);
+        let output = child.env("FAKE_CUDA_GUARD", "1").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains("1 passed"), "{}: {text}", output.status);
+    }
+}

@@ -10,6 +10,8 @@ use ferroccl::{
 };
 use ferroccl_proxy::net::LocalNet;
 
+use crate::team::team_on;
+
 /// Gives a macro the names of all of them; each is a function of a device.
 macro_rules! scenarios {
     ($with:ident) => {
@@ -21,6 +23,7 @@ macro_rules! scenarios {
             a_replay_is_a_call,
             a_graph_of_a_group_with_messages,
             a_graph_over_a_network,
+            collectives_and_messages_over_a_network,
             a_graph_keeps_what_it_needs,
             calls_before_a_capture_are_no_part_of_it,
             a_replay_that_fails_is_an_error_of_its_stream,
@@ -215,10 +218,29 @@ pub(crate) fn a_graph_of_a_group_with_messages(device: &Device) {
 
 /// The proxies have their part in each replay.
 pub(crate) fn a_graph_over_a_network(device: &Device) {
+    over_a_network(device, &by_network());
+}
+
+/// Ranks that reach each other by a network alone.
+fn by_network() -> CommConfig {
     let mut config = CommConfig::default();
     (config.p2p, config.shm) = (Some(false), Some(false));
     config.net = Some(Arc::new(LocalNet::default()));
-    over_a_network(device, &config);
+    config
+}
+
+/// The host counts the steps of a call over a network, by the kernel's own code: it must find all that this reads in its own memory.
+pub(crate) fn collectives_and_messages_over_a_network(device: &Device) {
+    for &protocol in ProtocolId::ALL {
+        for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Bruck] {
+            let mut config = by_network();
+            (config.protocol, config.algorithm) = (Some(protocol), Some(algorithm));
+            let name = format!("{algorithm} {protocol} over a network");
+            let team = team_on(device.clone(), &config, 3, &name);
+            team.collectives(0xF3220, &[0, 1, 17, 4099]);
+            team.messages(0xF3220, &[0, 1, 4099]);
+        }
+    }
 }
 
 /// The same over a network of the caller's choice.

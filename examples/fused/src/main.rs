@@ -1,4 +1,9 @@
-//! Simulated times of the examples, each in one kernel and as kernels and calls.
+//! The examples, each in one kernel and as kernels and calls: their simulated times, or what they do on a GPU.
+//!
+//! ```text
+//! fused          simulated times on a described machine; needs no GPU
+//! fused --gpu    all of them on GPU 0, with all ranks on one host and on two: whether the results are right
+//! ```
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -18,6 +23,46 @@ fn main() -> ExitCode {
         eprintln!("fused: this build has no PTX: docs/building.md says what makes it");
         return ExitCode::FAILURE;
     }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => simulated(),
+        ["--gpu"] => on_a_gpu(),
+        _ => {
+            eprintln!("usage: fused [--gpu]");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether the examples are right on GPU 0.
+fn on_a_gpu() -> ExitCode {
+    let device = match Device::cuda(0) {
+        Ok(device) => device,
+        Err(error) => {
+            eprintln!("fused: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    println!("# {RANKS} ranks on GPU 0");
+    let devices = vec![device; RANKS];
+    let mut failed = false;
+    for (name, case, _) in CASES {
+        for size in sizes(name) {
+            for hosts in [&[RANKS][..], &[2, 2]] {
+                for form in [Form::Fused, Form::Apart] {
+                    let outcome = case(&Places { devices: &devices, hosts }, *size, form, &|| {});
+                    let said = outcome.as_ref().map_or_else(ToString::to_string, |()| "right".into());
+                    let (form, hosts) = (format!("{form:?}").to_lowercase(), hosts.len());
+                    println!("  {name:<24} {size:>8}  {form:<6} {hosts} host(s)  {said}");
+                    failed |= outcome.is_err();
+                }
+            }
+        }
+    }
+    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn simulated() -> ExitCode {
     let model = MachineModel::ALL[1].clone();
     println!("# SIMULATED on {RANKS} GPUs of {}, microseconds", model.name);
     println!(

@@ -26,14 +26,32 @@ fn under_adversary(
     several: bool,
     weaken: Option<(Published, Side)>,
 ) -> Result<(), String> {
+    in_form(Form::Fused, case, seed, several, weaken)
+}
+
+fn in_form(
+    form: Form,
+    case: Case,
+    seed: u64,
+    several: bool,
+    weaken: Option<(Published, Side)>,
+) -> Result<(), String> {
     let adversity = Adversity { races: true, weaken, ..Adversity::new(seed) };
     let runtime = Arc::new(CpuRuntime::seeded(adversity));
     let (n, size) = shape(seed, 40);
     let hosts = if several { HOSTS[seed as usize % HOSTS.len()] } else { &[n] };
     let devices = vec![Device::new(runtime.clone()); hosts.iter().sum()];
     let places = Places { devices: &devices, hosts };
-    case(&places, size, Form::Fused, &|| {}).map_err(|e| e.to_string())?;
+    case(&places, size, form, &|| {}).map_err(|e| e.to_string())?;
     runtime.race().map_or(Ok(()), Err)
+}
+
+/// The library's calls take what this build has kernels of: it is without `reduce`, of which a hierarchical all-reduce is made.
+#[test]
+fn kernels_and_calls_are_right_over_several_hosts() {
+    for (_, case, _) in CASES {
+        seeds(6, |seed| in_form(Form::Apart, case, seed, true, None));
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ferroccl_device::abi::{ProtocolId, Transfer, TransferKind, Work};
+use ferroccl_device::abi::{ProtocolId, Transfer, TransferKind, TreeLinks, Work};
 use ferroccl_device::kernels::Kernel;
 use ferroccl_device::prims::{Ll, Ll128, Protocol, Simple};
 use ferroccl_proxy::connection::{ConnectionId, Steps};
@@ -56,7 +56,8 @@ impl StepCounter {
         self.is_remote.get(rank as usize).copied().unwrap_or(false)
     }
 
-    /// The work of a collective's kernel, which runs over a `group` of the communicator's ranks.
+    /// The work of a collective's kernel, which runs over a `group` of the communicator's ranks. `tree` is the host's copy of the
+    /// table that the kernel of a tree takes.
     ///
     /// # Errors
     /// When the kernel does not count its steps.
@@ -70,7 +71,7 @@ impl StepCounter {
         kernel: &Kernel,
         work: &Work,
         (blocks, protocol): (u32, ProtocolId),
-        tree: bool,
+        tree: Option<&[TreeLinks]>,
     ) -> Result<ProxyWork> {
         let key = StepCacheKey {
             group,
@@ -79,13 +80,16 @@ impl StepCounter {
             count: work.count,
             root: work.root,
             // Of a tree it is an address, and the tree follows from the root.
-            mode: if tree { 0 } else { work.extra },
+            mode: if tree.is_some() { 0 } else { work.extra },
         };
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let counts = match cache.get(&key) {
             Some(counts) => Arc::clone(counts),
             None => {
                 let is_remote = |rank| self.is_remote(rank);
+                // The kernel's table is in the device's memory.
+                let links = tree.map(|links| links.as_ptr().expose_provenance() as u64);
+                let work = &Work { extra: links.unwrap_or(work.extra), ..*work };
                 // SAFETY: the caller's.
                 let counts =
                     unsafe { count(control, group, kernel.steps, work, blocks, is_remote)? };

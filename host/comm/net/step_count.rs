@@ -71,7 +71,7 @@ impl Machine for NoWaitMachine {
 ///
 /// # Safety
 /// `work` is what the kernel takes, in a view of `control`'s; what it refers to besides the communicator and the user's
-/// buffers is valid.
+/// buffers is valid, and in the host's memory.
 pub(super) unsafe fn count(
     control: &ControlBlock,
     group: usize,
@@ -85,7 +85,7 @@ pub(super) unsafe fn count(
         reason: "proxies have to know its steps, and it does not count them (Kernel::steps)"
             .to_owned(),
     })?;
-    let (comm, channels) = control.tables(group);
+    let (comm, channels, orders) = control.tables(group);
     let ranks = control.ranks();
     let shape = control.conn_shape();
     let mut conns = DryRunConns::new(channels.len(), ranks, &shape, &work.signature);
@@ -93,9 +93,12 @@ pub(super) unsafe fn count(
     let mut abort = 0u64;
     let mut counted_channels: Vec<Channel> = channels
         .iter()
+        .zip(orders)
         .enumerate()
-        .map(|(i, channel)| Channel {
+        .map(|(i, (channel, order))| Channel {
             peers: (&raw mut conns.peers[i * ranks]).expose_provenance() as u64,
+            // The kernels' own is in the device's memory, which the host does not reach.
+            order: order.as_ptr().expose_provenance() as u64,
             progress: FAR,
             ..*channel
         })

@@ -215,6 +215,7 @@ api! {
     mem_get_handle_for_address_range = "cuMemGetHandleForAddressRange" (handle: *mut c_void, address: Address,
         bytes: usize, kind: c_int, flags: u64);
     pointer_get_attribute = "cuPointerGetAttribute" (value: *mut c_void, attribute: c_int, at: Address);
+    pointer_get_attributes = "cuPointerGetAttributes" (count: c_uint, attributes: *mut c_int, values: *mut *mut c_void, at: Address);
     memcpy_htod_async = "cuMemcpyHtoDAsync_v2" (to: Address, from: *const c_void, bytes: usize, stream: RawStream);
     memcpy_dtoh_async = "cuMemcpyDtoHAsync_v2" (to: *mut c_void, from: Address, bytes: usize, stream: RawStream);
     memcpy_dtod_async = "cuMemcpyDtoDAsync_v2" (to: Address, from: Address, bytes: usize, stream: RawStream);

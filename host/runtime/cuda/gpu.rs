@@ -341,9 +341,14 @@ impl Gpu {
     /// current.
     pub(super) fn is_known(&self, at: u64) -> bool {
         let mut kind = 0u32;
-        let to = (&raw mut kind).cast();
-        // SAFETY: writes a number to a place that is there; what is unknown is an error.
-        unsafe { self.driver.pointer_get_attribute(to, driver::POINTER_MEMORY_TYPE, at).is_ok() }
+        let mut to = (&raw mut kind).cast();
+        let mut attribute = driver::POINTER_MEMORY_TYPE;
+        // Of an address that it does not know it gives no kind. Asked for one attribute alone, it would report an error, which
+        // tools that watch calls show (cuPointerGetAttributes).
+        // SAFETY: writes a number to a place that is there.
+        let asked =
+            unsafe { self.driver.pointer_get_attributes(1, &raw mut attribute, &raw mut to, at) };
+        asked.is_ok() && kind != 0
     }
 
     /// What is done on the service stream, to its end.

@@ -374,6 +374,9 @@ impl StreamOps for CudaStream {
     fn copy_out(&self, from: &Arc<dyn Memory>, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let at = memory::range(from, offset, bytes.len())? as u64;
         self.refuse_capture("a copy to the host's memory")?;
+        // A copy to memory that is not pinned waits inside the driver for what is before it in the stream, and the context's other
+        // callers wait with it: also the proxy, which copies what a kernel in this stream may be waiting for.
+        self.drain()?;
         let gpu = &self.gpu;
         let copied = gpu.run(|| {
             // SAFETY: the range was checked, and `bytes` is there until the stream is drained, below.

@@ -53,6 +53,7 @@ driver! {
         if !memory::known(to, bytes as u64) {
             return Err(INVALID_VALUE);
         }
+        let _reaching = memory::Reaching::new();
         // SAFETY: as much as is said, on both sides.
         unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to as *mut u8, bytes) };
         Ok(())
@@ -62,6 +63,7 @@ driver! {
         if !memory::known(from, bytes as u64) {
             return Err(INVALID_VALUE);
         }
+        let _reaching = memory::Reaching::new();
         // SAFETY: as much as is said, on both sides.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.cast::<u8>(), bytes) };
         Ok(())

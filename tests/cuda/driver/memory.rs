@@ -1,12 +1,15 @@
 //! Device memory is a memfd each, so that other processes can open it; what kernels may touch is known.
+//!
+//! The host must not touch it. With `FAKE_CUDA_GUARD=1` its pages are there only while a kernel or a copy runs ([`Reaching`]): whoever
+//! touches it at another time gets a signal, as with a GPU. That costs a system call for each allocation at each beginning and end.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
-use crate::{Ctx, INVALID_VALUE, Kind, count, driver, lock};
+use crate::{Ctx, INVALID_VALUE, Kind, count, driver, lock, setting};
 
 /// A range that kernels reach.
 pub(crate) struct Range {
@@ -28,6 +31,50 @@ pub(crate) fn known(at: u64, bytes: u64) -> bool {
     let ranges = lock(&RANGES);
     let before = ranges.range(..=at).next_back();
     before.is_some_and(|(start, range)| at + bytes <= start + range.bytes as u64)
+}
+
+/// How many kernels and copies are under way.
+static REACHING: Mutex<usize> = Mutex::new(0);
+
+/// While there is one, device memory is there.
+pub(crate) struct Reaching(());
+
+impl Reaching {
+    pub(crate) fn new() -> Self {
+        let mut reaching = lock(&REACHING);
+        *reaching += 1;
+        if *reaching == 1 {
+            protect_all(libc::PROT_READ | libc::PROT_WRITE);
+        }
+        Reaching(())
+    }
+}
+
+impl Drop for Reaching {
+    fn drop(&mut self) {
+        let mut reaching = lock(&REACHING);
+        *reaching -= 1;
+        if *reaching == 0 {
+            protect_all(libc::PROT_NONE);
+        }
+    }
+}
+
+fn protect_all(protection: c_int) {
+    if !guards() {
+        return;
+    }
+    for (at, range) in &*lock(&RANGES) {
+        if matches!(range.kind, Kind::Allocation) {
+            // SAFETY: a mapping of ours, which is there as long as the range is in the list.
+            unsafe { libc::mprotect(*at as *mut c_void, range.bytes, protection) };
+        }
+    }
+}
+
+fn guards() -> bool {
+    static GUARDS: OnceLock<bool> = OnceLock::new();
+    *GUARDS.get_or_init(|| setting("FAKE_CUDA_GUARD", 0) != 0)
 }
 
 fn map(fd: c_int, bytes: usize, flags: c_int) -> Result<u64, c_int> {
@@ -76,6 +123,8 @@ pub(crate) fn allocate(bytes: usize, context: Option<&Ctx>) -> Result<u64, c_int
         OwnedFd::from_raw_fd(fd)
     };
     let at = map(file.as_raw_fd(), pages, libc::MAP_SHARED | libc::MAP_NORESERVE)?;
+    // Its pages go when this is dropped, if nothing else runs.
+    let _reaching = Reaching::new();
     if pages <= 1 << 22 {
         // Fresh device memory is anything but zeros.
         // SAFETY: just mapped.
@@ -160,6 +209,19 @@ driver! {
                 12 => *to.cast::<usize>() = range.bytes,
                 _ => return Err(INVALID_VALUE),
             }
+        }
+        Ok(())
+    }
+    cuPointerGetAttributes(n: c_uint, attributes: *mut c_int, values: *mut *mut c_void, at: u64) |_context| {
+        // SAFETY: the caller's lists, of one entry, and its place.
+        unsafe {
+            if (n, *attributes) != (1, 2) {
+                return Err(INVALID_VALUE);
+            }
+            let ranges = lock(&RANGES);
+            let found = ranges.range(..=at).next_back().filter(|(start, range)| at < *start + range.bytes as u64);
+            let kind = found.map(|(_, range)| if matches!(range.kind, Kind::Pinned | Kind::Registered) { 1 } else { 2 });
+            (*values).cast::<u32>().write(kind.unwrap_or(0));
         }
         Ok(())
     }

@@ -97,6 +97,9 @@ impl Start {
         context.running.fetch_add(1, Ordering::AcqRel);
         // A GPU would have the blocks for which there is no room wait for others to end. Here none may be without.
         let parts = i64::from(blocks) * PARTS / i64::from(module::per_multiprocessor(threads));
+        // While the kernel runs.
+        let reaching = Arc::new(Mutex::new(None));
+        let begins = Arc::clone(&reaching);
         ops.host_function(Box::new(move || {
             let taken = context.taken.fetch_add(parts, Ordering::AcqRel) + parts;
             let all = i64::from(setting("FAKE_CUDA_MULTIPROCESSORS", 16)) * PARTS;
@@ -104,8 +107,10 @@ impl Start {
                 eprintln!("no room for {}: {taken} of {all} parts of multiprocessors", kernel.name);
                 trap();
             }
+            *lock(&begins) = Some(memory::Reaching::new());
         }));
         let done = Box::new(move |failure: Option<&ferroccl::Error>| {
+            drop(lock(&reaching).take());
             context.taken.fetch_sub(parts, Ordering::AcqRel);
             context.running.fetch_sub(1, Ordering::AcqRel);
             if failure.is_some() {
@@ -192,6 +197,7 @@ impl Stream {
 /// Copies within device memory.
 pub(crate) fn copy(ops: &dyn StreamOps, to: u64, from: u64, bytes: usize) {
     ops.host_function(Box::new(move || {
+        let _reaching = memory::Reaching::new();
         // SAFETY: memory that was known; the stream's order keeps others away.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) }
     }));
@@ -357,6 +363,7 @@ driver! {
         if memory::known(from as u64, bytes as u64) {
             // Pinned memory is read when the stream comes by. It is also copied at once, as what it mostly holds is the
             // argument of the launch behind it, which is looked at when that is put in; nobody else has the place then.
+            let _reaching = memory::Reaching::new();
             // SAFETY: memory that is known, on both sides.
             unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to as *mut u8, bytes) };
             match stream.capturing() {
@@ -375,6 +382,7 @@ driver! {
         let copy = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec();
         stream.enter();
         stream.ops.host_function(Box::new(move || {
+            let _reaching = memory::Reaching::new();
             // SAFETY: memory that was known; the stream's order keeps others away.
             unsafe { std::ptr::copy_nonoverlapping(copy.as_ptr(), to as *mut u8, copy.len()) }
         }));
@@ -388,6 +396,7 @@ driver! {
         let (to, pageable) = (to as usize, !memory::known(to as u64, bytes as u64));
         stream.enter();
         stream.ops.host_function(Box::new(move || {
+            let _reaching = memory::Reaching::new();
             // SAFETY: as much as was said, on both sides.
             unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) }
         }));
@@ -415,6 +424,7 @@ driver! {
         }
         stream.enter();
         stream.ops.host_function(Box::new(move || {
+            let _reaching = memory::Reaching::new();
             // SAFETY: memory that was known; the stream's order keeps others away.
             unsafe { std::ptr::write_bytes(at as *mut u8, value, bytes) }
         }));
