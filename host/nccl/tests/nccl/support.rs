@@ -95,6 +95,8 @@ pub(crate) fn run(program: &Path, arguments: &[&str], environment: &[(&str, &str
             command.env_remove(&name);
         }
     }
+    // Before what `cargo test` has it look into: another build may have left a library there.
+    command.env("LD_LIBRARY_PATH", folder.join("lib"));
     command.env("FERROCCL_DEVICE", "cpu").envs(environment.iter().copied());
     let mut child = command.spawn().expect("the program starts");
     let start = Instant::now();
