@@ -258,7 +258,7 @@ ncclResult_t ncclSend(const void* sendbuff, size_t count, ncclDataType_t datatyp
 ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
                       cudaStream_t stream);
 
-/* ---- One-sided calls: not there yet, and they say so ----------------------------------------------------------------- */
+/* ---- One-sided calls: the communicator has a window, and the peer takes no part but to wait ------------------------- */
 
 typedef struct {
     int opCnt;
@@ -266,6 +266,7 @@ typedef struct {
     int sigIdx;
     int ctx;
 } ncclWaitSignalDesc_t;
+/* Writes into a peer's window, and signals: what was written is there for a peer that has waited for the signal. */
 ncclResult_t ncclPutSignal(const void* localbuff, size_t count, ncclDataType_t datatype, int peer, ncclWindow_t peerWin,
                            size_t peerWinOffset, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm,
                            cudaStream_t stream);

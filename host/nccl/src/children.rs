@@ -39,6 +39,7 @@ export! {
             let config = settings.comm_config(None);
             return group::job(QueuedJob {
                 comms: vec![Arc::clone(&parent)],
+                of: parent.handle,
                 sink: parent,
                 undo: Box::new(|| {}),
                 blocking: settings.blocking,

@@ -16,12 +16,14 @@ pub(crate) struct CommSettings {
     pub(crate) blocking: bool,
     min_ctas: Option<u32>,
     max_ctas: Option<u32>,
+    /// Contexts of one-sided calls, each with signals of its own.
+    pub(crate) rma_contexts: u32,
     name: Option<String>,
 }
 
 impl Default for CommSettings {
     fn default() -> Self {
-        CommSettings { blocking: true, min_ctas: None, max_ctas: None, name: None }
+        CommSettings { blocking: true, min_ctas: None, max_ctas: None, rma_contexts: 1, name: None }
     }
 }
 
@@ -43,10 +45,13 @@ const NUMBERS: &[Field] = &[
     ("nChannelsPerNetPeer", 22800, |c| &mut c.nChannelsPerNetPeer, 1..=c_int::MAX),
     ("nvlinkCentricSched", 22800, |c| &mut c.nvlinkCentricSched, 0..=1),
     ("graphUsageMode", 22900, |c| &mut c.graphUsageMode, 0..=2),
-    ("numRmaCtx", 22900, |c| &mut c.numRmaCtx, 1..=c_int::MAX),
+    ("numRmaCtx", 22900, |c| &mut c.numRmaCtx, 1..=MOST_CONTEXTS),
     ("maxP2pPeers", 23000, |c| &mut c.maxP2pPeers, 1..=c_int::MAX),
     ("graphStreamOrdering", 23000, |c| &mut c.graphStreamOrdering, 0..=1),
 ];
+
+/// Contexts of one-sided calls: a signal of each takes a word for each rank.
+const MOST_CONTEXTS: c_int = 64;
 
 /// What FerroCCL does by settings of its own, or not at all: accepted, and told in the log.
 const WITHOUT_EFFECT: &[&str] = &[
@@ -60,7 +65,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "nChannelsPerNetPeer",
     "nvlinkCentricSched",
     "graphUsageMode",
-    "numRmaCtx",
     "maxP2pPeers",
     "graphStreamOrdering",
 ];
@@ -160,6 +164,7 @@ impl CommSettings {
             blocking: known.blocking != 0,
             min_ctas: ctas(known.minCTAs),
             max_ctas: ctas(known.maxCTAs),
+            rma_contexts: if defined(known.numRmaCtx) { known.numRmaCtx.unsigned_abs() } else { 1 },
             name,
         })
     }

@@ -1,7 +1,7 @@
 //! Groups: what a thread does between `ncclGroupStart` and `ncclGroupEnd`.
 //!
 //! Jobs are what waits for other ranks: making, splitting, shrinking and growing communicators, finalizing, registering. At the
-//! group's end all of them start, each in a thread. Blocking communicators wait for them, and then make the group's calls. With
+//! group's end all of them start, those of each communicator in a thread, one after the other: ranks meet in that order. Blocking communicators wait for them, and then make the group's calls. With
 //! `blocking = 0` the end returns at once, and a group has either jobs or calls.
 
 use std::cell::RefCell;
@@ -19,6 +19,8 @@ use crate::types::*;
 pub(crate) struct QueuedJob {
     /// The communicators that are in progress meanwhile.
     pub(crate) comms: Vec<Arc<Comm>>,
+    /// The one whose jobs it is one of.
+    pub(crate) of: usize,
     /// The one that fails with it.
     pub(crate) sink: Arc<Comm>,
     /// Takes back the handle that the caller has got, when there will be nothing for it.
@@ -139,22 +141,10 @@ fn start(mut jobs: Vec<QueuedJob>) -> Answer {
         return job.ended(jobs::caught(run)).map(|()| Done::Yes);
     }
     let mut started: Vec<(QueuedJob, Result<Arc<Job>, Failure>)> = Vec::new();
-    for mut job in jobs {
-        let run = std::mem::replace(&mut job.run, Box::new(|| Ok(())));
-        let sink = (!job.blocking).then(|| Arc::clone(&job.sink));
-        // Nobody waits for it to tell.
-        let run: Run = Box::new(move || {
-            let result = run();
-            if let (Some(sink), Err(failure)) = (sink, &result) {
-                sink.fail(failure);
-            }
-            result
-        });
-        let thread = Job::start(run);
-        if let (Ok(thread), false) = (&thread, job.blocking) {
-            job.comms.iter().for_each(|comm| comm.joins(thread));
-        }
-        started.push((job, thread));
+    while let Some(of) = jobs.first().map(|job| job.of) {
+        let (chain, rest) = jobs.into_iter().partition(|job| job.of == of);
+        jobs = rest;
+        started.extend(start_chain(chain));
     }
     let mut first = Ok(Done::Yes);
     for (job, thread) in started {
@@ -170,6 +160,32 @@ fn start(mut jobs: Vec<QueuedJob>) -> Answer {
         };
     }
     first
+}
+
+/// Starts the jobs of one communicator.
+fn start_chain(mut chain: Vec<QueuedJob>) -> Vec<(QueuedJob, Result<Arc<Job>, Failure>)> {
+    let runs = chain.iter_mut().map(|job| {
+        let run = std::mem::replace(&mut job.run, Box::new(|| Ok(())));
+        let sink = (!job.blocking).then(|| Arc::clone(&job.sink));
+        // Nobody waits for it to tell.
+        let run: Run = Box::new(move || {
+            let result = run();
+            if let (Some(sink), Err(failure)) = (sink, &result) {
+                sink.fail(failure);
+            }
+            result
+        });
+        run
+    });
+    match Job::start(runs.collect()) {
+        Err(failure) => chain.into_iter().map(|job| (job, Err(failure.clone()))).collect(),
+        Ok(started) => {
+            for (job, started) in chain.iter().zip(&started).filter(|(job, _)| !job.blocking) {
+                job.comms.iter().for_each(|comm| comm.joins(started));
+            }
+            chain.into_iter().zip(started.into_iter().map(Ok)).collect()
+        }
+    }
 }
 
 impl QueuedJob {

@@ -10,6 +10,7 @@ use ferroccl::{AbortHandle, Communicator, Error, Stream};
 use crate::answer::{Done, Failure};
 use crate::config::CommSettings;
 use crate::jobs::Job;
+use crate::one_sided::OneSided;
 use crate::operators::UserOperator;
 use crate::place::Place;
 use crate::types::{
@@ -27,6 +28,8 @@ pub(crate) struct Comm {
     pub(crate) operators: Mutex<HashMap<ncclRedOp_t, UserOperator>>,
     /// The id for new ranks that this rank has made and that no growth has used.
     pub(crate) grow_id: Mutex<Option<[u8; 128]>>,
+    /// What its one-sided calls go by, from its first window on.
+    pub(crate) one_sided: Mutex<Option<OneSided>>,
     /// The stream of its calls on the CPU.
     stream: OnceLock<Stream>,
     state: Mutex<State>,
@@ -65,6 +68,7 @@ pub(crate) fn enter(place: Arc<Place>, settings: CommSettings) -> Arc<Comm> {
         abort: AbortHandle::new(),
         operators: Mutex::default(),
         grow_id: Mutex::default(),
+        one_sided: Mutex::default(),
         stream: OnceLock::new(),
         state: Mutex::default(),
     });
@@ -241,6 +245,7 @@ impl Comm {
     /// Takes what is made out of it: the last that has it drops it.
     pub(crate) fn take(&self) -> Option<Arc<Communicator>> {
         self.operators.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        drop(self.one_sided.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.lock().made.take()
     }
 

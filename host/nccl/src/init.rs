@@ -51,6 +51,7 @@ pub(crate) unsafe fn make(
     let made = Arc::clone(&comm);
     let undone = Arc::clone(&comm);
     group::job(QueuedJob {
+        of: with.as_ref().unwrap_or(&comm).handle,
         comms: [Arc::clone(&comm)].into_iter().chain(with).collect(),
         blocking: comm.settings.blocking,
         sink: comm,

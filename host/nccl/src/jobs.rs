@@ -1,8 +1,7 @@
 //! Jobs: what waits for other ranks, in a thread of its own.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, OnceLock};
 
 use crate::answer::{Failure, words};
 
@@ -13,20 +12,22 @@ pub(crate) type Run = Box<dyn FnOnce() -> Result<(), Failure> + Send>;
 #[derive(Debug, Default)]
 pub(crate) struct Job {
     result: OnceLock<Result<(), Failure>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Job {
-    /// Starts it in a thread.
-    pub(crate) fn start(run: Run) -> Result<Arc<Job>, Failure> {
-        let job = Arc::new(Job::default());
-        let own = Arc::clone(&job);
+    /// Starts several, one after the other, in a thread.
+    pub(crate) fn start(runs: Vec<Run>) -> Result<Vec<Arc<Job>>, Failure> {
+        let jobs: Vec<Arc<Job>> = runs.iter().map(|_| Arc::default()).collect();
+        let own = jobs.clone();
         let thread = std::thread::Builder::new().name("ferroccl-init".to_owned());
-        let thread = thread.spawn(move || drop(own.result.set(caught(run))));
-        let thread =
-            thread.map_err(|e| ferroccl::Error::system("thread of a call in progress", e))?;
-        *job.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
-        Ok(job)
+        let thread = thread.spawn(move || {
+            for (job, run) in own.iter().zip(runs) {
+                // Nobody else sets it.
+                let _ = job.result.set(caught(run));
+            }
+        });
+        thread.map_err(|e| ferroccl::Error::system("thread of a call in progress", e))?;
+        Ok(jobs)
     }
 
     /// Whether it has ended.
@@ -36,11 +37,6 @@ impl Job {
 
     /// Waits for its end.
     pub(crate) fn wait(&self) -> Result<(), Failure> {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
-            // What it panics with has been caught.
-            let _ = thread.join();
-        }
         self.result.wait().clone()
     }
 }

@@ -2,7 +2,7 @@
 //! its name, `libnccl.so.2`.
 //!
 //! ```text
-//! a program ─► init, children, lifecycle, collectives, messages, windows, ...   its call: arguments are checked, by NCCL's names
+//! a program ─► init, children, lifecycle, collectives, messages, one_sided, ...   its call: arguments are checked, by NCCL's names
 //!                │
 //!              answer     a result code, the text for ncclGetLastError, the log; no panic leaves
 //!              handles    what an ncclComm_t stands for; a handle that is none is an error
@@ -31,9 +31,11 @@ mod group;
 mod handles;
 mod init;
 mod jobs;
+mod kernels;
 mod lifecycle;
 mod memory;
 mod messages;
+mod one_sided;
 mod operators;
 mod params;
 mod place;

@@ -20,6 +20,7 @@ export! {
         comm.set_finalized();
         group::job(QueuedJob {
             comms: vec![Arc::clone(&comm)],
+                of: comm.handle,
             blocking: comm.settings.blocking,
             sink: comm,
             undo: Box::new(|| {}),

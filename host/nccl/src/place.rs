@@ -11,6 +11,7 @@ use ferroccl::runtime::cuda::{self, CudaRuntime};
 use ferroccl::{Device, Error, Stream};
 
 use crate::answer::Failure;
+use crate::kernels::{PUT_SIGNAL, WAIT_SIGNAL};
 use crate::types::{cudaStream_t, ncclUnhandledCudaError};
 
 /// `cudaStreamPerThread`: each thread means its own stream by it.
@@ -55,18 +56,19 @@ impl Place {
         if is_cpu()? {
             return Ok(Self::cpu(ordinal));
         }
-        let settings = Config::from_env()?.runtime();
-        let runtime = cuda::shared(number, &settings).map_err(|error| match error {
+        let wrong = |error| match error {
             Error::InvalidArgument { reason, .. } => Failure::argument("devlist", reason),
             error => no_gpu(error),
-        })?;
-        Ok(Self::shared(runtime.context(), || Ok((runtime, ordinal)))?)
+        };
+        // Its own: it is kept as long as the context is in use here.
+        let runtime = CudaRuntime::new(number).map_err(wrong)?;
+        Ok(Self::shared(runtime.context(), || Ok((with_kernels(runtime), ordinal)))?)
     }
 
     fn of_context(context: *mut c_void) -> Result<Arc<Place>, Failure> {
         Ok(Self::shared(context, || {
             // SAFETY: it is current to this thread; as with NCCL, a program keeps the context as long as its communicators.
-            let runtime = Arc::new(unsafe { CudaRuntime::of_context(context)? });
+            let runtime = with_kernels(unsafe { CudaRuntime::of_context(context)? });
             let ordinal = c_int::try_from(runtime.info()?.ordinal).unwrap_or(0);
             Ok((runtime, ordinal))
         })?)
@@ -98,6 +100,19 @@ impl Place {
     pub(crate) fn is_cpu(&self) -> bool {
         self.gpu.is_none()
     }
+}
+
+/// A runtime that knows this crate's kernels.
+fn with_kernels(runtime: CudaRuntime) -> Arc<CudaRuntime> {
+    /// Empty where there was no compiler for it: what needs a kernel then says so.
+    const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/one_sided.ptx"));
+    if PTX.is_empty() {
+        return Arc::new(runtime);
+    }
+    let kernels = [PUT_SIGNAL.kernel().name, WAIT_SIGNAL.kernel().name];
+    // SAFETY: it is the PTX of these kernels.
+    let add = |runtime: CudaRuntime, kernel: &&str| unsafe { runtime.with_source(kernel, PTX) };
+    Arc::new(kernels.iter().fold(runtime, add))
 }
 
 impl GpuPlace {

@@ -30,7 +30,7 @@ export! {
         asked.multimemSupport = false;
         asked.ginType = 0;
         asked.nLsaTeams = 0;
-        asked.hostRmaSupport = false;
+        asked.hostRmaSupport = true;
         asked.railedGinType = 0;
         Ok(Done::Yes)
     }

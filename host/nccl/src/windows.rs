@@ -5,11 +5,13 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ferroccl::Window;
+use ferroccl::device::abi::DeviceWindow;
 
 use crate::answer::{Done, Failure, out};
 use crate::buffers::buffer;
 use crate::group::{self, QueuedJob};
 use crate::handles::{self, Comm};
+use crate::one_sided;
 use crate::types::*;
 
 /// A buffer that a program has registered.
@@ -50,6 +52,33 @@ fn find(comm: &Comm, win: ncclWindow_t) -> Result<Arc<Registered>, Failure> {
     })
 }
 
+/// A window for kernels, and whether these reach the buffers of all ranks.
+pub(crate) fn for_kernels(comm: &Comm, win: ncclWindow_t) -> Result<(DeviceWindow, bool), Failure> {
+    let registered = find(comm, win).map_err(|failure| Failure {
+        text: failure.text.replace(" win:", " peerWin:"),
+        ..failure
+    })?;
+    let Some(window) = registered.window.get() else {
+        return Err(Failure::argument(
+            "peerWin",
+            "is not of NCCL_WIN_COLL_SYMMETRIC, or is being registered",
+        ));
+    };
+    Ok((window.value()?, window.is_direct()))
+}
+
+/// A window of this communicator that has these bytes, and where.
+pub(crate) fn containing(comm: &Comm, address: u64, bytes: u64) -> Option<(DeviceWindow, u64)> {
+    of(&WINDOWS, |all| {
+        let own = all.values().filter(|registered| registered.comm == comm.handle);
+        let mut values = own.filter_map(|registered| registered.window.get()?.value().ok());
+        values.find_map(|value| {
+            let offset = address.checked_sub(value.address)?;
+            (offset.checked_add(bytes)? <= value.bytes).then_some((value, offset))
+        })
+    })
+}
+
 export! {
     /// Registers a buffer, on all ranks. With `NCCL_WIN_COLL_SYMMETRIC` calls work directly on the buffers of all.
     grouped ncclCommWindowRegister, pncclCommWindowRegister(
@@ -73,9 +102,11 @@ export! {
         });
         of(&WINDOWS, |all| all.insert(handle, Arc::clone(&registered)));
         at.write(std::ptr::without_provenance_mut(handle));
+        let own = Arc::clone(&comm);
         let symmetric = winFlags & NCCL_WIN_COLL_SYMMETRIC != 0;
         group::job(QueuedJob {
             comms: vec![Arc::clone(&comm)],
+                of: comm.handle,
             blocking: comm.settings.blocking,
             sink: comm,
             undo: Box::new(move || {
@@ -88,6 +119,7 @@ export! {
                     let names = [("buffer", "size")];
                     let window = made.register_window(&bytes).map_err(|e| Failure::of(e, &names))?;
                     let _ = registered.window.set(window);
+                    one_sided::prepare(&own, &made);
                 }
                 Ok(())
             }),

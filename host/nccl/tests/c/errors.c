@@ -200,11 +200,7 @@ static void configs(void) {
 
 /* What is not there says so. */
 static void absent(void) {
-    ncclWaitSignalDesc_t wait = {1, 1, 0, 0};
     uint64_t value = 9;
-    REFUSED(ncclInvalidUsage, "not available", ncclPutSignal(a, 1, ncclFloat, 1, NULL, 0, 0, 0, 0, comm[0], NULL));
-    REFUSED(ncclInvalidUsage, "not available", ncclSignal(1, 0, 0, 0, comm[0], NULL));
-    REFUSED(ncclInvalidUsage, "not available", ncclWaitSignal(1, &wait, comm[0], NULL));
     REFUSED(ncclInvalidUsage, "not available", ncclCommSuspend(comm[0], NCCL_SUSPEND_MEM));
     REFUSED(ncclInvalidUsage, "not suspended", ncclCommResume(comm[0]));
     OK(ncclCommMemStats(comm[0], ncclStatGpuMemSuspended, &value));

@@ -35,6 +35,19 @@ static void rank_of(int rank, int n, const char* path, int dies) {
         for (int i = 3; i < 4004; i++) CHECK(x[i] == n * (n - 1) / 2 * i);
         CHECK(x[4004] == rank * 4004);
     }
+    /* Each puts into the next one's window, out of its own: over shared memory or a network. */
+    int next = (rank + 1) % n, before = (rank + n - 1) % n;
+    for (int turn = 0; turn < 30; turn++) {
+        size_t count = 1 + (size_t)draw(900), from = (size_t)draw(1000), to = 2000 + (size_t)draw(1000);
+        ncclWaitSignalDesc_t wait = {1, before, turn % 8, 0}, told = {1, next, (turn + 1) % 8, 0};
+        for (size_t i = 0; i < count; i++) shared[from + i] = turn * 5 + rank * 1000 + (int)i;
+        OK(ncclPutSignal(shared + from, count, ncclInt, next, windows[0], to * sizeof(int), turn % 8, 0, 0, comm, NULL));
+        OK(ncclWaitSignal(1, &wait, comm, NULL));
+        for (size_t i = 0; i < count; i++) CHECK(shared[to + i] == turn * 5 + before * 1000 + (int)i);
+        /* It has been read: the one before may write again. */
+        OK(ncclSignal(before, (turn + 1) % 8, 0, 0, comm, NULL));
+        OK(ncclWaitSignal(1, &told, comm, NULL));
+    }
     for (int which = 0; which < 2; which++) OK(ncclCommWindowDeregister(comm, windows[which]));
     OK(ncclMemFree(shared));
     free(own);

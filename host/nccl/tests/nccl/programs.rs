@@ -54,6 +54,11 @@ fn memory_windows_and_parameters_are_as_nccls() {
 }
 
 #[test]
+fn puts_and_signals_arrive() {
+    passes("one_sided.c", &[(&[], &[]), (&[], &[("FERROCCL_WORKERS", "1")])]);
+}
+
+#[test]
 fn processes_meet_by_an_id_and_go_on_when_one_dies() {
     let two_hosts = [("NCCL_SHM_DISABLE", "1"), ("NCCL_SOCKET_IFNAME", "lo")];
     passes("processes.c", &[(&[], &[]), (&[], &two_hosts), (&["die"], &[])]);
