@@ -86,3 +86,29 @@ fn without_a_gpu_the_cpu_is_named() {
         [("FERROCCL_DEVICE", "cuda"), ("FERROCCL_CUDA_LIBRARY", "/nowhere/libcuda.so.1")];
     assert_eq!(run(&program, &[], &environment), "passed\n");
 }
+
+/// On GPUs: the stand-in for a driver (`tests/cuda/driver`), which `cargo test` builds beside this program.
+#[test]
+fn contexts_streams_and_memory_of_gpus_are_the_callers() {
+    let program = std::env::current_exe().expect("the path of this program");
+    let stand_in =
+        program.ancestors().nth(2).expect("its folders").join("examples/libfake_cuda.so");
+    if !stand_in.exists() {
+        return skip("no stand-in for a driver: cargo build --example fake_cuda");
+    }
+    if let Some(why) = ferroccl::ptx::unavailable() {
+        return skip(why);
+    }
+    let scratch = tempfile::tempdir().expect("a folder");
+    let source = Path::new(CRATE).join("tests/c/gpu.c");
+    let program = compile(scratch.path(), &source, &Header::Ours);
+    let environment = [
+        ("FERROCCL_DEVICE", "cuda"),
+        ("FERROCCL_CUDA_LIBRARY", stand_in.to_str().expect("a path of UTF-8")),
+        ("FERROCCL_CUDA_CACHE", "none"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
+        // Its GPUs are nowhere on PCI: any card is far away.
+        ("NCCL_NET_GDR_LEVEL", "SYS"),
+    ];
+    assert_eq!(run(&program, &[], &environment), "passed\n");
+}

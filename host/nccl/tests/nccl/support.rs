@@ -74,7 +74,7 @@ pub(crate) fn compile(scratch: &Path, source: &Path, header: &Header) -> PathBuf
     };
     cc.arg("-I").arg(Path::new(CRATE).join("tests/c")).arg(source).arg("-o").arg(&program);
     cc.arg("-L").arg(&library).arg(format!("-Wl,-rpath,{}", library.display()));
-    let output = cc.args(["-lnccl", "-lm", "-pthread"]).output().expect("cc runs");
+    let output = cc.args(["-lnccl", "-lm", "-ldl", "-pthread"]).output().expect("cc runs");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {said}", source.display());
     program
