@@ -220,6 +220,38 @@ impl<T> Clone for DeviceBuffer<T> {
 }
 
 impl<T: Element> DeviceBuffer<T> {
+    /// `len` elements of an allocation, from byte `offset` on: memory that the caller has, or another type's view of a buffer.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the allocation does not have them, or the first is not aligned to its size.
+    ///
+    /// ```
+    /// use ferroccl::{Device, DeviceBuffer};
+    ///
+    /// let device = Device::cpu();
+    /// let bytes = device.upload(&[1u8, 0, 0, 0, 2, 0, 0, 0])?;
+    /// let words = DeviceBuffer::<u32>::in_memory(bytes.memory().clone(), 4, 1)?;
+    /// assert_eq!(words.to_vec(&device.stream()?)?, [2]);
+    /// assert!(DeviceBuffer::<u32>::in_memory(bytes.memory().clone(), 4, 2).is_err());
+    /// # Ok::<(), ferroccl::Error>(())
+    /// ```
+    pub fn in_memory(memory: Arc<dyn Memory>, offset: usize, len: usize) -> Result<Self> {
+        let size = size_of::<T>();
+        let end = len.checked_mul(size).and_then(|bytes| bytes.checked_add(offset));
+        if end.is_none_or(|end| end > memory.len()) {
+            let has = memory.len();
+            let reason = format!("{len} elements from byte {offset} on are not in its {has} bytes");
+            return Err(Error::argument("memory", reason));
+        }
+        let address = memory.address() + offset as u64;
+        // Elements are counted from the allocation's start, which may be anywhere.
+        if !address.is_multiple_of(size as u64) || !offset.is_multiple_of(size) {
+            let reason = format!("{address:#x} is no multiple of {size}, an element's size");
+            return Err(Error::argument("memory", reason));
+        }
+        Ok(DeviceBuffer { memory, start: offset / size, len, marker: PhantomData })
+    }
+
     /// The first `len` elements of an allocation, which has them.
     #[cfg(feature = "cuda")]
     pub(crate) fn of_memory(memory: Arc<dyn Memory>, len: usize) -> Self {

@@ -10,6 +10,7 @@
 //! communicator reads the environment. A variable that is set to nothing counts as
 //! not set, as with NCCL. A variable that makes no sense is an error, never a silent default.
 
+mod device;
 mod names;
 mod parts;
 mod secret;
@@ -19,6 +20,7 @@ mod unknown;
 
 use std::time::Duration;
 
+pub use device::LibraryDevice;
 use ferroccl_proxy::net::{Faults, HcaFilter};
 pub use names::Names;
 pub use secret::SecretFile;
@@ -274,6 +276,8 @@ knobs! {
         "seconds after which a rank that says nothing is lost, 0.1 at least; 0: never, for a process in a debugger; not set: half of FERROCCL_TIMEOUT, 1 to 30";
     "FERROCCL_BOOTSTRAP_TIMEOUT" bootstrap_timeout: Duration = Duration::from_secs(120), 0.1..=86_400.0,
         "seconds ranks may take to find each other, and to answer one bootstrap message";
+    "FERROCCL_DEVICE" device: LibraryDevice = LibraryDevice::Cuda, LibraryDevice::NAMES,
+        "what programs that call libnccl.so.2 run on: the GPU that is current to the calling thread, or the CPU";
     "FERROCCL_WORKERS" workers: Option<u32> = None, 1..=1024,
         "worker threads of the CPU and PTX devices; not set: the cores this process may use";
     "FERROCCL_CUDA_CACHE" cuda_cache: Option<String> = None, "a directory, or none",

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ferroccl_proxy::net::{Faults, HcaFilter};
 
-use super::TopoRanks;
+use super::{LibraryDevice, TopoRanks};
 use crate::flight_recorder::DumpSignal;
 use crate::log::{LogLevel, Subsystems};
 use ferroccl_bootstrap::{AddressFamily, CommId, InterfaceFilter};
@@ -70,6 +70,7 @@ macro_rules! by_from_str {
 }
 by_from_str!(
     String,
+    LibraryDevice,
     LogLevel,
     Subsystems,
     InterfaceFilter,

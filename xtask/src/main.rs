@@ -7,11 +7,13 @@
 //!
 //! cargo xtask ptx NAME           the PTX of one kernel, or of one module
 //! cargo xtask package-kernels    all PTX, packed, for a release to carry: docs/building.md
+//! cargo xtask install            libnccl.so.2 for programs made for NCCL: docs/nccl.md
 //! ```
 //!
 //! Each step is printed with its command, and at the end with its time. CONTRIBUTING.md says what each tier is for.
 
 mod features;
+mod install;
 mod licences;
 mod new_crates;
 mod ptx;
@@ -54,6 +56,8 @@ enum Arguments {
     Ptx(ptx::Which),
     /// Makes all PTX, packed, for a release to carry
     PackageKernels,
+    /// Builds libnccl.so.2, and installs it with its header
+    Install(install::Where),
 }
 
 #[derive(Args)]
@@ -93,6 +97,7 @@ fn main() -> ExitCode {
         }
         Arguments::Ptx(which) => done(ptx::one(&which)),
         Arguments::PackageKernels => done(ptx::package()),
+        Arguments::Install(place) => done(install::install(&place)),
     };
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

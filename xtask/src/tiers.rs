@@ -106,6 +106,12 @@ pub(crate) fn nightly() -> Vec<Step> {
         Step::new("nccl", "NCCL's own kernels in the emulator: right results under all checks")
             .needs(nccl_kernels)
             .run("scripts/nccl-kernels"),
+        Step::new("clients", "tests that others wrote for NCCL, over libnccl.so.2")
+            .needs(|| {
+                (!answers("python3", &["--version"]))
+                    .then(|| "no python3: scripts/setup".to_owned())
+            })
+            .run("scripts/nccl-clients"),
         Step::new("asan", "unit tests, communicators and collectives under AddressSanitizer")
             .run("scripts/sanitize address"),
         Step::new("sanitize", "the proxy, networks and the bootstrap under ThreadSanitizer")

@@ -131,6 +131,18 @@ pub fn count() -> Result<u32> {
     gpu::count(driver::Driver::get()?)
 }
 
+/// The context (`CUcontext`) that is current to the calling thread; `None` where none is.
+///
+/// # Errors
+/// [`Error::Unavailable`] when there is no driver or no GPU; [`Error::Cuda`].
+pub fn current_context() -> Result<Option<*mut c_void>> {
+    let driver = driver::Driver::get()?;
+    let mut context = std::ptr::null_mut();
+    // SAFETY: writes to a place that is there.
+    unsafe { driver.ctx_get_current(&raw mut context)? };
+    Ok((!context.is_null()).then_some(context))
+}
+
 /// The process's runtime on the GPU of this number: every call gives the same while one is in use.
 /// The settings are those of the first call.
 ///

@@ -37,7 +37,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ferroccl::runtime::cpu::CpuRuntime;
 
@@ -109,6 +109,8 @@ pub(crate) struct Ctx {
     pub(crate) queues: Vec<stream::Queue>,
     /// The contexts whose memory it reaches.
     peers: Mutex<Vec<usize>>,
+    /// Its legacy stream, once that has been used.
+    pub(crate) legacy: OnceLock<stream::Stream>,
 }
 
 impl Ctx {
@@ -143,6 +145,7 @@ static CONTEXTS: LazyLock<Vec<Ctx>> = LazyLock::new(|| {
             taken: AtomicI64::new(0),
             queues: (0..connections()).map(|_| stream::Queue::default()).collect(),
             peers: Mutex::default(),
+            legacy: OnceLock::new(),
         })
         .collect()
 });

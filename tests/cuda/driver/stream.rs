@@ -12,8 +12,8 @@ use ferroccl::runtime::{Argument, Event, Launch, Runtime, StreamOps};
 use crate::LOST;
 use crate::graph::{Captured, Node, Recording};
 use crate::{
-    Ctx, INVALID_VALUE, Kind, LAUNCH_FAILED, RUNTIME, count, driver, lock, memory, module, ordered,
-    setting,
+    Ctx, INVALID_CONTEXT, INVALID_VALUE, Kind, LAUNCH_FAILED, RUNTIME, STACK, count, driver, lock,
+    memory, module, ordered, setting,
 };
 
 /// A queue of the hardware, which streams share: what is put into any of them is begun in the order in which it was put in.
@@ -140,10 +140,20 @@ impl Start {
 
 pub(crate) fn stream<'a>(raw: *mut c_void) -> Result<&'a Stream, c_int> {
     if raw.is_null() {
-        return Err(INVALID_VALUE); // there is no legacy stream
+        return legacy();
     }
     // SAFETY: what `cuStreamCreate` gave.
     Ok(unsafe { &*raw.cast::<Stream>() })
+}
+
+/// The legacy stream of the current context: in order by itself alone, where a driver's waits for others, too.
+fn legacy() -> Result<&'static Stream, c_int> {
+    let context = STACK.with_borrow(|stack| stack.last().copied()).ok_or(INVALID_CONTEXT)?;
+    if let Some(stream) = context.legacy.get() {
+        return Ok(stream);
+    }
+    let made = Stream::new(context)?;
+    Ok(context.legacy.get_or_init(|| made))
 }
 
 fn event<'a>(raw: *mut c_void) -> Result<&'a RawEvent, c_int> {
@@ -155,6 +165,17 @@ fn event<'a>(raw: *mut c_void) -> Result<&'a RawEvent, c_int> {
 }
 
 impl Stream {
+    fn new(context: &'static Ctx) -> Result<Self, c_int> {
+        let ops = RUNTIME.stream().map_err(|_| 2)?;
+        static IDS: AtomicU64 = AtomicU64::new(0);
+        let id = IDS.fetch_add(1, Ordering::Relaxed);
+        let emptiest =
+            context.queues.iter().min_by_key(|queue| queue.streams.load(Ordering::Relaxed));
+        let queue = emptiest.ok_or(INVALID_VALUE)?;
+        queue.streams.fetch_add(1, Ordering::Relaxed);
+        Ok(Stream { id, queue, ops, context, capture: Mutex::default() })
+    }
+
     /// What is put in next begins when all that came before it in the stream's queue has begun.
     pub(crate) fn enter(&self) {
         let mut last = lock(&self.queue.last);
@@ -205,13 +226,7 @@ pub(crate) fn copy(ops: &dyn StreamOps, to: u64, from: u64, bytes: usize) {
 
 driver! {
     cuStreamCreate(to: *mut *mut c_void, _flags: c_uint) |context| {
-        let ops = RUNTIME.stream().map_err(|_| 2)?;
-        static IDS: AtomicU64 = AtomicU64::new(0);
-        let id = IDS.fetch_add(1, Ordering::Relaxed);
-        let emptiest = context.queues.iter().min_by_key(|queue| queue.streams.load(Ordering::Relaxed));
-        let queue = emptiest.ok_or(INVALID_VALUE)?;
-        queue.streams.fetch_add(1, Ordering::Relaxed);
-        let stream = Stream { id, queue, ops, context, capture: Mutex::default() };
+        let stream = Stream::new(context)?;
         count(Kind::Stream, 1);
         // SAFETY: the caller's place.
         unsafe { *to = Box::into_raw(Box::new(stream)).cast() };

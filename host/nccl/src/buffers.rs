@@ -1,0 +1,83 @@
+//! The caller's memory as buffers.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use ferroccl::runtime::Memory;
+use ferroccl::{DeviceBuffer, Element};
+
+use crate::answer::Failure;
+use crate::memory;
+use crate::place::Place;
+
+/// Memory of the host's that a program has.
+#[derive(Debug)]
+struct CallersMemory {
+    address: usize,
+    bytes: usize,
+}
+
+// SAFETY: as with NCCL, a program keeps the memory of a call until the call has ended.
+unsafe impl Memory for CallersMemory {
+    fn address(&self) -> u64 {
+        self.address as u64
+    }
+
+    fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The process's own.
+    fn address_space(&self) -> u64 {
+        0
+    }
+}
+
+/// The address of a buffer without elements, which may be NULL to NCCL.
+#[repr(align(256))]
+struct Nothing(#[allow(dead_code, reason = "it is an address")] [u8; 256]);
+static NOTHING: Nothing = Nothing([0; 256]);
+
+/// `len` elements at `pointer`, the argument `name`.
+pub(crate) fn buffer<T: Element>(
+    place: &Place,
+    name: &str,
+    pointer: *const c_void,
+    len: usize,
+) -> Result<DeviceBuffer<T>, Failure> {
+    let wrong = |reason: String| Failure::argument(name, reason);
+    let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
+    let bytes = bytes.ok_or_else(|| wrong(format!("{len} elements are more than memory has")))?;
+    if pointer.is_null() && len > 0 {
+        return Err(wrong(format!("is NULL, and the call has {len} elements")));
+    }
+    let names = [("memory", name), ("address", name), ("len", name)];
+    let named = |error| Failure::of(error, &names);
+    // Exposed: kernels on the CPU go by numbers.
+    let pointer = if len == 0 { (&raw const NOTHING).cast() } else { pointer };
+    let address = pointer.expose_provenance();
+    if address.checked_add(bytes).is_none() {
+        return Err(wrong(format!("{len} elements from {address:#x} on are no range of memory")));
+    }
+    if len > 0
+        && let Some((memory, offset)) = memory::allocation_of(address, bytes)
+    {
+        return DeviceBuffer::in_memory(memory, offset, len).map_err(named);
+    }
+    match &place.gpu {
+        None => DeviceBuffer::in_memory(Arc::new(CallersMemory { address, bytes }), 0, len),
+        // SAFETY: as with NCCL, a program keeps the memory of a call until the call has ended.
+        Some(gpu) => unsafe { gpu.runtime.buffer_of(address as u64, len, Arc::new(())) },
+    }
+    .map_err(named)
+}
+
+/// `count` elements for each of `ranks` ranks.
+pub(crate) fn times(name: &str, count: usize, ranks: u32) -> Result<usize, Failure> {
+    count.checked_mul(ranks as usize).ok_or_else(|| {
+        Failure::argument(
+            name,
+            format!("{count} elements of each of {ranks} ranks are more than memory has"),
+        )
+    })
+}
