@@ -71,9 +71,12 @@ export! {
                 return Err(Failure::argument("shrinkFlags", reason));
             }
         };
+        // The rank that calls is left.
+        let most = made.world_size() as usize - 1;
         let count = usize::try_from(excludeRanksCount).ok().filter(|count| *count > 0);
-        let count = count.ok_or_else(|| {
-            Failure::argument("excludeRanksCount", format!("{excludeRanksCount} is not 1 at least"))
+        let count = count.filter(|count| *count <= most).ok_or_else(|| {
+            let reason = format!("{excludeRanksCount} is not 1 to {most}, the other ranks");
+            Failure::argument("excludeRanksCount", reason)
         })?;
         if excludeRanksList.is_null() {
             return Err(Failure::argument("excludeRanksList", "is NULL"));

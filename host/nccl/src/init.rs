@@ -16,6 +16,9 @@ use crate::types::*;
 /// Names of arguments in FerroCCL's calls and in `nccl.h`.
 const NAMES: [(&str, &str); 3] = [("nranks", "nranks"), ("rank", "rank"), ("devices", "ndev")];
 
+/// Ranks of one process: more is a mistake, and would take all memory.
+const MOST_DEVICES: usize = 4096;
+
 /// The id that a program has got by `ncclGetUniqueId`.
 pub(crate) fn unique_id(id: &ncclUniqueId, name: &str) -> Result<UniqueId, Failure> {
     UniqueId::from_bytes(&id.internal).map_err(|error| Failure::argument(name, error.to_string()))
@@ -137,11 +140,12 @@ export! {
     /// All ranks of a communicator, in this process.
     grouped ncclCommInitAll, pncclCommInitAll(comm: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) {
         out(comm, "comm")?;
-        let count = u32::try_from(ndev).ok().filter(|n| *n > 0);
-        let count = count.ok_or_else(|| Failure::argument("ndev", format!("{ndev} is not 1 at least")))?;
+        let count = usize::try_from(ndev).ok().filter(|n| (1..=MOST_DEVICES).contains(n));
+        let count = count
+            .ok_or_else(|| Failure::argument("ndev", format!("{ndev} is not 1 to {MOST_DEVICES}")))?;
         let numbers: Vec<c_int> = match devlist.is_null() {
             true => (0..ndev).collect(),
-            false => std::slice::from_raw_parts(devlist, count as usize).to_vec(),
+            false => std::slice::from_raw_parts(devlist, count).to_vec(),
         };
         let places: Vec<_> = numbers.into_iter().map(Place::numbered).collect::<Result<_, _>>()?;
         let devices: Vec<Device> = places.iter().map(|place| place.device.clone()).collect();

@@ -55,6 +55,7 @@ static void numbers(void) {
     REFUSED(ARG, "nId", ncclCommInitRankScalable(&none, 1, 0, 0, &id, NULL));
     REFUSED(ARG, "nId", ncclCommInitRankScalable(&none, 1, 0, 2, &id, NULL));
     REFUSED(ARG, "ndev", ncclCommInitAll(&none, 0, NULL));
+    REFUSED(ARG, "ndev", ncclCommInitAll(&none, INT_MAX, NULL));
     REFUSED(ARG, "devlist", ncclCommInitAll(&none, 1, (int[]){-1}));
     for (int bad = -1; bad < 1000; bad += 13 + 988 * (bad == 12)) {
         if (bad >= 0 && bad < ncclNumTypes) continue;
@@ -83,10 +84,11 @@ static void numbers(void) {
     REFUSED(ARG, "color", ncclCommSplit(comm[0], -7, 0, &none, NULL));
     REFUSED(ARG, "shrinkFlags", ncclCommShrink(comm[0], (int[]){1}, 1, &none, NULL, 9));
     REFUSED(ARG, "excludeRanksCount", ncclCommShrink(comm[0], (int[]){1}, 0, &none, NULL, 0));
+    REFUSED(ARG, "excludeRanksCount", ncclCommShrink(comm[0], (int[]){1}, INT_MAX, &none, NULL, 0));
     REFUSED(ARG, "excludeRanksList", ncclCommShrink(comm[0], (int[]){2}, 1, &none, NULL, 0));
     REFUSED(ARG, "excludeRanksList", ncclCommShrink(comm[0], (int[]){0}, 1, &none, NULL, 0));
     CHECK(none == NULL);
-    REFUSED(ARG, "excludeRanksList", ncclCommShrink(comm[0], (int[]){1, 1}, 2, &none, NULL, 0));
+    REFUSED(ARG, "excludeRanksCount", ncclCommShrink(comm[0], (int[]){1, 1}, 2, &none, NULL, 0));
     REFUSED(ARG, "rank", ncclCommGrow(comm[0], 3, NULL, 0, &none, NULL));
     REFUSED(ARG, "nRanks", ncclCommGrow(comm[0], 2, NULL, -1, &none, NULL));
     REFUSED(ARG, "uniqueId", ncclCommGrow(comm[0], 3, &id, -1, &none, NULL));

@@ -145,7 +145,39 @@ static void several_windows(void) {
         for (int r = 0; r < N; r++) OK(ncclCommWindowDeregister(comm[r], many[r][w]));
 }
 
+/* A wait is over when its signal has come: its rank's, of its number and context, as often as was said. */
+static void apart(void) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id;
+    ncclResult_t state;
+    config.numRmaCtx = 3;
+    config.blocking = 0;
+    OK(ncclGetUniqueId(&id));
+    for (int r = 0; r < N; r++) ANSWERS(ncclInProgress, ncclCommInitRankConfig(&comm[r], N, id, r, &config));
+    for (int r = 0; r < N; r++) CHECK(settled(comm[r]) == ncclSuccess);
+    for (int r = 0; r < N; r++)
+        ANSWERS(ncclInProgress, ncclCommWindowRegister(comm[r], local[r], sizeof local[r], &window[r], NCCL_WIN_COLL_SYMMETRIC));
+    for (int r = 0; r < N; r++) CHECK(settled(comm[r]) == ncclSuccess);
+    ANSWERS(ncclInProgress, ncclWaitSignal(1, &(ncclWaitSignalDesc_t){2, 1, 3, 1}, comm[0], NULL));
+    struct { int from, sig, ctx; } others[] = {{2, 3, 1}, {1, 4, 1}, {1, 3, 0}, {1, 3, 2}, {1, 3, 1}};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        int from = others[i].from;
+        ncclResult_t sent = ncclSignal(0, others[i].sig, others[i].ctx, 0, comm[from], NULL);
+        CHECK(sent == ncclSuccess || sent == ncclInProgress);
+        CHECK(settled(comm[from]) == ncclSuccess);
+        for (int k = 0; k < 2000; k++) {
+            OK(ncclCommGetAsyncError(comm[0], &state));
+            if (state != ncclInProgress) FAIL("signal %d of rank %d, context %d is another", others[i].sig, from, others[i].ctx);
+        }
+    }
+    CHECK(ncclSignal(0, 3, 1, 0, comm[1], NULL) != ncclInvalidArgument);
+    CHECK(settled(comm[0]) == ncclSuccess);
+    for (int r = 0; r < N; r++) OK(ncclCommWindowDeregister(comm[r], window[r]));
+    for (int r = 0; r < N; r++) OK(ncclCommDestroy(comm[r]));
+}
+
 int main(void) {
+    apart();
     for (int contexts = 1; contexts <= 2; contexts++) {
         make(contexts);
         for (int ctx = 0; ctx < contexts; ctx++) ring(ctx);
