@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # All that there is to run on a GPU, in one go, from binaries that were built elsewhere.
 #
-#   benches/gpu.sh pack [DIR]                 builds what is run and puts it into DIR (target/gpu), some 60 MB
+#   benches/gpu.sh pack [DIR]                 builds what is run and puts it into DIR (target/gpu), some 70 MB
 #   benches/gpu.sh run [DIR [OUT [PART...]]]  runs it on this machine; the record and all output go to OUT (DIR/out)
 #
-# A PART is one of: tests sanitizers perf bench ncu; without one, all of them in this order. DIR needs nothing of the
+# A PART is one of: tests fused sanitizers perf bench ncu; without one, all of them in this order. DIR needs nothing of the
 # repository, and the machine nothing but NVIDIA's driver; compute-sanitizer and ncu are used where they are found.
 # OUT/record.md is made for benches/records/: date, GPU, driver, commit, and what was seen. The exit status is 1 when
 # anything failed. MINUTES (20) is the most that one part may take.
@@ -28,7 +28,10 @@ pack() {
     cp "$(cargo metadata --no-deps --format-version 1 | sed -E 's/.*"target_directory":"([^"]*)".*/\1/')/release/ferroccl" \
         "$dir/" || exit 1
     "$dir/ferroccl" ptx list >/dev/null || exit 1 # a build without PTX has nothing for a GPU
-    strip "$dir/gpu" "$dir/ferroccl"
+    # The examples are a workspace of their own.
+    (cd examples/fused && cargo build --release --target-dir target) || exit 1
+    cp examples/fused/target/release/fused "$dir/" || exit 1
+    strip "$dir/gpu" "$dir/ferroccl" "$dir/fused"
     git describe --always --dirty >"$dir/commit"
     ls -l "$dir"
 }
@@ -50,6 +53,8 @@ part() {
 }
 
 tests() { part tests "$dir/gpu"; }
+
+fused() { part fused "$dir/fused" --gpu; }
 
 sanitizers() {
     type -P compute-sanitizer >/dev/null || { echo "| sanitizers | no compute-sanitizer here | |" >>"$out/parts.md"; return; }
@@ -147,10 +152,10 @@ run)
     export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
     export FERROCCL_TIMEOUT=${FERROCCL_TIMEOUT:-60}
     shift $(($# < 3 ? $# : 3))
-    for one in "${@:-tests sanitizers perf bench ncu}"; do
+    for one in "${@:-tests fused sanitizers perf bench ncu}"; do
         for name in $one; do
             case $name in
-            tests | sanitizers | perf | bench | ncu) "$name" ;;
+            tests | fused | sanitizers | perf | bench | ncu) "$name" ;;
             *) usage ;;
             esac
         done

@@ -25,6 +25,7 @@ pub mod conformance;
 mod devices;
 pub mod enqueue;
 mod error;
+mod finished;
 pub mod flight_recorder;
 mod fork;
 #[cfg(any(test, fuzzing))]
@@ -52,5 +53,6 @@ pub use ferroccl_device::abi::{Algorithm, Collective, DataType, ProtocolId, Redu
 pub use ferroccl_device::element::{F8E4M3, F8E5M2};
 pub use ferroccl_proxy::{NetError, collnet};
 pub use ferroccl_topology::{self as topology, graph};
+pub use finished::Finished;
 pub use operator::Operator;
 pub use registry::Registry;

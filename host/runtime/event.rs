@@ -71,7 +71,7 @@ impl Event {
     }
 
     /// What came of it, or `None` if it has not happened; then `waiter` is called when it does.
-    pub(super) fn result_or(
+    pub(crate) fn result_or(
         &self,
         waiter: impl FnOnce(Result<()>) + Send + 'static,
     ) -> Option<Result<()>> {

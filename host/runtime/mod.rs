@@ -21,7 +21,7 @@ mod op;
 pub mod ptx;
 mod scheduler;
 mod settings;
-mod sync;
+pub(crate) mod sync;
 mod threads;
 
 use std::any::Any;

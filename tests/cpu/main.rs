@@ -7,6 +7,7 @@ mod device_comm;
 mod device_puts;
 mod differing;
 mod direct;
+mod finished;
 mod mesh;
 mod orders;
 mod runtime;

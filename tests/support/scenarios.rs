@@ -1,6 +1,8 @@
 //! What a cuda device does, whether it is a GPU (`tests/gpu`) or one of the stand-in's (`tests/cuda`).
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use ferroccl::runtime::cuda::{CudaGraph, CudaTimer};
@@ -27,6 +29,7 @@ macro_rules! scenarios {
             a_graph_keeps_what_it_needs,
             calls_before_a_capture_are_no_part_of_it,
             a_replay_that_fails_is_an_error_of_its_stream,
+            a_future_ends_with_its_stream,
         }
     };
 }
@@ -325,4 +328,47 @@ pub(crate) fn a_replay_that_fails_is_an_error_of_its_stream(device: &Device) {
     let error = all.streams[0].synchronize().unwrap_err().to_string();
     assert!(error.contains("abort"), "{error}");
     drop(graphs);
+}
+
+/// Of what is captured there is none.
+pub(crate) fn a_future_ends_with_its_stream(device: &Device) {
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut cx = Context::from_waker(&waker);
+    let mut wait = |stream: &Stream| {
+        let mut future = pin!(stream.finished());
+        loop {
+            match future.as_mut().poll(&mut cx) {
+                Poll::Ready(result) => return result,
+                Poll::Pending => std::thread::park(),
+            }
+        }
+    };
+    let count = 100_003;
+    let all = Ranks::new(device, 2, &CommConfig::default());
+    let buffers = all.buffers(count);
+    for (r, rank, stream) in all.each() {
+        buffers[r].copy_from(&vec![r as u32 + 1; count], stream).unwrap();
+        rank.all_reduce(&buffers[r], &buffers[r], ReduceOp::Sum, stream).unwrap();
+    }
+    all.streams.iter().for_each(|stream| wait(stream).unwrap());
+    for (r, _, stream) in all.each() {
+        check(&buffers[r], stream, 3, "behind a future");
+    }
+    let graph = CudaGraph::capture(&all.streams(), || {
+        for (r, rank, stream) in all.each() {
+            rank.all_reduce(&buffers[r], &buffers[r], ReduceOp::Sum, stream)?;
+            assert!(wait(stream).unwrap_err().to_string().contains("captured"));
+        }
+        Ok(())
+    })
+    .unwrap();
+    graph.launch(&all.streams[0]).unwrap();
+    wait(&all.streams[0]).unwrap();
+    check(&buffers[1], &all.streams[0], 6, "behind a graph");
 }
