@@ -58,6 +58,7 @@ typedef struct {
 
 #define FERROCCL_ANY 0xffffffffu     /* abi::NO_RANK */
 #define FERROCCL_FAULT_TIMEOUT 2u    /* abi::FaultKind::Timeout */
+#define FERROCCL_WAIT_LL_FLAG 3u     /* abi::WaitKind::LlFlag */
 #define FERROCCL_WAIT_BARRIER 12u    /* abi::WaitKind::Barrier */
 #define FERROCCL_WAIT_SIGNAL 13u     /* abi::WaitKind::Signal */
 #define FERROCCL_WAIT_REQUEST 14u    /* abi::WaitKind::Request */
@@ -315,6 +316,40 @@ static __device__ __forceinline__ int ferroccl_wait_signal_of(ferroccl_block_com
         ferroccl_wait_for(block, sent, any ? 0 : peer, any ? comm->ranks : 1, wanted, FERROCCL_WAIT_SIGNAL, peer, index);
         if (!block->stopped) *taken = wanted;
     }
+    block->stopped = __syncthreads_or(block->stopped);
+    return !block->stopped;
+}
+
+/* device_comm::packet_bytes. */
+static __device__ __forceinline__ ferroccl_u64 ferroccl_packet_bytes(ferroccl_u64 bytes) {
+    return (bytes + 7) / 8 * 16;
+}
+
+/* What a thread does in BlockComm::put_packets: 8 bytes of data, with a flag, as a packet. What other threads have written is there for
+ * it behind a __syncthreads. `to` is a multiple of 16, in a window of a rank of this rank's node (ferroccl_peer). */
+static __device__ __forceinline__ void ferroccl_put_packet(void *to, ferroccl_u64 data, ferroccl_u32 flag) {
+    ferroccl_u64 low = (data & 0xffffffffull) | (ferroccl_u64)flag << 32, high = data >> 32 | (ferroccl_u64)flag << 32;
+    asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(low), "l"(high) : "memory");
+}
+
+/* What a thread does in BlockComm::wait_packets: the data of a packet with this flag, which rank `peer` stores. When it will not come,
+ * block->stopped is set, of this thread: ferroccl_agree tells the others. */
+static __device__ __forceinline__ ferroccl_u64 ferroccl_wait_packet(ferroccl_block_comm_t *block, ferroccl_u32 peer,
+                                                                    const void *from, ferroccl_u32 flag) {
+    ferroccl_u64 low = 0, high = 0, started = 0;
+    ferroccl_u32 spins = 0;
+    while (!block->stopped) {
+        asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(from) : "memory");
+        if ((ferroccl_u32)(low >> 32) == flag && (ferroccl_u32)(high >> 32) == flag) break;
+        if (++spins < FERROCCL_SPINS_PER_CHECK) continue;
+        spins = 0;
+        block->stopped = ferroccl_gives_up(block->comm, FERROCCL_WAIT_LL_FLAG, peer, 0, flag, &started);
+    }
+    return (low & 0xffffffffull) | high << 32;
+}
+
+/* The end of BlockComm::wait_packets: all threads of the block are here, and whether all have what they waited for. */
+static __device__ __forceinline__ int ferroccl_agree(ferroccl_block_comm_t *block) {
     block->stopped = __syncthreads_or(block->stopped);
     return !block->stopped;
 }

@@ -4,6 +4,7 @@ use ferroccl::device;
 
 mod adversity;
 mod device_comm;
+mod device_packets;
 mod device_puts;
 mod differing;
 mod direct;
@@ -16,6 +17,10 @@ mod verify;
 
 #[path = "../support/kernels.rs"]
 mod kernels;
+#[path = "../support/packets.rs"]
+mod packets;
+#[path = "../support/packets_run.rs"]
+mod packets_run;
 #[path = "../support/puts.rs"]
 mod puts;
 #[path = "../support/puts_run.rs"]

@@ -6,6 +6,7 @@ mod alignment;
 mod bugs;
 mod conformance;
 mod device_comm;
+mod device_packets;
 mod device_puts;
 mod direct;
 mod runtime;
@@ -14,6 +15,10 @@ mod runtime;
 mod device_ptx;
 #[path = "../support/kernels.rs"]
 mod kernels;
+#[path = "../support/packets.rs"]
+mod packets;
+#[path = "../support/packets_run.rs"]
+mod packets_run;
 #[path = "../support/puts.rs"]
 mod puts;
 #[path = "../support/puts_run.rs"]

@@ -7,7 +7,7 @@ use ferroccl_build::{Builder, Compiler, DeviceCrate, Module, Target};
 
 use crate::skip::skip;
 
-/// The PTX of `rounds.rs` and `puts.rs`; `None`, with the reason said, where there is no compiler for it.
+/// The PTX of `rounds.rs`, `packets.rs` and `puts.rs`; `None`, with the reason said, where there is no compiler for it.
 pub(crate) fn rounds() -> Option<&'static str> {
     static TEXT: OnceLock<Result<String, String>> = OnceLock::new();
     let text = TEXT.get_or_init(|| {

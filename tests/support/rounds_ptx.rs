@@ -1,8 +1,9 @@
-//! `rounds.rs` and `puts.rs` as a crate of PTX entries. Cargo does not know it: `device_ptx.rs` compiles it.
+//! `rounds.rs`, `packets.rs` and `puts.rs` as a crate of PTX entries. Cargo does not know it: `device_ptx.rs` compiles it.
 #![no_std]
 #![feature(abi_ptx)]
 
 use ferroccl_device as device;
 
+mod packets;
 mod puts;
 mod rounds;

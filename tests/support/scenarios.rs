@@ -30,6 +30,7 @@ macro_rules! scenarios {
             calls_before_a_capture_are_no_part_of_it,
             a_replay_that_fails_is_an_error_of_its_stream,
             a_future_ends_with_its_stream,
+            who_waits_for_a_copy_holds_nobody_up,
         }
     };
 }
@@ -371,4 +372,30 @@ pub(crate) fn a_future_ends_with_its_stream(device: &Device) {
     graph.launch(&all.streams[0]).unwrap();
     wait(&all.streams[0]).unwrap();
     check(&buffers[1], &all.streams[0], 6, "behind a graph");
+}
+
+/// A thread copies out what a kernel that waits will leave. Another copies on other streams meanwhile, as the proxy does for a device
+/// communicator, and makes the call that the kernel waits for after that.
+pub(crate) fn who_waits_for_a_copy_holds_nobody_up(device: &Device) {
+    let mut config = CommConfig::default();
+    config.timeout = Some(Duration::from_secs(20));
+    let all = Ranks::new(device, 2, &config);
+    let buffers = all.buffers(1000);
+    for (r, _, stream) in all.each() {
+        buffers[r].copy_from(&[r as u32 + 1; 1000], stream).unwrap();
+        stream.synchronize().unwrap();
+    }
+    let (other, stream) = (device.alloc::<u32>(64).unwrap(), device.stream().unwrap());
+    all.ranks[0].all_reduce(&buffers[0], &buffers[0], ReduceOp::Sum, &all.streams[0]).unwrap();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| buffers[0].to_vec(&all.streams[0]));
+        std::thread::sleep(Duration::from_millis(100));
+        let begun = Instant::now();
+        other.copy_from(&[7; 64], &stream).unwrap();
+        assert_eq!(other.to_vec(&stream).unwrap(), [7; 64]);
+        println!("copied after {:?}", begun.elapsed());
+        all.ranks[1].all_reduce(&buffers[1], &buffers[1], ReduceOp::Sum, &all.streams[1]).unwrap();
+        assert_eq!(first.join().unwrap().unwrap(), [3; 1000]);
+    });
+    check(&buffers[1], &all.streams[1], 3, "behind a copy");
 }

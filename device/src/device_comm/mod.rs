@@ -12,6 +12,7 @@
 //! | [`BlockComm::flush`] | what was put may be overwritten |
 //! | [`BlockComm::signal`], [`BlockComm::put_with_signal`], [`BlockComm::put_to_with_signal`] | tells a rank that what came before is there |
 //! | [`BlockComm::wait_signal`], [`BlockComm::wait_signal_of`] | waits for signals of any ranks, or of one |
+//! | [`BlockComm::put_packets`], [`BlockComm::wait_packets`] | data that says by itself that it is there, for the least time |
 //! | [`BlockComm::put_to_all`] | copies to the same place of all ranks' buffers |
 //! | [`BlockComm::reduce`], [`BlockComm::reduce_to_all`] | combines the same place of all ranks' buffers, for this rank or for all |
 //! | [`BlockComm::put_to_node`], [`BlockComm::reduce_node`], [`BlockComm::reduce_node_to_all`] | the same of the node's ranks |
@@ -32,9 +33,11 @@
 
 mod network;
 mod node;
+mod packets;
 mod signals;
 mod teams;
 
+pub use packets::packet_bytes;
 pub use teams::Team;
 
 use crate::abi::{Channel, Comm, Conn, DeviceComm, DeviceWindow, Peer, WaitKind, WindowPeers};

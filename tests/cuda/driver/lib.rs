@@ -111,6 +111,8 @@ pub(crate) struct Ctx {
     peers: Mutex<Vec<usize>>,
     /// Its legacy stream, once that has been used.
     pub(crate) legacy: OnceLock<stream::Stream>,
+    /// Who copies from or to memory that is not pinned.
+    pub(crate) copying: Mutex<()>,
 }
 
 impl Ctx {
@@ -146,6 +148,7 @@ static CONTEXTS: LazyLock<Vec<Ctx>> = LazyLock::new(|| {
             queues: (0..connections()).map(|_| stream::Queue::default()).collect(),
             peers: Mutex::default(),
             legacy: OnceLock::new(),
+            copying: Mutex::default(),
         })
         .collect()
 });

@@ -393,6 +393,7 @@ driver! {
         if stream.capturing().is_some() {
             return Err(900);
         }
+        let _copying = lock(&stream.context.copying);
         // SAFETY: as much as is said. Pageable memory is read before the call returns.
         let copy = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec();
         stream.enter();
@@ -409,6 +410,9 @@ driver! {
             return Err(INVALID_VALUE);
         }
         let (to, pageable) = (to as usize, !memory::known(to as u64, bytes as u64));
+        let pageable = pageable && stream.capturing().is_none();
+        // A driver waits with what all copies of the context need (seen on an H200).
+        let _copying = pageable.then(|| lock(&stream.context.copying));
         stream.enter();
         stream.ops.host_function(Box::new(move || {
             let _reaching = memory::Reaching::new();
@@ -416,7 +420,7 @@ driver! {
             unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) }
         }));
         // Into pageable memory a driver copies before it returns, and there are those who count on it.
-        if pageable && stream.capturing().is_none() { stream.drain() } else { Ok(()) }
+        if pageable { stream.drain() } else { Ok(()) }
     }
     cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, into: *mut c_void) |_context| {
         let stream = stream(into)?;
