@@ -69,7 +69,8 @@ fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {
 }
 
 fn operator(op: &str) -> PyResult<ReduceOp> {
-    op.parse().map_err(|e: ferroccl::device::abi::UnknownName| argument("op", e))
+    let wrong = |e: ferroccl::device::abi::UnknownName| argument("op", format!("{op:?}: {e}"));
+    op.parse().map_err(wrong)
 }
 
 /// An id for one group of ranks: 128 bytes, of which 32 are a secret.
@@ -80,9 +81,12 @@ pub(crate) fn unique_id(py: Python<'_>) -> PyResult<Bound<'_, PyBytes>> {
     Ok(PyBytes::new(py, &id.to_bytes()))
 }
 
-/// What the launcher says: its name, rank, size, rank on the host, ranks on the host. `None` without one.
+/// A launcher's name, the rank, the ranks, the rank on the host, the host's ranks.
+type Place = (String, u32, u32, u32, u32);
+
+/// What the launcher says; `None` without one.
 #[pyfunction]
-pub(crate) fn launcher(py: Python<'_>) -> PyResult<Option<(String, u32, u32, u32, u32)>> {
+pub(crate) fn launcher(py: Python<'_>) -> PyResult<Option<Place>> {
     let env = RankEnv::from_env().map_err(|error| exception(py, &error))?;
     Ok(env.map(|env| {
         (env.launcher.to_string(), env.rank, env.world_size, env.local_rank, env.local_size)

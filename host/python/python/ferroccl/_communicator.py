@@ -23,6 +23,9 @@ _B = TypeVar("_B", bound=Any)
 Op = Literal["sum", "prod", "min", "max", "avg", "mulsum"]
 
 _open = threading.local()
+# The first communicator that was made of what the launcher says.
+_world: _ferroccl.Communicator | None = None
+_world_lock = threading.Lock()
 
 
 class Request:
@@ -124,7 +127,7 @@ class Communicator:
     """This process's rank in a group of ranks.
 
     Without arguments it is made of what the launcher says: ``ferroccl run``, ``torchrun``, ``mpirun`` (Open MPI, MPICH, Intel
-    MPI), ``srun``. Without a launcher it has one rank. With ``rank``, ``nranks`` and ``unique_id`` it is made of those: one
+    MPI), ``srun``. Without a launcher it has one rank. A second one of this kind is a split of the first, which must be there. With ``rank``, ``nranks`` and ``unique_id`` it is made of those: one
     process calls :func:`unique_id` and gives the bytes to the others, by mpi4py, a store or a file. It waits until all ranks
     have come.
 
@@ -163,7 +166,7 @@ class Communicator:
         self._settings = (timeout, warn_after, deterministic)
         explicit = {"rank": rank, "nranks": nranks, "unique_id": unique_id}
         if all(value is None for value in explicit.values()):
-            self._comm = _ferroccl.Communicator.from_env(self._settings)
+            self._comm = self._of_the_launcher(self._settings)
             return
         for name, value in explicit.items():
             if value is None:
@@ -173,6 +176,22 @@ class Communicator:
         if not 0 <= rank < nranks:  # type: ignore[operator]
             raise ValueError(f"rank: {rank} is none of the {nranks} ranks")
         self._comm = _ferroccl.Communicator.init_rank(nranks, unique_id, rank, self._settings)  # type: ignore[arg-type]
+
+    @staticmethod
+    def _of_the_launcher(settings: tuple[Any, ...]) -> _ferroccl.Communicator:
+        """The launcher's id is good for one group: the next ones are made of that."""
+        global _world
+        with _world_lock:
+            if _world is None:
+                _world = _ferroccl.Communicator.from_env(settings)
+                return _world
+            if _world.closed:
+                raise _ferroccl.Error(
+                    "the communicator of the launcher's ranks has been closed: keep it, and split it for others"
+                )
+            made = _world.split(0, 0, settings)
+            assert made is not None
+            return made
 
     @classmethod
     def _of(cls, comm: _ferroccl.Communicator, settings: tuple[Any, ...]) -> Communicator:
