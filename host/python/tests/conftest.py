@@ -40,15 +40,22 @@ class Job:
 
     def __init__(self, size: int, setup: Callable[..., Any], *arguments: Any) -> None:
         self.size = size
+        self.setup, self.arguments = setup, arguments
+        self.start()
+
+    def start(self) -> None:
         self.pipes, self.processes = [], []
-        for rank in range(size):
+        # Where the ranks meet; another one for each start.
+        folder = tempfile.mkdtemp(prefix="ferroccl-test")
+        for rank in range(self.size):
             ours, theirs = SPAWN.Pipe()
-            process = SPAWN.Process(target=_serve, args=(theirs, setup, rank, size, arguments), daemon=True)
+            arguments = (theirs, self.setup, rank, self.size, (folder, *self.arguments))
+            process = SPAWN.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)
-        self.answers(range(size))
+        self.answers(range(self.size))
 
     def tell(self, rank: int, function: Callable[..., Any], *values: Any) -> None:
         self.pipes[rank].send((function, values))
@@ -58,7 +65,7 @@ class Job:
         for rank in ranks:
             try:
                 good, value = self.pipes[rank].recv() if self.pipes[rank].poll(limit) else (False, "it hangs")
-            except EOFError:
+            except (EOFError, OSError):
                 good, value = False, "its process has ended"
             results.append(value)
             if not good:
@@ -71,7 +78,7 @@ class Job:
     def run(self, function: Callable[..., Any], *values: Any) -> list[Any]:
         """What the function gives on every rank; it gets what the job was set up with, and the values."""
         if not all(process.is_alive() for process in self.processes):
-            pytest.skip("an earlier test has ended this job")
+            self.start()  # an earlier test has ended it
         for rank in range(self.size):
             self.tell(rank, function, *values)
         return self.answers(range(self.size))
@@ -79,6 +86,7 @@ class Job:
     def kill(self) -> None:
         for process in self.processes:
             process.kill()
+            process.join()
 
     def end(self) -> None:
         for pipe, process in zip(self.pipes, self.processes, strict=True):
@@ -91,18 +99,11 @@ class Job:
                 process.kill()
 
 
-def numpy_setup(rank: int, size: int, unique_id: bytes, settings: dict[str, Any]) -> Any:
-    import ferroccl
-
-    return ferroccl.Communicator(rank, size, unique_id, **settings)
-
-
 def numpy_job(size: int, **settings: Any) -> Job:
-    # The process that makes an id holds its root.
-    return Job(size, numpy_root_setup, tempfile.mkdtemp(prefix="ferroccl-test"), settings)
+    return Job(size, numpy_setup, settings)
 
 
-def numpy_root_setup(rank: int, size: int, folder: str, settings: dict[str, Any]) -> Any:
+def numpy_setup(rank: int, size: int, folder: str, settings: dict[str, Any]) -> Any:
     import time
 
     import ferroccl
@@ -114,7 +115,7 @@ def numpy_root_setup(rank: int, size: int, folder: str, settings: dict[str, Any]
         part.rename(path)
     while not path.exists():
         time.sleep(0.01)
-    return numpy_setup(rank, size, path.read_bytes(), settings)
+    return ferroccl.Communicator(rank, size, path.read_bytes(), **settings)
 
 
 def torch_setup(rank: int, size: int, folder: str) -> Any:
@@ -134,7 +135,7 @@ def torch_setup(rank: int, size: int, folder: str) -> Any:
 
 def torch_job(size: int) -> Job:
     pytest.importorskip("torch")
-    return Job(size, torch_setup, tempfile.mkdtemp(prefix="ferroccl-test"))
+    return Job(size, torch_setup)
 
 
 @pytest.fixture(scope="session")

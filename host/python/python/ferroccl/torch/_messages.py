@@ -71,12 +71,13 @@ class Message(Work):
 class _Channel:
     """Messages from one rank to another: one side of them."""
 
-    def __init__(self, messages: Messages, key: str, side: int) -> None:
+    def __init__(self, messages: Messages, sender: int, receiver: int) -> None:
         self.messages = messages
-        self.key = key
-        self.side = side
+        self.key = f"ferroccl/messages/{sender}-{receiver}"
+        self.side = _SENDER if messages.rank == sender else _RECEIVER
+        self.peer = receiver if messages.rank == sender else sender
         self._comm: _ferroccl.Communicator | None = None
-        self._thread = threading.Thread(target=self._main, name=f"ferroccl-{key}", daemon=True)
+        self._thread = threading.Thread(target=self._main, name=f"ferroccl-{sender}-{receiver}", daemon=True)
         self._thread.start()
 
     def _main(self) -> None:
@@ -95,20 +96,28 @@ class _Channel:
 
     def comm(self) -> _ferroccl.Communicator:
         if self._comm is None:
+            # Each side comes when it has something to send or to receive, and making a communicator has a limit: so it is
+            # made when both have come.
             store = self.messages.store
             if self.side == _SENDER:
                 unique_id = _ferroccl.unique_id()
-                store.set(self.key, unique_id.hex())
+                store.set(f"{self.key}/id", unique_id.hex())
+                self._wait_for(f"{self.key}/wanted")
             else:
-                pause = 0.001
-                while not store.check([self.key]):
-                    self.messages.check_open()
-                    time.sleep(pause)
-                    pause = min(pause * 2, 0.05)
-                unique_id = bytes.fromhex(store.get(self.key).decode())
+                store.set(f"{self.key}/wanted", "yes")
+                self._wait_for(f"{self.key}/id")
+                unique_id = bytes.fromhex(store.get(f"{self.key}/id").decode())
             # A message may be waited for as long as its work says: the call itself has no limit.
             self._comm = _ferroccl.Communicator.init_rank(2, unique_id, self.side, (0.0, 0.0, None))
         return self._comm
+
+    def _wait_for(self, key: str) -> None:
+        pause = 0.001
+        while not self.messages.store.check([key]):
+            self.messages.check_open()
+            self.messages.check_there(self.peer)
+            time.sleep(pause)
+            pause = min(pause * 2, 0.05)
 
     def end(self, call: _ferroccl.Call) -> None:
         while not call.wait(_SLICE):
@@ -123,11 +132,11 @@ class _Channel:
 
 
 class _Sender(_Channel):
-    def __init__(self, messages: Messages, key: str) -> None:
+    def __init__(self, messages: Messages, peer: int) -> None:
         self._queue: deque[Message] = deque()
         self._wake = threading.Condition()
         self._error: BaseException | None = None
-        super().__init__(messages, key, _SENDER)
+        super().__init__(messages, messages.rank, peer)
 
     def put(self, message: Message) -> None:
         with self._wake:
@@ -162,11 +171,11 @@ class _Sender(_Channel):
 
 
 class _Receiver(_Channel):
-    def __init__(self, messages: Messages, key: str, source: int) -> None:
+    def __init__(self, messages: Messages, source: int) -> None:
         self.source = source
         self.kept: deque[tuple[int, torch.Tensor]] = deque()
         self.error: BaseException | None = None
-        super().__init__(messages, key, _RECEIVER)
+        super().__init__(messages, source, messages.rank)
 
     def run(self) -> None:
         messages = self.messages
@@ -216,10 +225,10 @@ class _Receiver(_Channel):
 class Messages:
     """The messages of a process group."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(self, comm: _ferroccl.Communicator, store: dist.Store, timeout: timedelta) -> None:
+        self.comm = comm
         self.store = store
-        self.rank = rank
-        self.size = size
+        self.rank, self.size = comm.rank, comm.size
         self.timeout = timeout
         # Guards what follows; receivers wait for something to receive.
         self.wake = threading.Condition(threading.RLock())
@@ -233,6 +242,16 @@ class Messages:
     def check_open(self) -> None:
         if self._closed:
             raise _Stopped
+
+    def check_there(self, peer: int) -> None:
+        """A rank that has died before its first message is known to be gone by the group's communicator."""
+        if self.comm.closed:
+            return
+        try:
+            self.comm.check()
+        except _ferroccl.Error as error:
+            if peer in error.ranks:
+                raise
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int, pending: Pending) -> Message:
         self._usable()
@@ -249,7 +268,7 @@ class Messages:
         with self.wake:
             sender = self._senders.get(peer)
             if sender is None:
-                sender = self._senders[peer] = _Sender(self, f"ferroccl/messages/{self.rank}-{peer}")
+                sender = self._senders[peer] = _Sender(self, peer)
         sender.put(message)
         return message
 
@@ -274,8 +293,7 @@ class Messages:
                     continue
                 receiver = self._receivers.get(source)
                 if receiver is None:
-                    key = f"ferroccl/messages/{source}-{self.rank}"
-                    receiver = self._receivers[source] = _Receiver(self, key, source)
+                    receiver = self._receivers[source] = _Receiver(self, source)
                 kept = next((item for item in receiver.kept if item[0] == tag), None)
                 if kept is not None:
                     receiver.kept.remove(kept)

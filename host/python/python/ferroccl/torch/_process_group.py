@@ -83,7 +83,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._timeout = timeout
         self._rank, self._size = comm.rank, comm.size
         self._pending = Pending()
-        self._messages = Messages(store, comm.rank, comm.size, timeout)
+        self._messages = Messages(comm, store, timeout)
         self._lock = threading.RLock()
         self._name = self._desc = ""
 
@@ -464,8 +464,8 @@ class ProcessGroup(dist.ProcessGroup):
         equal = not output_split_sizes and not input_split_sizes
         if equal and output.numel() != input.numel():
             raise ValueError(f"output: it has {output.numel()} elements, and input has {input.numel()}")
-        received = self._counts("output_split_sizes", output_split_sizes, output, "output")
         sent = self._counts("input_split_sizes", input_split_sizes, input, "input")
+        received = self._counts("output_split_sizes", output_split_sizes, output, "output")
         with self._lock:
             self._pending.copied()
             if not input.is_contiguous():

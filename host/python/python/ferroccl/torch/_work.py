@@ -91,8 +91,9 @@ class Work(dist.Work):
         try:
             over = self._wait_call(timeout)
         except _ferroccl.Error as error:
-            self._error = error
-            raise
+            if self._error is None:
+                self._error = error
+            raise self._error from None
         if not over:
             raise _ferroccl.Error(f"timeout: {self._what} has not ended within {timeout} s")
         if self._outputs is not None:
