@@ -1,6 +1,6 @@
 """Runs torch's own tests of torch.distributed on the backend ferroccl, and prints what came of each.
 
-    python host/python/tests/torchs_own.py [--as-gloo] [--ranks 3] [--only TEXT] [--table FILE]
+    python host/python/tests/torchs_own.py [--as-gloo] [--ranks 4] [--only TEXT] [--table FILE]
 
 They are `torch.testing._internal.distributed.distributed_test`, which torch ships, unmodified: each test is a job of its own. Those
 that need a GPU are left out. Many are for backends that they know by name: with `--as-gloo` they take ferroccl for gloo. `pip install expecttest` has the one package that they need besides.
@@ -19,7 +19,7 @@ import unittest
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--as-gloo", action="store_true", help="run what is written for gloo, on ferroccl")
 parser.add_argument("--backend", default="ferroccl", help="another backend, to see what it does")
-parser.add_argument("--ranks", type=int, default=3)
+parser.add_argument("--ranks", type=int, default=4)
 parser.add_argument("--only", default="", help="tests whose names contain this")
 parser.add_argument("--table", help="write a table of all tests to this file")
 arguments = parser.parse_args()
