@@ -56,6 +56,37 @@ def timed(call, group, seconds: float) -> tuple[float, int]:
     return each.item(), count
 
 
+class Transformer(torch.nn.Module):
+    """A small one: two layers of width 128, and a vocabulary of 1000."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(1000, 128)
+        layer = torch.nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = torch.nn.Linear(128, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(self.embedding(x)))
+
+
+def train(group, steps: int) -> float:
+    """Seconds of a step of training, on this rank."""
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(Transformer(), process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    words = torch.randint(0, 1000, (4, 33))
+    for step in range(steps + 2):
+        if step == 2:
+            dist.barrier(group)
+            start = time.perf_counter()
+        optimizer.zero_grad()
+        out = model(words[:, :-1])
+        torch.nn.functional.cross_entropy(out.flatten(0, 1), words[:, 1:].flatten()).backward()
+        optimizer.step()
+    return (time.perf_counter() - start) / steps
+
+
 def rank(index: int, n: int, path: str, seconds: float, results) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("ferroccl", store=dist.FileStore(path, n), rank=index, world_size=n)
@@ -68,6 +99,12 @@ def rank(index: int, n: int, path: str, seconds: float, results) -> None:
                     times[backend].append(timed(call, group, seconds)[0])
             if index == 0:
                 results.put((name, size, {b: statistics.median(t) for b, t in times.items()}))
+    times = {backend: [] for backend in groups}
+    for _ in range(3):
+        for backend, group in groups.items():
+            times[backend].append(train(group, 10))
+    if index == 0:
+        results.put(("train", 0, {b: statistics.median(t) for b, t in times.items()}))
     dist.destroy_process_group()
 
 
@@ -97,6 +134,11 @@ def main() -> None:
                     ratio = times["gloo"] / times["ferroccl"]
                     print(f"| {size} | {us(times['gloo'])} | {us(times['ferroccl'])} | {ratio:.1f} |")
             print()
+        times = rows[-1][2]
+        print(
+            f"A step of a small transformer under DDP: {times['gloo'] * 1e3:.1f} ms by gloo, "
+            f"{times['ferroccl'] * 1e3:.1f} ms by ferroccl, {times['gloo'] / times['ferroccl']:.1f} times."
+        )
 
 
 if __name__ == "__main__":

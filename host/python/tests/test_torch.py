@@ -344,7 +344,8 @@ def check_arguments(gloo):
     rank, n = me()
     pg = dist.group.WORLD
     t = torch.ones(4)
-    raises(TypeError, "sparse", dist.all_reduce, torch.eye(3).to_sparse())
+    raises(TypeError, "sparse", dist.broadcast, torch.eye(3).to_sparse(), 0)
+    raises(TypeError, "op.*sparse", dist.all_reduce, torch.eye(3).to_sparse(), R.MAX)
     raises(ValueError, "meta.*CPU", pg.allreduce, [torch.empty(3, device="meta")])
     raises(ValueError, "tensors: it has 2 tensors", pg.broadcast, [t, t])
     raises(TypeError, "op.*BAND.*float32", dist.all_reduce, t, R.BAND)
@@ -419,6 +420,25 @@ def check_functional(gloo):
 
 def test_functional_collectives_run(torch_ranks):
     torch_ranks.run(check_functional)
+
+
+def check_sparse(gloo):
+    rank, n = me()
+    dense = [torch.zeros(6, 3).index_fill_(0, torch.arange(r), r + 1.0) for r in range(n)]  # rank 0 has no elements
+    t = dense[rank].to_sparse()
+    dist.all_reduce(t)
+    same(t.to_dense(), sum(dense))
+    t = dense[rank].to_sparse(1)  # rows
+    work = dist.all_reduce(t, async_op=True)
+    same(work.get_future().wait()[0].to_dense(), sum(dense))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Embedding(6, 3, sparse=True))
+    model(torch.arange(rank + 1)).sum().backward()
+    got = model.module.weight.grad.to_dense()
+    same(got, torch.tensor([[(n - i) / n] * 3 if i < n else [0.0] * 3 for i in range(6)]))
+
+
+def test_sparse_tensors_are_summed(torch_ranks):
+    torch_ranks.run(check_sparse)
 
 
 class Toy(torch.nn.Module):

@@ -139,6 +139,10 @@ class ProcessGroup(dist.ProcessGroup):
     # Reductions.
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+        first = tensors if isinstance(tensors, torch.Tensor) else tensors[0] if len(tensors) == 1 else None
+        if first is not None and first.layout is torch.sparse_coo and first.device.type == "cpu":
+            with self._lock:
+                return self._reduce_sparse(first, _op(opts))
         tensor = one("tensors", tensors)
         with self._lock:
             return self._reduce_in_place([tensor], _op(opts), "all_reduce", None)
@@ -195,6 +199,38 @@ class ProcessGroup(dist.ProcessGroup):
                 for tensor in tensors:
                     start(tensor)
         return self._work(calls, tensors, outputs, what)
+
+    def _reduce_sparse(self, tensor: torch.Tensor, op: Any) -> Work:
+        """The sum of sparse tensors: their elements are gathered, of as many as the rank has that has most."""
+        if Operator(op, tensor.dtype).name != "sum":
+            raise TypeError(f"op: sparse tensors can be summed, not reduced by {op}")
+        self._pending.settle()
+        own = tensor.detach().coalesce()
+        counts = torch.empty(self._size, dtype=torch.int64)
+        count = torch.tensor([own._nnz()])
+        self._comm.all_gather(memory(count), memory(counts)).wait()
+        most = int(counts.max())
+        indices = torch.zeros((most, own.sparse_dim()), dtype=torch.int64)
+        values = torch.zeros((most, *own.values().shape[1:]), dtype=own.dtype)
+        indices[: own._nnz()], values[: own._nnz()] = own.indices().t(), own.values()
+        all_indices = indices.new_empty((self._size, *indices.shape))
+        all_values = values.new_empty((self._size, *values.shape))
+        with _together():
+            calls = [
+                self._comm.all_gather(memory(indices), memory(all_indices)),
+                self._comm.all_gather(memory(values), memory(all_values)),
+            ]
+
+        def add() -> None:
+            rows = [slice(0, n) for n in counts.tolist()]
+            where = torch.cat([i[row] for i, row in zip(all_indices, rows, strict=True)])
+            what = torch.cat([v[row] for v, row in zip(all_values, rows, strict=True)])
+            total = torch.sparse_coo_tensor(where.t(), what, own.shape, check_invariants=False).coalesce()
+            tensor.copy_(total)  # not by `detach`, which has a size of its own
+
+        outputs = Outputs()
+        outputs.later(add)
+        return self._work(calls, [tensor], outputs, "all_reduce")
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         check("output", output)
@@ -569,7 +605,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _work(self, calls: list[Any], result: list[torch.Tensor], outputs: Outputs | None, what: str) -> Work:
         # Calls of one group end together, and all others in their order.
-        work = Work(calls[-1] if calls else None, result, outputs, what)
+        work = Work(calls[-1] if calls else None, result, outputs or None, what)
         self._pending.add(work)
         return work
 
