@@ -4,13 +4,14 @@ use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytemuck::Pod;
 use ferroccl_device::abi::DataType;
 use ferroccl_device::element::{F8E4M3, F8E5M2};
 
 use crate::error::{Error, Result};
-use crate::runtime::{Memory, Runtime, StreamOps};
+use crate::runtime::{Event, Memory, Runtime, StreamOps};
 
 /// A type that buffers are made of: the Rust side of a [`DataType`].
 ///
@@ -183,6 +184,32 @@ impl Stream {
     /// The first error of what ran since the last call.
     pub fn synchronize(&self) -> Result<()> {
         self.0.synchronize()
+    }
+
+    /// An event that happens when everything put in so far has ended. It takes the stream's error with it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let device = ferroccl::Device::cpu();
+    /// let (rank, stream) = (ferroccl::Communicator::init_all(&device, 1)?.remove(0), device.stream()?);
+    /// rank.barrier(&stream)?;
+    /// let ended = stream.record();
+    /// while stream.wait_for(&ended, Duration::from_millis(100)).is_none() { /* look after something else */ }
+    /// assert!(matches!(ended.result(), Some(Ok(()))));
+    /// # Ok::<(), ferroccl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn record(&self) -> Event {
+        let event = Event::new();
+        self.0.record(&event, true);
+        event
+    }
+
+    /// Waits for an event of this stream ([`Stream::record`]), for `limit` at most. Gives what came of it; `None` when it has not
+    /// happened within the limit.
+    pub fn wait_for(&self, event: &Event, limit: Duration) -> Option<Result<()>> {
+        self.0.wait_for(event, limit)
     }
 
     /// Whether everything put in so far has ended; does not block.

@@ -58,6 +58,15 @@ impl Event {
         }
     }
 
+    /// What came of it; `None` while it has not happened. Never blocks.
+    #[must_use]
+    pub fn result(&self) -> Option<Result<()>> {
+        match &*lock(&self.0.state) {
+            State::Pending(_) => None,
+            State::Complete(result) => Some(result.clone()),
+        }
+    }
+
     /// Ties it to a device's own event; the first one stays.
     #[cfg(feature = "cuda")]
     pub(super) fn set_native(&self, native: Native) {

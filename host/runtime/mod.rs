@@ -28,7 +28,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferroccl_device::gpu::Waiting;
 use ferroccl_device::kernels::Kernel;
@@ -296,6 +296,7 @@ pub struct DeviceInfo {
 
 /// Bytes of a connection's buffers in device memory by protocol, LL, LL128 and Simple, and slots of each: what two channels
 /// of every rank need stays in the L2 cache of a GPU of some 50 MB. NCCL has 8 (`NCCL_STEPS`). Not measured yet.
+#[cfg(any(feature = "cuda", feature = "emulator"))]
 const GPU_BUFFERS: ([usize; 3], u32) = ([128 << 10, 256 << 10, 512 << 10], 8);
 
 /// How network cards reach a device's memory (GPU Direct RDMA).
@@ -437,6 +438,7 @@ pub struct Launch {
 }
 
 /// The threads of a block on a GPU that is to have so many: whole warps, and no more than the kernel takes.
+#[cfg(any(feature = "cuda", feature = "emulator"))]
 fn gpu_threads(kernel: &Kernel, threads: u32) -> u32 {
     threads.clamp(32, kernel.threads.max(32)) / 32 * 32
 }
@@ -512,6 +514,26 @@ pub trait StreamOps: Debug + Send + Sync {
 
     /// What is put in from now on waits for `event`; its error becomes the stream's.
     fn wait(&self, event: &Event);
+
+    /// Waits for an event that was [recorded](StreamOps::record) in this stream, for `limit` at most, and runs meanwhile what is in
+    /// the stream. Gives what came of the event; `None` when it has not happened within the limit.
+    fn wait_for(&self, event: &Event, limit: Duration) -> Option<Result<()>> {
+        let (end, mut nap) = (Instant::now() + limit, Duration::from_micros(20));
+        loop {
+            if let Some(result) = event.result() {
+                return Some(result);
+            }
+            if let Err(error) = self.query() {
+                return Some(Err(error));
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return event.result();
+            }
+            std::thread::sleep(nap.min(left));
+            nap = (nap * 2).min(Duration::from_millis(1));
+        }
+    }
 
     /// Waits until all that is in the stream has ended.
     ///

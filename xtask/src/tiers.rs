@@ -112,6 +112,13 @@ pub(crate) fn nightly() -> Vec<Step> {
                     .then(|| "no python3: scripts/setup".to_owned())
             })
             .run("scripts/nccl-clients"),
+        Step::new("python", "the Python package, with NumPy and with torch")
+            .needs(|| {
+                (!answers("python3", &["-c", "import venv"]))
+                    .then(|| "no python3 with venv: apt install python3-venv".to_owned())
+            })
+            .run("scripts/python-tests torch")
+            .run("scripts/python-tests own"),
         Step::new("asan", "unit tests, communicators and collectives under AddressSanitizer")
             .run("scripts/sanitize address"),
         Step::new("sanitize", "the proxy, networks and the bootstrap under ThreadSanitizer")

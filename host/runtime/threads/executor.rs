@@ -151,11 +151,16 @@ impl<B: Blocks> Executor<B> {
         self.queues.iter().enumerate().any(|(i, q)| i != queue && q.wants_driver())
     }
 
-    /// Runs blocks until `stream` has done everything up to `ticket`.
-    pub(super) fn wait(&self, stream: &StreamState<B>, ticket: u64) {
+    /// Runs blocks until `done`, which comes about as `stream` goes on, or until `end`.
+    pub(super) fn wait(
+        &self,
+        stream: &StreamState<B>,
+        done: impl Fn() -> bool,
+        end: Option<Instant>,
+    ) {
         let (mut home, mut backoff) = (0, Backoff::default());
-        while !stream.has_done(ticket) {
-            let nap = match self.pass(&mut home, STINT_ROUNDS, || stream.has_done(ticket)) {
+        while !done() && end.is_none_or(|end| Instant::now() < end) {
+            let nap = match self.pass(&mut home, STINT_ROUNDS, &done) {
                 Pass::Moved => {
                     backoff.reset();
                     continue;
@@ -169,7 +174,8 @@ impl<B: Blocks> Executor<B> {
                 Pass::Idle => backoff.idle(),
             };
             if let Some(nap) = nap {
-                self.sleepers.sleep(stream, ticket, nap);
+                let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+                self.sleepers.sleep(stream, &done, left.map_or(nap, |left| left.min(nap)));
             }
         }
         self.hand_over();
@@ -207,16 +213,16 @@ struct Sleeper {
 
 impl Sleepers {
     /// Sleeps for at most `nap`, or until woken. Nobody relies on being woken: it only comes sooner.
-    fn sleep<B: Blocks>(&self, stream: &StreamState<B>, ticket: u64, nap: Duration) {
+    fn sleep<B: Blocks>(&self, stream: &StreamState<B>, done: impl Fn() -> bool, nap: Duration) {
         let me = thread::current();
         let id = me.id();
         let mut list = lock(&self.list);
         list.push(Sleeper { thread: me, stream: (&raw const *stream).addr() });
         self.count.store(list.len(), Ordering::Relaxed);
         drop(list);
-        // Pairs with the fence in `Executor::stream_moved`: either that sees the count, or this the ticket.
+        // Pairs with the fence in `Executor::stream_moved`: either that sees the count, or this what is done.
         fence(Ordering::SeqCst);
-        if !stream.has_done(ticket) {
+        if !done() {
             thread::park_timeout(nap);
         }
         let mut list = lock(&self.list);

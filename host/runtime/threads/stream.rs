@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use super::executor::{Executor, Pass};
 use super::queue::{Launched, Task};
@@ -175,7 +176,7 @@ impl<B: Blocks> ThreadStream<B> {
     fn drain(&self) -> Result<()> {
         let ticket = self.state.ticket();
         if !self.state.has_done(ticket) {
-            self.state.executor.wait(&self.state, ticket);
+            self.state.executor.wait(&self.state, || self.state.has_done(ticket), None);
         }
         self.state.take_error()
     }
@@ -244,6 +245,14 @@ impl<B: Blocks> StreamOps for ThreadStream<B> {
 
     fn wait(&self, event: &Event) {
         self.state.put(Op::Wait(event.clone()));
+    }
+
+    fn wait_for(&self, event: &Event, limit: Duration) -> Option<Result<()>> {
+        if event.result().is_none() {
+            let end = Instant::now() + limit;
+            self.state.executor.wait(&self.state, || event.result().is_some(), Some(end));
+        }
+        event.result()
     }
 
     fn synchronize(&self) -> Result<()> {
