@@ -51,7 +51,8 @@ fn on_a_gpu() -> ExitCode {
             for hosts in [&[RANKS][..], &[2, 2]] {
                 for form in [Form::Fused, Form::Apart] {
                     let outcome = case(&Places { devices: &devices, hosts }, *size, form, &|| {});
-                    let said = outcome.as_ref().map_or_else(ToString::to_string, |()| "right".into());
+                    let said =
+                        outcome.as_ref().map_or_else(ToString::to_string, |()| "right".into());
                     let (form, hosts) = (format!("{form:?}").to_lowercase(), hosts.len());
                     println!("  {name:<24} {size:>8}  {form:<6} {hosts} host(s)  {said}");
                     failed |= outcome.is_err();
