@@ -261,6 +261,7 @@ def check_groups(comm):
     with ferroccl.group(wait=False) as calls:
         comm.all_reduce(x, op="max")
     calls.wait()
+    assert x[0] == size
     # Communicators whose calls come in another order on each rank.
     other = comm.split(0)
     a, b = np.ones(1), np.ones(1)

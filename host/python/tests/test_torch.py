@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -161,6 +163,9 @@ def check_moves(gloo, dtype):
         whole = empty(4 * n, 6)
         dist.all_gather(list(whole.chunk(n)), mine)
         same(whole, torch.cat(rows))
+        # In one storage, the other way round.
+        dist.all_gather(list(whole.chunk(n))[::-1], mine)
+        same(whole, torch.cat(rows[::-1]))
         whole = empty(4 * n, 6)
         dist.all_gather_into_tensor(whole, mine)
         same(whole, torch.cat(rows))
@@ -318,6 +323,14 @@ def check_works(gloo):
     dist.all_reduce(z, async_op=True)
     out = [torch.empty(5) for _ in range(n)]
     dist.all_gather(out, z)
+    assert all((t == n).all() for t in out)
+    # So do those that read a tensor in a way of their own.
+    if rank == 0:
+        time.sleep(0.3)
+    m = torch.ones(40, 50)
+    dist.all_reduce(m, async_op=True)
+    out = [torch.empty(50, 40) for _ in range(n)]
+    dist.all_gather(out, m.t())
     assert all((t == n).all() for t in out)
     # Futures.
     work = dist.all_reduce(torch.ones(4), async_op=True)
