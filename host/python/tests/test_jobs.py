@@ -119,6 +119,32 @@ def test_ctrl_c_interrupts(where):
             comm.barrier()
 
 
+GHOST = """
+import sys, time, ferroccl
+try:
+    print("waits", flush=True)
+    ferroccl.Communicator(1, 2, bytes.fromhex(sys.argv[1]))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_an_interrupted_meeting_is_over(monkeypatch):
+    unique_id = ferroccl.unique_id()
+    process = subprocess.Popen([sys.executable, "-c", GHOST, unique_id.hex()], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "waits\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "interrupted\n"
+    time.sleep(0.2)
+    monkeypatch.setenv("FERROCCL_BOOTSTRAP_TIMEOUT", "2")
+    with pytest.raises(ferroccl.Error):
+        ferroccl.Communicator(0, 2, unique_id)
+    process.kill()
+    process.wait()
+
+
 # Failures.
 
 
