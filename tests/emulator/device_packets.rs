@@ -39,6 +39,19 @@ fn kernels_in_cuda_exchange_too() {
 }
 
 #[test]
+fn a_rank_that_does_not_come_is_named() {
+    for ptx in [device_ptx::rounds(), Some(OF_CUDA)].into_iter().flatten() {
+        let device = Device::new(Arc::new(PtxRuntime::on_threads(2)));
+        let mut config = CommConfig::default();
+        config.timeout = Some(std::time::Duration::from_millis(300));
+        let error = packets_run::alone(&[device.clone(), device], &EXCHANGE.with_ptx(ptx), &config);
+        let wanted =
+            "timeout: rank 0 channel 0 step 1 waited for an LL line (both flags) of rank 1";
+        assert!(error.contains(wanted), "{error}");
+    }
+}
+
+#[test]
 fn one_place_is_not_enough() {
     let Some(ptx) = device_ptx::rounds() else { return };
     let found = (0..60).find_map(|seed| Some((seed, seeded(seed, ptx, 1).err()?)));
