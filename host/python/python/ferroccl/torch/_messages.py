@@ -134,36 +134,36 @@ class _Channel:
 class _Sender(_Channel):
     def __init__(self, messages: Messages, peer: int) -> None:
         self._queue: deque[Message] = deque()
-        self._wake = threading.Condition()
+        self.wake = threading.Condition()
         self._error: BaseException | None = None
         super().__init__(messages, messages.rank, peer)
 
     def put(self, message: Message) -> None:
-        with self._wake:
+        with self.wake:
             if self._error is not None:
                 message.finish(self._error)
                 return
             self._queue.append(message)
-            self._wake.notify()
+            self.wake.notify()
 
     def run(self) -> None:
         while True:
-            with self._wake:
+            with self.wake:
                 while not self._queue:
                     self.messages.check_open()
-                    self._wake.wait(_SLICE)
+                    self.wake.wait(_SLICE)
                 message = self._queue[0]
             comm = self.comm()
             header = torch.tensor([message.tag, message.bytes.nbytes], dtype=torch.int64)
             self.end(comm.send(memory(header), _RECEIVER))
             if message.bytes.nbytes:
                 self.end(comm.send(memory(message.bytes), _RECEIVER))
-            with self._wake:
+            with self.wake:
                 self._queue.popleft()
             message.finish()
 
     def fail(self, error: BaseException) -> None:
-        with self._wake:
+        with self.wake:
             self._error = error
             for message in self._queue:
                 message.finish(error)
@@ -357,7 +357,11 @@ class Messages:
         self._closed = True
         with self.wake:
             self.wake.notify_all()
-            channels = [*self._senders.values(), *self._receivers.values()]
+            senders = list(self._senders.values())
+            channels = [*senders, *self._receivers.values()]
+        for sender in senders:
+            with sender.wake:
+                sender.wake.notify_all()
         for channel in channels:
             channel.close()
         with self.wake:
