@@ -114,9 +114,10 @@ def test_ctrl_c_interrupts(where):
     out, err = process.communicate(timeout=30)
     assert (out, process.returncode) == ("interrupted\n", 7), err
     if comm is not None:
-        # The other rank sees that it is gone.
+        # The other rank sees that it is gone, at the latest in the call after the one that the interrupted rank had begun.
         with pytest.raises(ferroccl.Error):
-            comm.barrier()
+            for _ in range(2):
+                comm.barrier()
 
 
 GHOST = """
