@@ -1,6 +1,7 @@
 //! Starting the binary, and looking after what it started.
 
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -41,7 +42,20 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 
 /// Runs to the end, which must come.
 pub(crate) fn finish(command: &mut Command) -> Output {
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let begun = Instant::now();
+    let child = loop {
+        match command.spawn() {
+            // A test that has copied its program: another test's child, forked meanwhile, has the file open for writing until it
+            // becomes a program of its own.
+            Err(error)
+                if error.kind() == ErrorKind::ExecutableFileBusy && begun.elapsed() < LONG =>
+            {
+                thread::sleep(Duration::from_millis(5));
+            }
+            child => break child.unwrap(),
+        }
+    };
     let id = child.id().cast_signed();
     let waiter = thread::spawn(move || child.wait_with_output().unwrap());
     if !within(LONG, || waiter.is_finished()) {
