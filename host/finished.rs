@@ -15,7 +15,6 @@ use std::task::{Context, Poll, Waker};
 
 use crate::buffer::Stream;
 use crate::error::{Error, Result};
-use crate::runtime::Event;
 use crate::runtime::sync::lock;
 
 /// Completes when all that was in a stream has ended: see [`Stream::finished`].
@@ -65,8 +64,7 @@ impl Stream {
             lock(&state).result = Some(Err(Error::argument("stream", reason)));
             return finished;
         }
-        let event = Event::new();
-        self.ops().record(&event, true);
+        let event = self.record();
         let told = Arc::clone(&state);
         let tell = move |result| {
             let waker = {

@@ -518,7 +518,8 @@ pub trait StreamOps: Debug + Send + Sync {
     /// Waits for an event that was [recorded](StreamOps::record) in this stream, for `limit` at most, and runs meanwhile what is in
     /// the stream. Gives what came of the event; `None` when it has not happened within the limit.
     fn wait_for(&self, event: &Event, limit: Duration) -> Option<Result<()>> {
-        let (end, mut nap) = (Instant::now() + limit, Duration::from_micros(20));
+        // A limit that no clock reaches is none.
+        let (end, mut nap) = (Instant::now().checked_add(limit), Duration::from_micros(20));
         loop {
             if let Some(result) = event.result() {
                 return Some(result);
@@ -526,7 +527,7 @@ pub trait StreamOps: Debug + Send + Sync {
             if let Err(error) = self.query() {
                 return Some(Err(error));
             }
-            let left = end.saturating_duration_since(Instant::now());
+            let left = end.map_or(nap, |end| end.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return event.result();
             }

@@ -155,3 +155,32 @@ fn dropped_and_polled_again() {
     block_on(all.streams[1].finished()).unwrap();
     all.check(1);
 }
+
+/// The event of a stream's end is waited for within limits, of which the longest is more than a clock counts.
+#[test]
+fn an_event_within_a_limit() {
+    for driven in [true, false] {
+        let device = if driven {
+            Device::new(Arc::new(CpuRuntime::with_workers(2)))
+        } else {
+            Device::new(Arc::new(CpuRuntime::seeded(Adversity::new(3))))
+        };
+        let all = ranks(&device, 2, 1000, &CommConfig::default());
+        let (first, second) = (&all.streams[0], &all.streams[1]);
+        let call = |r: usize| {
+            let buffer = &all.buffers[r];
+            all.ranks[r].all_reduce(buffer, buffer, ReduceOp::Sum, &all.streams[r]).unwrap();
+        };
+        call(0);
+        let ended = first.record();
+        // Where nobody drives the runtime a wait for a rank that has not called is a deadlock, and no wait.
+        if driven {
+            assert!(first.wait_for(&ended, Duration::from_millis(30)).is_none());
+            assert!(first.wait_for(&ended, Duration::ZERO).is_none());
+        }
+        call(1);
+        assert!(matches!(first.wait_for(&ended, Duration::MAX), Some(Ok(()))));
+        assert!(matches!(second.wait_for(&second.record(), Duration::MAX), Some(Ok(()))));
+        all.check(1);
+    }
+}

@@ -249,8 +249,9 @@ impl<B: Blocks> StreamOps for ThreadStream<B> {
 
     fn wait_for(&self, event: &Event, limit: Duration) -> Option<Result<()>> {
         if event.result().is_none() {
-            let end = Instant::now() + limit;
-            self.state.executor.wait(&self.state, || event.result().is_some(), Some(end));
+            // A limit that no clock reaches is none.
+            let end = Instant::now().checked_add(limit);
+            self.state.executor.wait(&self.state, || event.result().is_some(), end);
         }
         event.result()
     }
