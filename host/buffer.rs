@@ -186,7 +186,8 @@ impl Stream {
         self.0.synchronize()
     }
 
-    /// An event that happens when everything put in so far has ended. It takes the stream's error with it.
+    /// An event that happens when everything put in so far has ended. It takes the stream's error with it. In a stream that is being
+    /// captured in a graph it does not happen: [`Stream::finished`] says so.
     ///
     /// ```
     /// use std::time::Duration;
