@@ -167,7 +167,7 @@ impl Communicator {
             true => most,
             false => tuner.channels(row.collective, bytes, algorithm, protocol, most),
         });
-        let threads = tuner.threads(bytes, algorithm, protocol, channels);
+        let threads = tuner.threads(row.collective, bytes, algorithm, protocol, channels);
         let threads = spec.threads.unwrap_or(threads);
         let (mut word, mut scratch, mut scratch_address) = (None, None, 0);
         match &spec.extra {

@@ -311,7 +311,7 @@ pub fn choose(
         _ => 1,
     };
     let channels = channels.min((context.blocks / blocks.max(1)).max(1));
-    let threads = context.tuner.threads(bytes, algorithm, protocol, channels);
+    let threads = context.tuner.threads(call.collective, bytes, algorithm, protocol, channels);
     Ok(AlgoChoice { algorithm, protocol, channels, threads })
 }
 

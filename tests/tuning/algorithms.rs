@@ -106,8 +106,10 @@ fn one_node_of_gpus() {
     // Half of the way of an all-reduce's tree: 8.4 + 7 x 4. 110.4, and 0.6 of it is left at 32 KiB.
     is(time(&s, (Broadcast, Tree, Simple), 32 << 10), 36.4 + 32_768.0 / (110_400.0 * 0.6));
     is(time(&s, (Reduce, Tree, Ll), 8), 6.8 + 4.2 + 8.0 / 29_052.63);
-    // A pair of ranks: 8.4 + 3.4, and all of 240.
-    is(time(&s, (SendRecv, Ring, Simple), 1 << 20), 11.8 + 1_048_576.0 / 240_000.0);
+    // A message: 6 for the launch and 6.9 for the hop, 1.3 for each of 7 further channels, 8 blocks of 24.5.
+    is(time(&s, (SendRecv, Ring, Simple), 1 << 20), 12.9 + 9.1 + 1_048_576.0 / 196_000.0);
+    // All 20 channels, whose blocks could move more than the links carry: 240.
+    is(time(&s, (SendRecv, Ring, Simple), 1 << 30), 12.9 + 24.7 + 1_073_741_824.0 / 240_000.0);
     assert_eq!(
         time(&s, (Barrier, Tree, Ll), 1).to_bits(),
         time(&s, (AllReduce, Tree, Ll), 1).to_bits()

@@ -154,7 +154,7 @@ pub fn choose(
     };
     let most = settings.channels(s.channels());
     let minimum = MinimumSize::new(s, algorithm, protocol, settings);
-    let (channels, threads) = minimum.parallelism(bytes, most);
+    let (channels, threads) = minimum.parallelism(collective, bytes, most);
     let chunk_bytes = chunk(s, collective, algorithm, protocol, settings);
     Ok(Choice { algorithm, protocol, channels, threads, chunk_bytes, cost, alternatives })
 }

@@ -18,6 +18,7 @@ mod bandwidth;
 mod choose;
 pub mod cpu;
 mod mesh;
+mod messages;
 mod model;
 mod own;
 mod parallelism;

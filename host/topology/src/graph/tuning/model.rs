@@ -10,7 +10,8 @@ use super::parallelism::MinimumSize;
 use super::rules::modelled_as;
 use super::tables::{self, Hardware, generation, scale};
 use super::{
-    AlgorithmFigures, Cost, Devices, Gpus, Prediction, Settings, Situation, cpu, mesh, rules,
+    AlgorithmFigures, Cost, Devices, Gpus, Prediction, Settings, Situation, cpu, mesh, messages,
+    rules,
 };
 use crate::graph::{ChannelGraph, Pattern};
 use crate::{Arch, PathKind, Vendor, speed};
@@ -84,7 +85,7 @@ pub(super) fn cost(
     let cost = match s.devices() {
         Devices::Cpu { ring } => {
             let minimum = MinimumSize::new(s, algorithm, protocol, settings);
-            let channels = minimum.channels(bytes, settings.channels(s.channels()));
+            let channels = minimum.channels(collective, bytes, settings.channels(s.channels()));
             cpu::cost(s, *ring, channels, (collective, algorithm, protocol), own, bytes)
         }
         Devices::Gpus(gpus) => {
@@ -92,6 +93,12 @@ pub(super) fn cost(
             if algorithm.is_over_mesh() {
                 let what = (collective, algorithm, protocol);
                 return Some(beside(mesh::cost(s, (gpus, graph), what, bytes), bytes));
+            }
+            if collective == Collective::SendRecv && s.nodes() == 1 {
+                let link = bus_bandwidth(s, gpus, graph, algorithm, protocol);
+                let most = settings.channels(s.channels());
+                let channels = messages::channels(protocol, bytes, most);
+                return Some(beside(messages::cost(protocol, bytes, channels, link), bytes));
             }
             let mut latency = latency(s, (gpus, graph), collective, (algorithm, protocol), own);
             let mut bandwidth = bus_bandwidth(s, gpus, graph, algorithm, protocol)
@@ -156,12 +163,13 @@ fn ratio(
     }
 }
 
-/// The sizes at which a time is not linear in the bytes: the steps of the tree's correction, the ring's plateau, and where lines
-/// over the mesh leave the cache.
+/// The sizes at which a time is not linear in the bytes: the steps of the tree's correction, the ring's plateau, where lines over the
+/// mesh leave the cache, and where a message takes more channels.
 pub(super) fn breakpoints(s: &Situation<'_>, channels: u32) -> Vec<u64> {
     let corrections = (0..=tables::TREE_CORRECTION[0].len()).map(|i| 64 << i);
     let plateau = tables::PLATEAU_BYTES * u64::from(channels) * u64::from(s.ranks());
-    corrections.chain([plateau]).chain(mesh::breakpoints(s.ranks())).collect()
+    let more = mesh::breakpoints(s.ranks()).chain(messages::breakpoints(channels));
+    corrections.chain([plateau]).chain(more).collect()
 }
 
 /// What the channels of a graph carry together.

@@ -1,10 +1,10 @@
 //! How many channels and threads a call of a size is worth.
 
-use ferroccl_device::abi::{Algorithm, ProtocolId};
+use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
 use super::rules::modelled_as;
 use super::situation::{Devices, Situation};
-use super::{Settings, cpu, mesh, tables};
+use super::{Settings, cpu, mesh, messages, tables};
 
 /// Threads of a block at most.
 fn most_threads(
@@ -85,8 +85,11 @@ impl MinimumSize {
     }
 
     /// How many of `most` channels a call takes; at least 1.
-    pub(super) fn channels(&self, bytes: u64, most: u32) -> u32 {
+    pub(super) fn channels(&self, collective: Collective, bytes: u64, most: u32) -> u32 {
         // A CPU has its own limits.
+        if collective == Collective::SendRecv && self.threads > 1 {
+            return messages::channels(self.protocol, bytes, most);
+        }
         let nvls = self.algorithm == Algorithm::Nvls && self.threads > 1;
         let most = if nvls { most.min(mesh::NVLS_CHANNELS) } else { most };
         u32::try_from(bytes / self.per_channel).unwrap_or(u32::MAX).clamp(1, most.max(1))
@@ -94,8 +97,8 @@ impl MinimumSize {
 
     /// Channels, and threads of a block, as NCCL lowers them for small calls (`topoGetAlgoInfo` in its enqueue.cc): first
     /// channels, then threads.
-    pub(super) fn parallelism(&self, bytes: u64, most: u32) -> (u32, u32) {
-        let channels = self.channels(bytes, most);
+    pub(super) fn parallelism(&self, collective: Collective, bytes: u64, most: u32) -> (u32, u32) {
+        let channels = self.channels(collective, bytes, most);
         if self.threads == 1 {
             return (channels, 1);
         }

@@ -160,14 +160,14 @@ impl Tuner {
     #[must_use]
     pub fn channels(
         &self,
-        _collective: Collective,
+        collective: Collective,
         bytes: u64,
         algorithm: Algorithm,
         protocol: ProtocolId,
         channels: u32,
     ) -> u32 {
         self.minimum_size(algorithm, protocol)
-            .map_or(1, |minimum| minimum.channels(bytes, channels))
+            .map_or(1, |minimum| minimum.channels(collective, bytes, channels))
     }
 
     /// How many threads a block of a call of `bytes` has that may use `channels`; 1 on the CPU.
@@ -177,18 +177,20 @@ impl Tuner {
     ///
     /// let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
     /// let tuner = Tuner::new(&cores, &Settings::default());
-    /// assert_eq!(tuner.threads(1 << 20, Algorithm::Ring, ProtocolId::Simple, 2), 1);
+    /// let all = Collective::AllReduce;
+    /// assert_eq!(tuner.threads(all, 1 << 20, Algorithm::Ring, ProtocolId::Simple, 2), 1);
     /// ```
     #[must_use]
     pub fn threads(
         &self,
+        collective: Collective,
         bytes: u64,
         algorithm: Algorithm,
         protocol: ProtocolId,
         channels: u32,
     ) -> u32 {
         self.minimum_size(algorithm, protocol)
-            .map_or(1, |minimum| minimum.parallelism(bytes, channels).1)
+            .map_or(1, |minimum| minimum.parallelism(collective, bytes, channels).1)
     }
 
     fn minimum_size(&self, algorithm: Algorithm, protocol: ProtocolId) -> Option<&MinimumSize> {
