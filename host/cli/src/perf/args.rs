@@ -8,10 +8,13 @@ use ferroccl::device::abi::MAX_CHANNELS;
 use ferroccl::runtime::ptx::MachineModel;
 use ferroccl::{Algorithm, DataType, ProtocolId, ReduceOp};
 
+use super::accepted::Accepted;
 use super::operation::{Operation, Shape};
 use super::size::Bytes;
 use super::sweep::{Step, Sweep};
-use super::values::{Average, Choice, PtxSchedule, Root, RuntimeKind, on_or_off, one_of, some_of};
+use super::values::{
+    Average, Blocking, Choice, PtxSchedule, Root, RuntimeKind, on_or_off, one_of, some_of,
+};
 
 const AFTER_HELP: &str = "\
 Ranks = processes x threads x ranks per thread. Processes come from a launcher (ferroccl run, mpirun, \
@@ -35,6 +38,8 @@ Examples:
   ferroccl perf all_reduce -g 4 -e 1M --runtime ptx    the GPU's kernels, emulated and counted
   ferroccl perf all_reduce -g 4 -e 64K --runtime ptx --model h100-nvlink   in simulated time
   ferroccl perf all_reduce -g 4 -e 1G --runtime cuda   4 ranks on the GPUs there are, or the one
+  ferroccl perf all_reduce -g 4 -b 8 -f 2 --percentiles --report page.html   curves, for a browser
+  ferroccl perf all_reduce -g 4 -b 8 -f 2 --compare before.json   beside an earlier run, or nccl-tests'
   ferroccl run -n 4 -- ferroccl perf all_reduce        4 processes
 
 Exit status: 0 when all went well, 1 when an element was wrong or a call failed, 2 for a bad command \
@@ -43,8 +48,7 @@ line.
 On GPUs the time is the GPU's own, between events in the ranks' streams; with -G calls are captured in a graph, \
 which is what is then timed.
 
-Buffers that are registered with -R 2 (windows) may be worked on directly; then algo says Direct, or NVLS where a switch sums and spreads. Of nccl-tests' flags \
---output_file (-F) is absent; there is --json.";
+Buffers that are registered with -R 2 (windows) may be worked on directly; then algo says Direct, or NVLS where a switch sums and spreads.";
 
 /// Measure a collective and check its results, as nccl-tests does
 #[derive(Args, Clone, Debug)]
@@ -157,10 +161,16 @@ pub(crate) struct PerfArgs {
         hide_possible_values = true
     )]
     pub(crate) average: Average,
-    /// Whether to wait for each call before the next
-    #[arg(short = 'z', long, value_name = "0|1", default_value = "0", help_heading = "Measuring",
-          value_parser = on_or_off(), action = ArgAction::Set)]
-    pub(crate) blocking: bool,
+    /// What to wait for: 0 nothing, 1 each call and then all ranks, 2 each call, 3 each iteration (-m calls) and then, untimed, all ranks
+    #[arg(
+        short = 'z',
+        long,
+        value_name = "0-3",
+        default_value = "0",
+        help_heading = "Measuring",
+        hide_possible_values = true
+    )]
+    pub(crate) blocking: Blocking,
     /// Whether to report the time a thread spends to enqueue a call, instead of the call's
     #[arg(short = 'C', long = "report_cputime", value_name = "0|1", default_value = "0",
           help_heading = "Measuring", value_parser = on_or_off(), action = ArgAction::Set)]
@@ -184,6 +194,51 @@ pub(crate) struct PerfArgs {
           help_heading = "Measuring", value_parser = on_or_off(), action = ArgAction::Set)]
     pub(crate) parallel_init: bool,
 
+    /// Time each iteration by itself, too, each waited for before the next: columns for the shortest, the longest, the 99th percentile,
+    /// and the standard deviation in percent of the mean
+    #[arg(short = 'I', long = "per_iter_timing", value_name = "0|1", default_value = "0", help_heading = "Measuring",
+          value_parser = on_or_off(), action = ArgAction::Set)]
+    pub(crate) per_iter: bool,
+    /// The same as -I 1
+    #[arg(long, help_heading = "Measuring")]
+    pub(crate) percentiles: bool,
+    /// Iterations that -I leaves out at the beginning
+    #[arg(
+        short = 'K',
+        long = "per_iter_skip",
+        value_name = "N",
+        default_value_t = 0,
+        help_heading = "Measuring"
+    )]
+    pub(crate) per_iter_skip: u32,
+    /// How often all is measured; 0 goes on until it is interrupted
+    #[arg(
+        short = 'N',
+        long = "run_cycles",
+        value_name = "N",
+        default_value_t = 1,
+        help_heading = "Measuring"
+    )]
+    pub(crate) run_cycles: u32,
+    /// Seconds in which a call must make progress, or it fails; 0 is the usual limit (FERROCCL_TIMEOUT)
+    #[arg(
+        short = 'T',
+        long,
+        value_name = "SECONDS",
+        default_value_t = 0,
+        help_heading = "Measuring"
+    )]
+    pub(crate) timeout: u32,
+    /// Element at which buffers begin, so that they are not aligned
+    #[arg(
+        short = 'u',
+        long,
+        value_name = "ELEMENT",
+        default_value_t = 0,
+        help_heading = "Measuring"
+    )]
+    pub(crate) unalign: u32,
+
     /// Measure the protocols of other crates beside the library's at two sizes (-b, -e), by one algorithm, and print their figures for the
     /// tuner, instead of all else
     #[arg(long, help_heading = "Measuring")]
@@ -194,14 +249,67 @@ pub(crate) struct PerfArgs {
     pub(crate) check: u32,
     /// Write the results as JSON to a file; to standard output, in place of the table, with -. A measurement that fails or is
     /// interrupted leaves the rows that it has, marked as incomplete; without any, the file stays as it was
-    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    #[arg(short = 'J', long, alias = "output_file", value_name = "FILE", help_heading = "Results")]
     pub(crate) json: Option<PathBuf>,
+    /// Write the results as lines of comma-separated values to a file, with a line of names
+    #[arg(short = 'F', long, value_name = "FILE", help_heading = "Results")]
+    pub(crate) csv: Option<PathBuf>,
+    /// Write a page with curves of time and bandwidth to a file, for any browser: it needs no other file
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    pub(crate) report: Option<PathBuf>,
+    /// Results to compare with: what --json wrote, or the output of nccl-tests, as text or as JSON. Shown beneath the table, and in
+    /// the page of --report
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    pub(crate) compare: Option<PathBuf>,
+    /// Whether each line says when it was measured
+    #[arg(short = 'S', long = "report_timestamps", value_name = "0|1", default_value = "0",
+          help_heading = "Results", value_parser = on_or_off(), action = ArgAction::Set)]
+    pub(crate) report_timestamps: bool,
+    /// Whether to say how much memory the communicators and the measurement take
+    #[arg(short = 'M', long = "memory", value_name = "0|1", default_value = "0", help_heading = "Results",
+          value_parser = on_or_off(), action = ArgAction::Set)]
+    pub(crate) memory: bool,
+
+    #[command(flatten)]
+    pub(crate) accepted: Accepted,
 }
 
 impl PerfArgs {
     /// Whether buffers are windows.
     pub(crate) fn windows(&self) -> bool {
         self.local_register == 2
+    }
+
+    /// Whether each iteration is timed by itself.
+    pub(crate) fn per_iter_timing(&self) -> bool {
+        self.per_iter || self.percentiles
+    }
+
+    /// Whether anything is written besides the table.
+    pub(crate) fn writes_files(&self) -> bool {
+        self.json.is_some() || self.csv.is_some() || self.report.is_some()
+    }
+
+    /// Why these flags do not go together, if that is so.
+    pub(crate) fn conflict(&self) -> Option<&'static str> {
+        match self {
+            args if args.per_iter_timing() && args.cudagraph > 0 => {
+                Some("-I times calls one by one; those of a graph (-G) are launched at once")
+            }
+            args if args.blocking == Blocking::Iteration && args.cudagraph > 0 => {
+                Some("-z 3 waits for each iteration; those of a graph (-G) are launched at once")
+            }
+            args if args.per_iter_skip > 0 && !args.per_iter_timing() => {
+                Some("-K leaves out iterations of -I")
+            }
+            args if args.per_iter_skip > 0 && args.per_iter_skip >= args.iters => {
+                Some("-K leaves no iteration (-n)")
+            }
+            args if args.unalign > 0 && args.windows() => {
+                Some("-u moves buffers within their memory; windows (-R 2) are whole allocations")
+            }
+            _ => None,
+        }
     }
 
     /// The sizes to measure; a range that makes no sense ends the program as clap's own errors do.
@@ -292,7 +400,7 @@ mod tests {
         assert_eq!(args.op, Choice(vec![ReduceOp::Sum]));
         assert_eq!(args.datatype, Choice(vec![DataType::F32]));
         assert_eq!((args.root, args.average), (Root::Rank(0), Average::Mean));
-        assert!(!args.blocking && !args.report_cputime && !args.parallel_init);
+        assert!(args.blocking == Blocking::Nothing && !args.report_cputime && !args.parallel_init);
         assert_eq!((args.protocol, args.channels, args.json.clone()), (None, None, None));
         assert_eq!(args.algorithm, None);
         let Sweep { min, max, step } = args.try_sweep().unwrap();
@@ -358,7 +466,10 @@ mod tests {
         assert_eq!(args.datatype.0, [DataType::Bf16]);
         assert_eq!((args.root, args.average), (Root::All, Average::Max));
         assert!(
-            args.blocking && args.report_cputime && args.parallel_init && args.json_on_stdout()
+            args.blocking == Blocking::CallAndRanks
+                && args.report_cputime
+                && args.parallel_init
+                && args.json_on_stdout()
         );
         assert_eq!((args.protocol, args.channels), (Some(ProtocolId::Ll128), Some(8)));
         assert_eq!(args.algorithm, Some(Algorithm::OneShot));

@@ -7,41 +7,74 @@
 //! A result lies between two guard zones. What a collective writes outside of its result is counted as
 //! wrong, as is a change of its input.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ferroccl::{Communicator, DeviceBuffer, Operator, ReduceOp, Result, Stream, Window, group};
+use jiff::Zoned;
 
 use super::args::PerfArgs;
 use super::data::{self, Case, PERIOD, TestElement, with_element_type};
 use super::emulated::{CallCounts, Emulator};
 use super::gpus::{Clock, Graph};
+use super::iterations;
 use super::operation::{Operation, Shape};
 use super::planned::Planned;
+use super::progress::Calls;
 use super::region::{Answers, Call, Content, GUARD, Place};
 use super::sweep::Sweep;
 use super::table::{Cell, Row};
 use super::team::{Member, Rank};
+use super::values::Blocking;
 
-/// Measures everything `args` asks for; `row` is given each line, on the leading thread only.
+/// What happens on the leading thread.
+pub(crate) enum Stage {
+    /// A size begins, of so many bytes.
+    Begin(u64),
+    /// A line is there.
+    Row(Box<Row>),
+}
+
+/// Measures everything `args` asks for, as often as it does; `stage` is told of each line, on the leading thread only, which also
+/// counts its calls.
 pub(crate) fn run<E: From<ferroccl::Error>>(
     member: &Member,
     args: &PerfArgs,
     emulator: Option<&Emulator>,
     sweep: Sweep,
-    row: &mut dyn FnMut(Row) -> Result<(), E>,
+    calls: &Calls,
+    stage: &mut dyn FnMut(Stage) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut cycle = 0;
+    while args.run_cycles == 0 || cycle < args.run_cycles {
+        cycle += 1;
+        run_once(member, args, emulator, sweep, calls, stage)?;
+    }
+    Ok(())
+}
+
+fn run_once<E: From<ferroccl::Error>>(
+    member: &Member,
+    args: &PerfArgs,
+    emulator: Option<&Emulator>,
+    sweep: Sweep,
+    progress: &Calls,
+    stage: &mut dyn FnMut(Stage) -> Result<(), E>,
 ) -> Result<(), E> {
     let ranks = member.layout().world_size();
     for &data_type in &args.datatype.0 {
         with_element_type!(data_type, T => {
-            let buffers = Buffers::<T>::of_each_rank(member, sweep, args.windows())?;
+            let buffers = Buffers::<T>::of_each_rank(member, sweep, args)?;
             let _windows = if args.windows() { register(member, &buffers)? } else { Vec::new() };
             for redop in args.redops() {
-                let bench = Bench::new(member, args, emulator, redop, &buffers)?;
+                let bench = Bench::new(member, args, emulator, redop, &buffers, progress)?;
                 for root in args.roots(ranks) {
                     for shape in args.shapes(sweep, data_type, ranks) {
+                        if member.leads() {
+                            stage(Stage::Begin(bytes::<T>(shape.largest())))?;
+                        }
                         let line = bench.line(shape, root)?;
                         if member.leads() {
-                            row(line)?;
+                            stage(Stage::Row(Box::new(line)))?;
                         }
                     }
                 }
@@ -58,11 +91,17 @@ struct Buffers<T> {
 }
 
 impl<T: TestElement> Buffers<T> {
-    fn of_each_rank(member: &Member, sweep: Sweep, windows: bool) -> Result<Vec<Self>> {
+    /// With `-u` they begin that far into their memory.
+    fn of_each_rank(member: &Member, sweep: Sweep, args: &PerfArgs) -> Result<Vec<Self>> {
+        let first = args.unalign as usize;
         let len = sweep.largest(size_of::<T>()).saturating_add(2 * GUARD);
+        let all = len.saturating_add(first);
         let buffers = |rank: &Rank| {
             let device = rank.comm.device();
-            let buffer = || if windows { device.alloc_shared(len) } else { device.alloc(len) };
+            let buffer = || match args.windows() {
+                true => device.alloc_shared(all),
+                false => Ok(device.alloc(all)?.slice(first..all)),
+            };
             Ok(Buffers { send: buffer()?, recv: buffer()? })
         };
         member.ranks.iter().map(buffers).collect()
@@ -98,6 +137,7 @@ struct Bench<'a, T> {
     /// Each rank's operator: of pre-multiplied sums every other one has its scalar in device memory.
     operators: Vec<Operator<T>>,
     answers: Answers<T>,
+    progress: &'a Calls,
 }
 
 /// A size, a root and a place.
@@ -115,6 +155,7 @@ impl<'a, T: TestElement> Bench<'a, T> {
         emulator: Option<&'a Emulator>,
         redop: Option<ReduceOp>,
         buffers: &'a [Buffers<T>],
+        progress: &'a Calls,
     ) -> Result<Self> {
         // What only moves may be anything: the data of a maximum are.
         let op = redop.unwrap_or(ReduceOp::Max);
@@ -122,11 +163,14 @@ impl<'a, T: TestElement> Bench<'a, T> {
         let operators = member.ranks.iter().map(|rank| operator(rank, op));
         let operators = operators.collect::<Result<_>>()?;
         let answers = Answers::new(case);
-        Ok(Bench { member, args, emulator, redop, case, buffers, operators, answers })
+        Ok(Bench { member, args, emulator, redop, case, buffers, operators, answers, progress })
     }
 
     /// Measures one size, out of place and in place.
     fn line(&self, shape: Shape, root: Option<u32>) -> Result<Row> {
+        if self.member.leads() {
+            self.progress.begin(self.calls_of_a_line());
+        }
         let cell = |place| self.cell(Point { shape, root, place });
         let out_of_place = cell(Place::Out)?;
         let in_place = self.args.collective.in_place().then(|| cell(Place::In)).transpose()?;
@@ -141,12 +185,23 @@ impl<'a, T: TestElement> Bench<'a, T> {
             planned,
             out_of_place,
             in_place,
+            measured: Zoned::now(),
         })
+    }
+
+    /// The calls of a line, for its progress.
+    fn calls_of_a_line(&self) -> u64 {
+        let PerfArgs { iters, agg_iters, warmup_iters, check, .. } = *self.args;
+        let timed = u64::from(iters) * if self.args.per_iter_timing() { 2 } else { 1 };
+        let calls = (u64::from(warmup_iters) + timed) * u64::from(agg_iters) + u64::from(check);
+        calls * if self.args.collective.in_place() { 2 } else { 1 }
     }
 
     /// The ranks' common result of one measurement.
     fn cell(&self, at: Point) -> Result<Cell> {
         let (time, counts) = self.time(at)?;
+        let iterations =
+            iterations::measure(self.member, self.args, self.emulator, || self.call(at))?;
         let mut wrong = 0;
         for _ in 0..self.args.check {
             wrong += self.check(at)?;
@@ -158,7 +213,11 @@ impl<'a, T: TestElement> Bench<'a, T> {
         let operation = self.args.collective;
         let factor = operation.bus_factor(self.case.ranks);
         let bytes = bytes::<T>(operation.moved(at.shape));
-        Ok(Cell { counts, ..Cell::new(self.args.average.of(&times), bytes, factor, wrong) })
+        Ok(Cell {
+            counts,
+            iterations,
+            ..Cell::new(self.args.average.of(&times), bytes, factor, wrong)
+        })
     }
 
     /// Microseconds of one call, as this thread sees it; and the figures of one, in the emulator.
@@ -176,25 +235,27 @@ impl<'a, T: TestElement> Bench<'a, T> {
         let graph =
             Graph::capture(self.args, self.member, || (0..calls).try_for_each(|_| self.call(at)))?;
         let rounds = graph.as_ref().map_or(1, |_| u64::from(self.args.cudagraph));
+        let mut untimed = Duration::ZERO;
         let clock = Clock::start(self.member)?;
         let start = Instant::now();
         for _ in 0..rounds {
             match &graph {
                 Some(graph) => graph.launch(self.member)?,
                 None => {
-                    for _ in 0..calls {
+                    for iteration in 1..=calls {
                         self.call(at)?;
-                        if self.args.blocking {
-                            self.member.synchronize()?;
-                        }
+                        untimed += self.wait(iteration)?;
                     }
                 }
             }
         }
-        let enqueued = start.elapsed();
+        let enqueued = start.elapsed().saturating_sub(untimed);
         clock.stop(self.member)?;
         self.member.synchronize()?;
-        let ended = clock.seconds(self.member)?.unwrap_or_else(|| start.elapsed().as_secs_f64());
+        let elapsed = || start.elapsed().saturating_sub(untimed).as_secs_f64();
+        // The GPUs' clocks also count what ranks waited for each other.
+        let clock = if untimed.is_zero() { clock.seconds(self.member)? } else { None };
+        let ended = clock.unwrap_or_else(elapsed);
         if let Some(emulator) = self.emulator.filter(|_| self.member.leads()) {
             let place = if at.place == Place::In { "in place" } else { "out of place" };
             let bytes = bytes::<T>(at.shape.send.max(at.shape.recv));
@@ -213,6 +274,27 @@ impl<'a, T: TestElement> Bench<'a, T> {
         Ok((time * 1e6 / calls as f64, counts))
     }
 
+    /// Waits after the `call`-th call, as `-z` says; gives the time that does not count.
+    fn wait(&self, call: u64) -> Result<Duration> {
+        let mut untimed = Duration::ZERO;
+        match self.args.blocking {
+            Blocking::Nothing => {}
+            Blocking::Call => self.member.synchronize()?,
+            Blocking::CallAndRanks => {
+                self.member.synchronize()?;
+                self.member.barrier()?;
+            }
+            Blocking::Iteration if call.is_multiple_of(self.args.agg_iters.into()) => {
+                self.member.synchronize()?;
+                let start = Instant::now();
+                self.member.barrier()?;
+                untimed = start.elapsed();
+            }
+            Blocking::Iteration => {}
+        }
+        Ok(untimed)
+    }
+
     /// This thread's ranks, each with its buffers and its part in a call.
     fn calls(&self, at: Point) -> impl Iterator<Item = (&Rank, &Buffers<T>, Call)> {
         let Point { shape, root, place } = at;
@@ -225,6 +307,9 @@ impl<'a, T: TestElement> Bench<'a, T> {
 
     /// Enqueues one call on each rank.
     fn call(&self, at: Point) -> Result<()> {
+        if self.member.leads() {
+            self.progress.another();
+        }
         let calls = self.calls(at).zip(&self.operators);
         for ((Rank { comm, stream }, buffers, call), op) in calls {
             let op = || op.clone();

@@ -6,7 +6,12 @@
 //! planned       which algorithm, protocol and channels
 //! operation     sizes and bandwidths         region      where data lie, and what must be there
 //! interrupted   the record of a measurement that goes no further
-//! measure       fill, warm up, time, check   table, report what is shown
+//! measure       fill, warm up, time, check   iterations    the spread of single iterations
+//! table         what a line looks like       report        what is shown and written
+//! document      JSON and CSV                 page          the page for a browser
+//! recorded      results from before          compare       them beside these
+//! limit         what busbw could be at most  progress      how far it is
+//! memory        what it takes                accepted      flags without effect
 //! fit           figures for the tuner
 //! emulated      the PTX emulator's settings and figures
 //! gpus          GPUs: whose they are, their clocks, graphs
@@ -15,15 +20,24 @@
 //! Every thread of every process runs [`measure::run`] in step; the thread of rank 0 also reports. The
 //! first thread that fails ends its process: no other can come further than its next barrier.
 
+mod accepted;
 mod args;
+mod compare;
 mod data;
+mod document;
 mod emulated;
 mod fit;
 mod gpus;
 mod interrupted;
+mod iterations;
+mod limit;
 mod measure;
+mod memory;
 mod operation;
+mod page;
 mod planned;
+mod progress;
+mod recorded;
 mod region;
 mod report;
 pub(crate) mod size;
@@ -38,6 +52,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use clap::CommandFactory;
 use clap::error::ErrorKind;
@@ -47,6 +62,8 @@ use ferroccl::{CommConfig, Device};
 
 pub(crate) use args::PerfArgs;
 use emulated::Emulator;
+use measure::Stage;
+use memory::HostMemory;
 pub(crate) use operation::Operation;
 use report::{RankInfo, Report};
 pub(crate) use size::Bytes;
@@ -110,7 +127,10 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
         let reason = format!("root {root} (-r) is none of the {ranks} ranks");
         refuse(layout, reason);
     }
-    let refused = args.collective.refuses(ranks).or_else(|| planned::refusal_of_flags(args));
+    let refused = args.conflict().map(str::to_owned);
+    let refused = refused
+        .or_else(|| args.collective.refuses(ranks))
+        .or_else(|| planned::refusal_of_flags(args));
     let refused = refused.or_else(|| fit::refusal(args, layout).map(str::to_owned));
     if let Some(reason) = refused {
         refuse(layout, reason);
@@ -132,8 +152,10 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
     config.algorithm = args.algorithm;
     config.channels = args.channels;
     config.registry = registry().clone();
+    config.timeout = (args.timeout > 0).then(|| Duration::from_secs(args.timeout.into()));
     let processes = team::processes(launched.as_ref(), &env)?;
     let parallel = args.parallel_init;
+    let before = memory::resident();
     let comms = team::connect(layout, processes.as_ref(), &devices, &env, &config, parallel)?;
     if let Some(comm) = comms.first() {
         if let Some(reason) = planned::refusal(args, &env, sweep, comm) {
@@ -148,10 +170,11 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
             unused.iter().for_each(|words| crate::complain("perf", words));
         }
     }
+    let memory = HostMemory::connected(before, layout.local_ranks());
     let team = Member::team(layout, comms, processes)?;
 
     let report = interrupted::Shared::default();
-    if layout.process == 0 && args.json.is_some() {
+    if layout.process == 0 && args.writes_files() {
         interrupted::watch(&report).map_err(Failure::Thread)?;
     }
     let (outcomes, outcome) = mpsc::channel();
@@ -160,8 +183,9 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
         let (env, report) = (env.clone(), report.clone());
         let work = move || {
             let emulator = emulator.as_ref();
-            let work =
-                AssertUnwindSafe(|| measure_as(&member, &args, &env, emulator, sweep, &report));
+            let work = AssertUnwindSafe(|| {
+                measure_as(&member, &args, &env, emulator, sweep, memory, &report)
+            });
             let result =
                 catch_unwind(work).unwrap_or_else(|panic| Err(Failure::Panic(words(&*panic))));
             let result = result.map_err(|failure| named(failure, &member));
@@ -206,6 +230,7 @@ fn measure_as(
     env: &Config,
     emulator: Option<&Emulator>,
     sweep: Sweep,
+    memory: HostMemory,
     report: &interrupted::Shared,
 ) -> Result<u64, Failure> {
     let usual =
@@ -214,10 +239,17 @@ fn measure_as(
     let names: Vec<String> = member.ranks.iter().map(|rank| name(rank.comm.device())).collect();
     let ranks = introduce(member, &names)?;
     if member.leads() {
-        *report.lock() = Some(Report::begin(args, env, sweep, member.layout(), ranks)?);
+        *report.lock() = Some(Report::begin(args, env, sweep, (member.layout(), ranks), memory)?);
     }
-    measure::run(member, args, emulator, sweep, &mut |row| {
-        report.lock().as_mut().map_or(Ok(()), |report| report.row(row)).map_err(Failure::from)
+    let calls = report.lock().as_ref().map(Report::calls).unwrap_or_default();
+    measure::run(member, args, emulator, sweep, &calls, &mut |stage| {
+        let mut report = report.lock();
+        let Some(report) = report.as_mut() else { return Ok(()) };
+        match stage {
+            Stage::Begin(bytes) => report.begin_size(bytes),
+            Stage::Row(row) => report.row(*row)?,
+        }
+        Ok::<(), Failure>(())
     })?;
     if !member.leads() {
         return Ok(0);

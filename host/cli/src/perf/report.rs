@@ -1,20 +1,25 @@
-//! Where results go: the table on standard output, JSON to a file, progress on a terminal.
+//! Where results go: the table on standard output, JSON, comma-separated values and a page to files, progress on a terminal.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::Path;
 
 use ferroccl::config::Config;
-use indicatif::{ProgressBar, ProgressStyle};
+use jiff::Timestamp;
 use serde::Serialize;
 
 use super::args::PerfArgs;
-use super::emulated;
+use super::document::{self, Document, Machine};
+use super::limit::{self, Limit};
+use super::memory::HostMemory;
+use super::progress::{Calls, Progress};
+use super::recorded::{ReadError, Recorded};
 use super::size::Bytes;
 use super::sweep::{Step, Sweep};
-use super::table::{HEADING, Row, Summary};
+use super::table::{Form, Row, Summary};
 use super::team::Layout;
-use super::values::RuntimeKind;
+use super::values::{Blocking, RuntimeKind};
+use super::{compare, emulated, page};
 
 /// What a size adds to the progress: its bytes, and something for what does not depend on them.
 fn effort(bytes: u64) -> u64 {
@@ -41,39 +46,6 @@ pub(crate) struct RankInfo {
     pub(crate) name: String,
 }
 
-/// Everything that was asked for and found: the JSON document.
-#[derive(Debug, Serialize)]
-struct Document<'a> {
-    /// Of this document's form; a change that readers must know of counts it up.
-    version: u32,
-    /// Whether all rows are there that were asked for.
-    complete: bool,
-    /// Why not.
-    error: Option<&'a str>,
-    ferroccl: &'static str,
-    collective: String,
-    runtime: String,
-    /// The machine on which times are simulated.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    simulated_on: Option<&'a str>,
-    algorithm: Option<String>,
-    protocol: Option<String>,
-    channels: Option<u32>,
-    processes: u32,
-    threads: u32,
-    ranks_per_thread: u32,
-    iters: u32,
-    agg_iters: u32,
-    warmup_iters: u32,
-    check_iters: u32,
-    blocking: bool,
-    report_cputime: bool,
-    ranks: &'a [RankInfo],
-    results: &'a [Row],
-    out_of_bounds_values: u64,
-    avg_busbw_gbps: f64,
-}
-
 /// The one that speaks, in the process of rank 0.
 #[derive(Debug)]
 pub(crate) struct Report {
@@ -82,7 +54,14 @@ pub(crate) struct Report {
     layout: Layout,
     ranks: Vec<RankInfo>,
     rows: Vec<Row>,
-    bar: ProgressBar,
+    form: Form,
+    progress: Progress,
+    /// When it began.
+    began: Timestamp,
+    /// What `--compare` names.
+    other: Option<Recorded>,
+    limit: Option<Limit>,
+    memory: HostMemory,
 }
 
 impl Report {
@@ -91,32 +70,46 @@ impl Report {
         args: &PerfArgs,
         env: &Config,
         sweep: Sweep,
-        layout: Layout,
-        ranks: Vec<RankInfo>,
+        (layout, ranks): (Layout, Vec<RankInfo>),
+        memory: HostMemory,
     ) -> io::Result<Self> {
-        // Now, not after an hour of measuring: a path that cannot be written is an error at once.
-        if let Some(path) = args.json_file() {
+        // Now, not after an hour of measuring: a path that cannot be written, or read, is an error at once.
+        for path in
+            args.json_file().into_iter().chain(args.csv.as_deref()).chain(args.report.as_deref())
+        {
             crate::output_file::check(path).map_err(named(path))?;
         }
+        let other = args.compare.as_deref().map(|path| {
+            Recorded::read(path).map_err(|e| match e {
+                ReadError::Io(e) => named(path)(e),
+                other => named(path)(io::Error::new(io::ErrorKind::InvalidData, other)),
+            })
+        });
+        let other = other.transpose()?;
         let nranks = layout.world_size();
         let work = args.datatype.0.iter().flat_map(|&t| {
             let shapes = args.shapes(sweep, t, nranks);
             shapes.map(move |shape| effort((shape.largest() * t.size()) as u64))
         });
-        let times = args.redops().len() * args.roots(nranks).len();
-        // Hidden unless standard error is a terminal.
-        let bar = ProgressBar::new(work.sum::<u64>().saturating_mul(times as u64));
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {percent}%, {eta} left") {
-            bar.set_style(style);
-        }
+        let times = (args.redops().len() * args.roots(nranks).len()) as u64;
+        let work = work.sum::<u64>().saturating_mul(times);
+        let cycles = Some(u64::from(args.run_cycles)).filter(|cycles| *cycles > 0);
+        let progress = Progress::new(cycles.map(|cycles| work.saturating_mul(cycles)));
+        let terminal = console::Term::stdout();
+        // A terminal that says how wide it is. Open MPI's is none, and says nothing.
+        let size = terminal.size_checked().filter(|_| terminal.is_term());
+        let width = size.map(|(_, columns)| usize::from(columns));
+        let form = Form::new(width, args.per_iter_timing(), args.report_timestamps);
+        let (args, env) = (args.clone(), env.clone());
+        let (rows, began, limit) = (Vec::new(), Timestamp::now(), None);
         let report =
-            Report { args: args.clone(), env: env.clone(), layout, ranks, rows: Vec::new(), bar };
+            Report { args, env, layout, ranks, rows, form, progress, began, other, limit, memory };
         report.say(&report.preamble(sweep))?;
         Ok(report)
     }
 
     fn preamble(&self, sweep: Sweep) -> String {
-        let PerfArgs { iters, agg_iters, warmup_iters, check, .. } = self.args;
+        let PerfArgs { iters, agg_iters, warmup_iters, check, cudagraph, .. } = self.args;
         let Layout { threads, per_thread, .. } = self.layout;
         let Sweep { min: Bytes(min), max: Bytes(max), step } = sweep;
         let step = match step {
@@ -127,7 +120,7 @@ impl Report {
         let mut text = format!(
             "# nThread {threads} nGpus {per_thread} minBytes {min} maxBytes {max} step: {step} \
              warmup iters: {warmup_iters} iters: {iters} agg iters: {agg_iters} \
-             validation: {validation} graph: 0\n"
+             validation: {validation} graph: {cudagraph}\n"
         );
         let or_auto = |value: Option<String>| value.unwrap_or_else(|| "auto".into());
         let filter = |name: &str, list: &dyn Display| {
@@ -143,8 +136,19 @@ impl Report {
             or_auto(protocol.or_else(|| filter("NCCL_PROTO", &self.env.proto))),
             or_auto(self.args.channels.map(|c| c.to_string())),
         );
-        if self.args.blocking {
-            text += "# Blocking: each call is waited for before the next\n";
+        text += match self.args.blocking {
+            Blocking::Nothing => "",
+            Blocking::Call => "# Blocking: each call is waited for before the next\n",
+            Blocking::CallAndRanks => {
+                "# Blocking: each call is waited for, and then all ranks, before the next\n"
+            }
+            Blocking::Iteration => {
+                "# Blocking: each iteration is waited for, and then, untimed, all ranks, before the next\n"
+            }
+        };
+        let asked = self.args.accepted.asked();
+        if !asked.is_empty() {
+            text += &format!("# Without effect: {}\n", asked.join(", "));
         }
         if self.args.report_cputime {
             text += "# Times are of enqueueing a call\n";
@@ -168,37 +172,85 @@ impl Report {
                 "#  Rank {rank:>2} Group  0 Pid {pid:>6} on {host:>10} device {device:>2} {name}\n"
             );
         }
-        text + HEADING
+        text + &self.form.heading()
+    }
+
+    /// What counts the calls of a size.
+    pub(crate) fn calls(&self) -> std::sync::Arc<Calls> {
+        self.progress.calls()
+    }
+
+    /// A size begins.
+    pub(crate) fn begin_size(&self, bytes: u64) {
+        self.progress.begin(effort(bytes));
     }
 
     /// A line of the table.
     pub(crate) fn row(&mut self, row: Row) -> io::Result<()> {
-        self.say(&row.to_string())?;
-        self.bar.inc(effort(row.size));
+        self.progress.end();
+        self.say(&self.form.row(&row))?;
         self.rows.push(row);
         Ok(())
     }
 
-    /// Ends the table and writes the JSON; gives the number of wrong elements.
-    pub(crate) fn end(self) -> io::Result<u64> {
-        self.bar.finish_and_clear();
+    /// Ends the table and writes the files; gives the number of wrong elements.
+    pub(crate) fn end(mut self) -> io::Result<u64> {
+        self.progress.finish();
         let summary = Summary::of(&self.rows);
         if let Some(counts) = emulated::table(&self.rows) {
             self.say(&counts)?;
         }
         self.say(&summary.to_string())?;
-        self.write_json(summary, None)?;
+        if self.args.report.is_some() && self.args.runtime == RuntimeKind::Cpu {
+            self.limit = limit::of_copies(self.args.collective, self.layout.world_size());
+        }
+        self.show(summary, None)?;
+        self.write_files(summary, None)?;
         Ok(summary.wrong)
     }
 
-    /// Ends a measurement that goes no further, for this reason: writes the JSON of the rows that there are, marked as
-    /// incomplete. Where there are none, a file from before stays as it was.
+    /// Ends a measurement that goes no further, for this reason: writes the files of the rows that there are, marked as
+    /// incomplete. Where there are none, files from before stay as they were.
     pub(crate) fn end_early(self, reason: &str) -> io::Result<()> {
-        self.bar.finish_and_clear();
+        self.progress.finish();
         if self.rows.is_empty() && !self.args.json_on_stdout() {
             return Ok(());
         }
-        self.write_json(Summary::of(&self.rows), Some(reason))
+        let summary = Summary::of(&self.rows);
+        self.write_files(summary, Some(reason))
+    }
+
+    /// The comparison, and how much memory there was.
+    fn show(&self, summary: Summary, error: Option<&str>) -> io::Result<()> {
+        if let (Some(other), Some(path)) = (&self.other, &self.args.compare) {
+            let now = self.recorded(summary, error)?;
+            self.say(&compare::table(&now, other, &path.display().to_string()))?;
+        }
+        if self.args.memory {
+            self.say(&self.memory.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// This measurement, as it is read from its JSON.
+    fn recorded(&self, summary: Summary, error: Option<&str>) -> io::Result<Recorded> {
+        let document = serde_json::to_value(self.document(summary, error))?;
+        Recorded::from_json(&document).map_err(io::Error::other)
+    }
+
+    fn write_files(&self, summary: Summary, error: Option<&str>) -> io::Result<()> {
+        self.write_json(summary, error)?;
+        if let Some(path) = &self.args.csv {
+            let text = document::csv(&self.rows).map_err(io::Error::other)?;
+            crate::output_file::write(path, &text).map_err(named(path))?;
+        }
+        if let Some(path) = &self.args.report {
+            let now = self.recorded(summary, error)?;
+            let name = self.args.compare.as_ref().map(|path| path.display().to_string());
+            let page = page::html(&now, self.other.as_ref().zip(name.as_deref()), error);
+            crate::output_file::write(path, page.as_bytes()).map_err(named(path))?;
+        }
+        Ok(())
     }
 
     fn write_json(&self, summary: Summary, error: Option<&str>) -> io::Result<()> {
@@ -221,6 +273,9 @@ impl Report {
             complete: error.is_none(),
             error,
             ferroccl: env!("CARGO_PKG_VERSION"),
+            measured: self.began.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            machine: Machine::this(),
+            settings: document::settings(),
             collective: self.args.collective.to_string(),
             runtime: self.args.runtime.to_string(),
             simulated_on: self.args.model.as_ref().map(|model| &*model.name),
@@ -234,9 +289,10 @@ impl Report {
             agg_iters,
             warmup_iters,
             check_iters: check,
-            blocking,
+            blocking: blocking != Blocking::Nothing,
             report_cputime,
             ranks: &self.ranks,
+            busbw_limit: self.limit.as_ref(),
             results: &self.rows,
             out_of_bounds_values: summary.wrong,
             avg_busbw_gbps: summary.avg_busbw,
@@ -248,7 +304,7 @@ impl Report {
         if self.args.json_on_stdout() {
             return Ok(());
         }
-        self.bar.suspend(|| {
+        self.progress.suspend(|| {
             let mut out = io::stdout().lock();
             writeln!(out, "{text}")?;
             out.flush()

@@ -90,6 +90,23 @@ pub(crate) enum Average {
     Max,
 }
 
+/// What is waited for between calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Blocking {
+    /// Nothing
+    #[value(name = "0")]
+    Nothing,
+    /// Each call, and then all ranks
+    #[value(name = "1")]
+    CallAndRanks,
+    /// Each call
+    #[value(name = "2")]
+    Call,
+    /// Each iteration, and then, untimed, all ranks
+    #[value(name = "3")]
+    Iteration,
+}
+
 impl Average {
     /// One time from the ranks', which begin with rank 0's.
     pub(crate) fn of(self, times: &[f64]) -> f64 {

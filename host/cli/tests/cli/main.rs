@@ -15,6 +15,7 @@ mod ptx;
 mod ptx_crate;
 mod ptx_run;
 mod readme;
+mod reports;
 mod results;
 mod run;
 #[path = "../../../../tests/support/skip.rs"]
@@ -74,6 +75,14 @@ fn the_help_has_flags_units_defaults_and_examples() {
         "-c, --check",
         "-z, --blocking",
         "-C, --report_cputime",
+        "-I, --per_iter_timing",
+        "-N, --run_cycles",
+        "-T, --timeout",
+        "-J, --json",
+        "-F, --csv",
+        "--report <FILE>",
+        "--compare <FILE>",
+        "-y, --stream_null",
         "--proto",
         "--channels",
         "--json",

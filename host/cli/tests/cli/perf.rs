@@ -217,7 +217,7 @@ fn bad_command_lines() {
         ("all_reduce -w -1", "-1"),
         ("all_reduce -c x", "'--check <N>'"),
         ("all_reduce -a 4", "'--average <0-3>'"),
-        ("all_reduce -z 2", "possible values: 0, 1"),
+        ("all_reduce -z 4", "possible values: 0, 1"),
         ("all_reduce -C x", "possible values: 0, 1"),
         ("all_reduce -p x", "possible values: 0, 1"),
         ("all_reduce -o mul", "possible values: sum, prod, min, max, avg, mulsum, all"),
