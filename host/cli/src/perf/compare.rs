@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::recorded::{Recorded, RecordedRow};
+use super::recorded::{MeasuredRow, Measurement};
 use super::table::time;
 
 /// Bars from the lowest to the highest; the one in the middle stands for equal times.
@@ -11,7 +11,7 @@ const BARS: [char; 7] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇'];
 const FULL: f64 = 2.0;
 
 /// How much faster each place is now: the time then over the time now.
-fn ratios(now: &RecordedRow, then: &RecordedRow) -> [Option<f64>; 2] {
+fn ratios(now: &MeasuredRow, then: &MeasuredRow) -> [Option<f64>; 2] {
     std::array::from_fn(|place| {
         let (now, then) = (now.places[place]?, then.places[place]?);
         (now.time > 0.0 && then.time > 0.0).then(|| then.time / now.time)
@@ -35,7 +35,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 /// The lines; `name` is the other measurement's.
-pub(crate) fn table(now: &Recorded, then: &Recorded, name: &str) -> String {
+pub(crate) fn table(now: &Measurement, then: &Measurement, name: &str) -> String {
     let mut text = format!("# Beside {name}. x: how many times as fast it is now\n");
     for (what, recorded) in [("these times", now), ("those in it", then)] {
         if let Some(model) = &recorded.simulated_on {
@@ -62,7 +62,7 @@ pub(crate) fn table(now: &Recorded, then: &Recorded, name: &str) -> String {
         let _ = write!(text, "{:>12}{:>10}{:>8}", row.size, row.data_type, row.redop);
         for (place, ratio) in ratios(row, like).into_iter().enumerate() {
             all[place].push(ratio);
-            let cell = |row: &RecordedRow| {
+            let cell = |row: &MeasuredRow| {
                 row.places[place].map_or("    N/A".to_owned(), |c| time(c.time))
             };
             let ratio = ratio.map_or("N/A".to_owned(), |ratio| format!("{ratio:.2}"));
@@ -96,22 +96,22 @@ pub(crate) fn table(now: &Recorded, then: &Recorded, name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::recorded::RecordedCell;
+    use super::super::recorded::MeasuredCell;
     use super::*;
 
-    fn recorded(times: &[(u64, f64)]) -> Recorded {
+    fn recorded(times: &[(u64, f64)]) -> Measurement {
         let row = |&(size, time): &(u64, f64)| {
-            let cell = RecordedCell { time, ..RecordedCell::default() };
+            let cell = MeasuredCell { time, ..MeasuredCell::default() };
             let (data_type, redop) = ("float".to_owned(), "sum".to_owned());
-            RecordedRow {
+            MeasuredRow {
                 size,
                 data_type,
                 redop,
                 places: [Some(cell), None],
-                ..RecordedRow::default()
+                ..MeasuredRow::default()
             }
         };
-        Recorded { rows: times.iter().map(row).collect(), ..Recorded::default() }
+        Measurement { rows: times.iter().map(row).collect(), ..Measurement::default() }
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
         let mut then = recorded(&[(8, 5.0), (16, 10.0), (32, 40.0)]);
         then.operation = Some("broadcast".to_owned());
         then.simulated_on = Some("h100-nvlink".to_owned());
-        let now = Recorded { operation: Some("all_reduce".to_owned()), ..now };
+        let now = Measurement { operation: Some("all_reduce".to_owned()), ..now };
         assert_eq!(
             table(&now, &then, "before.json"),
             "\

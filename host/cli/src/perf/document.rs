@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::limit::Limit;
+use super::limit::BusLimit;
 use super::report::RankInfo;
 use super::table::Row;
 
 /// Everything that was asked for and found.
 #[derive(Debug, Serialize)]
-pub(crate) struct Document<'a> {
+pub(crate) struct PerfDocument<'a> {
     /// Of this document's form; a change that readers must know of counts it up.
     pub(crate) version: u32,
     /// Whether all rows are there that were asked for.
@@ -20,7 +20,7 @@ pub(crate) struct Document<'a> {
     pub(crate) ferroccl: &'static str,
     /// When it began, as RFC 3339 has it.
     pub(crate) measured: String,
-    pub(crate) machine: Machine,
+    pub(crate) machine: MeasuredOn,
     /// The variables that were set, of FerroCCL and of NCCL.
     pub(crate) settings: BTreeMap<String, String>,
     pub(crate) collective: String,
@@ -43,7 +43,7 @@ pub(crate) struct Document<'a> {
     pub(crate) ranks: &'a [RankInfo],
     /// What busbw could be at most, where that was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) busbw_limit: Option<&'a Limit>,
+    pub(crate) busbw_limit: Option<&'a BusLimit>,
     pub(crate) results: &'a [Row],
     pub(crate) out_of_bounds_values: u64,
     pub(crate) avg_busbw_gbps: f64,
@@ -51,15 +51,15 @@ pub(crate) struct Document<'a> {
 
 /// Where it was measured: the host of rank 0.
 #[derive(Debug, Serialize)]
-pub(crate) struct Machine {
+pub(crate) struct MeasuredOn {
     pub(crate) host: String,
     pub(crate) processor: String,
     pub(crate) cores: usize,
 }
 
-impl Machine {
-    pub(crate) fn this() -> Machine {
-        Machine {
+impl MeasuredOn {
+    pub(crate) fn this() -> MeasuredOn {
+        MeasuredOn {
             host: crate::machine::host_name(),
             processor: crate::machine::cpu_name(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),

@@ -15,7 +15,7 @@ const ROUNDS: usize = 5;
 
 /// A limit of busbw, and where it comes from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Limit {
+pub(crate) struct BusLimit {
     /// In 10^9 bytes per second.
     pub(crate) gbps: f64,
     pub(crate) source: String,
@@ -31,7 +31,7 @@ fn copies(operation: Operation, ranks: u32) -> u32 {
 }
 
 /// Measures the copies of all cores together; `None` for a single rank, or without memory to copy.
-pub(crate) fn of_copies(operation: Operation, ranks: u32) -> Option<Limit> {
+pub(crate) fn of_copies(operation: Operation, ranks: u32) -> Option<BusLimit> {
     if ranks < 2 {
         return None;
     }
@@ -60,7 +60,7 @@ pub(crate) fn of_copies(operation: Operation, ranks: u32) -> Option<Limit> {
         "{threads} threads of this machine copied {all:.1} GB/s of {} MiB each, and {operation} copies {times} times what busbw counts",
         BYTES >> 20
     );
-    Some(Limit { gbps: all / f64::from(times), source })
+    Some(BusLimit { gbps: all / f64::from(times), source })
 }
 
 #[cfg(test)]

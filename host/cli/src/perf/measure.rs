@@ -19,7 +19,7 @@ use super::gpus::{Clock, Graph};
 use super::iterations;
 use super::operation::{Operation, Shape};
 use super::planned::Planned;
-use super::progress::Calls;
+use super::progress::CallCount;
 use super::region::{Answers, Call, Content, GUARD, Place};
 use super::sweep::Sweep;
 use super::table::{Cell, Row};
@@ -27,7 +27,7 @@ use super::team::{Member, Rank};
 use super::values::Blocking;
 
 /// What happens on the leading thread.
-pub(crate) enum Stage {
+pub(crate) enum SweepEvent {
     /// A size begins, of so many bytes.
     Begin(u64),
     /// A line is there.
@@ -41,8 +41,8 @@ pub(crate) fn run<E: From<ferroccl::Error>>(
     args: &PerfArgs,
     emulator: Option<&Emulator>,
     sweep: Sweep,
-    calls: &Calls,
-    stage: &mut dyn FnMut(Stage) -> Result<(), E>,
+    calls: &CallCount,
+    stage: &mut dyn FnMut(SweepEvent) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut cycle = 0;
     while args.run_cycles == 0 || cycle < args.run_cycles {
@@ -57,8 +57,8 @@ fn run_once<E: From<ferroccl::Error>>(
     args: &PerfArgs,
     emulator: Option<&Emulator>,
     sweep: Sweep,
-    progress: &Calls,
-    stage: &mut dyn FnMut(Stage) -> Result<(), E>,
+    progress: &CallCount,
+    stage: &mut dyn FnMut(SweepEvent) -> Result<(), E>,
 ) -> Result<(), E> {
     let ranks = member.layout().world_size();
     for &data_type in &args.datatype.0 {
@@ -70,11 +70,11 @@ fn run_once<E: From<ferroccl::Error>>(
                 for root in args.roots(ranks) {
                     for shape in args.shapes(sweep, data_type, ranks) {
                         if member.leads() {
-                            stage(Stage::Begin(bytes::<T>(shape.largest())))?;
+                            stage(SweepEvent::Begin(bytes::<T>(shape.largest())))?;
                         }
                         let line = bench.line(shape, root)?;
                         if member.leads() {
-                            stage(Stage::Row(Box::new(line)))?;
+                            stage(SweepEvent::Row(Box::new(line)))?;
                         }
                     }
                 }
@@ -137,7 +137,7 @@ struct Bench<'a, T> {
     /// Each rank's operator: of pre-multiplied sums every other one has its scalar in device memory.
     operators: Vec<Operator<T>>,
     answers: Answers<T>,
-    progress: &'a Calls,
+    progress: &'a CallCount,
 }
 
 /// A size, a root and a place.
@@ -155,7 +155,7 @@ impl<'a, T: TestElement> Bench<'a, T> {
         emulator: Option<&'a Emulator>,
         redop: Option<ReduceOp>,
         buffers: &'a [Buffers<T>],
-        progress: &'a Calls,
+        progress: &'a CallCount,
     ) -> Result<Self> {
         // What only moves may be anything: the data of a maximum are.
         let op = redop.unwrap_or(ReduceOp::Max);

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Bytes before the communicators are made, and with them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HostMemory {
+pub(crate) struct ProcessMemory {
     before: u64,
     connected: u64,
     /// Ranks of the process.
@@ -29,17 +29,17 @@ pub(crate) fn resident() -> u64 {
     field("VmRSS")
 }
 
-impl HostMemory {
+impl ProcessMemory {
     /// What so many ranks take, which were not there when it was `before`.
-    pub(crate) fn connected(before: u64, ranks: u32) -> HostMemory {
-        HostMemory { before, connected: resident(), ranks }
+    pub(crate) fn connected(before: u64, ranks: u32) -> ProcessMemory {
+        ProcessMemory { before, connected: resident(), ranks }
     }
 }
 
 /// In MiB; the most is of all the time until it is shown.
-impl fmt::Display for HostMemory {
+impl fmt::Display for ProcessMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let HostMemory { before, connected, ranks } = *self;
+        let ProcessMemory { before, connected, ranks } = *self;
         let mebi = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let each = mebi(connected.saturating_sub(before)) / f64::from(ranks.max(1));
         let (before, connected, most) = (mebi(before), mebi(connected), mebi(field("VmHWM")));
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_rank_takes_what_came_with_the_communicators() {
-        let shown = HostMemory { before: 10 << 20, connected: 30 << 20, ranks: 4 }.to_string();
+        let shown = ProcessMemory { before: 10 << 20, connected: 30 << 20, ranks: 4 }.to_string();
         assert!(
             shown.contains("10.0 MiB before the communicators, 30.0 with them (5.0 a rank)"),
             "{shown}"

@@ -62,8 +62,8 @@ use ferroccl::{CommConfig, Device};
 
 pub(crate) use args::PerfArgs;
 use emulated::Emulator;
-use measure::Stage;
-use memory::HostMemory;
+use measure::SweepEvent;
+use memory::ProcessMemory;
 pub(crate) use operation::Operation;
 use report::{RankInfo, Report};
 pub(crate) use size::Bytes;
@@ -170,7 +170,7 @@ fn measure_all(args: &PerfArgs, sweep: Sweep) -> Result<u64, Failure> {
             unused.iter().for_each(|words| crate::complain("perf", words));
         }
     }
-    let memory = HostMemory::connected(before, layout.local_ranks());
+    let memory = ProcessMemory::connected(before, layout.local_ranks());
     let team = Member::team(layout, comms, processes)?;
 
     let report = interrupted::Shared::default();
@@ -230,7 +230,7 @@ fn measure_as(
     env: &Config,
     emulator: Option<&Emulator>,
     sweep: Sweep,
-    memory: HostMemory,
+    memory: ProcessMemory,
     report: &interrupted::Shared,
 ) -> Result<u64, Failure> {
     let usual =
@@ -246,8 +246,8 @@ fn measure_as(
         let mut report = report.lock();
         let Some(report) = report.as_mut() else { return Ok(()) };
         match stage {
-            Stage::Begin(bytes) => report.begin_size(bytes),
-            Stage::Row(row) => report.row(*row)?,
+            SweepEvent::Begin(bytes) => report.begin_size(bytes),
+            SweepEvent::Row(row) => report.row(*row)?,
         }
         Ok::<(), Failure>(())
     })?;

@@ -15,12 +15,12 @@ const PERIOD: Duration = Duration::from_millis(200);
 
 /// The calls of the size under way. All figures are of one thread, and read by another for show: no order is needed.
 #[derive(Debug, Default)]
-pub(crate) struct Calls {
+pub(crate) struct CallCount {
     done: AtomicU64,
     all: AtomicU64,
 }
 
-impl Calls {
+impl CallCount {
     /// A size begins that takes so many calls.
     pub(crate) fn begin(&self, all: u64) {
         self.done.store(0, Ordering::Relaxed);
@@ -41,9 +41,9 @@ impl Calls {
 
 /// The bar, which is hidden unless standard error is a terminal.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct PerfProgress {
     bar: ProgressBar,
-    calls: Arc<Calls>,
+    calls: Arc<CallCount>,
     sizes: Arc<Sizes>,
 }
 
@@ -55,9 +55,9 @@ struct Sizes {
     current: AtomicU64,
 }
 
-impl Progress {
+impl PerfProgress {
     /// Of sizes that together weigh so much; `None` where there is no end.
-    pub(crate) fn new(all: Option<u64>) -> Progress {
+    pub(crate) fn new(all: Option<u64>) -> PerfProgress {
         let bar = all.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
         let template = match all {
             Some(_) => "{bar:30} {percent}%, {eta} left",
@@ -66,7 +66,7 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
-        let (calls, sizes) = (Arc::<Calls>::default(), Arc::<Sizes>::default());
+        let (calls, sizes) = (Arc::<CallCount>::default(), Arc::<Sizes>::default());
         if !bar.is_hidden() {
             let (calls, sizes) = (Arc::downgrade(&calls), Arc::downgrade(&sizes));
             let shown = bar.clone();
@@ -75,11 +75,11 @@ impl Progress {
                 .name("progress".into())
                 .spawn(move || show(&shown, &calls, &sizes));
         }
-        Progress { bar, calls, sizes }
+        PerfProgress { bar, calls, sizes }
     }
 
     /// What counts the calls of a size.
-    pub(crate) fn calls(&self) -> Arc<Calls> {
+    pub(crate) fn calls(&self) -> Arc<CallCount> {
         Arc::clone(&self.calls)
     }
 
@@ -106,7 +106,7 @@ impl Progress {
     }
 }
 
-fn show(bar: &ProgressBar, calls: &Weak<Calls>, sizes: &Weak<Sizes>) {
+fn show(bar: &ProgressBar, calls: &Weak<CallCount>, sizes: &Weak<Sizes>) {
     while let (Some(calls), Some(sizes)) = (calls.upgrade(), sizes.upgrade()) {
         let current = sizes.current.load(Ordering::Relaxed) as f64 * calls.part();
         bar.set_position(sizes.done.load(Ordering::Relaxed) + current as u64);
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn the_part_of_a_size_is_that_of_its_calls() {
-        let calls = Calls::default();
+        let calls = CallCount::default();
         assert_eq!(calls.part(), 0.0);
         calls.begin(4);
         calls.another();
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn sizes_add_up() {
-        let progress = Progress::new(Some(30));
+        let progress = PerfProgress::new(Some(30));
         for weight in [10, 20] {
             progress.begin(weight);
             progress.end();

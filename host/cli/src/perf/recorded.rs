@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// A measurement: what was measured, where, and what came of it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Recorded {
+pub(crate) struct Measurement {
     /// The operation, where the file says.
     pub(crate) operation: Option<String>,
     /// What the reader should know of it, each with its name.
@@ -19,12 +19,12 @@ pub(crate) struct Recorded {
     /// What busbw could be at most, in 10^9 bytes per second, and why.
     pub(crate) limit: Option<(f64, String)>,
     /// Line by line.
-    pub(crate) rows: Vec<RecordedRow>,
+    pub(crate) rows: Vec<MeasuredRow>,
 }
 
 /// A line of results.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct RecordedRow {
+pub(crate) struct MeasuredRow {
     /// Bytes.
     pub(crate) size: u64,
     pub(crate) data_type: String,
@@ -35,12 +35,12 @@ pub(crate) struct RecordedRow {
     pub(crate) protocol: Option<String>,
     pub(crate) channels: Option<u64>,
     /// Out of place, and in place.
-    pub(crate) places: [Option<RecordedCell>; 2],
+    pub(crate) places: [Option<MeasuredCell>; 2],
 }
 
 /// The figures of a place.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct RecordedCell {
+pub(crate) struct MeasuredCell {
     /// Microseconds of a call.
     pub(crate) time: f64,
     /// In 10^9 bytes per second.
@@ -64,30 +64,30 @@ pub(crate) enum ReadError {
     Nothing,
 }
 
-impl Recorded {
+impl Measurement {
     /// Reads a file.
-    pub(crate) fn read(path: &Path) -> Result<Recorded, ReadError> {
-        Recorded::parse(&std::fs::read_to_string(path)?)
+    pub(crate) fn read(path: &Path) -> Result<Measurement, ReadError> {
+        Measurement::parse(&std::fs::read_to_string(path)?)
     }
 
-    pub(crate) fn parse(text: &str) -> Result<Recorded, ReadError> {
+    pub(crate) fn parse(text: &str) -> Result<Measurement, ReadError> {
         let recorded = if text.trim_start().starts_with('{') {
             let value = serde_json::from_str(text).map_err(|e| ReadError::Json(e.to_string()))?;
-            Recorded::from_json(&value)?
+            Measurement::from_json(&value)?
         } else {
-            Recorded::from_table(text)?
+            Measurement::from_table(text)?
         };
         if recorded.rows.is_empty() { Err(ReadError::Nothing) } else { Ok(recorded) }
     }
 
     /// From a document of `--json`, or of nccl-tests' `-J`.
-    pub(crate) fn from_json(document: &Value) -> Result<Recorded, ReadError> {
+    pub(crate) fn from_json(document: &Value) -> Result<Measurement, ReadError> {
         let rows = document.get("results").and_then(Value::as_array).ok_or(ReadError::Nothing)?;
         let text = |name: &str| document.get(name).and_then(Value::as_str).map(str::to_owned);
         let limit = document.get("busbw_limit").and_then(|limit| {
             Some((limit.get("gbps")?.as_f64()?, limit.get("source")?.as_str()?.to_owned()))
         });
-        Ok(Recorded {
+        Ok(Measurement {
             operation: text("collective"),
             facts: facts(document),
             simulated_on: text("simulated_on"),
@@ -97,8 +97,8 @@ impl Recorded {
     }
 
     /// From a table.
-    fn from_table(text: &str) -> Result<Recorded, ReadError> {
-        let mut recorded = Recorded::default();
+    fn from_table(text: &str) -> Result<Measurement, ReadError> {
+        let mut recorded = Measurement::default();
         let mut names: Vec<&str> = Vec::new();
         for (line, text) in text.lines().enumerate() {
             if let Some(comment) = text.strip_prefix('#') {
@@ -146,10 +146,10 @@ impl Recorded {
     }
 
     /// The line to compare one with: of the same size and type, and if there are several, of the same reduction and root.
-    pub(crate) fn like(&self, row: &RecordedRow) -> Option<&RecordedRow> {
+    pub(crate) fn like(&self, row: &MeasuredRow) -> Option<&MeasuredRow> {
         let same =
-            |other: &&RecordedRow| (other.size, &other.data_type) == (row.size, &row.data_type);
-        let alike = |other: &&RecordedRow| (&other.redop, &other.root) == (&row.redop, &row.root);
+            |other: &&MeasuredRow| (other.size, &other.data_type) == (row.size, &row.data_type);
+        let alike = |other: &&MeasuredRow| (&other.redop, &other.root) == (&row.redop, &row.root);
         let rows = || self.rows.iter().filter(same);
         rows().find(alike).or_else(|| {
             // nccl-tests names a reduction also where nothing is reduced.
@@ -204,7 +204,7 @@ fn facts(document: &Value) -> Vec<(String, String)> {
     facts
 }
 
-fn row_of_json(row: &Value) -> Result<RecordedRow, ReadError> {
+fn row_of_json(row: &Value) -> Result<MeasuredRow, ReadError> {
     let first = |names: [&str; 2]| names.into_iter().find_map(|name| row.get(name));
     let text = |name: &str| match row.get(name) {
         Some(Value::String(text)) => text.trim().to_owned(),
@@ -214,7 +214,7 @@ fn row_of_json(row: &Value) -> Result<RecordedRow, ReadError> {
     let known = |name: &str| Some(text(name)).filter(|text| !text.is_empty());
     let size = first(["size_bytes", "size"]).and_then(Value::as_u64);
     let places = ["out_of_place", "in_place"].map(|place| cell_of_json(row.get(place)?));
-    Ok(RecordedRow {
+    Ok(MeasuredRow {
         size: size.ok_or_else(|| ReadError::Json("a result has no size".to_owned()))?,
         data_type: text("type"),
         redop: text("redop"),
@@ -226,7 +226,7 @@ fn row_of_json(row: &Value) -> Result<RecordedRow, ReadError> {
     })
 }
 
-fn cell_of_json(cell: &Value) -> Option<RecordedCell> {
+fn cell_of_json(cell: &Value) -> Option<MeasuredCell> {
     let number = |names: &[&str]| names.iter().find_map(|name| cell.get(*name)?.as_f64());
     let spread = ["iterations", "per_iter_stats"].iter().find_map(|name| cell.get(*name));
     let percentiles = spread.and_then(|spread| {
@@ -234,7 +234,7 @@ fn cell_of_json(cell: &Value) -> Option<RecordedCell> {
         let p90 = of("p90_us").or(of("p95_us"))?;
         Some([of("p50_us")?, p90, of("p99_us")?, of("max_us")?])
     });
-    Some(RecordedCell {
+    Some(MeasuredCell {
         time: number(&["time_us", "time", "cpu_time"])?,
         algbw: number(&["algbw_gbps", "alg_bw"]),
         busbw: number(&["busbw_gbps", "bus_bw"])?,
@@ -244,7 +244,7 @@ fn cell_of_json(cell: &Value) -> Option<RecordedCell> {
 }
 
 /// A line by the names of its columns, which come twice where they are of a place.
-fn row_of_table(names: &[&str], words: &[&str]) -> Result<RecordedRow, String> {
+fn row_of_table(names: &[&str], words: &[&str]) -> Result<MeasuredRow, String> {
     // A time of day, which is last, is two words.
     let expected = names.len() + usize::from(names.last() == Some(&"timestamp"));
     if words.len() != expected {
@@ -256,7 +256,7 @@ fn row_of_table(names: &[&str], words: &[&str]) -> Result<RecordedRow, String> {
     };
     let text = |name: &str| nth(name, 0).unwrap_or_default().to_owned();
     let known = |name: &str| nth(name, 0).filter(|text| *text != "p2p" && *text != "mixed");
-    let cell = |place: usize| -> Result<Option<RecordedCell>, String> {
+    let cell = |place: usize| -> Result<Option<MeasuredCell>, String> {
         let number = |name: &str| match nth(name, place) {
             None | Some("N/A") => Ok(None),
             Some(word) => match word.parse::<f64>() {
@@ -267,10 +267,10 @@ fn row_of_table(names: &[&str], words: &[&str]) -> Result<RecordedRow, String> {
         let time = number("time")?.or(number("cputime")?);
         let (Some(time), Some(busbw)) = (time, number("busbw")?) else { return Ok(None) };
         let wrong = number("#wrong")?.map(|n| n as u64);
-        Ok(Some(RecordedCell { time, algbw: number("algbw")?, busbw, wrong, percentiles: None }))
+        Ok(Some(MeasuredCell { time, algbw: number("algbw")?, busbw, wrong, percentiles: None }))
     };
     let size = nth("size", 0).and_then(|word| word.parse().ok());
-    Ok(RecordedRow {
+    Ok(MeasuredRow {
         size: size.ok_or("the size is no number")?,
         data_type: text("type"),
         redop: text("redop"),
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn the_text_of_nccl_tests_is_read() {
-        let recorded = Recorded::parse(NCCL_TESTS).unwrap();
+        let recorded = Measurement::parse(NCCL_TESTS).unwrap();
         assert_eq!(recorded.operation.as_deref(), Some("all_reduce"));
         let devices = recorded.facts.iter().filter(|fact| fact.0.starts_with("rank"));
         let devices: Vec<_> = devices.map(|fact| fact.1.as_str()).collect();
@@ -335,7 +335,7 @@ mod tests {
         let text = json!({ "version": 1, "nccl_version": 23007, "config": { "ngpus": 2 },
             "results": [{ "size": 8, "count": 2, "type": "float", "redop": "sum", "root": "    -1",
                 "out_of_place": place, "in_place": null }] });
-        let recorded = Recorded::parse(&text.to_string()).unwrap();
+        let recorded = Measurement::parse(&text.to_string()).unwrap();
         let row = &recorded.rows[0];
         let cell = row.places[0].unwrap();
         assert_eq!((row.size, &*row.root, cell.time, cell.busbw), (8, "-1", 15.4, 0.75));
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn what_has_no_results_is_an_error_with_its_line() {
-        let error = |text: &str| Recorded::parse(text).unwrap_err().to_string();
+        let error = |text: &str| Measurement::parse(text).unwrap_err().to_string();
         assert!(error("").contains("no results"));
         assert!(error("# size time busbw\n").contains("no results"));
         assert!(error("{}").contains("no results"));
@@ -360,14 +360,14 @@ mod tests {
 
     #[test]
     fn lines_are_compared_with_those_of_their_kind() {
-        let row = |size, data_type: &str, redop: &str| RecordedRow {
+        let row = |size, data_type: &str, redop: &str| MeasuredRow {
             size,
             data_type: data_type.to_owned(),
             redop: redop.to_owned(),
-            ..RecordedRow::default()
+            ..MeasuredRow::default()
         };
         let rows = vec![row(8, "float", "sum"), row(8, "float", "max"), row(16, "half", "sum")];
-        let recorded = Recorded { rows, ..Recorded::default() };
+        let recorded = Measurement { rows, ..Measurement::default() };
         let like =
             |size, t: &str, op: &str| recorded.like(&row(size, t, op)).map(|row| row.redop.clone());
         assert_eq!(like(8, "float", "max").as_deref(), Some("max"));

@@ -9,14 +9,14 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::args::PerfArgs;
-use super::document::{self, Document, Machine};
-use super::limit::{self, Limit};
-use super::memory::HostMemory;
-use super::progress::{Calls, Progress};
-use super::recorded::{ReadError, Recorded};
+use super::document::{self, MeasuredOn, PerfDocument};
+use super::limit::{self, BusLimit};
+use super::memory::ProcessMemory;
+use super::progress::{CallCount, PerfProgress};
+use super::recorded::{Measurement, ReadError};
 use super::size::Bytes;
 use super::sweep::{Step, Sweep};
-use super::table::{Form, Row, Summary};
+use super::table::{Row, Summary, TableForm};
 use super::team::Layout;
 use super::values::{Blocking, RuntimeKind};
 use super::{compare, emulated, page};
@@ -54,14 +54,14 @@ pub(crate) struct Report {
     layout: Layout,
     ranks: Vec<RankInfo>,
     rows: Vec<Row>,
-    form: Form,
-    progress: Progress,
+    form: TableForm,
+    progress: PerfProgress,
     /// When it began.
     began: Timestamp,
     /// What `--compare` names.
-    other: Option<Recorded>,
-    limit: Option<Limit>,
-    memory: HostMemory,
+    other: Option<Measurement>,
+    limit: Option<BusLimit>,
+    memory: ProcessMemory,
 }
 
 impl Report {
@@ -71,7 +71,7 @@ impl Report {
         env: &Config,
         sweep: Sweep,
         (layout, ranks): (Layout, Vec<RankInfo>),
-        memory: HostMemory,
+        memory: ProcessMemory,
     ) -> io::Result<Self> {
         // Now, not after an hour of measuring: a path that cannot be written, or read, is an error at once.
         for path in
@@ -80,7 +80,7 @@ impl Report {
             crate::output_file::check(path).map_err(named(path))?;
         }
         let other = args.compare.as_deref().map(|path| {
-            Recorded::read(path).map_err(|e| match e {
+            Measurement::read(path).map_err(|e| match e {
                 ReadError::Io(e) => named(path)(e),
                 other => named(path)(io::Error::new(io::ErrorKind::InvalidData, other)),
             })
@@ -94,12 +94,12 @@ impl Report {
         let times = (args.redops().len() * args.roots(nranks).len()) as u64;
         let work = work.sum::<u64>().saturating_mul(times);
         let cycles = Some(u64::from(args.run_cycles)).filter(|cycles| *cycles > 0);
-        let progress = Progress::new(cycles.map(|cycles| work.saturating_mul(cycles)));
+        let progress = PerfProgress::new(cycles.map(|cycles| work.saturating_mul(cycles)));
         let terminal = console::Term::stdout();
         // A terminal that says how wide it is. Open MPI's is none, and says nothing.
         let size = terminal.size_checked().filter(|_| terminal.is_term());
         let width = size.map(|(_, columns)| usize::from(columns));
-        let form = Form::new(width, args.per_iter_timing(), args.report_timestamps);
+        let form = TableForm::new(width, args.per_iter_timing(), args.report_timestamps);
         let (args, env) = (args.clone(), env.clone());
         let (rows, began, limit) = (Vec::new(), Timestamp::now(), None);
         let report =
@@ -176,7 +176,7 @@ impl Report {
     }
 
     /// What counts the calls of a size.
-    pub(crate) fn calls(&self) -> std::sync::Arc<Calls> {
+    pub(crate) fn calls(&self) -> std::sync::Arc<CallCount> {
         self.progress.calls()
     }
 
@@ -233,9 +233,9 @@ impl Report {
     }
 
     /// This measurement, as it is read from its JSON.
-    fn recorded(&self, summary: Summary, error: Option<&str>) -> io::Result<Recorded> {
+    fn recorded(&self, summary: Summary, error: Option<&str>) -> io::Result<Measurement> {
         let document = serde_json::to_value(self.document(summary, error))?;
-        Recorded::from_json(&document).map_err(io::Error::other)
+        Measurement::from_json(&document).map_err(io::Error::other)
     }
 
     fn write_files(&self, summary: Summary, error: Option<&str>) -> io::Result<()> {
@@ -265,16 +265,16 @@ impl Report {
         crate::output_file::write(path, &text).map_err(named(path))
     }
 
-    fn document<'a>(&'a self, summary: Summary, error: Option<&'a str>) -> Document<'a> {
+    fn document<'a>(&'a self, summary: Summary, error: Option<&'a str>) -> PerfDocument<'a> {
         let PerfArgs { iters, agg_iters, warmup_iters, check, .. } = self.args;
         let PerfArgs { algorithm, protocol, channels, blocking, report_cputime, .. } = self.args;
-        Document {
+        PerfDocument {
             version: 2,
             complete: error.is_none(),
             error,
             ferroccl: env!("CARGO_PKG_VERSION"),
             measured: self.began.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-            machine: Machine::this(),
+            machine: MeasuredOn::this(),
             settings: document::settings(),
             collective: self.args.collective.to_string(),
             runtime: self.args.runtime.to_string(),

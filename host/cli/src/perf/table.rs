@@ -94,7 +94,7 @@ fn by_name<T: fmt::Display, S: serde::Serializer>(
 /// Which columns there are. The table of nccl-tests has all but the last three, which are behind all of its own, as scripts count
 /// from the left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Form {
+pub(crate) struct TableForm {
     /// Elements, root and `algbw`.
     all: bool,
     /// Type and reduction.
@@ -108,26 +108,26 @@ pub(crate) struct Form {
 }
 
 /// A column: its name, its unit, and how wide it is with the space before it.
-type Column = (&'static str, &'static str, usize);
+type TableColumn = (&'static str, &'static str, usize);
 
-impl Form {
+impl TableForm {
     /// All columns, or on a terminal that is `width` wide those that fit.
-    pub(crate) fn new(width: Option<usize>, iterations: bool, timestamps: bool) -> Form {
-        let all = Form { all: true, kind: true, plan: true, iterations, timestamps };
-        let narrow = Form { all: false, timestamps: false, ..all };
-        let forms = [all, narrow, Form { plan: false, ..narrow }];
-        let fits = |form: &Form| width.is_none_or(|width| form.width() <= width);
-        let least = Form { kind: false, plan: false, ..narrow };
+    pub(crate) fn new(width: Option<usize>, iterations: bool, timestamps: bool) -> TableForm {
+        let all = TableForm { all: true, kind: true, plan: true, iterations, timestamps };
+        let narrow = TableForm { all: false, timestamps: false, ..all };
+        let forms = [all, narrow, TableForm { plan: false, ..narrow }];
+        let fits = |form: &TableForm| width.is_none_or(|width| form.width() <= width);
+        let least = TableForm { kind: false, plan: false, ..narrow };
         forms.into_iter().find(fits).unwrap_or(least)
     }
 
     fn width(self) -> usize {
-        let sum = |columns: Vec<Column>| columns.iter().map(|column| column.2).sum::<usize>();
+        let sum = |columns: Vec<TableColumn>| columns.iter().map(|column| column.2).sum::<usize>();
         sum(self.before()) + 2 * sum(self.place()) + sum(self.after())
     }
 
     /// The columns before the places'.
-    fn before(self) -> Vec<Column> {
+    fn before(self) -> Vec<TableColumn> {
         let mut columns = vec![("size", "(B)", 12)];
         columns.extend(self.all.then_some(("count", "(elements)", 14)));
         if self.kind {
@@ -138,7 +138,7 @@ impl Form {
     }
 
     /// The columns of a place.
-    fn place(self) -> Vec<Column> {
+    fn place(self) -> Vec<TableColumn> {
         let mut columns = vec![("time", "(us)", 9)];
         columns.extend(self.all.then_some(("algbw", "(GB/s)", 8)));
         columns.extend([("busbw", "(GB/s)", 8), ("#wrong", "", 7)]);
@@ -151,7 +151,7 @@ impl Form {
     }
 
     /// The columns behind the places'.
-    fn after(self) -> Vec<Column> {
+    fn after(self) -> Vec<TableColumn> {
         let mut columns = Vec::new();
         if self.plan {
             columns.extend([("algo", "", 15), ("proto", "", 8), ("nch", "", 5)]);
@@ -163,14 +163,14 @@ impl Form {
     /// The lines above the first row.
     pub(crate) fn heading(self) -> String {
         let (before, place, after) = (self.before(), self.place(), self.after());
-        let width = |columns: &[Column]| columns.iter().map(|column| column.2).sum::<usize>();
+        let width = |columns: &[TableColumn]| columns.iter().map(|column| column.2).sum::<usize>();
         let (first, each) = (width(&before), width(&place));
         // The names of the places are over the middle of their columns, or nearly.
         let mut places = " ".repeat(first + (each - 10) / 2) + "out-of-place";
         places += &" ".repeat((first + each + (each - 4) / 2).saturating_sub(places.len()));
         places += "in-place";
         let all = [before, place.clone(), place, after].concat();
-        let line = |of: fn(&Column) -> &'static str| {
+        let line = |of: fn(&TableColumn) -> &'static str| {
             let line: String = all.iter().map(|c| format!("{:>1$}", of(c), c.2)).collect();
             line.trim_end().to_owned()
         };
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn rows_have_the_columns_of_nccl_tests() {
-        let form = Form::new(None, false, false);
+        let form = TableForm::new(None, false, false);
         let lines = [
             form.row(&row(8, 12.9, Some(0))),
             form.row(&row(1 << 20, 123.4, None)),
@@ -344,8 +344,8 @@ mod tests {
         for (iterations, timestamps) in [(false, false), (true, false), (false, true), (true, true)]
         {
             let widths = (0..300).map(Some).chain([None]);
-            let mut forms: Vec<Form> =
-                widths.map(|width| Form::new(width, iterations, timestamps)).collect();
+            let mut forms: Vec<TableForm> =
+                widths.map(|width| TableForm::new(width, iterations, timestamps)).collect();
             forms.dedup();
             assert_eq!(forms.len(), 4, "three that are narrower");
             for form in forms {
@@ -363,8 +363,8 @@ mod tests {
             }
         }
         // A terminal of 80 columns has room for times and bandwidths.
-        assert!(Form::new(Some(80), false, false).heading().contains("time   busbw"));
-        let stamped = Form::new(None, false, true).row(&one);
+        assert!(TableForm::new(Some(80), false, false).heading().contains("time   busbw"));
+        let stamped = TableForm::new(None, false, true).row(&one);
         assert!(stamped.ends_with("  2026-01-02 03:04:05"), "{stamped}");
     }
 

@@ -18,7 +18,7 @@ const STRIP: f64 = 22.0;
 const LETTER: f64 = 6.6;
 
 /// A line with its points, all with what the reader is told of them.
-pub(super) struct Curve {
+pub(super) struct ChartLine {
     /// `now` or `then`, with `in` where it is in place.
     pub(super) class: &'static str,
     pub(super) points: Vec<(u64, f64)>,
@@ -40,7 +40,7 @@ pub(super) struct Chart {
     /// What is up, with its unit.
     pub(super) y: &'static str,
     pub(super) logarithmic: bool,
-    pub(super) curves: Vec<Curve>,
+    pub(super) curves: Vec<ChartLine>,
     /// Shades.
     pub(super) spreads: Vec<Shade>,
     /// A horizontal line with its label.
@@ -182,7 +182,7 @@ impl Chart {
                 around.join(" ")
             );
         }
-        for Curve { class, points } in &self.curves {
+        for ChartLine { class, points } in &self.curves {
             let line: Vec<String> =
                 points.iter().map(|p| format!("{:.1},{:.1}", at_x(p.0), at_y(p.1))).collect();
             let _ = write!(
@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     fn chart(points: Vec<(u64, f64)>, logarithmic: bool) -> String {
-        let curves = vec![Curve { class: "now", points }];
+        let curves = vec![ChartLine { class: "now", points }];
         let band = Band { sizes: 8..1024, label: "Ring <LL>".to_owned() };
         Chart {
             title: "a \"title\"".to_owned(),

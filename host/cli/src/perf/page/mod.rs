@@ -7,21 +7,21 @@ mod chart;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use chart::{Band, Chart, Curve, escaped, short};
+use chart::{Band, Chart, ChartLine, escaped, short};
 
 use super::compare::median;
-use super::recorded::{Recorded, RecordedCell, RecordedRow};
+use super::recorded::{MeasuredCell, MeasuredRow, Measurement};
 use super::table::sized;
 
 const STYLE: &str = include_str!("style.css");
 
 /// Figures of a place at each size, from the smallest on.
-type Points = Vec<(u64, RecordedCell)>;
+type Points = Vec<(u64, MeasuredCell)>;
 
 /// The page. `other` has its name with it; `error` says why the measurement is incomplete.
 pub(crate) fn html(
-    now: &Recorded,
-    other: Option<(&Recorded, &str)>,
+    now: &Measurement,
+    other: Option<(&Measurement, &str)>,
     error: Option<&str>,
 ) -> String {
     let operation = now.operation.as_deref().unwrap_or("a measurement");
@@ -53,7 +53,7 @@ pub(crate) fn html(
         let _ = writeln!(page, "<p>Blue is this measurement, orange is {}.</p>", escaped(name));
     }
     page += "<p class=\"soft\">A full point and line is out of place, a hollow point and dotted line in place.</p>\n";
-    let mut kinds: Vec<Vec<&RecordedRow>> = Vec::new();
+    let mut kinds: Vec<Vec<&MeasuredRow>> = Vec::new();
     for row in &now.rows {
         match kinds.iter_mut().find(|rows| kind(rows[0]) == kind(row)) {
             Some(rows) => rows.push(row),
@@ -62,7 +62,7 @@ pub(crate) fn html(
     }
     let several = kinds.len() > 1;
     for (i, rows) in kinds.iter().enumerate() {
-        let then: Vec<&RecordedRow> = other.map_or_else(Vec::new, |(other, _)| {
+        let then: Vec<&MeasuredRow> = other.map_or_else(Vec::new, |(other, _)| {
             rows.iter().filter_map(|row| other.like(row)).collect()
         });
         let open = if i == 0 { " open" } else { "" };
@@ -79,7 +79,7 @@ pub(crate) fn html(
 }
 
 /// What lines of one kind have in common.
-fn kind(row: &RecordedRow) -> String {
+fn kind(row: &MeasuredRow) -> String {
     let root = if row.root == "-1" || row.root.is_empty() {
         String::new()
     } else {
@@ -90,7 +90,7 @@ fn kind(row: &RecordedRow) -> String {
 }
 
 /// The figures that readers look for first.
-fn tiles(now: &Recorded, other: Option<(&Recorded, &str)>) -> String {
+fn tiles(now: &Measurement, other: Option<(&Measurement, &str)>) -> String {
     let cells =
         || now.rows.iter().flat_map(|row| row.places.iter().flatten().map(move |cell| (row, cell)));
     let tile = |figure: String, what: &str| {
@@ -108,7 +108,7 @@ fn tiles(now: &Recorded, other: Option<(&Recorded, &str)>) -> String {
         tiles += &tile(format!("{} GB/s", short(cell.busbw)), &what);
     }
     // Of the largest size: smaller ones may be in caches.
-    let by_size = |a: &(&RecordedRow, &RecordedCell), b: &(&RecordedRow, &RecordedCell)| {
+    let by_size = |a: &(&MeasuredRow, &MeasuredCell), b: &(&MeasuredRow, &MeasuredCell)| {
         a.0.size.cmp(&b.0.size).then(a.1.busbw.total_cmp(&b.1.busbw))
     };
     if let (Some(limit), Some((row, cell))) = (&now.limit, cells().max_by(by_size)) {
@@ -137,13 +137,13 @@ fn tiles(now: &Recorded, other: Option<(&Recorded, &str)>) -> String {
 }
 
 /// The charts and the table of lines of one kind.
-fn section(now: &Recorded, rows: &[&RecordedRow], then: &[&RecordedRow]) -> String {
+fn section(now: &Measurement, rows: &[&MeasuredRow], then: &[&MeasuredRow]) -> String {
     let runs = [("now", "now in", rows), ("then", "then in", then)];
-    let curves = |of: fn(&RecordedCell) -> f64| -> Vec<Curve> {
+    let curves = |of: fn(&MeasuredCell) -> f64| -> Vec<ChartLine> {
         let curves = runs
             .iter()
             .flat_map(|(out, within, rows)| [(*out, points(rows, 0)), (*within, points(rows, 1))]);
-        let curves = curves.map(|(class, points)| Curve {
+        let curves = curves.map(|(class, points)| ChartLine {
             class,
             points: points.iter().map(|(size, cell)| (*size, of(cell))).collect(),
         });
@@ -213,8 +213,8 @@ fn section(now: &Recorded, rows: &[&RecordedRow], then: &[&RecordedRow]) -> Stri
         &format!("What each link must have carried, in 10^9 bytes per second.{caption}"),
     );
     let ratios = |place: usize| -> Vec<(u64, f64)> {
-        let then: BTreeMap<u64, RecordedCell> = points(then, place).into_iter().collect();
-        let ratio = |(size, now): (u64, RecordedCell)| {
+        let then: BTreeMap<u64, MeasuredCell> = points(then, place).into_iter().collect();
+        let ratio = |(size, now): (u64, MeasuredCell)| {
             then.get(&size).map(|then| (size, then.time / now.time))
         };
         points(rows, place)
@@ -225,7 +225,7 @@ fn section(now: &Recorded, rows: &[&RecordedRow], then: &[&RecordedRow]) -> Stri
     };
     if !then.is_empty() {
         let places = [("now", ratios(0)), ("now in", ratios(1))]
-            .map(|(class, points)| Curve { class, points });
+            .map(|(class, points)| ChartLine { class, points });
         let chart = Chart {
             title: "How many times as fast".to_owned(),
             y: "times",
@@ -241,14 +241,14 @@ fn section(now: &Recorded, rows: &[&RecordedRow], then: &[&RecordedRow]) -> Stri
 }
 
 /// What a place has by size; of several of one size, as with `-N`, the one of the median time.
-fn points(rows: &[&RecordedRow], place: usize) -> Points {
-    let mut sizes: BTreeMap<u64, Vec<RecordedCell>> = BTreeMap::new();
+fn points(rows: &[&MeasuredRow], place: usize) -> Points {
+    let mut sizes: BTreeMap<u64, Vec<MeasuredCell>> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.size > 0) {
         if let Some(cell) = row.places[place] {
             sizes.entry(row.size).or_default().push(cell);
         }
     }
-    let middle = |(size, mut cells): (u64, Vec<RecordedCell>)| {
+    let middle = |(size, mut cells): (u64, Vec<MeasuredCell>)| {
         cells.sort_by(|a, b| a.time.total_cmp(&b.time));
         Some((size, *cells.get(cells.len() / 2)?))
     };
@@ -256,7 +256,7 @@ fn points(rows: &[&RecordedRow], place: usize) -> Points {
 }
 
 /// What ran, size by size.
-fn bands(rows: &[&RecordedRow]) -> Vec<Band> {
+fn bands(rows: &[&MeasuredRow]) -> Vec<Band> {
     let mut rows: Vec<_> = rows.iter().filter(|row| row.size > 0).collect();
     rows.sort_by_key(|row| row.size);
     let mut bands: Vec<Band> = Vec::new();
@@ -279,7 +279,7 @@ fn bands(rows: &[&RecordedRow]) -> Vec<Band> {
 }
 
 /// All figures.
-fn table(now: &Recorded, rows: &[&RecordedRow], then: &[&RecordedRow]) -> String {
+fn table(now: &Measurement, rows: &[&MeasuredRow], then: &[&MeasuredRow]) -> String {
     let cells = || rows.iter().flat_map(|row| row.places.iter().flatten());
     let (spread, planned) = (
         cells().any(|cell| cell.percentiles.is_some()),
@@ -339,7 +339,7 @@ fn table(now: &Recorded, rows: &[&RecordedRow], then: &[&RecordedRow]) -> String
 }
 
 /// Machine and settings, of both beside each other.
-fn facts(now: &Recorded, other: Option<(&Recorded, &str)>) -> String {
+fn facts(now: &Measurement, other: Option<(&Measurement, &str)>) -> String {
     let mut text = String::from(
         "<h2>Machine and settings</h2>\n<div class=\"scroll\"><table class=\"facts\">\n",
     );
@@ -357,7 +357,7 @@ fn facts(now: &Recorded, other: Option<(&Recorded, &str)>) -> String {
             names.push(name);
         }
     }
-    let value = |run: &Recorded, name: &str| {
+    let value = |run: &Measurement, name: &str| {
         let found = run.facts.iter().find(|fact| fact.0 == name);
         format!("<td>{}</td>", found.map_or(String::new(), |fact| escaped(&fact.1)))
     };
@@ -372,14 +372,14 @@ fn facts(now: &Recorded, other: Option<(&Recorded, &str)>) -> String {
 mod tests {
     use super::*;
 
-    fn row(size: u64, algorithm: &str, time: f64) -> RecordedRow {
-        let cell = RecordedCell {
+    fn row(size: u64, algorithm: &str, time: f64) -> MeasuredRow {
+        let cell = MeasuredCell {
             time,
             busbw: size as f64 / time / 1e3,
             wrong: Some(0),
-            ..RecordedCell::default()
+            ..MeasuredCell::default()
         };
-        RecordedRow {
+        MeasuredRow {
             size,
             data_type: "float".to_owned(),
             redop: "sum".to_owned(),
@@ -395,17 +395,17 @@ mod tests {
     fn bands_are_of_sizes_that_ran_alike_and_leave_no_gap() {
         let rows =
             [row(8, "Ring", 1.0), row(16, "Ring", 1.0), row(64, "Tree", 1.0), row(0, "Tree", 1.0)];
-        let all: Vec<&RecordedRow> = rows.iter().collect();
+        let all: Vec<&MeasuredRow> = rows.iter().collect();
         let found: Vec<_> = bands(&all).into_iter().map(|band| (band.sizes, band.label)).collect();
         assert_eq!(found, [(8..64, "Ring LL".to_owned()), (64..64, "Tree LL".to_owned())]);
-        let unknown = RecordedRow { algorithm: None, protocol: None, ..row(8, "", 1.0) };
+        let unknown = MeasuredRow { algorithm: None, protocol: None, ..row(8, "", 1.0) };
         assert!(bands(&[&unknown]).is_empty());
     }
 
     #[test]
     fn of_several_measurements_of_a_size_the_median_is_drawn() {
         let rows = [row(8, "Ring", 3.0), row(8, "Ring", 1.0), row(8, "Ring", 2.0)];
-        let all: Vec<&RecordedRow> = rows.iter().collect();
+        let all: Vec<&MeasuredRow> = rows.iter().collect();
         let points = points(&all, 0);
         assert_eq!((points.len(), points[0].1.time), (1, 2.0));
     }
@@ -414,10 +414,10 @@ mod tests {
     fn a_page_says_what_is_simulated_wrong_or_incomplete() {
         let mut wrong = row(8, "Ring", 1.0);
         wrong.places[0].as_mut().unwrap().wrong = Some(3);
-        let now = Recorded {
+        let now = Measurement {
             simulated_on: Some("h100-<x>".to_owned()),
             rows: vec![wrong],
-            ..Recorded::default()
+            ..Measurement::default()
         };
         let page = html(&now, None, Some("interrupted"));
         assert!(page.contains("are SIMULATED: h100-&lt;x&gt;") && page.contains("WRONG elements"));
@@ -427,7 +427,7 @@ mod tests {
         assert!(!page.contains("<details"), "one kind needs no list");
         let mut rows = vec![row(8, "Ring", 1.0), row(8, "Ring", 1.0)];
         rows[1].redop = "max".to_owned();
-        let page = html(&Recorded { rows, ..now }, None, None);
+        let page = html(&Measurement { rows, ..now }, None, None);
         assert!(
             page.contains("<summary>float sum</summary>")
                 && page.contains("<summary>float max</summary>")
@@ -437,7 +437,7 @@ mod tests {
     /// A page needs nothing but itself.
     #[test]
     fn a_page_names_no_other_file() {
-        let now = Recorded { rows: vec![row(8, "Ring", 1.0)], ..Recorded::default() };
+        let now = Measurement { rows: vec![row(8, "Ring", 1.0)], ..Measurement::default() };
         let page = html(&now, Some((&now.clone(), "before.json")), None);
         for word in ["http", "src=", "href=", "url(", "<script", "@import"] {
             assert!(!page.contains(word), "{word}");
