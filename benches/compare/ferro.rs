@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use ferroccl::{Communicator, Device, DeviceBuffer, Element, ReduceOp, Stream};
+use ferroccl::{Collective, Communicator, Device, DeviceBuffer, ReduceOp, Stream};
 
 use crate::Outcome;
 use crate::peer::{Request, Sample};
@@ -42,14 +42,18 @@ impl Group {
 
     /// Measures; to be called with the same request for every rank of the communicator.
     pub(crate) fn measure(&self, request: Request) -> Outcome<Sample> {
-        let len = usize::try_from(request.bytes)? / size_of::<f32>();
-        let data = self
+        let count = usize::try_from(request.bytes)? / size_of::<f32>();
+        let ranks = self.ranks.first().map_or(1, |(rank, _)| rank.world_size() as usize);
+        let shape = Shape::new(request.collective, count, ranks);
+        let buffers = self
             .ranks
             .iter()
             .map(|(rank, _)| {
-                Ok((self.device.upload(&inputs(rank.rank(), len))?, self.device.alloc(len)?))
+                let inputs = inputs(rank.rank(), shape.send);
+                Ok((self.device.upload(&inputs)?, self.device.alloc(shape.recv)?))
             })
             .collect::<ferroccl::Result<Vec<_>>>()?;
+        let data = Data { shape, buffers };
 
         let mut wrong = self.check(&data)?;
         self.batch(&data, Pace::Blocking, 3)?;
@@ -61,7 +65,7 @@ impl Group {
             self.median(request.seconds, length, || self.batch(&data, Pace::Blocking, length))?;
         let each = self.median(request.seconds, 1, || self.batch(&data, Pace::Blocking, 1))?;
         wrong += self.check(&data)?;
-        Ok(Sample { queued_us: Some(queued), batch_us: batch, each_us: each, wrong })
+        Ok(Sample { queued_us: Some(queued), batch_us: batch, each_us: each, wrong, error: None })
     }
 
     /// Microseconds an operation, in the median batch of those that fit into `seconds`. Every rank
@@ -83,7 +87,7 @@ impl Group {
     }
 
     /// Seconds of `n` operations, on the slowest rank.
-    fn batch(&self, data: &[Pair], pace: Pace, n: usize) -> Outcome<f64> {
+    fn batch(&self, data: &Data, pace: Pace, n: usize) -> Outcome<f64> {
         self.agree(0.0, ReduceOp::Max)?; // a barrier
         let start = Instant::now();
         for _ in 0..n {
@@ -96,9 +100,17 @@ impl Group {
         self.agree(start.elapsed().as_secs_f64(), ReduceOp::Max)
     }
 
-    fn enqueue<T: Element>(&self, data: &[(DeviceBuffer<T>, DeviceBuffer<T>)]) -> Outcome<()> {
-        for ((rank, stream), (send, recv)) in self.ranks.iter().zip(data) {
-            rank.all_reduce(send, recv, ReduceOp::Sum, stream)?;
+    fn enqueue(&self, data: &Data) -> Outcome<()> {
+        for ((rank, stream), (send, recv)) in self.ranks.iter().zip(&data.buffers) {
+            match data.shape.collective {
+                Collective::AllGather => rank.all_gather(send, recv, stream)?,
+                Collective::ReduceScatter => {
+                    rank.reduce_scatter(send, recv, ReduceOp::Sum, stream)?;
+                }
+                Collective::Broadcast => rank.broadcast(send, recv, 0, stream)?,
+                Collective::AllToAll => rank.all_to_all(send, recv, stream)?,
+                _ => rank.all_reduce(send, recv, ReduceOp::Sum, stream)?,
+            }
         }
         Ok(())
     }
@@ -124,32 +136,74 @@ impl Group {
     }
 
     /// Does one operation into poisoned memory and counts the wrong elements of all ranks.
-    fn check(&self, data: &[Pair]) -> Outcome<u64> {
-        for ((_, stream), (_, recv)) in self.ranks.iter().zip(data) {
+    fn check(&self, data: &Data) -> Outcome<u64> {
+        for ((_, stream), (_, recv)) in self.ranks.iter().zip(&data.buffers) {
             recv.copy_from(&vec![f32::NAN; recv.len()], stream)?;
         }
         self.enqueue(data)?;
         let mut wrong = 0u64;
-        for ((rank, stream), (_, recv)) in self.ranks.iter().zip(data) {
-            let n = rank.world_size();
-            let sum = (n * (n + 1) / 2) as f32;
+        for ((rank, stream), (_, recv)) in self.ranks.iter().zip(&data.buffers) {
+            let expected = |i| data.shape.expected(rank.rank() as usize, i);
             let found = recv.to_vec(stream)?;
-            wrong += found.iter().enumerate().filter(|(i, x)| **x != sum * step(*i)).count() as u64;
+            wrong += found.iter().enumerate().filter(|(i, x)| **x != expected(*i)).count() as u64;
         }
         // Every rank of the group puts the group's count in, hence the division.
         Ok((self.agree(wrong as f64, ReduceOp::Sum)? / self.ranks.len() as f64) as u64)
     }
 }
 
-type Pair = (DeviceBuffer<f32>, DeviceBuffer<f32>);
-
-/// As in the MPI program: sums of 16 ranks stay below 700, exact in f32 in every order.
-fn inputs(rank: u32, len: usize) -> Vec<f32> {
-    (0..len).map(|i| (rank + 1) as f32 * step(i)).collect()
+/// What this thread's ranks send from and receive into.
+struct Data {
+    shape: Shape,
+    buffers: Vec<(DeviceBuffer<f32>, DeviceBuffer<f32>)>,
 }
 
-fn step(i: usize) -> f32 {
-    (i % 5 + 1) as f32
+/// A collective, and the elements of each rank's buffers.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    collective: Collective,
+    ranks: usize,
+    /// Of a rank, where there are such.
+    block: usize,
+    send: usize,
+    recv: usize,
+}
+
+impl Shape {
+    /// With `count` elements in the largest buffer, or as many less as blocks take to be alike.
+    fn new(collective: Collective, count: usize, ranks: usize) -> Shape {
+        let block = count / ranks;
+        let all = block * ranks;
+        let (send, recv) = match collective {
+            Collective::AllGather => (block, all),
+            Collective::ReduceScatter => (all, block),
+            Collective::AllToAll => (all, all),
+            _ => (count, count),
+        };
+        Shape { collective, ranks, block, send, recv }
+    }
+
+    /// The `i`-th element that `rank` receives.
+    fn expected(&self, rank: usize, i: usize) -> f32 {
+        let sum = (self.ranks * (self.ranks + 1) / 2) as f32;
+        let block = self.block.max(1);
+        match self.collective {
+            Collective::AllGather => input(i / block, i % block),
+            Collective::ReduceScatter => sum * input(0, rank * block + i),
+            Collective::Broadcast => input(0, i),
+            Collective::AllToAll => input(i / block, rank * block + i % block),
+            _ => sum * input(0, i),
+        }
+    }
+}
+
+fn inputs(rank: u32, len: usize) -> Vec<f32> {
+    (0..len).map(|i| input(rank as usize, i)).collect()
+}
+
+/// As in the MPI program: sums of 16 ranks stay below 700, exact in f32 in every order.
+fn input(rank: usize, i: usize) -> f32 {
+    ((rank + 1) * (i % 5 + 1)) as f32
 }
 
 /// Ranks as threads of this process, each driven by its own.

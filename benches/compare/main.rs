@@ -1,8 +1,10 @@
-//! FerroCCL against OpenMPI, side by side, and against the machine's memory.
+//! FerroCCL against Open MPI, MPICH and gloo, side by side, and against the machine's memory.
 //!
 //! ```text
 //! cargo bench --bench compare                      4 and 16 ranks, 8 B to 64 MiB, to the terminal
 //! cargo bench --bench compare -- --record NAME     also to benches/records/DATE-NAME.md
+//! cargo bench --bench compare -- --collectives all_gather,broadcast --ranks 4 --sizes 8,4096 --rounds 3    a part of it
+//! cargo bench --bench compare -- --gloo PYTHON     also against gloo, by a Python that has torch
 //! ```
 //!
 //! All contestants are up at once and asleep. At each size they are asked one after the other, in
@@ -13,7 +15,8 @@
 //! One thread's FerroCCL runs also with other settings than its own choice ([`VARIANTS`]): the constants that
 //! choose rest on that table.
 //!
-//! It needs `mpicc` and `mpirun` (Debian's openmpi-bin and libopenmpi-dev).
+//! It needs `mpicc` and `mpirun` (Debian's openmpi-bin and libopenmpi-dev). MPICH (Debian's mpich and libmpich-dev) takes part where it
+//! is; `scripts/python-tests torch` makes a Python that has torch. At the end it says where FerroCCL is slower than the fastest peer.
 
 mod ferro;
 mod machine;
@@ -24,13 +27,13 @@ mod worker;
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use ferroccl::{CommConfig, Communicator, Device, ProtocolId};
+use ferroccl::{Collective, CommConfig, Communicator, Device, ProtocolId};
 
 use ferro::{Group, Threads};
-use peer::{Peer, Request, Sample};
+use peer::{Peer, Request, Sample, named};
 
 /// Whatever went wrong; this program reports it and ends.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -81,8 +84,12 @@ const RING_CASE: (u32, u64) = (16, 24_000_000);
 /// Who is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Contestant {
-    /// `MPI_Allreduce`, with a setting of [`MPI_SETTINGS`].
+    /// Open MPI's collective, with a setting of [`MPI_SETTINGS`].
     Mpi(usize),
+    /// MPICH's.
+    Mpich,
+    /// gloo's, by torch.
+    Gloo,
     /// The plain ring over `MPI_Sendrecv`, with such a setting.
     MpiRing(usize),
     /// FerroCCL, one thread that drives all ranks.
@@ -95,13 +102,16 @@ enum Contestant {
     Variant(usize),
 }
 
-/// Compares FerroCCL's all-reduce with OpenMPI's.
+/// Compares FerroCCL's collectives with those of Open MPI, MPICH and gloo.
 #[derive(Debug, Parser)]
 struct Options {
+    /// Which collectives: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all.
+    #[arg(long, value_delimiter = ',', value_parser = |text: &str| named(text).map_err(|e| e.to_string()), default_value = "all_reduce")]
+    collectives: Vec<Collective>,
     /// Numbers of ranks.
     #[arg(long, value_delimiter = ',', default_values_t = [4, 16])]
     ranks: Vec<u32>,
-    /// Bytes of a rank's buffer.
+    /// Bytes of a rank's largest buffer.
     #[arg(long, value_delimiter = ',', default_values_t = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 24_000_000, 64 << 20])]
     sizes: Vec<u64>,
     /// How often everything is measured.
@@ -122,6 +132,12 @@ struct Options {
     /// Leave the other settings out.
     #[arg(long)]
     no_variants: bool,
+    /// A Python that has torch, for gloo.
+    #[arg(long, value_name = "PYTHON")]
+    gloo: Option<PathBuf>,
+    /// Leave MPICH out.
+    #[arg(long)]
+    no_mpich: bool,
     /// Write benches/records/DATE-NAME.md.
     #[arg(long, value_name = "NAME")]
     record: Option<String>,
@@ -136,8 +152,10 @@ struct Options {
 /// Everything that was measured.
 #[derive(Debug, Default)]
 struct Results {
-    /// By ranks, bytes and contestant; one sample a round.
-    samples: BTreeMap<(u32, u64, Contestant), Vec<Sample>>,
+    /// By collective, ranks, bytes and contestant; one sample a round.
+    samples: BTreeMap<(Collective, u32, u64, Contestant), Vec<Sample>>,
+    /// What a contestant cannot do, and why.
+    cannot: BTreeMap<(Collective, Contestant), String>,
     /// Part of the cores that others used, sampled while all contestants slept.
     foreign: Vec<f64>,
     /// By ranks and bytes, what copying all buffers takes; one a round.
@@ -153,7 +171,14 @@ fn main() -> Outcome<()> {
         println!("compare: run as `cargo bench --bench compare`"); // `cargo test` starts benches too
         return Ok(());
     }
-    let program = peer::compile()?;
+    let programs = Programs {
+        open_mpi: peer::OPEN_MPI.compile()?,
+        mpich: peer::MPICH
+            .version()
+            .filter(|_| !options.no_mpich)
+            .map(|_| peer::MPICH.compile())
+            .transpose()?,
+    };
     let mut results = Results::default();
     let path = options.record.as_ref().map(|name| {
         let today = machine::said("date", &["-u", "+%F"]);
@@ -161,7 +186,7 @@ fn main() -> Outcome<()> {
     });
     for round in 0..options.rounds {
         for &ranks in &options.ranks {
-            compare(&options, &program, ranks, round, &mut results)?;
+            compare(&options, &programs, ranks, round, &mut results)?;
         }
         // After every round: what was measured is kept, whatever ends the next one.
         if let Some(path) = &path {
@@ -170,14 +195,22 @@ fn main() -> Outcome<()> {
         }
     }
     println!("{}", record::markdown(&options, &results, options.rounds));
+    eprintln!("{}", record::summary(&results));
     Ok(())
+}
+
+/// What the peers run.
+struct Programs {
+    open_mpi: String,
+    /// Where there is MPICH.
+    mpich: Option<String>,
 }
 
 /// One round of everyone with `ranks` ranks. All are started anew, so that one lucky placement in memory
 /// is not in every round.
 fn compare(
     options: &Options,
-    program: &str,
+    programs: &Programs,
     ranks: u32,
     round: usize,
     results: &mut Results,
@@ -185,8 +218,11 @@ fn compare(
     let device = Device::cpu();
     let mut mpi = MPI_SETTINGS
         .iter()
-        .map(|(_, setting)| Peer::mpi(program, ranks, setting))
+        .map(|(_, setting)| Peer::mpi(&programs.open_mpi, ranks, setting))
         .collect::<Outcome<Vec<_>>>()?;
+    let mut mpich =
+        programs.mpich.as_deref().map(|program| Peer::mpich(program, ranks)).transpose()?;
+    let mut gloo = options.gloo.as_deref().map(|python| Peer::gloo(python, ranks)).transpose()?;
     let one_thread = Group::new(&device, Communicator::init_all(&device, ranks)?)?;
     let threads = Threads::start(&device, Communicator::init_all(&device, ranks)?)?;
     let mut processes = if options.no_processes { None } else { Some(Peer::ferro(ranks)?) };
@@ -201,13 +237,23 @@ fn compare(
         })
         .collect::<Outcome<Vec<_>>>()?;
 
-    for &bytes in options.sizes.iter().rev() {
-        let mut turns = turns(ranks, bytes, processes.is_some(), variants.len());
+    let cases = options
+        .collectives
+        .iter()
+        .flat_map(|collective| options.sizes.iter().rev().map(move |bytes| (*collective, *bytes)));
+    for (collective, bytes) in cases {
+        let all_reduce = collective == Collective::AllReduce;
+        let variants_there = if all_reduce { variants.len() } else { 0 };
+        let mut turns = turns(ranks, bytes, processes.is_some(), variants_there);
+        turns.retain(|who| all_reduce || !matches!(who, Contestant::MpiRing(_)));
+        turns.extend(mpich.as_ref().map(|_| Contestant::Mpich));
+        turns.extend(gloo.as_ref().map(|_| Contestant::Gloo));
+        turns.retain(|who| !results.cannot.contains_key(&(collective, *who)));
         let first = round % turns.len();
         turns.rotate_left(first);
         results.foreign.push(machine::wait_for_quiet(options.patience));
-        eprint!("{ranks} ranks, round {}, {bytes} B:", round + 1);
-        if !options.no_memory && bytes >= record::COPIES_FROM {
+        eprint!("{}, {ranks} ranks, round {}, {bytes} B:", peer::name(collective), round + 1);
+        if all_reduce && !options.no_memory && bytes >= record::COPIES_FROM {
             let copied =
                 memory::copy(&device, ranks, bytes, machine::cores(), options.seconds / 2.0)?;
             eprint!(" copy {:.1}", copied.us);
@@ -215,22 +261,35 @@ fn compare(
         }
         for who in turns {
             let ring = matches!(who, Contestant::MpiRing(_));
-            let request = Request { ring, bytes, seconds: options.seconds };
+            let request = Request { collective, ring, bytes, seconds: options.seconds };
+            let asked = |peer: &mut Option<Peer>| peer.as_mut().map(|peer| peer.ask(request));
             let sample = match who {
                 Contestant::Mpi(i) | Contestant::MpiRing(i) => mpi[i].ask(request)?,
+                Contestant::Mpich | Contestant::Gloo => {
+                    let peer = if who == Contestant::Mpich { &mut mpich } else { &mut gloo };
+                    match asked(peer) {
+                        Some(answer) => answer?,
+                        None => continue,
+                    }
+                }
                 Contestant::OneThread => one_thread.measure(request)?,
                 Contestant::Threads => threads.measure(request)?,
-                Contestant::Processes => match &mut processes {
-                    Some(processes) => processes.ask(request)?,
+                Contestant::Processes => match asked(&mut processes) {
+                    Some(answer) => answer?,
                     None => continue,
                 },
                 Contestant::Variant(i) => variants[i].measure(request)?,
             };
+            if let Some(reason) = sample.error {
+                eprint!(" {who:?}: {reason}");
+                results.cannot.insert((collective, who), reason);
+                continue;
+            }
             if sample.wrong > 0 {
                 return Err(format!("{who:?}: {} wrong elements at {bytes} B", sample.wrong).into());
             }
             eprint!(" {who:?} {:.1}", sample.stream_us());
-            results.samples.entry((ranks, bytes, who)).or_default().push(sample);
+            results.samples.entry((collective, ranks, bytes, who)).or_default().push(sample);
         }
         eprintln!();
     }

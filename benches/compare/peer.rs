@@ -5,20 +5,24 @@
 //! disturbs a shared machine for seconds disturbs all of them.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
+use ferroccl::Collective;
 use serde::{Deserialize, Serialize};
 
 use crate::{Failure, Outcome};
 
-/// What to time. As a line: `ALGORITHM BYTES SECONDS`.
+/// What to time. As a line: `COLLECTIVE BYTES SECONDS`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Request {
+    /// One of [`COLLECTIVES`].
+    pub(crate) collective: Collective,
     /// The plain ring of the MPI program instead of the library's own all-reduce.
     pub(crate) ring: bool,
-    /// Size of one rank's buffer.
+    /// Size of a rank's largest buffer.
     pub(crate) bytes: u64,
     /// How long to measure, for each figure.
     pub(crate) seconds: f64,
@@ -26,8 +30,8 @@ pub(crate) struct Request {
 
 impl std::fmt::Display for Request {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let algorithm = if self.ring { "ring" } else { "mpi" };
-        write!(f, "{algorithm} {} {}", self.bytes, self.seconds)
+        let name = if self.ring { "ring" } else { name(self.collective) };
+        write!(f, "{name} {} {}", self.bytes, self.seconds)
     }
 }
 
@@ -37,12 +41,41 @@ impl std::str::FromStr for Request {
     fn from_str(line: &str) -> Outcome<Self> {
         let mut words = line.split_whitespace();
         let mut word = || words.next().ok_or_else(|| format!("request {line:?} is too short"));
-        Ok(Request { ring: word()? == "ring", bytes: word()?.parse()?, seconds: word()?.parse()? })
+        let name = word()?;
+        let ring = name == "ring";
+        let collective = if ring { Collective::AllReduce } else { named(name)? };
+        Ok(Request { collective, ring, bytes: word()?.parse()?, seconds: word()?.parse()? })
     }
 }
 
+/// What all contestants have.
+pub(crate) const COLLECTIVES: [Collective; 5] = [
+    Collective::AllReduce,
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::Broadcast,
+    Collective::AllToAll,
+];
+
+/// The name in a request.
+pub(crate) fn name(collective: Collective) -> &'static str {
+    match collective {
+        Collective::AllGather => "all_gather",
+        Collective::ReduceScatter => "reduce_scatter",
+        Collective::Broadcast => "broadcast",
+        Collective::AllToAll => "all_to_all",
+        _ => "all_reduce",
+    }
+}
+
+/// The collective of that name.
+pub(crate) fn named(text: &str) -> Outcome<Collective> {
+    let found = COLLECTIVES.into_iter().find(|collective| name(*collective) == text);
+    found.ok_or_else(|| format!("{text:?} is none of {}", COLLECTIVES.map(name).join(", ")).into())
+}
+
 /// Medians of one contestant at one size; microseconds an operation, of the slowest rank.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Sample {
     /// Operations enqueued one after the other, then one wait: how nccl-tests times. MPI has none.
     #[serde(default)]
@@ -53,6 +86,9 @@ pub(crate) struct Sample {
     pub(crate) each_us: f64,
     /// Elements that were wrong, of all ranks.
     pub(crate) wrong: u64,
+    /// Why it cannot do what was asked for.
+    #[serde(default)]
+    pub(crate) error: Option<String>,
 }
 
 impl Sample {
@@ -74,10 +110,25 @@ pub(crate) struct Peer {
 impl Peer {
     /// The MPI program on `ranks` ranks.
     pub(crate) fn mpi(program: &str, ranks: u32, setting: &[&str]) -> Outcome<Self> {
-        let mut command = Command::new("mpirun");
+        let mut command = Command::new(OPEN_MPI.launcher());
         command.args(["--allow-run-as-root", "--oversubscribe", "-n", &ranks.to_string()]);
         command.args(setting).args([program, "--serve"]);
         Self::mpi_by(format!("mpirun {setting:?}"), command)
+    }
+
+    /// The MPI program of MPICH on `ranks` ranks.
+    pub(crate) fn mpich(program: &str, ranks: u32) -> Outcome<Self> {
+        let mut command = Command::new(MPICH.launcher());
+        command.args(["-n", &ranks.to_string(), program, "--serve"]);
+        Self::mpi_by("MPICH".to_owned(), command)
+    }
+
+    /// torch's gloo on `ranks` ranks, by a Python that has torch.
+    pub(crate) fn gloo(python: &Path, ranks: u32) -> Outcome<Self> {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/peers/gloo.py");
+        let mut command = Command::new(python);
+        command.args([script, &ranks.to_string()]);
+        Self::mpi_by("gloo".to_owned(), command)
     }
 
     /// The MPI program as this command starts it.
@@ -86,7 +137,7 @@ impl Peer {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|e| format!("mpirun: {e}; {PACKAGES}"))?;
+            .map_err(|e| format!("{name}: {e}; {PACKAGES}"))?;
         let (input, output) = pipes(&mut child)?;
         Ok(Self::new(name, vec![input], BufReader::new(output), vec![child]))
     }
@@ -178,15 +229,52 @@ impl Drop for Peer {
     }
 }
 
-/// Compiles the MPI program; the compiler may use all that this machine has.
-pub(crate) fn compile() -> Outcome<String> {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/peers/mpi_all_reduce.c");
-    let program = concat!(env!("CARGO_TARGET_TMPDIR"), "/mpi_all_reduce");
-    let status = Command::new("mpicc")
-        .args(["-O3", "-march=native", "-o", program, source])
-        .status()
-        .map_err(|e| format!("mpicc: {e}; {PACKAGES}"))?;
-    if status.success() { Ok(program.to_owned()) } else { Err("mpicc failed".into()) }
+/// An implementation of MPI, by the suffix that Debian gives its programs where there are several.
+pub(crate) struct Mpi {
+    suffix: &'static str,
+    /// Whether the programs without a suffix are taken for its.
+    usual: bool,
+}
+
+pub(crate) const OPEN_MPI: Mpi = Mpi { suffix: "openmpi", usual: true };
+pub(crate) const MPICH: Mpi = Mpi { suffix: "mpich", usual: false };
+
+impl Mpi {
+    fn program(&self, name: &str) -> String {
+        let named = format!("{name}.{}", self.suffix);
+        let there = Command::new(&named).arg("--version").output().is_ok();
+        if there || !self.usual { named } else { name.to_owned() }
+    }
+
+    fn launcher(&self) -> String {
+        self.program("mpirun")
+    }
+
+    /// What its launcher says of itself, first of all; `None` where it is not there.
+    pub(crate) fn version(&self) -> Option<String> {
+        let output = Command::new(self.launcher()).arg("--version").output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let version = text.lines().find(|line| line.contains("Version") || line.contains("mpirun"));
+        Some(
+            version
+                .or_else(|| text.lines().next())?
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" "),
+        )
+    }
+
+    /// Compiles the MPI program; the compiler may use all that this machine has.
+    pub(crate) fn compile(&self) -> Outcome<String> {
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/peers/mpi_collectives.c");
+        let program = format!("{}/mpi_collectives.{}", env!("CARGO_TARGET_TMPDIR"), self.suffix);
+        let compiler = self.program("mpicc");
+        let status = Command::new(&compiler)
+            .args(["-O3", "-march=native", "-o", &program, source])
+            .status()
+            .map_err(|e| format!("{compiler}: {e}; {PACKAGES}"))?;
+        if status.success() { Ok(program) } else { Err(format!("{compiler} failed").into()) }
+    }
 }
 
 const PACKAGES: &str = "Debian's packages are openmpi-bin libopenmpi-dev (scripts/setup)";

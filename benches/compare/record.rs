@@ -2,9 +2,17 @@
 
 use std::fmt::Write;
 
+use ferroccl::Collective;
+
 use crate::machine::{self, said};
+use crate::peer;
 use crate::peer::Sample;
 use crate::{Contestant, MPI_SETTINGS, Options, RING_CASE, Results, VARIANTS};
+
+const ALL_REDUCE: Collective = Collective::AllReduce;
+
+/// What is measured at once: a collective, ranks, bytes.
+type Case = (Collective, u32, u64);
 
 /// One of a sample's figures.
 #[derive(Clone, Copy)]
@@ -49,25 +57,77 @@ pub(crate) fn markdown(options: &Options, results: &Results, rounds: usize) -> S
     let mut out = String::new();
     // Writing to a string does not fail.
     let _ = head(&mut out, options, results, rounds);
-    for &ranks in &options.ranks {
-        for figure in FIGURES {
-            let _ = times(&mut out, options, results, ranks, figure);
-        }
-        if !options.no_memory {
-            let _ = copies(&mut out, options, results, ranks);
-        }
-        if !options.no_variants {
-            let _ = variants(&mut out, options, results, ranks);
+    for &collective in &options.collectives {
+        for &ranks in &options.ranks {
+            for figure in FIGURES {
+                let _ = times(&mut out, options, results, (collective, ranks), figure);
+            }
+            if collective == ALL_REDUCE && !options.no_memory {
+                let _ = copies(&mut out, options, results, ranks);
+            }
+            if collective == ALL_REDUCE && !options.no_variants {
+                let _ = variants(&mut out, options, results, ranks);
+            }
         }
     }
     let _ = ring_case(&mut out, results);
+    let _ = writeln!(
+        out,
+        "\n## Where FerroCCL is slower than the fastest peer\n\n{}",
+        summary(results)
+    );
     out
+}
+
+/// Where FerroCCL is slower than the fastest of its peers, from the worst on: a call waited for before the next.
+pub(crate) fn summary(results: &Results) -> String {
+    let figure = FIGURES[1];
+    let mut cases: Vec<_> = results.samples.keys().map(|key| (key.0, key.1, key.2)).collect();
+    cases.dedup();
+    let (mut all, mut slower) = (0, Vec::new());
+    for (collective, ranks, bytes) in cases {
+        let of = |who| series(results, (collective, ranks, bytes), who, figure);
+        let mpi = (0..MPI_SETTINGS.len()).map(Contestant::Mpi);
+        let peers = mpi.chain([Contestant::Mpich, Contestant::Gloo]);
+        let middle = |times: &Vec<f64>| median(times.iter().copied());
+        let peers = peers.map(|who| (who, of(who))).filter(|(_, times)| !times.is_empty());
+        let fastest = peers.min_by(|a, b| middle(&a.1).total_cmp(&middle(&b.1)));
+        let Some((peer, theirs)) = fastest else { continue };
+        for (who, way) in FERRO {
+            let ours = of(who);
+            if ours.is_empty() {
+                continue;
+            }
+            all += 1;
+            let factor = median(theirs.iter().zip(&ours).map(|(their, our)| their / our));
+            if factor < 1.0 {
+                let case =
+                    format!("{} of {}, {ranks} ranks, {way}", peer::name(collective), size(bytes));
+                slower.push((factor, format!("{case}: {factor:.2} of {}", peer_name(peer))));
+            }
+        }
+    }
+    slower.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut text = format!("In {} of {all} cases, each call waited for:\n", slower.len());
+    for (_, line) in slower {
+        text += &format!("\n- {line}");
+    }
+    text
+}
+
+fn peer_name(peer: Contestant) -> String {
+    match peer {
+        Contestant::Mpich => "MPICH".to_owned(),
+        Contestant::Gloo => "gloo".to_owned(),
+        Contestant::Mpi(i) => format!("Open MPI ({})", MPI_SETTINGS[i].0),
+        other => format!("{other:?}"),
+    }
 }
 
 fn head(out: &mut String, options: &Options, results: &Results, rounds: usize) -> std::fmt::Result {
     let directory = env!("CARGO_MANIFEST_DIR");
     let name = options.record.as_deref().unwrap_or("not recorded");
-    writeln!(out, "# All-reduce against OpenMPI: {name}\n")?;
+    writeln!(out, "# Collectives against Open MPI, MPICH and gloo: {name}\n")?;
     writeln!(out, "| | |\n|---|---|")?;
     writeln!(out, "| date | {} |", said("date", &["-u", "+%F %H:%M UTC"]))?;
     let commit = said("git", &["-C", directory, "describe", "--always", "--dirty", "--abbrev=12"]);
@@ -86,7 +146,14 @@ fn head(out: &mut String, options: &Options, results: &Results, rounds: usize) -
         said("rustc", &["--version"]),
         said("mpicc", &["--version"])
     )?;
-    writeln!(out, "| MPI | {} |", said("mpirun", &["--version"]))?;
+    for (name, mpi) in [("Open MPI", peer::OPEN_MPI), ("MPICH", peer::MPICH)] {
+        let version = mpi.version().unwrap_or_else(|| "not on this machine".to_owned());
+        writeln!(out, "| {name} | {version} |")?;
+    }
+    let gloo = options.gloo.as_ref().map(|python| {
+        said(&python.to_string_lossy(), &["-c", "import torch; print('torch', torch.__version__)"])
+    });
+    writeln!(out, "| gloo | {} |", gloo.as_deref().unwrap_or("not asked for (--gloo)"))?;
     let busy = median(results.foreign.iter().copied());
     let most = results.foreign.iter().copied().fold(0.0, f64::max);
     writeln!(
@@ -97,15 +164,19 @@ fn head(out: &mut String, options: &Options, results: &Results, rounds: usize) -
     )?;
     writeln!(
         out,
-        "\nMade by `cargo bench --bench compare`: f32 sum, out of place, results compared exactly. Medians of {} \
+        "\nMade by `cargo bench --bench compare`: f32, out of place (torch's all_reduce, which is in place, with a copy), results compared exactly. Sizes are of a rank's largest \
+         buffer. Medians of {} \
          rounds; in a round all take turns at a size, and a factor (×) is the median of the rounds' OpenMPI time / \
-         FerroCCL time: above 1, FerroCCL is faster. Bandwidths are bus bandwidths, 2 (n - 1) / n of the size \
-         over the time, in 10^9 bytes a second.\n",
+         FerroCCL time: above 1, FerroCCL is faster. Bandwidths are bus bandwidths as nccl-tests defines them (of an all-reduce 2 (n - 1) / n of \
+         the size over the time), in 10^9 bytes a second.\n",
         rounds
     )?;
     writeln!(out, "OpenMPI is shown with the setting that is best at the size:\n")?;
     for (name, arguments) in MPI_SETTINGS {
         writeln!(out, "- {name}: `mpirun --oversubscribe {}`", arguments.join(" "))?;
+    }
+    for ((collective, who), reason) in &results.cannot {
+        writeln!(out, "\n{} of {}: {reason}", peer::name(*collective), peer_name(*who))?;
     }
     if busy > 0.1 {
         writeln!(
@@ -121,21 +192,28 @@ fn times(
     out: &mut String,
     options: &Options,
     results: &Results,
-    ranks: u32,
+    (collective, ranks): (Collective, u32),
     figure: Figure,
 ) -> std::fmt::Result {
-    writeln!(out, "\n## {ranks} ranks, {}\n\n{}\n", figure.title, figure.meaning)?;
+    let name = peer::name(collective);
+    writeln!(out, "\n## {name}, {ranks} ranks, {}\n\n{}\n", figure.title, figure.meaning)?;
     write!(out, "| bytes | OpenMPI µs | setting |")?;
     FERRO.iter().try_for_each(|(_, name)| write!(out, " {name} µs | × |"))?;
     write!(out, " busbw: OpenMPI |")?;
     FERRO.iter().try_for_each(|(_, name)| write!(out, " {name} |"))?;
-    writeln!(out, "\n|{}", "---:|".repeat(4 + 3 * FERRO.len()))?;
+    let others = [(Contestant::Mpich, "MPICH"), (Contestant::Gloo, "gloo")];
+    let there =
+        |who| results.samples.keys().any(|key| (key.0, key.1, key.3) == (collective, ranks, who));
+    let others: Vec<_> = others.into_iter().filter(|(who, _)| there(*who)).collect();
+    others.iter().try_for_each(|(_, name)| write!(out, " {name} µs |"))?;
+    writeln!(out, "\n|{}", "---:|".repeat(4 + 3 * FERRO.len() + others.len()))?;
     for &bytes in &options.sizes {
-        let Some((setting, mpi)) = best_mpi(results, ranks, bytes, Contestant::Mpi, figure) else {
+        let case = (collective, ranks, bytes);
+        let Some((setting, mpi)) = best_mpi(results, case, Contestant::Mpi, figure) else {
             continue;
         };
         write!(out, "| {} | {} | {setting} |", size(bytes), time(median(mpi.iter().copied())))?;
-        let ferro = FERRO.map(|(who, _)| series(results, ranks, bytes, who, figure));
+        let ferro = FERRO.map(|(who, _)| series(results, case, who, figure));
         for times in &ferro {
             if times.is_empty() {
                 write!(out, " | |")?;
@@ -147,7 +225,13 @@ fn times(
         for times in [&mpi].into_iter().chain(&ferro) {
             match median(times.iter().copied()) {
                 0.0 => write!(out, " |")?,
-                us => write!(out, " {} |", gbps(busbw(ranks, bytes, us)))?,
+                us => write!(out, " {} |", gbps(busbw(case, us)))?,
+            }
+        }
+        for (who, _) in &others {
+            match median(series(results, case, *who, figure).into_iter()) {
+                0.0 => write!(out, " |")?,
+                us => write!(out, " {} |", time(us))?,
             }
         }
         writeln!(out)?;
@@ -177,7 +261,7 @@ fn copies(out: &mut String, options: &Options, results: &Results, ranks: u32) ->
     let figure = FIGURES[0];
     for &bytes in options.sizes.iter().filter(|bytes| **bytes >= COPIES_FROM) {
         let (Some((_, mpi)), Some(copied)) = (
-            best_mpi(results, ranks, bytes, Contestant::Mpi, figure),
+            best_mpi(results, (ALL_REDUCE, ranks, bytes), Contestant::Mpi, figure),
             results.copies.get(&(ranks, bytes)),
         ) else {
             continue;
@@ -192,7 +276,8 @@ fn copies(out: &mut String, options: &Options, results: &Results, ranks: u32) ->
             time(us),
             n * bytes as f64 / us / 1e3
         )?;
-        let ferro = FERRO.map(|(who, _)| series(results, ranks, bytes, who, figure));
+        let case = (ALL_REDUCE, ranks, bytes);
+        let ferro = FERRO.map(|(who, _)| series(results, case, who, figure));
         for times in [&mpi].into_iter().chain(&ferro) {
             match copies_of(results, ranks, bytes, times) {
                 Some(copies) => write!(out, " {} |", marked(copies))?,
@@ -221,10 +306,11 @@ fn variants(
     writeln!(out, "\n|{}", "---:|".repeat(2 + VARIANTS.len()))?;
     let figure = FIGURES[0];
     for &bytes in &options.sizes {
-        let own = series(results, ranks, bytes, Contestant::OneThread, figure);
+        let case = (ALL_REDUCE, ranks, bytes);
+        let own = series(results, case, Contestant::OneThread, figure);
         write!(out, "| {} | {} |", size(bytes), time(median(own.iter().copied())))?;
         for i in 0..VARIANTS.len() {
-            let times = series(results, ranks, bytes, Contestant::Variant(i), figure);
+            let times = series(results, case, Contestant::Variant(i), figure);
             if times.is_empty() {
                 write!(out, " |")?;
             } else {
@@ -243,17 +329,18 @@ fn variants(
 fn ring_case(out: &mut String, results: &Results) -> std::fmt::Result {
     let (ranks, bytes) = RING_CASE;
     let figure = FIGURES[1];
+    let case = (ALL_REDUCE, ranks, bytes);
     let mut rows = Vec::new();
     for (kind, name) in [
         (Contestant::Mpi as fn(usize) -> Contestant, "MPI_Allreduce"),
         (Contestant::MpiRing, "plain ring, MPI_Sendrecv"),
     ] {
-        if let Some((setting, times)) = best_mpi(results, ranks, bytes, kind, figure) {
+        if let Some((setting, times)) = best_mpi(results, case, kind, figure) {
             rows.push((format!("{name} ({setting})"), times));
         }
     }
     for (who, name) in FERRO {
-        rows.push((format!("FerroCCL, {name}"), series(results, ranks, bytes, who, figure)));
+        rows.push((format!("FerroCCL, {name}"), series(results, case, who, figure)));
     }
     rows.retain(|(_, times)| !times.is_empty());
     let Some((_, base)) = rows.first().cloned() else { return Ok(()) };
@@ -276,7 +363,7 @@ fn ring_case(out: &mut String, results: &Results) -> std::fmt::Result {
             out,
             "| {name} | {:.1} | {factor:.2} | {:.2} | {copies} |",
             us / 1e3,
-            busbw(ranks, bytes, us),
+            busbw(case, us),
         )?;
     }
     Ok(())
@@ -285,21 +372,25 @@ fn ring_case(out: &mut String, results: &Results) -> std::fmt::Result {
 /// The setting with the least median, and its rounds.
 fn best_mpi(
     results: &Results,
-    ranks: u32,
-    bytes: u64,
+    case: Case,
     kind: fn(usize) -> Contestant,
     figure: Figure,
 ) -> Option<(&'static str, Vec<f64>)> {
     MPI_SETTINGS
         .iter()
         .enumerate()
-        .map(|(i, (name, _))| (*name, series(results, ranks, bytes, kind(i), figure)))
+        .map(|(i, (name, _))| (*name, series(results, case, kind(i), figure)))
         .filter(|(_, times)| !times.is_empty())
         .min_by(|(_, a), (_, b)| median(a.iter().copied()).total_cmp(&median(b.iter().copied())))
 }
 
-fn series(results: &Results, ranks: u32, bytes: u64, who: Contestant, figure: Figure) -> Vec<f64> {
-    let samples = results.samples.get(&(ranks, bytes, who));
+fn series(
+    results: &Results,
+    (collective, ranks, bytes): Case,
+    who: Contestant,
+    figure: Figure,
+) -> Vec<f64> {
+    let samples = results.samples.get(&(collective, ranks, bytes, who));
     samples.into_iter().flatten().map(figure.of).collect()
 }
 
@@ -310,8 +401,14 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
 }
 
-fn busbw(ranks: u32, bytes: u64, us: f64) -> f64 {
-    bytes as f64 / us / 1e3 * 2.0 * f64::from(ranks - 1) / f64::from(ranks)
+fn busbw((collective, ranks, bytes): Case, us: f64) -> f64 {
+    let others = f64::from(ranks - 1) / f64::from(ranks);
+    let factor = match collective {
+        Collective::AllReduce => 2.0 * others,
+        Collective::Broadcast => 1.0,
+        _ => others,
+    };
+    bytes as f64 / us / 1e3 * factor
 }
 
 /// The rounds' times over the same rounds' copies, their median.

@@ -6,6 +6,8 @@
 
 use std::process::Command;
 
+use ferroccl::Collective;
+
 use crate::hosts::Hosts;
 use crate::peer::{self, Peer, Request, Sample};
 use crate::stats::median;
@@ -29,7 +31,7 @@ const MPI_SETTINGS: [(&str, &[&[&str]]); 3] =
 
 /// All tables.
 pub(crate) fn run() -> Outcome<()> {
-    let program = peer::compile()?;
+    let program = peer::OPEN_MPI.compile()?;
     let hosts = hosts(HOSTS)?;
     for each in [1, 2] {
         compare(&hosts, &program, each)?;
@@ -56,7 +58,8 @@ fn compare(hosts: &Hosts, program: &str, each: usize) -> Outcome<()> {
         let mut ferro = Peer::ferro_by((0..HOSTS * each).map(rank).collect())?;
         for (at, &bytes) in SIZES.iter().enumerate() {
             busy.push(machine::wait_for_quiet(PATIENCE));
-            let request = Request { ring: false, bytes, seconds: SECONDS };
+            let request =
+                Request { collective: Collective::AllReduce, ring: false, bytes, seconds: SECONDS };
             let turns = MPI_SETTINGS.len() + 1;
             eprint!("{each} each, round {}, {bytes} B:", round + 1);
             for turn in 0..turns {

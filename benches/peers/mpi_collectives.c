@@ -1,11 +1,13 @@
-/* All-reduce over MPI, timed: what FerroCCL is compared with.
+/* Collectives over MPI, timed: what FerroCCL is compared with.
  *
- *   mpicc -O3 -march=native -o mpi_all_reduce benches/peers/mpi_all_reduce.c
- *   mpirun -n 4 ./mpi_all_reduce -b 8 -e 67108864 -f 4        one line of JSON a size
- *   mpirun -n 16 ./mpi_all_reduce -b 24000000 -e 24000000 --ring
- *   mpirun -n 4 ./mpi_all_reduce --serve                      sizes come as lines of stdin
+ *   mpicc -O3 -march=native -o mpi_collectives benches/peers/mpi_collectives.c
+ *   mpirun -n 4 ./mpi_collectives -b 8 -e 67108864 -f 4            one line of JSON a size
+ *   mpirun -n 4 ./mpi_collectives all_gather -b 64 -e 1048576
+ *   mpirun -n 16 ./mpi_collectives ring -b 24000000 -e 24000000
+ *   mpirun -n 4 ./mpi_collectives --serve                          requests come as lines of stdin
  *
- * f32 sum, out of place. Two figures a size, because they answer two questions:
+ * all_reduce, all_gather, reduce_scatter, broadcast and all_to_all of f32, out of place where MPI has that; ring is an
+ * all-reduce by MPI_Sendrecv. A size is that of a rank's largest buffer. Two figures a size, because they answer two questions:
  *
  *   batch_us   operations back to back, the clock read once around all of them: what nccl-tests
  *              prints. Slowest rank of a batch; the median batch.
@@ -15,7 +17,7 @@
  * The inputs are small integers, so every order of summation gives the same floats and the result is
  * compared exactly, on every rank, before the timed operations and after them.
  *
- * A served request is "ALGORITHM BYTES SECONDS" with ALGORITHM `mpi` or `ring`. Between requests all
+ * A served request is "COLLECTIVE BYTES SECONDS". Between requests all
  * ranks sleep and hold no buffers: a measured neighbour has the machine, although MPI's waits spin.
  */
 #include <mpi.h>
@@ -24,12 +26,14 @@
 #include <string.h>
 #include <time.h>
 
-enum { MPI = 0, RING = 1 };
+enum collective { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, ALL_TO_ALL, RING, COLLECTIVES };
+static const char *const names[COLLECTIVES] = {"all_reduce", "all_gather", "reduce_scatter",
+                                               "broadcast", "all_to_all", "ring"};
 enum { MAX_SAMPLES = 1000, WARM_UP = 3 };
 
 struct request {
-    int algorithm;
-    long count;      /* elements; below 0: stop */
+    int collective;
+    long count;      /* elements of the largest buffer; below 0: stop */
     double seconds;  /* how long to measure, for each of the two figures */
 };
 
@@ -37,7 +41,7 @@ static int rank, ranks;
 static float *input, *output, *incoming; /* incoming: one part, for the ring */
 
 static void die(const char *what) {
-    fprintf(stderr, "mpi_all_reduce: %s\n", what);
+    fprintf(stderr, "mpi_collectives: %s\n", what);
     MPI_Abort(MPI_COMM_WORLD, 1);
     exit(1);
 }
@@ -67,25 +71,57 @@ static void ring_all_reduce(long count) {
     }
 }
 
-static void all_reduce(const struct request *r) {
-    if (r->algorithm == RING)
-        ring_all_reduce(r->count);
-    else
-        MPI_Allreduce(input, output, (int)r->count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+/* The collective of that name; COLLECTIVES if there is none. */
+static int named(const char *name) {
+    int i = 0;
+    while (i < COLLECTIVES && strcmp(name, names[i])) i++;
+    return i;
+}
+
+static void call(const struct request *r) {
+    int all = (int)r->count, block = all / ranks;
+    switch (r->collective) {
+    case RING: ring_all_reduce(r->count); break;
+    case ALL_REDUCE: MPI_Allreduce(input, output, all, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); break;
+    case ALL_GATHER: MPI_Allgather(input, block, MPI_FLOAT, output, block, MPI_FLOAT, MPI_COMM_WORLD); break;
+    case REDUCE_SCATTER: MPI_Reduce_scatter_block(input, output, block, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); break;
+    case ALL_TO_ALL: MPI_Alltoall(input, block, MPI_FLOAT, output, block, MPI_FLOAT, MPI_COMM_WORLD); break;
+    /* There is one buffer: the root's is its input. */
+    case BROADCAST: MPI_Bcast(rank ? output : input, all, MPI_FLOAT, 0, MPI_COMM_WORLD); break;
+    }
 }
 
 /* Rank r's element i is (r + 1) * (i % 5 + 1): at 16 ranks the sums stay below 700, exact in f32. */
+static float element(int r, long i) { return (float)((r + 1) * (i % 5 + 1)); }
+
 static void fill(long count) {
-    for (long i = 0; i < count; i++) input[i] = (float)((rank + 1) * (i % 5 + 1));
+    for (long i = 0; i < count; i++) input[i] = element(rank, i);
+}
+
+/* How many elements a rank gets, and what the i-th of them is. */
+static long received(const struct request *r) {
+    if (r->collective == REDUCE_SCATTER) return r->count / ranks;
+    return r->collective == BROADCAST && rank == 0 ? 0 : r->count;
+}
+
+static float expected(const struct request *r, long i) {
+    long block = r->count / ranks;
+    float sum = (float)((long)ranks * (ranks + 1) / 2);
+    switch (r->collective) {
+    case ALL_GATHER: return element((int)(i / block), i % block);
+    case REDUCE_SCATTER: return sum * element(0, rank * block + i);
+    case BROADCAST: return element(0, i);
+    case ALL_TO_ALL: return element((int)(i / block), rank * block + i % block);
+    default: return sum * element(0, i);
+    }
 }
 
 /* Does one operation and counts the wrong elements over all ranks. */
 static long check(const struct request *r) {
-    long wrong = 0, all;
+    long wrong = 0, all, n = received(r);
     memset(output, 0xff, r->count * sizeof(float)); /* NaN: equal to nothing */
-    all_reduce(r);
-    for (long i = 0; i < r->count; i++)
-        wrong += output[i] != (float)((long)ranks * (ranks + 1) / 2 * (i % 5 + 1));
+    call(r);
+    for (long i = 0; i < n; i++) wrong += output[i] != expected(r, i);
     MPI_Allreduce(&wrong, &all, 1, MPI_LONG, MPI_SUM, MPI_COMM_WORLD);
     return all;
 }
@@ -100,7 +136,7 @@ static double slowest(double mine) {
 static double batch(const struct request *r, long n) {
     MPI_Barrier(MPI_COMM_WORLD);
     double start = MPI_Wtime();
-    for (long i = 0; i < n; i++) all_reduce(r);
+    for (long i = 0; i < n; i++) call(r);
     return slowest(MPI_Wtime() - start);
 }
 
@@ -147,25 +183,33 @@ static void measure(const struct request *r) {
     if (rank) return;
     qsort(batches, nbatches, sizeof(double), ascending);
     qsort(each, neach, sizeof(double), ascending);
-    printf("{\"algorithm\":\"%s\",\"ranks\":%d,\"bytes\":%ld,\"batch_us\":%.3f,\"batch_min_us\":%.3f,"
+    printf("{\"collective\":\"%s\",\"ranks\":%d,\"bytes\":%ld,\"batch_us\":%.3f,\"batch_min_us\":%.3f,"
            "\"each_us\":%.3f,\"each_min_us\":%.3f,\"batch_length\":%ld,\"batches\":%d,\"samples\":%d,"
            "\"wrong\":%ld}\n",
-           r->algorithm == RING ? "ring" : "mpi", ranks, r->count * (long)sizeof(float),
+           names[r->collective], ranks, r->count * (long)sizeof(float),
            batches[nbatches / 2] * 1e6, batches[0] * 1e6, each[neach / 2] * 1e6, each[0] * 1e6, length,
            nbatches, neach, wrong);
     fflush(stdout);
 }
 
+/* Elements of the largest buffer; where it has a block for each rank, all blocks are alike. */
+static long elements(int collective, long bytes) {
+    long count = bytes / (long)sizeof(float);
+    int blocks = collective == ALL_GATHER || collective == REDUCE_SCATTER || collective == ALL_TO_ALL;
+    return blocks ? count / ranks * ranks : count;
+}
+
 /* Rank 0's next request, to all ranks; those who wait for it sleep. */
 static struct request next_request(void) {
-    struct request r = {MPI, -1, 0};
+    struct request r = {ALL_REDUCE, -1, 0};
     char line[256], name[32];
     long bytes;
     if (rank == 0 && fgets(line, sizeof line, stdin)) {
         if (sscanf(line, "%31s %ld %lf", name, &bytes, &r.seconds) != 3 || bytes < 4 || bytes > 1L << 30)
-            die("a request is ALGORITHM BYTES SECONDS");
-        r.count = bytes / (long)sizeof(float);
-        r.algorithm = strcmp(name, "ring") ? MPI : RING;
+            die("a request is COLLECTIVE BYTES SECONDS");
+        r.collective = named(name);
+        if (r.collective == COLLECTIVES) die("no such collective");
+        r.count = elements(r.collective, bytes);
     }
     MPI_Request pending;
     int arrived = 0;
@@ -177,29 +221,31 @@ static struct request next_request(void) {
     }
 }
 
+static const char usage[] = "usage: [COLLECTIVE] [-b BYTES] [-e BYTES] [-f FACTOR] [-s SECONDS] [--serve]";
+
 int main(int argc, char **argv) {
     long begin = 8, end = 64 << 20, factor = 4;
-    struct request r = {MPI, 0, 0.3};
+    struct request r = {ALL_REDUCE, 0, 0.3};
     int serve = 0;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--serve")) serve = 1;
-        else if (!strcmp(argv[i], "--ring")) r.algorithm = RING;
-        else if (i + 1 == argc) die("usage: [-b BYTES] [-e BYTES] [-f FACTOR] [-s SECONDS] [--ring] [--serve]");
+        else if (argv[i][0] != '-' && named(argv[i]) < COLLECTIVES) r.collective = named(argv[i]);
+        else if (i + 1 == argc) die(usage);
         else if (!strcmp(argv[i], "-b")) begin = atol(argv[++i]);
         else if (!strcmp(argv[i], "-e")) end = atol(argv[++i]);
         else if (!strcmp(argv[i], "-f")) factor = atol(argv[++i]);
         else if (!strcmp(argv[i], "-s")) r.seconds = atof(argv[++i]);
-        else die("usage: [-b BYTES] [-e BYTES] [-f FACTOR] [-s SECONDS] [--ring] [--serve]");
+        else die(usage);
     }
     if (begin < 4 || factor < 2 || end > 1L << 30) die("BYTES from 4 to 2^30, FACTOR from 2");
     if (serve) {
         for (r = next_request(); r.count >= 0; r = next_request()) measure(&r);
     } else {
         for (long bytes = begin;;) { /* the last step is cut short, so that `end` is among the sizes */
-            r.count = bytes / (long)sizeof(float);
+            r.count = elements(r.collective, bytes);
             measure(&r);
             if (bytes >= end) break;
             bytes = bytes > end / factor ? end : bytes * factor;
