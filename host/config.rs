@@ -134,6 +134,10 @@ knobs! {
         "the network between hosts; not set: a plugin's if there is one, else IB, else sockets";
     "NCCL_NET_PLUGIN" net_plugin: Option<String> = None, "a library, the NAME of libnccl-net-NAME.so, or none",
         "the plugin whose network may be used; not set: libnccl-net.so if there is one";
+    "NCCL_TUNER_PLUGIN" tuner_plugin: Option<String> = None, "a library, the NAME of libnccl-tuner-NAME.so, or none",
+        "the plugin that chooses algorithm, protocol and channels; not set: libnccl-tuner.so, or the network's plugin if it is a tuner, too";
+    "NCCL_PROFILER_PLUGIN" profiler_plugin: Option<String> = None, "a library, the NAME of libnccl-profiler-NAME.so, or none",
+        "the plugin that is told of calls; not set: libnccl-profiler.so, or the network's plugin if it is a profiler, too";
     "FERROCCL_NET_FAULTS" net_faults: Option<Faults> = None,
         "seed=1,delay=200ms,cut=100,drop=100,corrupt=100, of which all may be left out",
         "what goes wrong on the network between hosts on purpose: for tests";

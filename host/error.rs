@@ -205,6 +205,12 @@ impl From<ferroccl_proxy::NetError> for Error {
     }
 }
 
+impl From<ferroccl_plugin::LoadError> for Error {
+    fn from(error: ferroccl_plugin::LoadError) -> Self {
+        Error::Unavailable { what: error.name, reason: error.reason }
+    }
+}
+
 impl From<GraphError> for Error {
     fn from(error: GraphError) -> Self {
         Error::Graph(Arc::new(error))

@@ -35,16 +35,18 @@ pub mod launcher;
 mod local_socket;
 pub mod log;
 mod operator;
+mod profiler;
 pub mod ptx;
 mod registry;
 pub mod runtime;
 mod shared_memory;
 mod transport;
+mod tuner_plugin;
 
 pub use buffer::{Device, DeviceBuffer, Element, Stream};
 pub use comm::{
     AbortHandle, CommConfig, Communicator, DeviceCommConfig, DeviceCommunicator, Extra, Grid,
-    InProgress, KernelSpec, ShrinkMode, Window, group,
+    InProgress, KernelSpec, ShrinkMode, Window, group, group_time,
 };
 pub use error::{Error, KernelFault, Result};
 pub use ferroccl_bootstrap::{self as bootstrap, UniqueId};

@@ -38,6 +38,7 @@ mod figures;
 mod hash;
 mod headers;
 mod lines;
+mod script;
 mod source;
 
 pub use builder::{Builder, Progress, Ptx};
@@ -47,4 +48,5 @@ pub use compiler::Compiler;
 pub use error::{Error, Result, Unfit};
 pub use figures::Figures;
 pub use hash::hash_source;
+pub use script::compile_own_kernels;
 pub use source::{DeviceCrate, Module, Target};

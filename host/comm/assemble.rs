@@ -27,8 +27,10 @@ use crate::enqueue::{NetworkOps, PlanContext};
 use crate::error::Result;
 use crate::flight_recorder::DumpFile;
 use crate::fork::Maker;
+use crate::profiler::{ProfiledComm, Profiler};
 use crate::runtime::Keep;
 use crate::transport::PeerInfo;
+use crate::tuner_plugin::{TunedComm, TunerPlugin};
 use crate::{flight_recorder, log};
 use ferroccl_topology::graph::tuning::{Devices, Settings, Situation, Tuner};
 
@@ -108,6 +110,16 @@ impl CommBuilder<'_> {
             recv.set_first_step(&self.layout, channels, first, runtime)?;
         }
         let registered = self.register(&edges, &control)?;
+        let (group, ranks) = (self.token.group, self.nranks);
+        let sizes: Vec<usize> = nodes.members().iter().map(Vec::len).collect();
+        let tuned = TunedComm { group, ranks, nodes: &sizes };
+        let tuner_plugin = TunerPlugin::load(self.env, tuned)?;
+        let (name, nodes_count) = (self.config.name.as_deref(), nodes.count());
+        let profiled = ProfiledComm { name, group, nodes: nodes_count, ranks, rank: self.rank };
+        let profiler = Profiler::load(self.env, profiled)?;
+        if let (Some(net), Some(profiler)) = (&net, &profiler) {
+            net.observe(profiler);
+        }
         info!(target: log::INIT, rank = self.rank, nranks = self.nranks, channels = self.channels,
               nodes = nodes.count(), runtime = self.device.runtime().name(), "Init COMPLETE");
         let abort = self.config.abort.clone().unwrap_or_default();
@@ -158,6 +170,8 @@ impl CommBuilder<'_> {
             ranks_on_device: ranks_on_device(peers, self.rank),
             p2p_blocks: self.blocks.p2p,
             preloaded: Preloaded::default(),
+            tuner_plugin,
+            profiler,
         }));
         preload::preload_what_was_called(&communicator.0);
         communicator.0.abort.guard(communicator.0.downgrade());

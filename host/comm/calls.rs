@@ -1,5 +1,6 @@
 //! The calls of a communicator. They check their arguments, and name the one that is wrong.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use ferroccl_device::abi::{Collective, DataType, ReduceOp};
@@ -12,6 +13,7 @@ use crate::buffer::{DeviceBuffer, Element, Stream};
 use crate::enqueue::CollectiveCall;
 use crate::error::{Error, Result};
 use crate::operator::Operator;
+use crate::profiler::Parents;
 use crate::runtime::Memory;
 
 /// Calls return at once; `stream` has the result when it has run the call. All ranks must make the same calls, with the same
@@ -268,6 +270,8 @@ impl Communicator {
             scalar: (0, false),
             custom: None,
             keep: [None, None, None],
+            parents: Parents::default(),
+            chosen: OnceCell::new(),
         };
         self.submit(task, stream)
     }
@@ -371,7 +375,9 @@ impl Communicator {
             peer,
             address: buffer.address(),
             bytes: buffer.len() * size_of::<T>(),
+            data_type: T::TYPE,
             keep: Arc::clone(buffer.memory()),
+            parents: Parents::default(),
         };
         group::submit(&self.0, AnyTask::P2p(task), stream)
     }
@@ -456,6 +462,8 @@ fn coll_task<T: Element>(
         scalar: (0, false),
         custom: None,
         keep: [Some(Arc::clone(send.memory())), Some(Arc::clone(recv.memory())), None],
+        parents: Parents::default(),
+        chosen: OnceCell::new(),
     }
 }
 

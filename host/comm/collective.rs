@@ -8,7 +8,9 @@
 //!
 //! All ranks choose the same, because the choice depends only on the call and on what the ranks have agreed on.
 
+use std::cell::OnceCell;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use ferroccl_device::abi::{Algorithm, Collective, ReduceOp};
 use ferroccl_device::kernels::Kernel;
@@ -24,7 +26,11 @@ use super::window::WindowPlaces;
 use crate::buffer::Stream;
 use crate::enqueue::{self, AlgoChoice, CollectiveCall, Registration};
 use crate::error::Result;
+use crate::profiler::{Happened, Parents, ProfilerEvent};
 use crate::registry::Registry;
+
+/// Threads of a warp.
+const WARP: u32 = 32;
 
 /// A call of a collective whose arguments have been checked (NCCL's `ncclTaskColl`).
 pub(super) struct CollTask {
@@ -39,6 +45,10 @@ pub(super) struct CollTask {
     pub custom: Option<Box<CustomKernel>>,
     /// The memory at the addresses.
     pub keep: KeepAlive,
+    /// The events that it belongs to.
+    pub parents: Parents,
+    /// How it is done, for buffers that are registered so.
+    pub chosen: OnceCell<(Registration, AlgoChoice)>,
 }
 
 /// The ranks that a kernel runs over; the value is the index of their tables in the control block.
@@ -54,10 +64,15 @@ pub(super) enum Subgroup {
 
 impl CollTask {
     /// Puts the kernels of the call into the stream, as the communicator's next call. The caller has locked the order.
-    pub(super) fn launch(self, comm: &SharedComm, stream: &Stream) -> Result<()> {
-        self.preload(comm);
+    pub(super) fn launch(mut self, comm: &SharedComm, stream: &Stream) -> Result<()> {
+        if !self.is_done(comm) {
+            self.preload(comm);
+        }
         let (choice, places) = self.choose(comm)?;
         let seq = comm.last_seq() + 1;
+        // It ends when all is launched.
+        let event = comm.tell(|| self.happened(seq, choice), self.parents);
+        self.parents.api = event.as_ref().map(ProfilerEvent::parent).unwrap_or_default();
         let AlgoChoice { algorithm, protocol, channels, .. } = choice;
         let mut signature = self.call.signature(seq, algorithm, protocol, channels);
         if let Some(custom) = &self.custom {
@@ -66,6 +81,11 @@ impl CollTask {
         let record = comm.recorder.enter(&signature, stream.identity());
         let id = (seq, record);
         let launched = match (algorithm, &comm.collnet) {
+            _ if self.is_done(comm) => {
+                // Calls before it in the stream may not have ended: those are the last to be known.
+                comm.recorder.end(record, None);
+                Ok(())
+            }
             (Algorithm::CollnetDirect, Some(heads)) => {
                 collnet::all_reduce(heads, comm, id, &self, choice, stream)
             }
@@ -81,14 +101,48 @@ impl CollTask {
 
     /// The algorithm, protocol, channels and threads of the call; and for a direct one, where its buffers are.
     fn choose(&self, comm: &CommState) -> Result<(AlgoChoice, Option<WindowPlaces>)> {
-        let context = &comm.plan_context;
         if let Some(custom) = &self.custom {
             return Ok((custom.choice, None));
         }
         let places = comm.windows.places(&self.call, (self.input, self.output));
         let registration = places.as_ref().map_or(Registration::None, WindowPlaces::registration);
-        let choice = enqueue::choose(&self.call, context, registration)?;
+        let choice = match self.chosen.get() {
+            Some((before, choice)) if *before == registration => *choice,
+            _ => comm.choose(&self.call, registration)?,
+        };
+        // A plugin is asked once for a call.
+        let _ = self.chosen.set((registration, choice));
         Ok((choice, places.filter(|_| choice.algorithm.is_on_windows())))
+    }
+
+    /// What the tuning model predicts.
+    pub(super) fn time(&self, comm: &CommState) -> Result<Duration> {
+        if self.is_done(comm) {
+            return Ok(Duration::ZERO);
+        }
+        let (choice, _) = self.choose(comm)?;
+        let chosen = (choice.algorithm, choice.protocol);
+        let bytes = self.call.largest_bytes(comm.nranks);
+        Ok(comm.plan_context.tuner.time(self.call.collective, bytes, chosen))
+    }
+
+    /// What a profiler is told of the launch.
+    fn happened(&self, seq: u64, choice: AlgoChoice) -> Happened {
+        let CollectiveCall { collective, count, data_type, root, .. } = self.call;
+        let AlgoChoice { algorithm, protocol, channels, threads } = choice;
+        Happened::Coll {
+            seq,
+            collective,
+            send: self.input,
+            recv: self.output,
+            count,
+            root,
+            data_type,
+            channels,
+            warps: threads.div_ceil(WARP),
+            algorithm,
+            protocol,
+        }
     }
 
     /// Whether the call is done by a kernel on windows.
@@ -97,13 +151,20 @@ impl CollTask {
         there && self.choose(comm).is_ok_and(|(choice, _)| choice.algorithm.is_on_windows())
     }
 
+    /// Whether the result is there before the call: one rank's, in place, or of nothing. Nothing is launched then, as with NCCL.
+    fn is_done(&self, comm: &CommState) -> bool {
+        let multiplies = self.call.op == ReduceOp::PreMulSum && self.call.count > 0;
+        let in_place = self.input == self.output || self.call.count == 0;
+        comm.nranks == 1 && in_place && !multiplies && self.custom.is_none()
+    }
+
     /// Loads the call's kernels where that is to be done before any call of a group is launched.
     ///
     /// # Errors
     /// The errors of the call that are known before its launch.
     pub(super) fn prepare(&self, comm: &CommState) -> Result<()> {
         let runtime = comm.device.runtime();
-        if !runtime.loads_kernels() {
+        if !runtime.loads_kernels() || self.is_done(comm) {
             return Ok(());
         }
         self.preload(comm);
@@ -130,7 +191,7 @@ impl CollTask {
         (choice, places): (AlgoChoice, Option<WindowPlaces>),
         stream: &Stream,
     ) -> Result<()> {
-        let CollTask { call, input, output, scalar, custom, keep } = self;
+        let CollTask { call, input, output, scalar, custom, keep, parents, .. } = self;
         let mut scratch = None;
         let plan = match custom {
             Some(custom) => {
@@ -154,7 +215,7 @@ impl CollTask {
         };
         let (group, last) = (if ordered { Subgroup::InRankOrder } else { Subgroup::World }, true);
         let operands =
-            KernelOperands { group, input, output, scalar, places, scratch, record, last };
+            KernelOperands { group, input, output, scalar, places, scratch, record, last, parents };
         launch_kernel(comm, &plan, &call, operands, keep, stream)
     }
 
@@ -189,6 +250,7 @@ impl CollTask {
                 scratch: None,
                 record,
                 last,
+                parents: self.parents,
             };
             launch_kernel(comm, &plan, call, operands, keep.clone(), stream)?;
         }

@@ -49,8 +49,17 @@ pub(super) fn all_reduce(
         let (input, output) = (at(from, first), at(*output, first));
         let (group, scalar) = (Subgroup::Node, *scalar);
         let (places, scratch) = (None, None);
-        let operands =
-            KernelOperands { group, input, output, scalar, places, scratch, record, last };
+        let operands = KernelOperands {
+            group,
+            input,
+            output,
+            scalar,
+            places,
+            scratch,
+            record,
+            last,
+            parents: task.parents,
+        };
         launch_kernel(comm, &plan, &step, operands, task.keep.clone(), stream)
     };
     for root in 0..parts.len() {

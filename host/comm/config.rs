@@ -58,6 +58,8 @@ pub struct CommConfig {
     /// that a process can be stopped in a debugger. With `None` it is half of `timeout`, from 1 to 30 s, and 30 s without
     /// a timeout. The least of all ranks counts, and none where it is zero on any rank. Ranks of one process have none.
     pub heartbeat: Option<Duration>,
+    /// The communicator's name, for profilers (NCCL's `commName`).
+    pub name: Option<String>,
     /// A handle that aborts the communicator from another thread, also while it is made.
     pub abort: Option<AbortHandle>,
     /// Whether ranks of one process may write each other's memory; `None` is yes.
@@ -120,6 +122,7 @@ impl CommConfig {
             timeout: self.timeout.or(other.timeout),
             warn_after: self.warn_after.or(other.warn_after),
             heartbeat: self.heartbeat.or(other.heartbeat),
+            name: self.name.clone().or_else(|| other.name.clone()),
             abort: self.abort.clone(),
             p2p: self.p2p.or(other.p2p),
             shm: self.shm.or(other.shm),

@@ -13,12 +13,14 @@
 
 use std::cell::RefCell;
 use std::sync::PoisonError;
+use std::time::Duration;
 
 use super::collective::CollTask;
-use super::p2p::{P2pBatch, P2pTask};
+use super::p2p::{self, P2pBatch, P2pTask};
 use super::shared::SharedComm;
 use crate::buffer::Stream;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::profiler::{Happened, Parents, ProfilerEvent, State};
 use crate::runtime::Event;
 
 /// A checked call.
@@ -34,9 +36,17 @@ struct QueuedTask {
     stream: Stream,
 }
 
+/// A group that has not ended.
+#[derive(Default)]
+struct OpenGroup {
+    queued: Vec<QueuedTask>,
+    /// What a profiler is told of it, from the first call on.
+    event: Option<ProfilerEvent>,
+}
+
 thread_local! {
     /// The group that this thread is in.
-    static GROUP: RefCell<Option<Vec<QueuedTask>>> = const { RefCell::new(None) };
+    static GROUP: RefCell<Option<OpenGroup>> = const { RefCell::new(None) };
 }
 
 /// Makes the calls of `body` start together (`ncclGroupStart`, `ncclGroupEnd`): any mix of collectives, sends and
@@ -74,6 +84,47 @@ pub fn group<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
     if GROUP.with_borrow(Option::is_some) {
         return body();
     }
+    let (result, OpenGroup { queued, event }) = collect(body)?;
+    event.iter().for_each(|event| event.record(State::GroupEndStart, 0));
+    launch(queued)?;
+    Ok(result)
+}
+
+/// How long the calls of `body` are predicted to take that [`group`] would make together: nothing is launched
+/// (`ncclGroupSimulateEnd`). It is the tuning model's time, for the algorithm and protocol that each call would take. Collectives of a
+/// communicator follow each other; its messages are one kernel beside them; communicators run at the same time.
+///
+/// # Errors
+/// The error of `body`, and those of its calls that are known before their launch.
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a group, whose end is not known.
+///
+/// ```
+/// use ferroccl::{Communicator, Device, ReduceOp, group_time};
+///
+/// let device = Device::cpu();
+/// let ranks = Communicator::init_all(&device, 2)?;
+/// let (stream, buffer) = (device.stream()?, device.alloc::<f32>(1 << 20)?);
+/// let time = |len: usize| {
+///     let part = buffer.slice(0..len);
+///     group_time(|| ranks[0].all_reduce(&part, &part, ReduceOp::Sum, &stream))
+/// };
+/// assert!(time(1)? < time(1 << 20)?);
+/// # Ok::<(), ferroccl::Error>(())
+/// ```
+pub fn group_time(body: impl FnOnce() -> Result<()>) -> Result<Duration> {
+    if GROUP.with_borrow(Option::is_some) {
+        return Err(Error::argument("body", "this thread is in a group, which has not ended"));
+    }
+    let ((), OpenGroup { queued, .. }) = collect(body)?;
+    let mut longest = Duration::ZERO;
+    for batch in &mut batches(queued) {
+        longest = longest.max(batch.time()?);
+    }
+    Ok(longest)
+}
+
+/// Keeps the calls of `body`, with what it gives.
+fn collect<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, OpenGroup)> {
     // A drop, so that the thread leaves the group also after a panic.
     struct Leave;
     impl Drop for Leave {
@@ -81,29 +132,37 @@ pub fn group<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
             GROUP.take();
         }
     }
-    GROUP.set(Some(Vec::new()));
-    let leave = Leave;
+    GROUP.set(Some(OpenGroup::default()));
+    let _leave = Leave;
     let result = body()?;
-    let queued = GROUP.take().unwrap_or_default();
-    drop(leave);
-    launch(queued)?;
-    Ok(result)
+    Ok((result, GROUP.take().unwrap_or_default()))
 }
 
 /// Launches a task, or keeps it for the end of the group that this thread is in.
-pub(super) fn submit(comm: &SharedComm, task: AnyTask, stream: &Stream) -> Result<()> {
+pub(super) fn submit(comm: &SharedComm, mut task: AnyTask, stream: &Stream) -> Result<()> {
+    let mut alone = None;
     let task = GROUP.with_borrow_mut(|group| match group {
-        None => Some(task),
-        Some(queued) => {
+        None => {
+            alone = comm.tell_group(1, stream);
+            comm.tell_call(&mut task, alone.as_ref(), stream);
+            Some(task)
+        }
+        Some(OpenGroup { queued, event }) => {
+            if queued.is_empty() {
+                *event = comm.tell_group(2, stream);
+            }
+            comm.tell_call(&mut task, event.as_ref(), stream);
             queued.push(QueuedTask { comm: comm.clone(), task, stream: stream.clone() });
             None
         }
     });
     match task {
         None => Ok(()),
-        Some(AnyTask::Coll(task)) => {
+        Some(AnyTask::Coll(mut task)) => {
             let mut order = comm.lock_order()?;
             order.continue_on(stream);
+            let group = comm.tell(|| Happened::Group, Parents::default());
+            task.parents.group = group.as_ref().map(ProfilerEvent::parent).unwrap_or_default();
             task.launch(comm, stream)
         }
         Some(AnyTask::P2p(task)) => {
@@ -242,6 +301,16 @@ impl TaskBatch {
         }
     }
 
+    /// What the tuning model predicts.
+    fn time(&self) -> Result<Duration> {
+        drop(self.comm.lock_order()?);
+        match &self.tasks {
+            BatchTasks::Collectives(tasks) => tasks.iter().map(|task| task.time(&self.comm)).sum(),
+            BatchTasks::Messages(tasks) => p2p::time(&self.comm, tasks),
+            BatchTasks::P2p(_) => Ok(Duration::ZERO),
+        }
+    }
+
     /// Makes ready what may fail, or may wait for kernels that run.
     fn prepare(&mut self) -> Result<()> {
         drop(self.comm.lock_order()?);
@@ -281,7 +350,10 @@ impl TaskBatch {
         let mut result = Ok(());
         match tasks {
             BatchTasks::Collectives(tasks) => {
-                for task in tasks {
+                let group = comm.tell(|| Happened::Group, Parents::default());
+                for mut task in tasks {
+                    task.parents.group =
+                        group.as_ref().map(ProfilerEvent::parent).unwrap_or_default();
                     result = result.and_then(|()| task.launch(&comm, &on));
                 }
             }

@@ -11,6 +11,7 @@ use ferroccl_device::abi::NO_RANK;
 use tracing::debug;
 
 use super::collective::Subgroup;
+use super::events::KernelEvents;
 use super::net::ProxyWork;
 use super::recorder::RecordId;
 use super::shared::SharedComm;
@@ -20,7 +21,8 @@ use crate::buffer::Stream;
 use crate::enqueue::{CollectiveCall, KernelPlan};
 use crate::error::Result;
 use crate::log;
-use crate::runtime::{Argument, Launch, LaunchObserver, Memory};
+use crate::profiler::{Happened, Parents};
+use crate::runtime::{Argument, Launch, Memory};
 
 /// The memory of a call: input, output, and the operator's scalar. It is kept until the call's kernels have ended.
 pub(super) type KeepAlive = [Option<Arc<dyn Memory>>; 3];
@@ -42,6 +44,8 @@ pub(super) struct KernelOperands {
     /// The call's record, and whether the call ends with this kernel.
     pub record: RecordId,
     pub last: bool,
+    /// The events that it belongs to: the call's is `api`.
+    pub parents: Parents,
 }
 
 /// Puts one kernel of a collective into a stream.
@@ -91,10 +95,13 @@ pub(super) fn launch_kernel(
                 tree.as_deref(),
             )
         })?,
-        None => ProxyWork::new(),
+        None => ProxyWork::default(),
     };
     let ended = comm.clone();
-    let KernelOperands { record, last, places, .. } = operands;
+    let KernelOperands { record, last, places, parents, .. } = operands;
+    let proxy_work = proxy_work.of(parents.api);
+    let channels = (0..plan.choice.channels).map(|channel| (channel, parents.api));
+    let events = KernelEvents::new(comm, channels);
     let seq = plan.signature.seq;
     let launch = Launch {
         kernel: plan.kernel,
@@ -104,9 +111,10 @@ pub(super) fn launch_kernel(
         argument: Argument::of_work(&work),
         keep: Vec::new(),
         bytes: call.bytes() as u64,
-        observer: Some((Arc::clone(&comm.recorder) as Arc<dyn LaunchObserver>, record.0)),
+        observer: Some((KernelEvents::observer(events.as_ref(), comm), record.0)),
         // Holds the buffers too: one allocation instead of three, which a call of 8 bytes notices.
         done: Box::new(move |failure| {
+            events.iter().for_each(|events| events.end());
             let result = ended.on_launch_done(failure);
             if last {
                 ended.recorder.end(record, Some(seq));
@@ -117,7 +125,7 @@ pub(super) fn launch_kernel(
     };
     // SAFETY: the kernel is of the table, or the caller vouches for it (`launch`); the buffers
     // hold the call's elements, and buffers and communicator are kept until the launch has ended.
-    unsafe { launch_on_stream(comm, launch, proxy_work, record, stream) }
+    unsafe { launch_on_stream(comm, launch, proxy_work, (record, parents), stream) }
 }
 
 /// Launches a kernel, and gives the proxies their work. `record` is that of its call.
@@ -128,10 +136,11 @@ pub(super) unsafe fn launch_on_stream(
     comm: &SharedComm,
     launch: Launch,
     proxy_work: ProxyWork,
-    record: RecordId,
+    (record, parents): (RecordId, Parents),
     stream: &Stream,
 ) -> Result<()> {
     let ops = stream.ops();
+    let _event = comm.tell(|| Happened::Launch { stream: stream.identity() }, parents);
     let captured = ops.capture_id().is_some();
     if captured {
         comm.recorder.captured(record);

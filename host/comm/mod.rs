@@ -50,6 +50,7 @@ mod config;
 mod control;
 mod custom;
 mod device_comm;
+mod events;
 mod faults;
 mod fusion;
 #[cfg(any(test, fuzzing))]
@@ -86,7 +87,7 @@ mod trees;
 mod window;
 
 use crate::buffer::Device;
-use crate::enqueue::{self, AlgoChoice, CollectiveCall, Registration};
+use crate::enqueue::{AlgoChoice, CollectiveCall, Registration};
 use crate::error::Result;
 use ferroccl_device::abi::ReduceOp;
 
@@ -94,7 +95,7 @@ pub use abort::AbortHandle;
 pub use config::CommConfig;
 pub use custom::{Extra, KernelSpec};
 pub use device_comm::{DeviceCommConfig, DeviceCommunicator, Grid};
-pub use group::group;
+pub use group::{group, group_time};
 pub use in_progress::InProgress;
 #[cfg(feature = "emulator")]
 pub(crate) use place::name_addresses;
@@ -154,7 +155,7 @@ impl Communicator {
     /// # Ok::<(), ferroccl::Error>(())
     /// ```
     pub fn plan(&self, call: &CollectiveCall) -> Result<AlgoChoice> {
-        Ok(enqueue::choose(call, &self.0.plan_context, Registration::None)?)
+        self.0.choose(call, Registration::None)
     }
 
     /// [`Communicator::plan`] for a call whose buffers are in [`Window`]s.
@@ -164,7 +165,7 @@ impl Communicator {
     pub fn plan_in_windows(&self, call: &CollectiveCall) -> Result<AlgoChoice> {
         let premultiplied = call.op == ReduceOp::PreMulSum;
         let buffers = if premultiplied { Registration::None } else { self.0.windows.expected() };
-        Ok(enqueue::choose(call, &self.0.plan_context, buffers)?)
+        self.0.choose(call, buffers)
     }
 
     /// Stops the kernels of this communicator on all its ranks. Calls that have not ended fail, and no more can be made

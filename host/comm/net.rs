@@ -11,21 +11,24 @@
 //! them on for as long as there are some.
 
 mod cards;
+mod events;
 mod progress;
 mod proxy_work;
 mod relay;
 mod step_count;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use ferroccl_proxy::connection::{ConnMemory, ConnectionFailure, ConnectionId, Connections};
+use ferroccl_device::abi::ProtocolId;
+use ferroccl_proxy::connection::{ConnMemory, ConnectionFailure, ConnectionId, Connections, Steps};
 use ferroccl_proxy::net::{Listener, Net};
 use ferroccl_proxy::{NetError, Progress};
 use tracing::warn;
 
 pub(super) use self::cards::{Cards, NetHandles, NetListeners};
+use self::events::ProxyEvents;
 use self::progress::NetProgressOp;
 pub(super) use self::proxy_work::ProxyWork;
 use self::proxy_work::StepCounter;
@@ -36,6 +39,7 @@ use super::shared::SharedComm;
 use super::state::CommState;
 use crate::channel::{ConnLayout, Edges};
 use crate::error::{Error, Result};
+use crate::profiler::{Parent, Profiler};
 
 /// How long dropping a communicator waits for data that is still to be sent.
 pub(super) const DROP_LIMIT: Duration = Duration::from_secs(10);
@@ -58,6 +62,9 @@ pub(super) struct NetConnections {
     state: Mutex<NetState>,
     /// The memory of a connection, by its id and whether we send.
     memory: Arc<EdgeMemory>,
+    /// What a profiler is told of.
+    events: OnceLock<ProxyEvents>,
+    slot_bytes: [u32; ProtocolId::MOST],
     /// Where ranks of this host send for each other.
     relay: Option<RelayWaker>,
     /// Operations that have not let go of the communicator.
@@ -182,6 +189,8 @@ impl NetConnections {
             counter: StepCounter::new(channels, layout.slot_bytes, is_remote),
             state: Mutex::new(state),
             memory,
+            events: OnceLock::new(),
+            slot_bytes: layout.slot_bytes,
             relay: relays.map(RelayWaker::new),
             running_ops: AtomicUsize::new(0),
         }
@@ -205,13 +214,15 @@ impl NetConnections {
             return Ok(());
         }
         let mut state = self.lock();
-        for (key, sending, steps) in work {
+        for (i, &(key, sending, steps)) in work.steps.iter().enumerate() {
             if sending {
                 if !state.client.send(key, steps, (&self.cards, &self.memory)) {
+                    self.tell((key, true), steps, work.parent(i));
                     let sent = state.connections.send(key, steps);
                     state.fail(sent);
                 }
             } else {
+                self.tell((key, false), steps, work.parent(i));
                 state.connections.recv(key, steps);
             }
         }
@@ -221,6 +232,21 @@ impl NetConnections {
         }
         drop(state);
         if is_first { NetProgressOp::start(comm, self) } else { Ok(()) }
+    }
+
+    /// Has a profiler told of what the proxy does for this rank.
+    pub(super) fn observe(&self, profiler: &Profiler) {
+        let events = ProxyEvents::new(profiler, self.channels, self.slot_bytes);
+        self.lock().connections.observe(events.observer());
+        // Nobody else sets it: a communicator is made once.
+        let _ = self.events.set(events);
+    }
+
+    /// Tells the profiler of steps that the proxy is given.
+    fn tell(&self, connection: (ConnectionId, bool), steps: Steps, parent: Parent) {
+        if let Some(events) = self.events.get() {
+            events.add(connection, steps, parent);
+        }
     }
 
     /// A rank on another host has left in good order.

@@ -14,7 +14,7 @@ use tracing::debug;
 use super::collective::kernels_of;
 use super::p2p;
 use super::state::CommState;
-use crate::enqueue::{self, CollectiveCall, PlanContext, Registration};
+use crate::enqueue::{self, AlgoChoice, CollectiveCall, PlanContext, Registration};
 use crate::error::Result;
 use crate::log;
 
@@ -41,10 +41,10 @@ fn is_new(kinds: &Mutex<Vec<CollectiveCall>>, call: &CollectiveCall) -> bool {
 pub(super) fn preload(comm: &CommState, call: &CollectiveCall) {
     if comm.device.runtime().loads_kernels() && is_new(&comm.preloaded.0, call) {
         is_new(&CALLED, call);
-        let mut all = kernels(call, &comm.plan_context, Registration::None);
+        let mut all = kernels(call, planning(comm), Registration::None);
         let windows = comm.windows.best();
         if windows > Registration::None {
-            all.extend(kernels(call, &comm.plan_context, windows));
+            all.extend(kernels(call, planning(comm), windows));
         }
         load(comm, &all);
     }
@@ -56,7 +56,7 @@ pub(super) fn preload_direct(comm: &CommState) {
     if comm.device.runtime().loads_kernels() && windows > Registration::None {
         let called = comm.preloaded.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for call in called {
-            load(comm, &kernels(&call, &comm.plan_context, windows));
+            load(comm, &kernels(&call, planning(comm), windows));
         }
     }
 }
@@ -70,32 +70,47 @@ pub(super) fn preload_what_was_called(comm: &CommState) {
     let mut all: Vec<(Kernel, u32)> = Vec::new();
     for call in called {
         is_new(&comm.preloaded.0, &call);
-        all.extend(kernels(&call, &comm.plan_context, Registration::None));
+        all.extend(kernels(&call, planning(comm), Registration::None));
     }
     load(comm, &all);
 }
 
-/// The kernels of calls of a kind by size, with their threads.
+/// What calls are chosen by, and whether a plugin has a say.
+fn planning(comm: &CommState) -> (&PlanContext, bool) {
+    (&comm.plan_context, comm.tuner_plugin.is_some())
+}
+
+/// The kernels of calls of a kind by size, with their threads; `by_plugin`: a plugin chooses.
 fn kernels(
     call: &CollectiveCall,
-    context: &PlanContext,
+    (context, by_plugin): (&PlanContext, bool),
     buffers: Registration,
 ) -> Vec<(Kernel, u32)> {
     if call.collective == Collective::SendRecv {
         return p2p::kernel().map(|kernel| (kernel, kernel.threads)).into_iter().collect();
     }
-    // From one element to 2^40, in steps of a half and more: the tuner's lines do not cross in between but by a hair.
-    let counts = (0..40).flat_map(|bits| [1usize << bits, (1 << bits) + (1 << bits) / 2]);
     let mut all: Vec<(Kernel, u32)> = Vec::new();
-    for count in [0].into_iter().chain(counts) {
-        let call = CollectiveCall { count, ..*call };
-        let Ok(choice) = enqueue::choose(&call, context, buffers) else { continue };
-        let Ok(kernels) = kernels_of(&context.registry, &call, choice) else { continue };
+    let mut add = |call: &CollectiveCall, choice: AlgoChoice| {
+        let Ok(kernels) = kernels_of(&context.registry, call, choice) else { return };
         for kernel in kernels {
             if all.iter().all(|(known, _)| known.name != kernel.name) {
                 all.push((kernel, choice.threads));
             }
         }
+    };
+    if by_plugin {
+        // It may choose any, and threads are never more than with many bytes.
+        let call = CollectiveCall { count: 1 << 40, ..*call };
+        for (algorithm, protocol, _) in enqueue::costs(&call, context, buffers) {
+            add(&call, enqueue::choice(&call, context, (algorithm, protocol), None));
+        }
+    }
+    // From one element to 2^40, in steps of a half and more: the tuner's lines do not cross in between but by a hair.
+    let counts = (0..40).flat_map(|bits| [1usize << bits, (1 << bits) + (1 << bits) / 2]);
+    for count in [0].into_iter().chain(counts) {
+        let call = CollectiveCall { count, ..*call };
+        let Ok(choice) = enqueue::choose(&call, context, buffers) else { continue };
+        add(&call, choice);
     }
     all
 }

@@ -21,11 +21,13 @@ use super::trees::Trees;
 use super::window::Windows;
 use crate::buffer::{Device, Stream};
 use crate::channel::{ConnLayout, Edges};
-use crate::enqueue::PlanContext;
+use crate::enqueue::{self, AlgoChoice, CollectiveCall, PlanContext, Registration};
 use crate::error::{Error, Result};
 use crate::flight_recorder::DumpFile;
 use crate::fork::Maker;
+use crate::profiler::Profiler;
 use crate::runtime::{Event, Keep, Memory};
+use crate::tuner_plugin::TunerPlugin;
 use ferroccl_bootstrap::MeetingPlace;
 
 /// One rank of a group. Calls may be made from any thread. They are numbered in the order in which they are made, and every
@@ -105,6 +107,9 @@ pub(super) struct CommState {
     pub p2p_blocks: u32,
     /// The kinds of calls whose kernels are loaded.
     pub preloaded: Preloaded,
+    /// The plugin that chooses how calls are done, and the one that is told of them.
+    pub tuner_plugin: Option<TunerPlugin>,
+    pub profiler: Option<Profiler>,
 }
 
 /// The order of a communicator's calls. The lock on it is held while a call is launched, so that calls are numbered in
@@ -147,6 +152,19 @@ impl CommState {
     pub(super) fn last_seq(&self) -> u64 {
         // Relaxed: it publishes nothing. Who launches holds the lock on the order.
         self.seq.load(Ordering::Relaxed)
+    }
+
+    /// How a call is done: by the tuner's plugin, where there is one.
+    pub(super) fn choose(
+        &self,
+        call: &CollectiveCall,
+        buffers: Registration,
+    ) -> Result<AlgoChoice> {
+        match &self.tuner_plugin {
+            // One rank copies, and there is nothing to choose.
+            Some(plugin) if self.nranks > 1 => plugin.choose(call, &self.plan_context, buffers),
+            _ => Ok(enqueue::choose(call, &self.plan_context, buffers)?),
+        }
     }
 
     /// See [`Communicator::finalize`](super::Communicator::finalize).

@@ -5,7 +5,7 @@ mod plan;
 mod signature;
 
 pub use plan::{
-    AlgoChoice, KernelPlan, NetworkOps, PlanContext, PlanError, Registration, choose, plan,
-    plan_of, send_recv_kernel, split,
+    AlgoChoice, KernelPlan, NetworkOps, PlanContext, PlanError, Registration, choice, choose,
+    costs, plan, plan_of, send_recv_kernel, split,
 };
 pub use signature::{CollectiveCall, describe, describe_call};

@@ -243,6 +243,38 @@ impl Registration {
     }
 }
 
+/// Whether an algorithm and protocol can do a call: there are kernels for it, and its `buffers` are registered as far as that
+/// needs.
+fn can_do(
+    call: &CollectiveCall,
+    context: &PlanContext,
+    buffers: Registration,
+    (algorithm, protocol): (Algorithm, ProtocolId),
+) -> bool {
+    let lookup = |collective, algorithm, op| {
+        context.registry.lookup(collective, algorithm, protocol, op, call.data_type).is_some()
+    };
+    // What is made of other collectives, all by rings: a build, or another crate, may have some of them and not all.
+    let is_made_of = |parts: &[Collective]| {
+        parts.iter().all(|part| {
+            let op = if *part == Collective::Broadcast { ReduceOp::Sum } else { call.op };
+            lookup(*part, Algorithm::Ring, op)
+        })
+    };
+    match algorithm {
+        Algorithm::Hierarchical => {
+            let parts = [Collective::Reduce, Collective::AllReduce, Collective::Broadcast];
+            context.nodes > 1 && !matches!(protocol, ProtocolId::Own(_)) && is_made_of(&parts)
+        }
+        Algorithm::CollnetDirect => {
+            context.network.has(call.data_type, call.op)
+                && is_made_of(&[Collective::Reduce, Collective::Broadcast])
+        }
+        _ if !buffers.allows(algorithm) => false,
+        _ => lookup(call.collective, algorithm, call.op),
+    }
+}
+
 /// Chooses for a call the fastest algorithm and protocol, by the tuner, for which the table has a kernel. `buffers` says how far the
 /// buffers are registered that a kernel may read and write on other ranks.
 ///
@@ -254,37 +286,11 @@ pub fn choose(
     buffers: Registration,
 ) -> Result<AlgoChoice, PlanError> {
     let bytes = call.largest_bytes(context.ranks);
-    let kernel = |algorithm, protocol| {
-        context.registry.lookup(call.collective, algorithm, protocol, call.op, call.data_type)
-    };
-    // What is made of other collectives, all by rings: a build, or another crate, may have some of them and not all.
-    let is_made_of = |protocol, parts: &[Collective]| {
-        let has = |part: &Collective| {
-            let op = if *part == Collective::Broadcast { ReduceOp::Sum } else { call.op };
-            let kernel =
-                context.registry.lookup(*part, Algorithm::Ring, protocol, op, call.data_type);
-            kernel.is_some()
-        };
-        parts.iter().all(has)
-    };
-    let has = |algorithm, protocol| match algorithm {
-        Algorithm::Hierarchical => {
-            let parts = [Collective::Reduce, Collective::AllReduce, Collective::Broadcast];
-            context.nodes > 1
-                && !matches!(protocol, ProtocolId::Own(_))
-                && is_made_of(protocol, &parts)
-        }
-        Algorithm::CollnetDirect => {
-            context.network.has(call.data_type, call.op)
-                && is_made_of(protocol, &[Collective::Reduce, Collective::Broadcast])
-        }
-        _ if !buffers.allows(algorithm) => false,
-        _ => kernel(algorithm, protocol).is_some(),
-    };
+    let has = |algorithm, protocol| can_do(call, context, buffers, (algorithm, protocol));
     let best = |open: &dyn Fn(Algorithm, ProtocolId) -> bool| {
         context.tuner.fastest(call.collective, bytes, |a, p| open(a, p) && has(a, p))
     };
-    let (algorithm, protocol) = match context.algorithm {
+    let chosen = match context.algorithm {
         // One rank copies, whatever the settings are.
         _ if context.ranks == 1 => Some((Algorithm::Ring, ProtocolId::Simple)),
         Some(wanted) => best(&|a, _| a == wanted).or_else(|| best(&|_, _| true)),
@@ -299,20 +305,75 @@ pub fn choose(
         };
         PlanError { needs, ..PlanError::new(&context.registry, call, None) }
     })?;
-    let channels = if context.all_channels {
-        context.channels
-    } else {
-        context.tuner.channels(call.collective, bytes, algorithm, protocol, context.channels)
+    Ok(choice(call, context, chosen, None))
+}
+
+/// All that can do a call, with the microseconds that the tuner predicts for it, in the tuner's order: what [`choose`] chooses
+/// from.
+///
+/// ```
+/// use ferroccl::enqueue::{CollectiveCall, Registration, costs};
+/// # use ferroccl::enqueue::{NetworkOps, PlanContext};
+/// # use ferroccl::graph::tuning::{Devices, Settings, Situation, Tuner};
+/// use ferroccl::{Algorithm, Collective, DataType, ProtocolId, ReduceOp};
+///
+/// # let tuner = Tuner::new(&Situation::new(1, 4, Devices::Cpu { ring: None }), &Settings::default());
+/// # let (registry, network) = (ferroccl::Registry::new(), NetworkOps::default());
+/// # let context = PlanContext { ranks: 4, nodes: 1, channels: 2, blocks: 8, tuner, all_channels: false, algorithm: None, registry, network };
+/// let (data_type, op) = (DataType::F32, ReduceOp::Sum);
+/// let call = CollectiveCall { collective: Collective::AllReduce, count: 1000, data_type, op, root: None };
+/// let all = costs(&call, &context, Registration::None);
+/// assert!(all.iter().any(|(a, p, _)| (*a, *p) == (Algorithm::Ring, ProtocolId::Ll)));
+/// ```
+#[must_use]
+pub fn costs(
+    call: &CollectiveCall,
+    context: &PlanContext,
+    buffers: Registration,
+) -> Vec<(Algorithm, ProtocolId, f64)> {
+    let bytes = call.largest_bytes(context.ranks);
+    let timed = context.tuner.times(call.collective, bytes);
+    let mut all: Vec<_> =
+        timed.filter(|(a, p, _)| can_do(call, context, buffers, (*a, *p))).collect();
+    if let Some(wanted) = context.algorithm
+        && all.iter().any(|(algorithm, ..)| *algorithm == wanted)
+    {
+        all.retain(|(algorithm, ..)| *algorithm == wanted);
+    }
+    all
+}
+
+/// Channels and threads of a call with this algorithm and protocol. So many `channels`, instead of what the call's size is
+/// worth, but no more than there are.
+#[must_use]
+pub fn choice(
+    call: &CollectiveCall,
+    context: &PlanContext,
+    (algorithm, protocol): (Algorithm, ProtocolId),
+    channels: Option<u32>,
+) -> AlgoChoice {
+    let bytes = call.largest_bytes(context.ranks);
+    let channels = match channels {
+        _ if context.all_channels => context.channels,
+        Some(channels) => channels.clamp(1, context.channels),
+        None => {
+            context.tuner.channels(call.collective, bytes, algorithm, protocol, context.channels)
+        }
     };
     let blocks = match algorithm {
-        Algorithm::Own(_) => kernel(algorithm, protocol).map_or(1, |kernel| kernel.blocks),
+        Algorithm::Own(_) => {
+            let (op, data_type) = (call.op, call.data_type);
+            let kernel =
+                context.registry.lookup(call.collective, algorithm, protocol, op, data_type);
+            kernel.map_or(1, |kernel| kernel.blocks)
+        }
         // One up and one down a tree.
         Algorithm::Tree if call.collective != Collective::Broadcast => 2,
         _ => 1,
     };
     let channels = channels.min((context.blocks / blocks.max(1)).max(1));
     let threads = context.tuner.threads(call.collective, bytes, algorithm, protocol, channels);
-    Ok(AlgoChoice { algorithm, protocol, channels, threads })
+    AlgoChoice { algorithm, protocol, channels, threads }
 }
 
 /// The kernel of sends and receives, if this build has it.

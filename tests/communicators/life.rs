@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use ferroccl::bootstrap::Bootstrap;
 use ferroccl::config::Config;
+use ferroccl::flight_recorder;
 use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
 use ferroccl::{
-    AbortHandle, CommConfig, Communicator, Device, Error, InProgress, ReduceOp, UniqueId,
+    AbortHandle, CommConfig, Communicator, Device, Error, InProgress, Operator, ReduceOp, UniqueId,
 };
 use ferroccl_proxy::net::LocalNet;
 
@@ -319,4 +320,45 @@ fn nothing_stays_behind() {
     let before = settled(None);
     (0..30).for_each(&mut round);
     settled(Some(before));
+}
+
+/// As with NCCL. The record has when a kernel began: none does.
+#[test]
+fn a_rank_alone_launches_nothing_in_place() {
+    if !here() {
+        return elsewhere(module_path!(), "a_rank_alone_launches_nothing_in_place", &[]);
+    }
+    let device = Device::cpu();
+    let alone = &Communicator::init_all(&device, 1).unwrap()[0];
+    let stream = device.stream().unwrap();
+    let a = device.upload(&[3.0f32; 100]).unwrap();
+    let b = device.upload(&[5.0f32; 100]).unwrap();
+    let twice = Operator::pre_mul_sum(2.0f32);
+    // In place, or of nothing.
+    let none = a.slice(0..0);
+    alone.all_reduce(&a, &a, ReduceOp::Sum, &stream).unwrap();
+    alone.all_reduce(&a, &a, ReduceOp::Avg, &stream).unwrap();
+    alone.reduce(&a, &a, ReduceOp::Max, 0, &stream).unwrap();
+    alone.broadcast(&a, &a, 0, &stream).unwrap();
+    alone.all_gather(&a, &a, &stream).unwrap();
+    alone.reduce_scatter(&a, &a, ReduceOp::Prod, &stream).unwrap();
+    alone.barrier(&stream).unwrap();
+    alone.all_reduce(&none, &b.slice(0..0), twice.clone(), &stream).unwrap();
+    let started = || {
+        let record = flight_recorder::query(std::process::id()).unwrap();
+        let calls = record.communicators[0].calls.iter();
+        calls.map(|call| (call.started_ns.is_some(), call.ended_ns.is_some())).collect::<Vec<_>>()
+    };
+    assert_eq!(started(), [(false, true); 8]);
+    assert_eq!(a.to_vec(&stream).unwrap(), [3.0; 100]);
+    // A copy, and what changes the values.
+    alone.all_reduce(&a, &b, ReduceOp::Sum, &stream).unwrap();
+    alone.all_reduce(&a, &a, twice, &stream).unwrap();
+    assert_eq!(
+        (a.to_vec(&stream).unwrap(), b.to_vec(&stream).unwrap()),
+        (vec![6.0; 100], vec![3.0; 100])
+    );
+    assert_eq!(started()[8..], [(true, true); 2]);
+    alone.finalize().unwrap();
+    assert!(alone.all_reduce(&a, &a, ReduceOp::Sum, &stream).is_err());
 }

@@ -282,7 +282,9 @@ fn a_kernel_that_traps_fails_all_that_is_on_its_gpu() {
         }
         assert!(ranks[i].async_error().is_err());
     }
-    let error = bystander.all_reduce(&buffers[0], &buffers[0], ReduceOp::Sum, &streams[0]);
+    // Not in place: a rank alone would launch nothing.
+    let (from, to) = (buffers[0].slice(0..500), buffers[0].slice(500..1000));
+    let error = bystander.all_reduce(&from, &to, ReduceOp::Sum, &streams[0]);
     assert!(matches!(error, Err(Error::Cuda(_))), "{error:?}");
     assert!(bystander.async_error().is_err(), "its other ranks would wait for ever");
 }

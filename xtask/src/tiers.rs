@@ -106,12 +106,14 @@ pub(crate) fn nightly() -> Vec<Step> {
         Step::new("nccl", "NCCL's own kernels in the emulator: right results under all checks")
             .needs(nccl_kernels)
             .run("scripts/nccl-kernels"),
-        Step::new("clients", "tests that others wrote for NCCL, over libnccl.so.2")
-            .needs(|| {
-                (!answers("python3", &["--version"]))
-                    .then(|| "no python3: scripts/setup".to_owned())
-            })
-            .run("scripts/nccl-clients"),
+        Step::new(
+            "clients",
+            "programs and plugins that others made for NCCL, and torch's import, over libnccl.so.2",
+        )
+        .needs(|| {
+            (!answers("python3", &["--version"])).then(|| "no python3: scripts/setup".to_owned())
+        })
+        .run("scripts/nccl-clients"),
         Step::new("python", "the Python package, with NumPy and with torch")
             .needs(|| {
                 (!answers("python3", &["-c", "import venv"]))

@@ -15,12 +15,37 @@ use ferroccl_proxy::connection::{ConnectionId, Steps};
 use super::step_count::{StepCount, count};
 use crate::comm::control::ControlBlock;
 use crate::error::Result;
+use crate::profiler::Parent;
 
 /// The calls whose counts are kept, at most.
 const STEP_CACHE_CALLS: usize = 256;
 
-/// What a launch has for the proxies: for each connection whether this rank sends on it, and the steps.
-pub(in crate::comm) type ProxyWork = Vec<(ConnectionId, bool, Steps)>;
+/// What a launch has for the proxies.
+#[derive(Clone, Debug, Default)]
+pub(in crate::comm) struct ProxyWork {
+    /// For each connection whether this rank sends on it, and the steps.
+    pub(super) steps: Vec<(ConnectionId, bool, Steps)>,
+    /// The event that they belong to; or one for each.
+    event: Parent,
+    events: Vec<Parent>,
+}
+
+impl ProxyWork {
+    /// The same as part of this event.
+    pub(in crate::comm) fn of(mut self, event: Parent) -> Self {
+        self.event = event;
+        self
+    }
+
+    pub(in crate::comm) fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// The event that entry `index` of the steps belongs to.
+    pub(super) fn parent(&self, index: usize) -> Parent {
+        self.events.get(index).copied().unwrap_or(self.event)
+    }
+}
 
 /// Counts the steps of launches on connections with ranks on other hosts.
 #[derive(Debug)]
@@ -109,17 +134,19 @@ impl StepCounter {
             let index = channel.unwrap_or(2 * self.channels);
             (ConnectionId { peer, index }, sending, Steps { seq, signatures, protocol, steps })
         });
-        Ok(work.collect())
+        Ok(ProxyWork { steps: work.collect(), ..ProxyWork::default() })
     }
 
-    /// The work of sends and receives; `seq` is the number of the last collective.
+    /// The work of sends and receives; `seq` is the number of the last collective. `parents` are the events of the transfers'
+    /// messages, or none.
     pub(in crate::comm) fn p2p(
         &self,
         control: &ControlBlock,
         transfers: &[Transfer],
+        parents: &[Parent],
         seq: u64,
     ) -> ProxyWork {
-        let work = transfers.iter().filter_map(|transfer| {
+        let work = transfers.iter().enumerate().filter_map(|(i, transfer)| {
             let sending = transfer.kind == TransferKind::Send as u32;
             let (channel, peer) = control.p2p_of(transfer.conn)?;
             if !self.is_remote(peer) {
@@ -136,9 +163,11 @@ impl StepCounter {
             };
             let steps = transfer.bytes.div_ceil(capacity.max(1) as u64);
             let id = ConnectionId { peer, index: self.channels + channel };
-            Some((id, sending, Steps { seq, signatures: 1, protocol, steps }))
+            let steps = Steps { seq, signatures: 1, protocol, steps };
+            Some(((id, sending, steps), parents.get(i).copied().unwrap_or_default()))
         });
-        work.collect()
+        let (steps, events) = work.unzip();
+        ProxyWork { steps, events, ..ProxyWork::default() }
     }
 }
 

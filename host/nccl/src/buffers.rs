@@ -3,40 +3,11 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use ferroccl::runtime::Memory;
 use ferroccl::{DeviceBuffer, Element};
 
 use crate::answer::Failure;
 use crate::memory;
 use crate::place::Place;
-
-/// Memory of the host's that a program has.
-#[derive(Debug)]
-struct CallersMemory {
-    address: usize,
-    bytes: usize,
-}
-
-// SAFETY: as with NCCL, a program keeps the memory of a call until the call has ended.
-unsafe impl Memory for CallersMemory {
-    fn address(&self) -> u64 {
-        self.address as u64
-    }
-
-    fn len(&self) -> usize {
-        self.bytes
-    }
-
-    /// The process's own.
-    fn address_space(&self) -> u64 {
-        0
-    }
-}
-
-/// The address of a buffer without elements, which may be NULL to NCCL.
-#[repr(align(256))]
-struct Nothing(#[allow(dead_code, reason = "it is an address")] [u8; 256]);
-static NOTHING: Nothing = Nothing([0; 256]);
 
 /// `len` elements at `pointer`, the argument `name`.
 pub(crate) fn buffer<T: Element>(
@@ -53,8 +24,7 @@ pub(crate) fn buffer<T: Element>(
     }
     let names = [("memory", name), ("address", name), ("len", name)];
     let named = |error| Failure::of(error, &names);
-    // Exposed: kernels on the CPU go by numbers.
-    let pointer = if len == 0 { (&raw const NOTHING).cast() } else { pointer };
+    // Kernels go by numbers.
     let address = pointer.expose_provenance();
     if address.checked_add(bytes).is_none() {
         return Err(wrong(format!("{len} elements from {address:#x} on are no range of memory")));
@@ -64,12 +34,14 @@ pub(crate) fn buffer<T: Element>(
     {
         return DeviceBuffer::in_memory(memory, offset, len).map_err(named);
     }
-    match &place.gpu {
-        None => DeviceBuffer::in_memory(Arc::new(CallersMemory { address, bytes }), 0, len),
-        // SAFETY: as with NCCL, a program keeps the memory of a call until the call has ended.
-        Some(gpu) => unsafe { gpu.runtime.buffer_of(address as u64, len, Arc::new(())) },
-    }
-    .map_err(named)
+    // SAFETY: as with NCCL, a program keeps the memory of a call until the call has ended.
+    let buffer = unsafe {
+        match &place.gpu {
+            None => DeviceBuffer::of_host(pointer.cast::<T>().cast_mut(), len, Arc::new(())),
+            Some(gpu) => gpu.runtime.buffer_of(address as u64, len, Arc::new(())),
+        }
+    };
+    buffer.map_err(named)
 }
 
 /// `count` elements for each of `ranks` ranks.

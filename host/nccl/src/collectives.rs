@@ -24,11 +24,22 @@ pub(crate) fn submit(
     stream: cudaStream_t,
     call: impl FnOnce(&Communicator, &Stream) -> ferroccl::Result<()> + 'static,
 ) -> Answer {
+    submit_as(false, comm, made, stream, call)
+}
+
+/// The same, for a call that is `one_sided`.
+pub(crate) fn submit_as(
+    one_sided: bool,
+    comm: Arc<Comm>,
+    made: Arc<Communicator>,
+    stream: cudaStream_t,
+    call: impl FnOnce(&Communicator, &Stream) -> ferroccl::Result<()> + 'static,
+) -> Answer {
     let stream = comm.stream(stream)?;
     let call = move |made: &Communicator, stream: &Stream| {
         call(made, stream).map_err(|error| Failure::of(error, &NAMES))
     };
-    group::call(QueuedCall { comm, made, stream, call: Box::new(call) })
+    group::call(QueuedCall { comm, made, stream, one_sided, call: Box::new(call) })
 }
 
 /// A rank that is an argument: `root`, `peer`.

@@ -175,6 +175,7 @@ impl CommSettings {
         config.min_channels = self.min_ctas;
         config.max_channels = self.max_ctas;
         config.abort = abort.cloned();
+        config.name.clone_from(&self.name);
         if let Some(name) = &self.name {
             tracing::info!(target: log::INIT, "a communicator named {name} is made");
         }

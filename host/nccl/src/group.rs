@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferroccl::{Communicator, Stream};
 
@@ -37,6 +38,8 @@ pub(crate) struct QueuedCall {
     pub(crate) comm: Arc<Comm>,
     pub(crate) made: Arc<Communicator>,
     pub(crate) stream: Stream,
+    /// It is launched as soon as it is made, also in a group.
+    pub(crate) one_sided: bool,
     pub(crate) call: Call,
 }
 
@@ -228,27 +231,43 @@ fn make(calls: Vec<QueuedCall>) -> Answer {
 }
 
 fn launch(mut calls: Vec<QueuedCall>) -> Result<(), Failure> {
-    let one = |call: QueuedCall| {
-        let result = (call.call)(&call.made, &call.stream);
-        result.inspect_err(|failure| call.comm.note(failure))
-    };
     if calls.len() == 1 {
         return calls.pop().map_or(Ok(()), one);
     }
     let mut wrong = None;
-    let launched = ferroccl::group(|| {
-        for call in calls {
-            if let Err(failure) = one(call) {
-                wrong = Some(failure);
-                // What it says is in `wrong`; an error keeps the group from starting.
-                return Err(ferroccl::Error::argument("comm", "a call of the group is wrong"));
-            }
+    let launched = ferroccl::group(|| all(calls, &mut wrong));
+    told(wrong, launched)
+}
+
+/// How long calls would take. There is no estimate for one-sided ones, which would be launched at once.
+fn predict(mut calls: Vec<QueuedCall>) -> Result<Duration, Failure> {
+    calls.retain(|call| !call.one_sided);
+    let mut wrong = None;
+    let predicted = ferroccl::group_time(|| all(calls, &mut wrong));
+    told(wrong, predicted)
+}
+
+fn one(call: QueuedCall) -> Result<(), Failure> {
+    let result = (call.call)(&call.made, &call.stream);
+    result.inspect_err(|failure| call.comm.note(failure))
+}
+
+/// Makes the calls of a group. What is wrong with one is in `wrong`; the error keeps the group from starting.
+fn all(calls: Vec<QueuedCall>, wrong: &mut Option<Failure>) -> ferroccl::Result<()> {
+    for call in calls {
+        if let Err(failure) = one(call) {
+            *wrong = Some(failure);
+            return Err(ferroccl::Error::argument("comm", "a call of the group is wrong"));
         }
-        Ok(())
-    });
-    match (wrong, launched) {
-        (Some(failure), _) => Err(failure),
-        (None, launched) => launched.map_err(|e| Failure::of(e, &crate::collectives::NAMES)),
+    }
+    Ok(())
+}
+
+/// What came of a group.
+fn told<R>(wrong: Option<Failure>, result: ferroccl::Result<R>) -> Result<R, Failure> {
+    match wrong {
+        Some(failure) => Err(failure),
+        None => result.map_err(|e| Failure::of(e, &crate::collectives::NAMES)),
     }
 }
 
@@ -289,15 +308,21 @@ export! {
         run(group.jobs, group.calls)
     }
 
-    /// Ends a group and starts nothing. There is no estimate of its time yet.
+    /// Ends a group and starts nothing: says how long its calls would take.
     answer ncclGroupSimulateEnd, pncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) {
         let Some(group) = leave()? else { return Ok(Done::Yes) };
         let group = unspoiled(group)?;
         group.jobs.iter().for_each(|job| (job.undo)());
-        let info = out(simInfo, "simInfo")?.assume_init_ref();
+        let info = out(simInfo, "simInfo")?.assume_init_mut();
         if info.magic != NCCL_SIM_INFO_MAGIC {
             return Err(Failure::argument("simInfo", "is not of NCCL_SIM_INFO_INITIALIZER"));
         }
-        Err(Failure::absent("an estimate of a group's time", "FerroCCL has none for groups"))
+        if info.size != size_of::<ncclSimInfo_t>() {
+            let reason = format!("has {} bytes, {} are known", info.size, size_of::<ncclSimInfo_t>());
+            return Err(Failure::argument("simInfo", reason));
+        }
+        // Microseconds, as with NCCL.
+        info.estimatedTime = predict(group.calls)?.as_secs_f32() * 1e6;
+        Ok(Done::Yes)
     }
 }

@@ -11,7 +11,7 @@ use ferroccl::{Communicator, DeviceCommConfig, DeviceCommunicator, Grid};
 
 use crate::answer::{Done, Failure};
 use crate::buffers::buffer;
-use crate::collectives::{rank, submit};
+use crate::collectives::{rank, submit_as};
 use crate::handles::{self, Comm};
 use crate::kernels::{PUT_SIGNAL, PutSignal, WAIT_SIGNAL, WaitSignal};
 use crate::typed::data_type;
@@ -78,7 +78,7 @@ fn put_signal(
 ) -> crate::answer::Answer {
     let own = device_comm(&comm)?;
     let argument = argument(&own);
-    submit(comm, made, stream, move |_, stream| {
+    submit_as(true, comm, made, stream, move |_, stream| {
         // SAFETY: as with NCCL, a program keeps windows and buffers until the call has ended; the ranges were checked.
         unsafe { own.launch(&PUT_SIGNAL, GRID, &argument, stream) }
     })
@@ -170,7 +170,7 @@ export! {
             Ok(WaitSignal { comm: own.value(), count, peer, index })
         });
         let waits: Vec<WaitSignal> = waits.collect::<Result<_, Failure>>()?;
-        submit(comm, made, stream, move |_, stream| {
+        submit_as(true, comm, made, stream, move |_, stream| {
             // One behind the other: all have come when the last has.
             waits.iter().filter(|wait| wait.count > 0).try_for_each(|wait| {
                 // SAFETY: the argument leads to what the device communicator has.

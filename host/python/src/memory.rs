@@ -3,7 +3,6 @@
 use std::ffi::{CStr, c_int};
 use std::sync::Arc;
 
-use ferroccl::runtime::Memory;
 use ferroccl::{DeviceBuffer, Element};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
@@ -21,37 +20,6 @@ pub(crate) struct Array {
     pub(crate) element: ElementType,
     owner: Py<PyAny>,
 }
-
-/// Memory of Python's.
-#[derive(Debug)]
-struct OwnedByPython {
-    address: usize,
-    bytes: usize,
-    /// Keeps the memory. It may be dropped without the GIL: PyO3 then lets go of it later.
-    _owner: Py<PyAny>,
-}
-
-// SAFETY: the owner keeps the memory, and neither moves nor shrinks it: a memoryview holds its buffer, and `Array::of` has what
-// else there may be.
-unsafe impl Memory for OwnedByPython {
-    fn address(&self) -> u64 {
-        self.address as u64
-    }
-
-    fn len(&self) -> usize {
-        self.bytes
-    }
-
-    /// The process's own.
-    fn address_space(&self) -> u64 {
-        0
-    }
-}
-
-/// The address of a buffer without elements.
-#[repr(align(256))]
-struct Nothing(#[allow(dead_code, reason = "it is an address")] [u8; 256]);
-static NOTHING: Nothing = Nothing([0; 256]);
 
 /// A buffer of Python's (PEP 3118) that is given back when this is dropped.
 struct View(Box<ffi::Py_buffer>);
@@ -141,12 +109,7 @@ impl Array {
     /// It as elements of type `T`, as many as fit.
     pub(crate) fn buffer<T: Element>(self) -> PyResult<DeviceBuffer<T>> {
         let (name, size) = (self.name, size_of::<T>());
-        if self.bytes == 0 {
-            let address = (&raw const NOTHING).expose_provenance();
-            let memory = OwnedByPython { address, bytes: 0, _owner: self.owner };
-            return DeviceBuffer::in_memory(Arc::new(memory), 0, 0).map_err(|e| argument(name, e));
-        }
-        if !self.address.is_multiple_of(size) {
+        if self.bytes > 0 && !self.address.is_multiple_of(size) {
             let reason = format!(
                 "its address {:#x} is no multiple of {size}, an element's size",
                 self.address
@@ -154,7 +117,10 @@ impl Array {
             return Err(argument(name, reason));
         }
         let len = self.bytes / size;
-        let memory = OwnedByPython { address: self.address, bytes: self.bytes, _owner: self.owner };
-        DeviceBuffer::in_memory(Arc::new(memory), 0, len).map_err(|e| argument(name, e))
+        let pointer = std::ptr::with_exposed_provenance_mut(self.address);
+        // SAFETY: the owner keeps the memory, and neither moves nor shrinks it: a memoryview holds its buffer, and `Array::of` has
+        // what else there may be. It may be dropped without the GIL: PyO3 then lets go of it later.
+        let buffer = unsafe { DeviceBuffer::of_host(pointer, len, Arc::new(self.owner)) };
+        buffer.map_err(|e| argument(name, e))
     }
 }

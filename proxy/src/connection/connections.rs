@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tracing::{debug, warn};
 
-use super::{ConnMemory, HELLO_BYTES, Hello, Receiving, Sending, Steps};
+use super::{ConnMemory, HELLO_BYTES, Hello, Receiving, Sending, StepObserver, Steps};
 use crate::net::{
     Connecting, Listener, MemoryHandle, MemoryKind, Net, RecvBuffer, RecvComm, Request, SendComm,
 };
@@ -57,6 +57,7 @@ pub struct Connections {
     unidentified: Vec<HelloRecv>,
     /// Where the next round begins: each connection is the first in turn.
     turn: usize,
+    observer: Option<Box<dyn StepObserver>>,
     /// Dropped last: it may own the memory that the connections have registered.
     memory: FindConnMemory,
 }
@@ -135,7 +136,26 @@ impl Connections {
             active: Vec::new(),
             unidentified: Vec::new(),
             turn: 0,
+            observer: None,
             memory,
+        }
+    }
+
+    /// Has `observer` told of the steps of connections that are made from now on.
+    pub fn observe(&mut self, observer: Box<dyn StepObserver>) {
+        self.observer = Some(observer);
+    }
+
+    /// Tells the observer of what has happened to steps.
+    fn tell(&mut self, key: ConnectionId, sending: bool) {
+        let Some(observer) = &mut self.observer else { return };
+        let events = match (sending, self.sending.get_mut(&key), self.receiving.get_mut(&key)) {
+            (true, Some(SendState::Open(end)), _) => end.take_events(),
+            (false, _, Some(RecvState::Open(end))) => end.take_events(),
+            _ => return,
+        };
+        if !events.is_empty() {
+            observer.on_steps(key, sending, &events);
         }
     }
 
@@ -218,6 +238,7 @@ impl Connections {
             let at = (self.turn + i) % count;
             let (key, sending) = self.active[at];
             let progress = if sending { self.advance(key) } else { self.take(key) };
+            self.tell(key, sending);
             match progress {
                 Ok(Progress::Done) => done.push((key, sending)),
                 Ok(progress) => moved |= progress == Progress::Moved,
@@ -271,6 +292,9 @@ impl Connections {
                 // SAFETY: `new`'s contract.
                 let sending = unsafe { Sending::new(memory, comm, self.first) };
                 let mut sending = sending.map_err(|e| (seq(&queue), e))?;
+                if self.observer.is_some() {
+                    sending.record();
+                }
                 queue.into_iter().for_each(|steps| sending.push(steps));
                 debug!(peer = key.peer, index = key.index, "connected to send");
                 *outgoing = SendState::Open(Box::new(sending));
@@ -357,6 +381,9 @@ impl Connections {
         let comm = unidentified.open()?;
         // SAFETY: `new`'s contract.
         let mut receiving = unsafe { Receiving::new(memory, comm, self.first)? };
+        if self.observer.is_some() {
+            receiving.record();
+        }
         queue.into_iter().for_each(|steps| receiving.push(steps));
         debug!(peer = key.peer, index = key.index, "connected to receive");
         self.receiving.insert(key, RecvState::Open(Box::new(receiving)));

@@ -65,6 +65,23 @@ pub struct Steps {
     pub steps: u64,
 }
 
+/// What the proxy has done with the next step of a connection. Steps begin, arrive and end in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepEvent {
+    /// The network sends so many bytes, or waits to receive.
+    Begun(usize),
+    /// So many bytes have arrived, and may have to be flushed.
+    Arrived(usize),
+    /// They are sent, or the kernel may read them.
+    Ended,
+}
+
+/// Is told of what the proxy does (NCCL's `ncclProfileProxyStep`).
+pub trait StepObserver: Send {
+    /// What has happened on a connection since the last time, and whether we send on it.
+    fn on_steps(&mut self, key: ConnectionId, sending: bool, events: &[StepEvent]);
+}
+
 /// This host's memory of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnMemory {

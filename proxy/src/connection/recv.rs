@@ -8,7 +8,7 @@ use ferroccl_device::abi::{ConnHeader, ProtocolId, SIGNATURES};
 use super::orders::{self, receiving};
 use super::registrations::Registrations;
 use super::send::header;
-use super::{ConnMemory, MessageKind, NextMessage, SIGNATURE_BYTES, StepCursor, Steps};
+use super::{ConnMemory, MessageKind, NextMessage, SIGNATURE_BYTES, StepCursor, StepEvent, Steps};
 use crate::net::{MAX_REQUESTS, RecvBuffer, RecvComm, Request};
 use crate::{NetError, Progress};
 
@@ -32,6 +32,8 @@ pub struct Receiving {
     transmitted: u64,
     /// Steps that the kernel may read.
     done: u64,
+    /// What has happened, for who is told.
+    events: Option<Vec<StepEvent>>,
 }
 
 /// A message that is under way, and where it goes.
@@ -70,6 +72,7 @@ impl Receiving {
             posted: first,
             transmitted: first,
             done: first,
+            events: None,
         })
     }
 
@@ -146,11 +149,28 @@ impl Receiving {
                 self.cursor.signatures += 1;
             }
             MessageKind::Step => {
+                self.tell(StepEvent::Begun(0));
                 self.posted += 1;
                 self.cursor.steps += 1;
             }
         }
         Ok(true)
+    }
+
+    /// Writes down what happens to steps from now on.
+    pub(super) fn record(&mut self) {
+        self.events = Some(Vec::new());
+    }
+
+    /// What has happened since the last time; nothing unless it is written down.
+    pub(super) fn take_events(&mut self) -> Vec<StepEvent> {
+        self.events.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn tell(&mut self, event: StepEvent) {
+        if let Some(events) = &mut self.events {
+            events.push(event);
+        }
     }
 
     /// The next slot, once the kernel has emptied it.
@@ -187,6 +207,7 @@ impl Receiving {
                 ring.tail.store(ring.tail.load(orders::OWN) + 1, receiving::SIGNATURES);
             }
             MessageKind::Step => {
+                self.tell(StepEvent::Arrived(size));
                 self.transmitted += 1;
                 if size > 0 && self.registrations.flushes(at) {
                     self.unflushed = Some((at, size));
@@ -224,6 +245,9 @@ impl Receiving {
 
     /// The kernel may read all steps below `until`.
     fn publish(&mut self, until: u64) {
+        for _ in self.done..until {
+            self.tell(StepEvent::Ended);
+        }
         self.done = until;
         if let Some(conn) = &self.memory.conn {
             // SAFETY: `new`'s contract.

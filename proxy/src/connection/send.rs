@@ -8,7 +8,9 @@ use ferroccl_device::abi::{Conn, ConnHeader, LL_LINE, LL128_LINE, ProtocolId, fi
 
 use super::orders::{self, sending};
 use super::registrations::Registrations;
-use super::{ConnMemory, MessageKind, NextMessage, SIGNATURE_BYTES, StepCursor, Steps, word};
+use super::{
+    ConnMemory, MessageKind, NextMessage, SIGNATURE_BYTES, StepCursor, StepEvent, Steps, word,
+};
 use crate::net::{MAX_REQUESTS, Request, SendComm};
 use crate::{NetError, Progress};
 
@@ -28,6 +30,8 @@ pub struct Sending {
     done: u64,
     /// Bytes of the next slot whose lines all have their flag.
     looked: usize,
+    /// What has happened, for who is told.
+    events: Option<Vec<StepEvent>>,
 }
 
 impl Sending {
@@ -67,6 +71,7 @@ impl Sending {
             transmitted: first,
             done: first,
             looked: 0,
+            events: None,
         })
     }
 
@@ -133,6 +138,7 @@ impl Sending {
                 self.cursor.signatures += 1;
             }
             MessageKind::Step => {
+                self.tell(StepEvent::Begun(bytes));
                 self.transmitted += 1;
                 self.cursor.steps += 1;
                 self.looked = 0;
@@ -151,6 +157,7 @@ impl Sending {
                 ring.ack.store(ring.ack.load(orders::OWN) + 1, sending::ACKNOWLEDGED);
             }
             MessageKind::Step => {
+                self.tell(StepEvent::Ended);
                 self.done += 1;
                 if let Some(conn) = &self.memory.conn {
                     // SAFETY: `new`'s contract.
@@ -158,6 +165,22 @@ impl Sending {
                         .store(self.done, sending::HEAD);
                 }
             }
+        }
+    }
+
+    /// Writes down what happens to steps from now on.
+    pub(super) fn record(&mut self) {
+        self.events = Some(Vec::new());
+    }
+
+    /// What has happened since the last time; nothing unless it is written down.
+    pub(super) fn take_events(&mut self) -> Vec<StepEvent> {
+        self.events.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn tell(&mut self, event: StepEvent) {
+        if let Some(events) = &mut self.events {
+            events.push(event);
         }
     }
 

@@ -18,7 +18,7 @@ struct Events(Arc<Mutex<Vec<String>>>);
 
 impl Subscriber for Events {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "ferroccl::net"
+        matches!(metadata.target(), "ferroccl::net" | "ferroccl::init")
     }
     fn new_span(&self, _: &Attributes<'_>) -> Id {
         Id::from_u64(1)

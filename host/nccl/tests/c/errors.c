@@ -235,7 +235,35 @@ static void groups(void) {
     CHECK(y[0] == 3 && y[1] == 3);
     /* A message to itself without its counterpart. */
     REFUSED(ARG, "peer", ncclSend(a, 1, ncclFloat, 0, comm[0], NULL));
-    REFUSED(ncclInvalidUsage, "not available", (ncclGroupStart(), ncclGroupSimulateEnd(&info)));
+    /* A simulated group runs nothing. Larger calls take longer, one after the other longer than one. */
+    float small, large, twice;
+    memset(b, 0, sizeof b);
+    OK(ncclGroupStart());
+    OK(ncclAllReduce(a, b, 1, ncclFloat, ncclSum, comm[0], NULL));
+    OK(ncclGroupSimulateEnd(&info));
+    small = info.estimatedTime;
+    OK(ncclGroupStart());
+    OK(ncclAllReduce(a, b, 32, ncclFloat, ncclSum, comm[0], NULL));
+    OK(ncclGroupSimulateEnd(&info));
+    large = info.estimatedTime;
+    OK(ncclGroupStart());
+    OK(ncclAllReduce(a, b, 32, ncclFloat, ncclSum, comm[0], NULL));
+    OK(ncclAllReduce(a, b, 32, ncclFloat, ncclSum, comm[0], NULL));
+    OK(ncclSend(a, 1, ncclFloat, 1, comm[0], NULL));
+    OK(ncclGroupSimulateEnd(&info));
+    twice = info.estimatedTime;
+    CHECK(small > 0 && large >= small && twice > 1.9f * large && twice < 2.1f * large && b[0] == 0);
+    OK(ncclGroupStart());
+    OK(ncclGroupSimulateEnd(&info));
+    CHECK(info.estimatedTime == 0);
+    OK(ncclGroupStart());
+    ANSWERS(ARG, ncclSend(a, 1, ncclFloat, 5, comm[0], NULL));
+    REFUSED(ARG, "peer", ncclGroupSimulateEnd(&info));
+    info.size = 3;
+    REFUSED(ARG, "simInfo", (ncclGroupStart(), ncclGroupSimulateEnd(&info)));
+    info.size = sizeof info;
+    info.magic = 3;
+    REFUSED(ARG, "simInfo", (ncclGroupStart(), ncclGroupSimulateEnd(&info)));
 }
 
 /* Ranks that do not call the same are all told. The communicator has failed then, and says so. */

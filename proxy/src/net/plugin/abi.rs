@@ -25,8 +25,10 @@
 
 #![allow(dead_code, reason = "a layout has to name what is between the fields that are used")]
 
-use std::ffi::{c_char, c_float, c_int, c_ulong, c_void};
+use std::ffi::{c_char, c_float, c_int, c_void};
 use std::mem::offset_of;
+
+use ferroccl_plugin::{Code, Logger, Object};
 
 /// `NCCL_PTR_HOST` (`net.h`): a plugin takes the host's memory.
 pub(super) const PTR_HOST: c_int = 1;
@@ -40,34 +42,6 @@ pub(super) const DEVICE_HOST: c_int = 0;
 pub(super) const TRAFFIC_CLASS_UNDEF: c_int = -1;
 /// `NCCL_MAX_NET_SIZE_BYTES` (`net.h`): more than this no plugin may promise.
 pub(super) const MAX_NET_SIZE: usize = 1 << 40;
-
-/// A `ncclResult_t`.
-pub(super) type Code = c_int;
-/// `ncclSuccess`.
-pub(super) const SUCCESS: Code = 0;
-
-/// A result by its name in `nccl.h`.
-pub(super) fn code_name(code: Code) -> String {
-    let name = match code {
-        0 => "ncclSuccess",
-        1 => "ncclUnhandledCudaError",
-        2 => "ncclSystemError",
-        3 => "ncclInternalError",
-        4 => "ncclInvalidArgument",
-        5 => "ncclInvalidUsage",
-        6 => "ncclRemoteError",
-        7 => "ncclInProgress",
-        _ => return format!("result {code}, which is no ncclResult_t"),
-    };
-    name.to_owned()
-}
-
-/// What only the plugin looks into: its listeners, connections, requests, registrations.
-pub(super) type Object = *mut c_void;
-
-/// `ncclDebugLogger_t` (`common.h`): level, subsystems, file or function, line, `printf`'s format and arguments.
-pub(super) type Logger =
-    unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
 
 /// `ncclProfilerCallback_t` (`common.h`): event, its kind, the profiler handle of the message, plugin, data.
 pub(super) type ProfilerCallback =

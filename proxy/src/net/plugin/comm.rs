@@ -6,7 +6,9 @@ use std::fmt;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use super::abi::{Close, Code, Object, PTR_CUDA, PTR_HOST};
+use ferroccl_plugin::{Code, Object};
+
+use super::abi::{Close, PTR_CUDA, PTR_HOST};
 use super::functions::Buffers;
 use super::{Device, Plugin};
 use crate::NetError;

@@ -3,7 +3,6 @@
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use super::abi::Object;
 use super::comm::PluginComm;
 use super::{Device, Plugin};
 use crate::NetError;
@@ -11,6 +10,7 @@ use crate::net::{
     Connecting, Listener, MAX_HANDLE, MemoryHandle, MemoryKind, RecvBuffer, RecvComm, Request,
     SendComm,
 };
+use ferroccl_plugin::Object;
 
 /// A handle where a plugin may look at it as whatever it has put there.
 #[repr(C, align(16))]

@@ -5,12 +5,13 @@ use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use ferroccl_plugin::{Code, Object, SUCCESS, call};
+
 use super::abi::{
-    Accept, Close, Code, DeregMr, Iflush, MAX_DEVICES_PER_NIC, MAX_NET_SIZE, MakeVDevice, Object,
-    PropertiesV8, PropertiesV9, PropertiesV11, RegMr, RegMrDmaBuf, SUCCESS, Table, Test, V8, V9,
-    V10, V11, VDeviceProperties, Version,
+    Accept, Close, DeregMr, Iflush, MAX_DEVICES_PER_NIC, MAX_NET_SIZE, MakeVDevice, PropertiesV8,
+    PropertiesV9, PropertiesV11, RegMr, RegMrDmaBuf, Table, Test, V8, V9, V10, V11,
+    VDeviceProperties, Version,
 };
-use super::calls::call;
 use super::symbol::{Config, Symbol};
 use crate::net::{MAX_REQUESTS, RecvBuffer};
 

@@ -1,12 +1,10 @@
-//! A network that is a plugin: a library made for NCCL.
+//! A network that is a plugin: a library made for NCCL. `ferroccl-plugin` finds it, and has its log.
 //!
 //! ```text
-//! library      finds libnccl-net.so or what NCCL_NET_PLUGIN names, and the newest table in it
 //! abi          what is in a table, version by version
 //! symbol       initialises the plugin and reads its table
 //! functions    calls it, whatever the version
-//! calls        warns of calls that do not return
-//! log          the plugin's log, and its profiler callback
+//! profiler     its profiler callback
 //! connection   listeners, and connections that are being made
 //! comm         an end of a connection: its memory and requests
 //! ```
@@ -30,12 +28,10 @@
 //! attributes (`setNetAttr`) and profiler events.
 
 mod abi;
-mod calls;
 mod comm;
 mod connection;
 mod functions;
-mod library;
-mod log;
+mod profiler;
 mod symbol;
 
 use std::ffi::c_int;
@@ -43,15 +39,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use self::abi::{
-    Code, DEVICE_HOST, MAX_DEVICES_PER_NIC, MAX_NET_SIZE, PTR_CUDA, PTR_DMABUF, PTR_HOST, SUCCESS,
-    code_name,
-};
-use self::calls::{Watched, call};
+use ferroccl_plugin::{Code, LoadError, SUCCESS, Watched, call, code_name, string};
+
+use self::abi::{DEVICE_HOST, MAX_DEVICES_PER_NIC, MAX_NET_SIZE, PTR_CUDA, PTR_DMABUF, PTR_HOST};
 use self::connection::{PluginConnecting, PluginListener};
 use self::functions::Functions;
-use self::log::string;
-use self::symbol::Config;
+use self::symbol::{Config, Failure, KIND, Symbol};
 use super::{Connecting, Listener, MAX_REQUESTS, Net, Properties, check_members};
 use crate::NetError;
 use crate::sync::lock;
@@ -116,17 +109,33 @@ impl PluginNet {
         name: Option<&str>,
         warn_after: Duration,
     ) -> Result<Option<Arc<PluginNet>>, NetError> {
-        let Some(found) = library::open(name)? else { return Ok(None) };
-        let (library, symbol, config) = (found.file.clone(), found.symbol, Config::new());
-        let no_name = || NetError::new(&library, "load", "its name is NULL");
+        let failed = |error: LoadError| NetError::new(&error.name, "load", error.reason);
+        let Some(opened) = KIND.open(name).map_err(failed)? else { return Ok(None) };
+        let (version, table) = opened.table(&KIND).map_err(failed)?;
+        let (symbol, config) = (Symbol::of_version(version, table), Config::new());
+        let library = opened.file().to_owned();
+        let wrong = |reason: String| NetError::new(&library, "load", reason);
+        let missing = |function: &str| wrong(format!("has no function {function} in its table"));
         // SAFETY: a library that exports this symbol has such a table there.
-        let name: Arc<str> = unsafe { symbol.name() }.ok_or_else(no_name)?.into();
+        let name = unsafe { symbol.name() }.ok_or_else(|| wrong("its name is NULL".to_owned()))?;
+        let name: Arc<str> = name.into();
         let watched = Watched::new(warn_after);
-        let context = found.init(&name, &config)?;
+        let context = opened.init(table, !symbol.has_contexts(), || {
+            // SAFETY: as above; the configuration is kept.
+            let context = call(&name, "init", || unsafe { symbol.init(&config) });
+            let context = context.map_err(|failure| match failure {
+                Failure::Code(code) => NetError::new(&*name, "init", code_name(code)),
+                Failure::Missing(function) => missing(function),
+            })?;
+            tracing::info!(target: "ferroccl::net",
+                "NET/Plugin: Loaded net plugin {name} (v{version}) from {library}");
+            Ok(context)
+        })?;
+        // There are no contexts where the plugin was initialised before.
+        let context = context.unwrap_or(std::ptr::null_mut());
         // SAFETY: as above. The library stays for good.
-        let functions = unsafe { Functions::read(symbol, &name, context, config) }
-            .map_err(|function| library::missing(&library, function))?;
-        let version = symbol.version();
+        let functions =
+            unsafe { Functions::read(symbol, &name, context, config) }.map_err(missing)?;
         let plugin = Plugin { name, version, functions, _watched: watched };
         let devices = plugin.devices()?;
         let (plugin, devices) = (Arc::new(plugin), Mutex::new(devices));

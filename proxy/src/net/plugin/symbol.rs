@@ -5,11 +5,14 @@ use std::ffi::{c_char, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::abi::{
-    Code, CommConfig, Object, SUCCESS, TRAFFIC_CLASS_UNDEF, Table, TableV11, TableWithDevices, V8,
-    V9, V10, V11, Version,
-};
-use super::log::{logger, profiler, string};
+use ferroccl_plugin::{Code, Kind, Object, SUCCESS, logger, string};
+
+use super::abi::{CommConfig, TRAFFIC_CLASS_UNDEF, Table, TableV11, TableWithDevices, V8, V9, V10};
+use super::profiler::profiler;
+
+/// What is loaded as a network.
+pub(super) const KIND: Kind =
+    Kind { library: "libnccl-net", table: "ncclNetPlugin_v", versions: &[11, 10, 9, 8] };
 
 /// A table that a library has, not read yet.
 #[derive(Clone, Copy, Debug)]
@@ -19,9 +22,6 @@ pub(super) enum Symbol {
     V10(*const TableWithDevices<V10>),
     V11(*const TableV11),
 }
-
-/// What comes of a name's address.
-type Found = fn(*const c_void) -> Symbol;
 
 /// Why there are no functions to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,21 +36,13 @@ pub(super) enum Failure {
 static CONTEXTS: AtomicU64 = AtomicU64::new(1);
 
 impl Symbol {
-    /// The names to look for, the newest first.
-    pub(super) const ALL: [(&'static str, Found); 4] = [
-        (V11::SYMBOL, |at| Symbol::V11(at.cast())),
-        (V10::SYMBOL, |at| Symbol::V10(at.cast())),
-        (V9::SYMBOL, |at| Symbol::V9(at.cast())),
-        (V8::SYMBOL, |at| Symbol::V8(at.cast())),
-    ];
-
-    /// Of the ABI.
-    pub(super) fn version(self) -> u32 {
-        match self {
-            Symbol::V8(_) => 8,
-            Symbol::V9(_) => 9,
-            Symbol::V10(_) => 10,
-            Symbol::V11(_) => 11,
+    /// The table at `at`, of one of the versions of [`KIND`].
+    pub(super) fn of_version(version: u32, at: *const c_void) -> Self {
+        match version {
+            8 => Symbol::V8(at.cast()),
+            9 => Symbol::V9(at.cast()),
+            10 => Symbol::V10(at.cast()),
+            _ => Symbol::V11(at.cast()),
         }
     }
 

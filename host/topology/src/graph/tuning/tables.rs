@@ -48,6 +48,8 @@ pub(super) const PAT_ROUND: f64 = 3.5;
 pub(super) const NVLS_STEP: f64 = 25.0;
 /// See [`NVLS_STEP`].
 pub(super) const NVLS_TREE_NET: f64 = 20.9;
+/// What NVLS costs between hosts.
+const NVLS_NET: f64 = 18.0;
 /// The share of a head's link that NVLS reaches, by [`generation`] (`nvlsEfficiency`).
 pub(super) const NVLS: [f64; 4] = [0.0, 0.0, 0.85, 0.74];
 /// What a channel of its tree reaches at most (`perChMaxNVLSTreeBws`).
@@ -160,3 +162,56 @@ pub(super) const CHUNK_STEPS: u64 = 4;
 /// Bytes of a channel's buffer by protocol (`computeBuffSizes`): 512 and 640 threads have 8 lines of 16 bytes and
 /// 120 words of 8 bytes a step.
 pub(super) const BUFFERS: [u64; 3] = [8 * 512 * 8 * 16, 8 * 640 * 120 * 8, 4 << 20];
+
+/// The figures as NCCL's tuner plugins get them (`ncclTunerConstants_v5_t`), with algorithms in NCCL's order: the first four of
+/// [`Algorithm`](super::Algorithm), NVLS, its tree, PAT.
+///
+/// ```
+/// use ferroccl_topology::graph::tuning::NcclFigures;
+///
+/// let [tree, ring, ..] = NcclFigures::new().base_latencies;
+/// assert_eq!((tree[0], ring[0]), (6.8, 6.6)); // LL
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NcclFigures {
+    /// `baseLatencies`, microseconds by algorithm and protocol.
+    pub base_latencies: [[f64; 3]; 7],
+    /// `hwLatencies`, microseconds by link (`NVLink`, PCI, network), algorithm and protocol.
+    pub hw_latencies: [[[f64; 3]; 7]; 3],
+    /// `llMaxBws`, GB/s by generation of GPU and number of nodes, as all that follow.
+    pub ll_max: [[f64; 3]; 4],
+    /// `perChMaxRingLL128Bws`.
+    pub ring_ll128_max: [[f64; 3]; 4],
+    /// `perChMaxTreeLL128Bws`.
+    pub tree_ll128_max: [[f64; 3]; 4],
+    /// `perChMaxTreeBws`.
+    pub tree_max: [[f64; 3]; 4],
+    /// `perChMaxNVLSTreeBws`.
+    pub nvls_tree_max: [[f64; 3]; 4],
+}
+
+impl NcclFigures {
+    /// Those of NCCL 2.30.7.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "there are no others")]
+    pub fn new() -> Self {
+        let simple = |time| [0.0, 0.0, time];
+        // By link: NVLS, and its tree. Over PCI there is neither.
+        let nvls = [[NVLS_STEP, NVLS_STEP], [0.0, 0.0], [NVLS_NET, NVLS_TREE_NET]];
+        let all = |first: [[f64; 3]; 4], nvls: [f64; 2], pat| {
+            let [tree, ring, direct, chain] = first;
+            [tree, ring, direct, chain, simple(nvls[0]), simple(nvls[1]), pat]
+        };
+        NcclFigures {
+            base_latencies: all(BASE, [0.0, 0.0], [PAT_BASE; 3]),
+            hw_latencies: std::array::from_fn(|link| {
+                all(STEP[link], nvls[link], simple(PAT_STEP[link]))
+            }),
+            ll_max: LL_MAX,
+            ring_ll128_max: RING_LL128_MAX,
+            tree_ll128_max: TREE_LL128_MAX,
+            tree_max: TREE_MAX,
+            nvls_tree_max: NVLS_TREE_MAX,
+        }
+    }
+}

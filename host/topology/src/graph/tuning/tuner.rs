@@ -3,6 +3,8 @@
 //! Between two breakpoints the time of each candidate, an algorithm with a protocol, is linear in the bytes. A [`Tuner`]
 //! holds these lines. A choice finds the range of the size, and compares the candidates there that the caller allows.
 
+use std::time::Duration;
+
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
 use super::choose::{allowed, breakpoints};
@@ -154,6 +156,44 @@ impl Tuner {
         let range = self.starts.partition_point(|start| *start <= bytes).checked_sub(1)?;
         let more = bytes - self.starts.get(range)?;
         self.tables.get(collective as usize)?.best(range, more, open)
+    }
+
+    /// What a call of `bytes` takes with this algorithm and protocol; zero for what the settings do not allow.
+    #[must_use]
+    pub fn time(
+        &self,
+        collective: Collective,
+        bytes: u64,
+        (algorithm, protocol): (Algorithm, ProtocolId),
+    ) -> Duration {
+        let mut all = self.times(collective, bytes);
+        let us = all.find(|(a, p, _)| (*a, *p) == (algorithm, protocol)).map_or(0.0, |(.., us)| us);
+        Duration::try_from_secs_f64(us * 1e-6).unwrap_or_default()
+    }
+
+    /// All that the settings allow for a call of `bytes`, with the microseconds that each takes, in NCCL's order.
+    ///
+    /// ```
+    /// use ferroccl_topology::graph::tuning::*;
+    ///
+    /// let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
+    /// let tuner = Tuner::new(&cores, &Settings::default());
+    /// let least = |bytes| tuner.times(Collective::AllReduce, bytes).map(|(_, _, us)| us).fold(f64::MAX, f64::min);
+    /// assert!(least(8) < least(1 << 20));
+    /// ```
+    pub fn times(
+        &self,
+        collective: Collective,
+        bytes: u64,
+    ) -> impl Iterator<Item = (Algorithm, ProtocolId, f64)> + '_ {
+        let range = self.starts.partition_point(|start| *start <= bytes).saturating_sub(1);
+        let more = bytes.saturating_sub(self.starts.get(range).copied().unwrap_or(0)) as f64;
+        let table = self.tables.get(collective as usize).into_iter();
+        table.flat_map(move |table| {
+            let costs = table.costs.get(range * table.candidates.len()..).unwrap_or(&[]);
+            let timed = table.candidates.iter().zip(costs);
+            timed.map(move |(&(a, p), cost)| (a, p, cost.first + more * cost.per_byte))
+        })
     }
 
     /// How many of `channels` a call of `bytes` uses with this algorithm and protocol; at least 1.

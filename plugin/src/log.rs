@@ -1,7 +1,8 @@
-//! What a plugin calls: its logger, and the profiler callback.
+//! The function that a plugin logs with.
 //!
 //! A plugin logs as in C: `logger(level, subsystems, file, line, format, ...)`. The text is made by `vsnprintf`, and becomes
-//! an event of `tracing` with the target `ferroccl::net`.
+//! an event of `tracing`. Its target is `ferroccl::tuning` where the subsystems have NCCL's bit for tuning and not the one for
+//! networks, `ferroccl::init` where they have the one for profiling and neither, and else `ferroccl::net`.
 //!
 //! Stable Rust cannot define a function with `...`. What it can define is a function of assembly alone, and so
 //! [`variadic`] is the function that the plugin calls: it does what a C compiler puts at the beginning of such a function,
@@ -15,12 +16,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tracing::Level;
 
-use super::abi::{Code, Logger, Object, SUCCESS};
+use super::{Logger, Object};
 
 /// Levels of `ncclDebugLogLevel` (`common.h`); what is none of these is information.
 const WARN: c_int = 2;
 const ABORT: c_int = 4;
 const TRACE: c_int = 5;
+
+/// Subsystems of `ncclDebugLogSubSys` (`nccl_common.h`).
+const NET: c_ulong = 0x10;
+const TUNING: c_ulong = 0x40;
+const PROFILE: c_ulong = 0x4000;
 
 /// Bytes of a message at most, with the 0 at its end; the rest is cut off. Unmeasured: twice what NCCL's log has.
 const MAX_TEXT: usize = 2048;
@@ -130,7 +136,8 @@ mod variadic {
 }
 
 /// The function that a plugin logs with.
-pub(super) fn logger() -> Logger {
+#[must_use]
+pub fn logger() -> Logger {
     let function = variadic::variadic as *const ();
     // SAFETY: a function that takes what a `Logger` does: see its comment.
     unsafe { std::mem::transmute::<*const (), Logger>(function) }
@@ -168,13 +175,21 @@ unsafe extern "C" fn write(
     let _ = catch_unwind(AssertUnwindSafe(|| {
         macro_rules! event {
             ($level:expr) => {
-                if tracing::enabled!(target: "ferroccl::net", $level) {
+                match subsystems {
+                    of if of & NET != 0 => event!("ferroccl::net", $level),
+                    of if of & TUNING != 0 => event!("ferroccl::tuning", $level),
+                    of if of & PROFILE != 0 => event!("ferroccl::init", $level),
+                    _ => event!("ferroccl::net", $level),
+                }
+            };
+            ($target:literal, $level:expr) => {
+                if tracing::enabled!(target: $target, $level) {
                     // SAFETY: the caller's.
                     let text = unsafe { text(format, arguments) };
                     // SAFETY: the caller's.
                     let from = unsafe { string(file) }.unwrap_or_default();
                     tracing::event!(
-                        target: "ferroccl::net", $level, from, line, subsystems, "{text}"
+                        target: $target, $level, from, line, subsystems, "{text}"
                     );
                 }
             };
@@ -211,29 +226,8 @@ unsafe fn text(format: *const c_char, arguments: Object) -> String {
 ///
 /// # Safety
 /// It ends with a 0.
-pub(super) unsafe fn string(at: *const c_char) -> Option<String> {
+#[must_use]
+pub unsafe fn string(at: *const c_char) -> Option<String> {
     // SAFETY: the caller's.
     (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
-}
-
-/// Kind of an event: the first of the enumeration in `common.h`, `ncclProfilerNetEventStart`.
-const EVENT_START: c_int = 0;
-
-/// The profiler that nobody watches: it begins events that are nothing. Messages have no profiler handle, and so a plugin
-/// has little reason to call it.
-///
-/// # Safety
-/// `event` is NULL or writable.
-pub(super) unsafe extern "C" fn profiler(
-    event: *mut Object,
-    kind: c_int,
-    _handle: Object,
-    _plugin: i64,
-    _data: Object,
-) -> Code {
-    if kind == EVENT_START && !event.is_null() {
-        // SAFETY: the caller's.
-        unsafe { event.write(std::ptr::null_mut()) };
-    }
-    SUCCESS
 }

@@ -7,13 +7,15 @@
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
-
-use crate::sync::lock;
 
 /// How often calls are looked at, at most and at least.
 const EVERY: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// What a thread does in plugins.
 #[derive(Default)]
@@ -51,11 +53,12 @@ struct Watch {
 
 /// While this lives, calls are watched.
 #[derive(Debug)]
-pub(super) struct Watched(u64);
+pub struct Watched(u64);
 
 impl Watched {
     /// Warns of calls that take longer than `after`; of none if that is 0.
-    pub(super) fn new(after: Duration) -> Self {
+    #[must_use]
+    pub fn new(after: Duration) -> Self {
         let mut watch = lock(&WATCH);
         watch.next += 1;
         let number = watch.next;
@@ -78,7 +81,7 @@ impl Drop for Watched {
 }
 
 /// Calls a function of a plugin.
-pub(super) fn call<T>(plugin: &Arc<str>, function: &'static str, f: impl FnOnce() -> T) -> T {
+pub fn call<T>(plugin: &Arc<str>, function: &'static str, f: impl FnOnce() -> T) -> T {
     // A thread that ends has no slot any more.
     let slot = SLOT.try_with(|slot| Arc::clone(slot.get_or_init(register))).ok();
     if let Some(slot) = &slot {
@@ -91,7 +94,7 @@ pub(super) fn call<T>(plugin: &Arc<str>, function: &'static str, f: impl FnOnce(
         let mut call = lock(&slot.call);
         call.running = None;
         if call.warned {
-            tracing::info!(target: "ferroccl::net", "NET/Plugin: {function} of {plugin} has returned");
+            tracing::info!(target: "ferroccl::init", "Plugin: {function} of {plugin} has returned");
         }
     }
     result
@@ -143,8 +146,8 @@ fn look_at(slot: &Arc<Slot>, seen: &mut HashMap<usize, (u64, Instant, Duration)>
         entry.2 = waited * 2;
         call.warned = true;
         drop(call);
-        tracing::warn!(target: "ferroccl::net",
-            "NET/Plugin: {function} of {plugin} has not returned for {:.1} s: thread {} is held up in the plugin",
+        tracing::warn!(target: "ferroccl::init",
+            "Plugin: {function} of {plugin} has not returned for {:.1} s: thread {} is held up in the plugin",
             waited.as_secs_f64(), slot.thread);
     }
 }

@@ -1,0 +1,45 @@
+//! What a build script does for kernels of its crate's own.
+
+use std::path::PathBuf;
+use std::{env, error, fs};
+
+use crate::{Builder, Compiler, DeviceCrate, Module, Target};
+
+/// For the build script of a crate that depends on `ferroccl-device`: compiles the crate's kernels to PTX, for GPUs from sm_80 on, into
+/// `OUT_DIR/NAME.ptx`. `source` is the root of a device crate, which is called `ferroccl_NAME`; `shown_as` is its folder in source
+/// lines. The file is empty where there is no compiler for PTX, or with `FERROCCL_PTX=none`.
+///
+/// # Errors
+/// When what cargo says is missing, the kernels do not compile, or the file cannot be written.
+///
+/// ```no_run
+/// // In build.rs, for kernels that the crate embeds by include_str!(concat!(env!("OUT_DIR"), "/mine.ptx")):
+/// ferroccl_build::compile_own_kernels("mine", "src/kernels/lib.rs", "src/kernels")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn compile_own_kernels(
+    name: &str,
+    source: &str,
+    shown_as: &str,
+) -> Result<(), Box<dyn error::Error>> {
+    println!("cargo::rerun-if-env-changed=FERROCCL_PTX");
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    // From the build script of ferroccl-device.
+    let device = PathBuf::from(env::var("DEP_FERROCCL_DEVICE_SOURCE")?).join("lib.rs");
+    let wanted = env::var("FERROCCL_PTX").ok().is_none_or(|how| how != "none");
+    // The library's build script says what to install.
+    let compiler = if wanted { Compiler::find().ok() } else { None };
+    let text = match compiler {
+        Some(compiler) => {
+            let device = DeviceCrate::new("ferroccl_device", device).shown_as("device/src");
+            let kernels = DeviceCrate::new(format!("ferroccl_{name}"), source)
+                .shown_as(shown_as)
+                .depends_on(device);
+            let module = Module::new(name, kernels, Target::sm(80));
+            Builder::new(compiler, out.join("cache")).compile(&module)?.text().to_owned()
+        }
+        None => String::new(),
+    };
+    fs::write(out.join(format!("{name}.ptx")), text)?;
+    Ok(())
+}

@@ -1,0 +1,1 @@
+/* See cuda_runtime.h. NCCL's header includes this one; what is in it is for kernels. */
