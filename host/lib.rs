@@ -43,8 +43,8 @@ mod transport;
 
 pub use buffer::{Device, DeviceBuffer, Element, Stream};
 pub use comm::{
-    AbortHandle, CommConfig, Communicator, DeviceCommConfig, DeviceCommunicator, Extra, Grid,
-    InProgress, KernelSpec, ShrinkMode, Window, group,
+    AbortHandle, ChannelPeers, CommConfig, Communicator, DeviceChannels, DeviceCommConfig,
+    DeviceCommunicator, Extra, Grid, InProgress, KernelSpec, ShrinkMode, Window, group,
 };
 pub use error::{Error, KernelFault, Result};
 pub use ferroccl_bootstrap::{self as bootstrap, UniqueId};

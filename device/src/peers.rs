@@ -3,6 +3,10 @@
 //! All lanes of a block share the work, and each of them has as many loads in flight as its registers hold. What has been read is
 //! combined in the order of the ranks, so that all ranks that do so get the same bits.
 
+mod switch;
+
+pub(crate) use switch::spread_by_switch;
+
 use crate::abi::WindowPeers;
 use crate::args::KernelArgs;
 use crate::element::{Element, each};

@@ -93,7 +93,7 @@ use ferroccl_device::abi::ReduceOp;
 pub use abort::AbortHandle;
 pub use config::CommConfig;
 pub use custom::{Extra, KernelSpec};
-pub use device_comm::{DeviceCommConfig, DeviceCommunicator, Grid};
+pub use device_comm::{ChannelPeers, DeviceChannels, DeviceCommConfig, DeviceCommunicator, Grid};
 pub use group::group;
 pub use in_progress::InProgress;
 #[cfg(feature = "emulator")]

@@ -4,7 +4,9 @@ use ferroccl::device;
 
 mod adversity;
 mod device_comm;
+mod device_multimem;
 mod device_packets;
+mod device_prims;
 mod device_puts;
 mod differing;
 mod direct;
@@ -21,6 +23,10 @@ mod kernels;
 mod packets;
 #[path = "../support/packets_run.rs"]
 mod packets_run;
+#[path = "../support/pipes.rs"]
+mod pipes;
+#[path = "../support/pipes_run.rs"]
+mod pipes_run;
 #[path = "../support/puts.rs"]
 mod puts;
 #[path = "../support/puts_run.rs"]
@@ -31,3 +37,7 @@ mod random;
 mod rounds;
 #[path = "../support/rounds_run.rs"]
 mod rounds_run;
+#[path = "../support/switched.rs"]
+mod switched;
+#[path = "../support/switched_run.rs"]
+mod switched_run;

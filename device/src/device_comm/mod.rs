@@ -13,8 +13,10 @@
 //! | [`BlockComm::signal`], [`BlockComm::put_with_signal`], [`BlockComm::put_to_with_signal`] | tells a rank that what came before is there |
 //! | [`BlockComm::wait_signal`], [`BlockComm::wait_signal_of`] | waits for signals of any ranks, or of one |
 //! | [`BlockComm::put_packets`], [`BlockComm::wait_packets`] | data that says by itself that it is there, for the least time |
+//! | [`BlockComm::prims`], [`BlockComm::close`] | the library's own verbs (`send`, `recv_reduce_send`, ...) over Simple, LL or LL128, on a [channel](BlockComm::channels) |
 //! | [`BlockComm::put_to_all`] | copies to the same place of all ranks' buffers |
 //! | [`BlockComm::reduce`], [`BlockComm::reduce_to_all`] | combines the same place of all ranks' buffers, for this rank or for all |
+//! | [`BlockComm::multimem_sum`], [`BlockComm::multimem_sum_to_all`], [`BlockComm::multimem_put_to_all`], [`BlockComm::multimem`] | sums and copies by a switch that joins the ranks' GPUs (NVLS) |
 //! | [`BlockComm::put_to_node`], [`BlockComm::reduce_node`], [`BlockComm::reduce_node_to_all`] | the same of the node's ranks |
 //!
 //! All lanes of a block make the same calls. A barrier and a signal are of one block of each rank at a time: blocks that run beside each
@@ -31,12 +33,16 @@
 //! NCCL's device API has the same in `ncclLsaBarrierSession`, `ncclGetLsaPointer` and `ncclGin` (`nccl_device.h`, NCCL 2.28); MSCCL++ in
 //! its memory channels and port channels.
 
+mod channels;
+mod multimem;
 mod network;
 mod node;
 mod packets;
 mod signals;
 mod teams;
 
+pub use channels::RingPlace;
+pub use multimem::{Multimem, fence_aliases};
 pub use packets::packet_bytes;
 pub use teams::Team;
 
