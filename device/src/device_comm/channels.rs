@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The host makes them with the communicator (`DeviceCommConfig::channels`), in memory that both ends reach. A block of a kernel opens
-//! connections of a channel by [`BlockComm::prims`], uses the verbs of [`Prims`], and closes them by [`BlockComm::close`]. The steps of
+//! connections of a channel by [`GroupComm::prims`], uses the verbs of [`Prims`], and closes them by [`GroupComm::close`]. The steps of
 //! a connection go on from there, in the same kernel or in the next, with whatever protocol.
 //!
 //! Calls of the library are compared between ranks; what a user's kernels do on a channel is not. Where one rank sends more than the
@@ -16,6 +16,8 @@
 //! In NCCL that is `Primitives` (`src/device/primitives.h`), which its device API does not have.
 
 use super::BlockComm;
+#[cfg(doc)]
+use super::GroupComm;
 use crate::abi::{Channel, Comm, Conn, DeviceComm, FaultKind, NO_RANK, Peer, WaitKind, Work};
 use crate::element::Element;
 use crate::gpu::{self, Waiting};
@@ -71,7 +73,7 @@ impl BlockComm {
     /// ```
     ///
     /// # Safety
-    /// The channel is below [`BlockComm::channels`].
+    /// The channel is below [`GroupComm::channels`].
     #[inline(always)]
     #[must_use]
     pub unsafe fn ring(&self, channel: u32) -> RingPlace {
@@ -83,7 +85,7 @@ impl BlockComm {
     /// The rank at a position of the ring of a channel.
     ///
     /// # Safety
-    /// The channel is below [`BlockComm::channels`], the position below [`BlockComm::ranks`].
+    /// The channel is below [`GroupComm::channels`], the position below [`GroupComm::ranks`].
     #[inline(always)]
     #[must_use]
     pub unsafe fn ring_rank(&self, channel: u32, position: u32) -> u32 {
@@ -94,7 +96,7 @@ impl BlockComm {
         }
     }
 
-    /// Opens connections of a channel, those to receive from and those to send to: this block's until [`BlockComm::close`]. `from` and
+    /// Opens connections of a channel, those to receive from and those to send to: this block's until [`GroupComm::close`]. `from` and
     /// `to` are ranks. Of several, the last may be missing ([`NO_RANK`]). The verbs that take places in buffers
     /// ([`Prims::send`], [`Prims::recv`]) take them in `input` and `output`, which may be null where only verbs on any memory
     /// ([`Prims::send_from`], [`Prims::recv_into`]) are used. Verbs move a [chunk](Prims::chunk) of elements at most.
@@ -185,7 +187,7 @@ impl BlockComm {
         );
     }
 
-    /// Closes connections that [`BlockComm::prims`] has opened, behind the last verb: their steps are kept. `false` when a wait has
+    /// Closes connections that [`GroupComm::prims`] has opened, behind the last verb: their steps are kept. `false` when a wait has
     /// failed, now and ever after.
     ///
     /// All lanes of the block call it.

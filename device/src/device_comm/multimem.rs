@@ -8,7 +8,7 @@
 //! ```
 //!
 //! What goes that way passes a rank's link once, and not once for each other rank. It is there for windows of
-//! `Device::alloc_shared`, where GPUs and driver have multicast objects ([`BlockComm::multimem`] says so), in code for sm_90 and later. PTX
+//! `Device::alloc_shared`, where GPUs and driver have multicast objects ([`GroupComm::multimem`] says so), in code for sm_90 and later. PTX
 //! for older GPUs has none of the instructions. On the CPU whoever loads and stores goes from rank to rank.
 //!
 //! Sums are of [`F32`](DataType::F32), [`F16`](DataType::F16) and [`Bf16`](DataType::Bf16), those of 16 bits computed in single precision
@@ -19,7 +19,7 @@
 
 use core::marker::PhantomData;
 
-use super::BlockComm;
+use super::{GroupComm, Warps};
 #[cfg(doc)]
 use crate::abi::DataType;
 use crate::abi::{DeviceWindow, WindowPeers};
@@ -116,7 +116,7 @@ impl DeviceWindow {
     }
 }
 
-impl BlockComm {
+impl<C: Warps> GroupComm<C> {
     /// A place in the buffers of all ranks by one address, `offset` bytes from their beginning. `None` where the window has no multicast
     /// object, and in code for GPUs before sm_90.
     ///
@@ -134,7 +134,7 @@ impl BlockComm {
         at.map(|at| Multimem { at, element: PhantomData })
     }
 
-    /// [`BlockComm::reduce`] of sums by the switch; where there is none, as that.
+    /// [`GroupComm::reduce`] of sums by the switch; where there is none, as that.
     ///
     /// ```text
     /// rank 0   [1 2 3] ──┐
@@ -143,7 +143,7 @@ impl BlockComm {
     /// ```
     ///
     /// # Safety
-    /// As [`BlockComm::reduce`].
+    /// As [`GroupComm::reduce`].
     #[inline(always)]
     pub unsafe fn multimem_sum<T: Element>(
         &self,
@@ -168,7 +168,7 @@ impl BlockComm {
         }
     }
 
-    /// [`BlockComm::reduce_to_all`] of sums by the switch; where it does not reach both windows, as that.
+    /// [`GroupComm::reduce_to_all`] of sums by the switch; where it does not reach both windows, as that.
     ///
     /// ```text
     /// rank 0   [1 . .] ──┐                            ┌─► [12 . .]
@@ -177,7 +177,7 @@ impl BlockComm {
     /// ```
     ///
     /// # Safety
-    /// As [`BlockComm::reduce_to_all`].
+    /// As [`GroupComm::reduce_to_all`].
     #[inline(always)]
     pub unsafe fn multimem_sum_to_all<T: Element>(
         &self,
@@ -202,7 +202,7 @@ impl BlockComm {
         }
     }
 
-    /// [`BlockComm::put_to_all`] by the switch; where there is none, as that.
+    /// [`GroupComm::put_to_all`] by the switch; where there is none, as that.
     ///
     /// ```text
     /// rank 0   from [1 2 3] ── switch ─┬─► [1 2 3]
@@ -211,7 +211,7 @@ impl BlockComm {
     /// ```
     ///
     /// # Safety
-    /// As [`BlockComm::put_to_all`].
+    /// As [`GroupComm::put_to_all`].
     #[inline(always)]
     pub unsafe fn multimem_put_to_all<T: Element>(
         &self,

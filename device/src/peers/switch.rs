@@ -1,7 +1,7 @@
 //! The loops over the buffers of all ranks where a switch stores to all and sums of all: 16-byte packs go to one address, that of a
 //! multicast object. The elements before the first and behind the last pack go to each rank by itself.
 
-use super::{Among, Combined, Pack, Peers, lanes, words};
+use super::{Among, Combined, Pack, Peers, words};
 use crate::element::{Element, each};
 use crate::gpu::{self, MulticastAddress, PACK_BYTES};
 use crate::reduce::Reduction;
@@ -16,8 +16,8 @@ fn to_first_pack<T>(at: *const T, n: usize) -> usize {
 /// while others are loaded from all, and by 8 ranks of 16 blocks a link is asked for 1 MiB at once, more than there is room for on
 /// its way.
 #[inline(always)]
-fn for_packs(packs: usize, mut body: impl FnMut(usize)) {
-    let (mut at, lanes) = lanes();
+fn for_packs(side: &impl Among, packs: usize, mut body: impl FnMut(usize)) {
+    let (mut at, lanes) = side.lanes();
     while at < packs {
         body(at);
         at += lanes;
@@ -44,7 +44,7 @@ impl<T: Element, R: Reduction, S: Among, const SPREAD: bool> Combined<'_, T, R, 
             let from = MulticastAddress::of(self.from.0, nranks, input.wrapping_add(head));
             let own = output.wrapping_add(head);
             let to = if SPREAD { MulticastAddress::of(self.to.0, nranks, own) } else { from };
-            for_packs(packs, |at| {
+            for_packs(self.side, packs, |at| {
                 let mut sum = gpu::ld_sum::<T>(from.wrapping_add(at * PACK_BYTES));
                 self.reducer().pre_words(&mut sum);
                 if SPREAD {
@@ -96,15 +96,15 @@ pub(crate) unsafe fn spread_by_switch(
         let first = from.wrapping_add(head);
         let all = MulticastAddress::of(peers.0, side.nranks(), to.wrapping_add(head));
         if first.addr().is_multiple_of(PACK_BYTES) {
-            spread_packs::<Pack>((first, all), packs);
+            spread_packs::<Pack>(side, (first, all), packs);
         } else if first.addr().is_multiple_of(8) {
-            spread_packs::<u64>((first, all), packs);
+            spread_packs::<u64>(side, (first, all), packs);
         } else if first.addr().is_multiple_of(4) {
-            spread_packs::<u32>((first, all), packs);
+            spread_packs::<u32>(side, (first, all), packs);
         } else if first.addr().is_multiple_of(2) {
-            spread_packs::<u16>((first, all), packs);
+            spread_packs::<u16>(side, (first, all), packs);
         } else {
-            spread_packs::<u8>((first, all), packs);
+            spread_packs::<u8>(side, (first, all), packs);
         }
         words::<u8>(side, peers, (from, to), 0, head);
         words::<u8>(side, peers, (from, to), end, n);
@@ -116,8 +116,12 @@ pub(crate) unsafe fn spread_by_switch(
 /// # Safety
 /// As there; addresses of the input are multiples of a word.
 #[inline(always)]
-unsafe fn spread_packs<W: Copy>((from, all): (*const u8, MulticastAddress), packs: usize) {
-    for_packs(packs, |at| {
+unsafe fn spread_packs<W: Copy>(
+    side: &impl Among,
+    (from, all): (*const u8, MulticastAddress),
+    packs: usize,
+) {
+    for_packs(side, packs, |at| {
         let place = at * PACK_BYTES;
         // SAFETY: the caller's; the place is among the packs.
         unsafe {
