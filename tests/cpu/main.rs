@@ -4,6 +4,7 @@ use ferroccl::device;
 
 mod adversity;
 mod device_comm;
+mod device_groups;
 mod device_multimem;
 mod device_packets;
 mod device_prims;
@@ -17,6 +18,10 @@ mod runtime;
 mod seeded;
 mod verify;
 
+#[path = "../support/groups.rs"]
+mod groups;
+#[path = "../support/groups_run.rs"]
+mod groups_run;
 #[path = "../support/kernels.rs"]
 mod kernels;
 #[path = "../support/packets.rs"]

@@ -6,6 +6,7 @@ mod alignment;
 mod bugs;
 mod conformance;
 mod device_comm;
+mod device_groups;
 mod device_multimem;
 mod device_packets;
 mod device_prims;
@@ -15,6 +16,10 @@ mod runtime;
 
 #[path = "../support/device_ptx.rs"]
 mod device_ptx;
+#[path = "../support/groups.rs"]
+mod groups;
+#[path = "../support/groups_run.rs"]
+mod groups_run;
 #[path = "../support/kernels.rs"]
 mod kernels;
 #[path = "../support/packets.rs"]

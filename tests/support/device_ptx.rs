@@ -10,7 +10,7 @@ use crate::skip::skip;
 /// What becomes of a file of `tests/support`, once it is asked for.
 type Made = OnceLock<Result<String, String>>;
 
-/// The PTX of `rounds.rs`, `packets.rs`, `pipes.rs` and `puts.rs`; `None`, with the reason said, where there is no compiler for it.
+/// The PTX of `rounds.rs`, `groups.rs`, `packets.rs`, `pipes.rs` and `puts.rs`; `None`, with the reason said, where there is no compiler for it.
 pub(crate) fn rounds() -> Option<&'static str> {
     static TEXT: Made = OnceLock::new();
     compiled(&TEXT, "rounds_ptx", 80)

@@ -35,27 +35,6 @@ pub(crate) const fn results_of(ranks: u64, count: u64) -> u64 {
     (2 * ranks + 1) * count
 }
 
-/// What is left of a round on a rank.
-#[cfg(not(target_arch = "nvptx64"))]
-pub(crate) fn expected(
-    (rank, ranks): (u64, u64),
-    (block, round): (u64, u64),
-    count: u64,
-    all: bool,
-) -> Vec<Option<u32>> {
-    let mut wanted = Vec::new();
-    let sum = |i| (0..ranks).fold(0u32, |sum, r| sum.wrapping_add(given(r, block, round, i)));
-    wanted.extend((0..ranks * count).map(|i| Some(sum(i))));
-    let largest = |i| (0..ranks).map(|r| given(r, block, round, i)).max();
-    // Only the end of the pipeline, whose rank the ring says, has it.
-    wanted.extend((0..count).map(|i| largest(i).filter(|_| ranks == 1)));
-    for from in 0..ranks {
-        let there = all && from != rank;
-        wanted.extend((0..count).map(|i| there.then(|| given(from, block, round, i))));
-    }
-    wanted
-}
-
 crate::device::user_kernels! {
     /// See the file's documentation.
     pub(crate) PIPES = "test_pipes": 512, pipes, Pipes;

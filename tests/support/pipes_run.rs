@@ -3,7 +3,27 @@
 use ferroccl::device::kernels::UserKernel;
 use ferroccl::{CommConfig, Communicator, Device, DeviceChannels, DeviceCommConfig, Grid};
 
-use crate::pipes::{Pipes, expected, results_of};
+use crate::pipes::{Pipes, given, results_of};
+
+/// What is left of a round on a rank.
+fn expected(
+    (rank, ranks): (u64, u64),
+    (block, round): (u64, u64),
+    count: u64,
+    all: bool,
+) -> Vec<Option<u32>> {
+    let mut wanted = Vec::new();
+    let sum = |i| (0..ranks).fold(0u32, |sum, r| sum.wrapping_add(given(r, block, round, i)));
+    wanted.extend((0..ranks * count).map(|i| Some(sum(i))));
+    let largest = |i| (0..ranks).map(|r| given(r, block, round, i)).max();
+    // Only the end of the pipeline, whose rank the ring says, has it.
+    wanted.extend((0..count).map(|i| largest(i).filter(|_| ranks == 1)));
+    for from in 0..ranks {
+        let there = all && from != rank;
+        wanted.extend((0..count).map(|i| there.then(|| given(from, block, round, i))));
+    }
+    wanted
+}
 
 /// Runs rounds so many times in a row, in as many blocks of as many elements: the steps of a connection go on from kernel to kernel. An
 /// error, or what is wrong.
@@ -80,7 +100,7 @@ fn largest(
             let start = (block * rounds + round) * each + n as usize * count;
             let place = (block as u64, first + round as u64);
             let wanted: Vec<u32> = (0..count as u64)
-                .map(|i| (0..n).map(|r| crate::pipes::given(r, place.0, place.1, i)).max().unwrap())
+                .map(|i| (0..n).map(|r| given(r, place.0, place.1, i)).max().unwrap())
                 .collect();
             if !all.iter().any(|of| of[start..start + count] == wanted) {
                 return Err(format!("no rank has the largest of block {block}, round {}", place.1));

@@ -38,11 +38,13 @@ impl MulticastAddress {
 /// Whether the GPU that this is compiled for has the instructions.
 pub(crate) const HAS_MULTICAST: bool = cfg!(target_feature = "sm_90");
 
-/// Orders what was accessed by one address of some memory before what is accessed by another.
+/// Orders what was accessed by one address of some memory before what is accessed by another, where there are such.
 #[inline(always)]
 pub(crate) fn fence_aliases() {
-    // SAFETY: orders memory, nothing else. 9.7.13.4, `fence.proxy`.
-    unsafe { asm!("fence.proxy.alias;", options(nostack, preserves_flags)) }
+    if HAS_MULTICAST {
+        // SAFETY: orders memory, nothing else. 9.7.13.4, `fence.proxy`, of PTX ISA 7.5.
+        unsafe { asm!("fence.proxy.alias;", options(nostack, preserves_flags)) }
+    }
 }
 
 /// A load of four registers, combined of all ranks'. Relaxed, as [`ld_data`](super::ld_data) is by `ld.volatile`.
