@@ -130,8 +130,10 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
                 (recv, send),
                 #[inline(always)]
                 || {
-                    let (input, output) = (args.input::<T>(), args.output::<T>());
-                    (Reducer::of(args), input.wrapping_add(start), output.wrapping_add(start))
+                    let reducer = Reducer::of(args);
+                    let input = args.input::<T>().wrapping_add(start);
+                    let output = args.output::<T>().wrapping_add(start);
+                    (reducer, input, output)
                 },
             );
             if direct && P::DIRECT && prims.cx.count() > 0 {
