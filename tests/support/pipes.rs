@@ -1,7 +1,7 @@
 //! A kernel in which blocks use primitives: an all-reduce around a ring, a pipeline along it, and messages between any two ranks, round
 //! after round, each time in another protocol.
 
-use crate::device::abi::DeviceComm;
+use crate::device::abi::{DeviceComm, NO_RANK};
 use crate::device::device_comm::BlockComm;
 use crate::device::gpu;
 use crate::device::prims::{Ll, Ll128, Protocol, Simple};
@@ -13,8 +13,8 @@ crate::device::kernel_argument! {
         pub(crate) comm: DeviceComm,
         /// Address of what each block gives, `count` elements for each rank.
         pub(crate) given: u64,
-        /// Address of what is left: by block and round, the sums (`ranks * count`), the largest (`count`), and from each rank a message
-        /// (`ranks * count`).
+        /// Address of what is left: by block and round, the sums (`ranks * count`), the largest (`count`), from each rank a message
+        /// (`ranks * count`), and on rank 0, of up to four ranks, the sums of all at once (`count`).
         pub(crate) results: u64,
         pub(crate) count: u64,
         pub(crate) rounds: u64,
@@ -32,7 +32,7 @@ pub(crate) fn given(rank: u64, block: u64, round: u64, i: u64) -> u32 {
 
 /// Elements that are left of a round.
 pub(crate) const fn results_of(ranks: u64, count: u64) -> u64 {
-    (2 * ranks + 1) * count
+    (2 * ranks + 2) * count
 }
 
 crate::device::user_kernels! {
@@ -102,6 +102,12 @@ unsafe fn one_round<P: Protocol>(
         }
         // An all-reduce: chunk i begins at rank i + 1, and is done at rank i.
         let neighbours = ([ring.prev], [ring.next]);
+        let behind = (ring.index + 1) % ranks;
+        if comm.ring_rank(channel, ring.index) != rank
+            || comm.ring_rank(channel, behind) != ring.next
+        {
+            return false;
+        }
         let buffers = (own.cast_const(), sums);
         let mut prims = comm.prims::<u32, Sum, P, 1, 1>(channel, neighbours, buffers);
         let step = prims.chunk().min(count.max(1));
@@ -176,6 +182,34 @@ unsafe fn one_round<P: Protocol>(
             }
             by += 1;
         }
-        true
+        // All at once to rank 0, which has three to receive from, some of them missing.
+        if ranks > 4 {
+            return true;
+        }
+        let sums = messages.wrapping_add(whole);
+        if rank == 0 {
+            let from = [1, 2, 3].map(|from| if from < ranks { from } else { NO_RANK });
+            let buffers = (own.cast_const(), sums);
+            let mut prims = comm.prims::<u32, Sum, P, 3, 0>(channel, (from, []), buffers);
+            let step = prims.chunk().min(count.max(1));
+            let mut first = 0;
+            while first < count {
+                let n = step.min(count - first);
+                prims.recv_reduce_copy(first, first, n);
+                first += n;
+            }
+            comm.close(prims)
+        } else {
+            let buffers = (own.cast_const(), core::ptr::null_mut());
+            let mut prims = comm.prims::<u32, Sum, P, 0, 1>(channel, ([], [0]), buffers);
+            let step = prims.chunk().min(count.max(1));
+            let mut first = 0;
+            while first < count {
+                let n = step.min(count - first);
+                prims.send(first, n);
+                first += n;
+            }
+            comm.close(prims)
+        }
     }
 }

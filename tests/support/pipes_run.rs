@@ -22,6 +22,8 @@ fn expected(
         let there = all && from != rank;
         wanted.extend((0..count).map(|i| there.then(|| given(from, block, round, i))));
     }
+    let at_once = all && rank == 0 && (2..=4).contains(&ranks);
+    wanted.extend((0..count).map(|i| at_once.then(|| sum(i))));
     wanted
 }
 
