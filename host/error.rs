@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use ferroccl_bootstrap::BootstrapError;
-use ferroccl_device::abi::{Fault, FaultKind, NO_RANK, WaitKind};
+use ferroccl_device::abi::{Fault, FaultKind, NO_RANK, ProtocolId, WaitKind};
 use ferroccl_topology::TopologyError;
 use ferroccl_topology::graph::file::GraphError;
 
@@ -278,6 +278,19 @@ impl std::fmt::Display for KernelFault {
                 write!(
                     f,
                     "timeout: rank {rank} channel {channel} step {step} waited for {wait} of {of_whom}"
+                )
+            }
+            FaultKind::NoConnection => {
+                let protocol = ProtocolId::from_index(step);
+                let protocol = protocol.map_or_else(|| step.to_string(), |p| p.to_string());
+                let whom = match peer {
+                    NO_RANK => "a rank".to_owned(),
+                    rank => format!("rank {rank}"),
+                };
+                write!(
+                    f,
+                    "rank {rank}: a kernel asked for primitives with {whom} on channel {channel} in {protocol}, for which its device \
+                     communicator has no connection: DeviceCommConfig::channels"
                 )
             }
             FaultKind::PeerLost if rank == peer => {

@@ -45,8 +45,8 @@ mod tuner_plugin;
 
 pub use buffer::{Device, DeviceBuffer, Element, Stream};
 pub use comm::{
-    AbortHandle, CommConfig, Communicator, DeviceCommConfig, DeviceCommunicator, Extra, Grid,
-    InProgress, KernelSpec, ShrinkMode, Window, group, group_time,
+    AbortHandle, ChannelPeers, CommConfig, Communicator, DeviceChannels, DeviceCommConfig,
+    DeviceCommunicator, Extra, Grid, InProgress, KernelSpec, ShrinkMode, Window, group, group_time,
 };
 pub use error::{Error, KernelFault, Result};
 pub use ferroccl_bootstrap::{self as bootstrap, UniqueId};

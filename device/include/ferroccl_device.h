@@ -5,7 +5,8 @@
  * and blocks of whole warps. A wait that cannot end (time is up, the communicator is aborted) returns 0, then and ever after, and the
  * kernel ends as soon as it can; the host has the reason.
  *
- * Instructions: PTX ISA 9.0, 9.7.9.8 (ld), 9.7.9.11 (st), 9.7.13.5 (atom), 9.7.13.7 (red); the memory model is chapter 8. */
+ * Instructions: PTX ISA 9.0, 9.7.9.8 (ld), 9.7.9.11 (st), 9.7.9.14 (multimem), 9.7.13.4 (fence.proxy), 9.7.13.5 (atom), 9.7.13.7
+ * (red); the memory model is chapter 8. */
 #ifndef FERROCCL_DEVICE_H
 #define FERROCCL_DEVICE_H
 
@@ -17,7 +18,7 @@ typedef struct {
     ferroccl_u64 comm, words, peers;
     ferroccl_u32 rank, ranks, barriers, signals;
     ferroccl_u64 teams, network;
-    ferroccl_u32 node_rank, node_ranks, rail_rank, rail_ranks, requests, pad;
+    ferroccl_u32 node_rank, node_ranks, rail_rank, rail_ranks, requests, channels;
 } ferroccl_device_comm_t;
 
 /* abi::DeviceWindow. */
@@ -68,6 +69,7 @@ typedef struct {
 #define FERROCCL_PUT_SIGNAL 4u       /* abi::PutRequest::SIGNAL */
 #define FERROCCL_PUT_ARRIVAL 8u      /* abi::PutRequest::ARRIVAL */
 #define FERROCCL_UNREACHED (1ull << 63) /* abi::WindowPeers::UNREACHED */
+#define FERROCCL_BY_RANK 1ull        /* abi::WindowPeers::BY_RANK */
 #define FERROCCL_SPINS_PER_CHECK 1000
 
 #ifdef __CUDACC__
@@ -125,6 +127,36 @@ static __device__ __forceinline__ ferroccl_u32 ferroccl_world_rank(const ferrocc
 static __device__ __forceinline__ void *ferroccl_peer(ferroccl_device_window_t window, ferroccl_u32 rank, ferroccl_u64 offset) {
     return ferroccl_at(window.peers, rank, (char *)window.address + offset);
 }
+
+/* DeviceWindow::multimem_ptr: the address of the same place in the buffers of all ranks, for `multimem` instructions (sm_90). Null where
+ * the window has no multicast object. */
+static __device__ __forceinline__ void *ferroccl_multimem_ptr(ferroccl_device_window_t window, ferroccl_u64 offset) {
+    const ferroccl_u64 distance = ((const ferroccl_u64 *)window.peers)[1];
+    return distance && distance != FERROCCL_BY_RANK ? (char *)window.address + offset + distance : 0;
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+/* device_comm::fence_aliases: between accesses by the ranks' own addresses and by that of all ranks. */
+static __device__ __forceinline__ void ferroccl_fence_aliases(void) {
+    asm volatile("fence.proxy.alias;" ::: "memory");
+}
+
+/* Multimem::load_sum: the sums of four floats of all ranks, by an address of ferroccl_multimem_ptr, which is a multiple of 16. */
+static __device__ __forceinline__ float4 ferroccl_multimem_load_sum(const float *from) {
+    float4 sum;
+    asm volatile("multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(sum.x), "=f"(sum.y), "=f"(sum.z), "=f"(sum.w)
+                 : "l"(from)
+                 : "memory");
+    return sum;
+}
+
+/* Multimem::store: four floats, or any 16 bytes, to the memory of all ranks. */
+static __device__ __forceinline__ void ferroccl_multimem_store(float *to, float4 value) {
+    asm volatile("multimem.st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
+                 : "memory");
+}
+#endif
 
 static __device__ __forceinline__ ferroccl_u64 *ferroccl_word(const ferroccl_device_comm_t *comm, ferroccl_u32 index) {
     return (ferroccl_u64 *)comm->words + index;

@@ -6,14 +6,20 @@ use crate::abi::{ChannelWork, Comm, Signature, WindowPeers, Work};
 use crate::gpu;
 
 /// The argument of a kernel: on the CPU an address, on a GPU a parameter, of which a word is loaded when it is asked for.
+///
+/// A user's kernel has an argument of its own. What its primitives ask of a [`Work`] is in memory on a GPU, too
+/// ([`KernelArgs::in_memory`]). Which of the two it is a compiler knows.
 #[derive(Clone, Copy, Debug)]
-pub struct KernelArgs(*const Work);
+pub struct KernelArgs {
+    work: *const Work,
+    in_memory: bool,
+}
 
 /// The word of [`Work`] that begins with a field.
 macro_rules! word {
     ($args:ident . $field:ident) => {
-        // SAFETY: `new`'s contract; the field is there, and begins a word.
-        unsafe { gpu::argument::<{ offset_of!(Work, $field) }>($args.0) }
+        // SAFETY: the constructors' contracts; the field is there, and begins a word.
+        unsafe { $args.word::<{ offset_of!(Work, $field) }>() }
     };
 }
 
@@ -23,7 +29,55 @@ impl KernelArgs {
     #[inline(always)]
     #[must_use]
     pub unsafe fn new(work: *const Work) -> Self {
-        KernelArgs(work)
+        KernelArgs { work, in_memory: false }
+    }
+
+    /// Those of a kernel whose argument is another.
+    ///
+    /// # Safety
+    /// `work` is in memory that the kernel reads, valid until it ends, and nobody writes it.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) unsafe fn in_memory(work: *const Work) -> Self {
+        KernelArgs { work, in_memory: true }
+    }
+
+    /// Whether it is no call's: of a user's kernel.
+    #[inline(always)]
+    pub(crate) fn is_in_memory(self) -> bool {
+        self.in_memory
+    }
+
+    /// The word that begins so many bytes behind the beginning.
+    ///
+    /// # Safety
+    /// There is one.
+    #[inline(always)]
+    unsafe fn word<const OFFSET: usize>(self) -> u64 {
+        // SAFETY: the caller's; the constructors' contracts.
+        unsafe {
+            if self.in_memory {
+                self.work.byte_add(OFFSET).cast::<u64>().read()
+            } else {
+                gpu::argument::<OFFSET>(self.work)
+            }
+        }
+    }
+
+    /// [`KernelArgs::word`], where only a running kernel knows which word it is.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn word_at(self, offset: usize) -> u64 {
+        // SAFETY: the caller's; the constructors' contracts.
+        unsafe {
+            if self.in_memory {
+                self.work.byte_add(offset).cast::<u64>().read()
+            } else {
+                gpu::argument_at(self.work, offset)
+            }
+        }
     }
 
     /// [`Work::comm`].
@@ -107,13 +161,13 @@ impl KernelArgs {
     #[inline(always)]
     #[must_use]
     pub fn signature(self) -> Signature {
-        // SAFETY: `new`'s contract; a signature is four words.
+        // SAFETY: the constructors' contracts; a signature is four words.
         unsafe {
             Signature {
-                seq: gpu::argument::<{ offset_of!(Work, signature) }>(self.0),
-                count: gpu::argument::<{ offset_of!(Work, signature) + 8 }>(self.0),
-                call: gpu::argument::<{ offset_of!(Work, signature) + 16 }>(self.0),
-                root: gpu::argument::<{ offset_of!(Work, signature) + 24 }>(self.0),
+                seq: self.word::<{ offset_of!(Work, signature) }>(),
+                count: self.word::<{ offset_of!(Work, signature) + 8 }>(),
+                call: self.word::<{ offset_of!(Work, signature) + 16 }>(),
+                root: self.word::<{ offset_of!(Work, signature) + 24 }>(),
             }
         }
     }
@@ -123,13 +177,8 @@ impl KernelArgs {
     #[must_use]
     pub fn part(self, channel: u32) -> ChannelWork {
         let at = offset_of!(Work, channels) + size_of::<ChannelWork>() * channel as usize;
-        // SAFETY: `new`'s contract; the host launches at most MAX_CHANNELS blocks.
-        unsafe {
-            ChannelWork {
-                offset: gpu::argument_at(self.0, at),
-                count: gpu::argument_at(self.0, at + 8),
-            }
-        }
+        // SAFETY: the constructors' contracts; the host launches at most MAX_CHANNELS blocks.
+        unsafe { ChannelWork { offset: self.word_at(at), count: self.word_at(at + 8) } }
     }
 }
 

@@ -3,6 +3,10 @@
 //! All lanes of a block share the work, and each of them has as many loads in flight as its registers hold. What has been read is
 //! combined in the order of the ranks, so that all ranks that do so get the same bits.
 
+mod switch;
+
+pub(crate) use switch::spread_by_switch;
+
 use crate::abi::WindowPeers;
 use crate::args::KernelArgs;
 use crate::element::{Element, each};
@@ -22,18 +26,18 @@ pub(crate) trait Among {
     /// Ranks.
     fn nranks(&self) -> usize;
 
+    /// This lane, and how many share the work: whole warps.
+    #[inline(always)]
+    fn lanes(&self) -> (usize, usize) {
+        (gpu::thread_idx_x() as usize, gpu::block_dim_x() as usize)
+    }
+
     /// The rank `by + 1` behind this one: each rank begins with another, so that not all write to the same. The last is this one.
     #[inline(always)]
     fn behind(&self, by: usize) -> usize {
         let peer = self.rank() + by + 1;
         if peer >= self.nranks() { peer - self.nranks() } else { peer }
     }
-}
-
-/// This lane, and how many share the work.
-#[inline(always)]
-fn lanes() -> (usize, usize) {
-    (gpu::thread_idx_x() as usize, gpu::block_dim_x() as usize)
 }
 
 /// Where a buffer of this rank is in the others' memory.
@@ -127,7 +131,7 @@ impl<'s, T: Element, R: Reduction, S: Among, const SPREAD: bool> Combined<'s, T,
                 // spread over all lanes. Of many ranks all are read at once: if all ranks read some of them first, these ranks' links
                 // would be full, and the others' empty.
                 let by_one = self.reducer.divides()
-                    || packs < DEPTH * lanes().1
+                    || packs < DEPTH * self.side.lanes().1
                     || self.side.nranks() > BATCH / DEPTH;
                 let in_hunks = if by_one { 0 } else { packs / hunk * hunk };
                 self.packs::<DEPTH>(0, in_hunks);
@@ -145,7 +149,7 @@ impl<'s, T: Element, R: Reduction, S: Among, const SPREAD: bool> Combined<'s, T,
     #[inline(always)]
     unsafe fn packs<const U: usize>(&self, first: usize, end: usize) {
         let warp = WARP as usize;
-        let (tid, lanes) = lanes();
+        let (tid, lanes) = self.side.lanes();
         let mut at = first + tid / warp * warp * U + tid % warp;
         while at < end {
             let place = |of: *mut T, u: usize| of.cast::<Pack>().wrapping_add(at + u * warp);
@@ -197,7 +201,7 @@ impl<'s, T: Element, R: Reduction, S: Among, const SPREAD: bool> Combined<'s, T,
     /// As [`Combined::run`].
     #[inline(always)]
     pub(crate) unsafe fn elements(&self, first: usize, end: usize) {
-        let (tid, lanes) = lanes();
+        let (tid, lanes) = self.side.lanes();
         let mut at = first + tid;
         while at < end {
             // SAFETY: the caller's.
@@ -317,7 +321,7 @@ pub(crate) unsafe fn words<W: Copy>(
     n: usize,
 ) -> usize {
     let words = (n - start) / size_of::<W>();
-    let (tid, lanes) = lanes();
+    let (tid, lanes) = side.lanes();
     let from = from.wrapping_add(start).cast::<W>();
     let mut at = tid;
     while at < words {

@@ -1,11 +1,13 @@
 //! Device communicators: what users' own kernels communicate by.
 //!
 //! ```text
-//! Communicator::device_comm    words for barriers and signals on each rank, which the others of its node map (window.rs), and
-//!                              what sends to other nodes (puts.rs)   ─► DeviceCommunicator
+//! Communicator::device_comm    words for barriers and signals on each rank, and connections for primitives (channels.rs), which the
+//!                              others of its node map (window.rs), and what sends to other nodes (puts.rs)   ─► DeviceCommunicator
 //! DeviceCommunicator::value    abi::DeviceComm, which goes into the kernel's argument
 //! DeviceCommunicator::launch   the kernel runs as a call does: behind the last call, and its failure is the communicator's
 //! ```
+
+mod channels;
 
 use std::sync::Arc;
 
@@ -14,6 +16,7 @@ use ferroccl_device::abi::{DeviceComm, DeviceWindow};
 use ferroccl_device::kernels::UserKernel;
 use tracing::debug;
 
+pub use self::channels::{ChannelPeers, DeviceChannels};
 use super::Communicator;
 use super::puts::NetPuts;
 use super::shared::SharedComm;
@@ -38,12 +41,15 @@ pub struct DeviceCommConfig {
     /// Requests that a rank's blocks may have under way to ranks on other nodes, 1 at least; the next power of two is taken. A block that
     /// asks for more waits.
     pub requests: u32,
+    /// Channels with connections for primitives.
+    pub channels: DeviceChannels,
 }
 
-/// One barrier, one signal, and 64 requests.
+/// One barrier, one signal, 64 requests, and no channels.
 impl Default for DeviceCommConfig {
     fn default() -> Self {
-        DeviceCommConfig { barriers: 1, signals: 1, requests: 64 }
+        let channels = DeviceChannels::default();
+        DeviceCommConfig { barriers: 1, signals: 1, requests: 64, channels }
     }
 }
 
@@ -131,11 +137,11 @@ impl Communicator {
     /// ([`ferroccl::device::device_comm`](crate::device::device_comm)). Of memory that is not the host's it sends copies.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] where ranks reach each other neither by memory nor by a network, with the reason;
-    /// [`Error::InvalidArgument`] when `config` has no requests, more than 65536 barriers, signals or requests, or the ranks' differ; else
-    /// as [`Communicator::register_window`].
+    /// [`Error::Unavailable`] where ranks reach each other neither by memory nor by a network, or channels are to connect ranks that do
+    /// not reach each other's memory, with the reason; [`Error::InvalidArgument`] when `config` has no requests, more than 65536 barriers,
+    /// signals or requests, channels that there cannot be, or the ranks' differ; else as [`Communicator::register_window`].
     pub fn device_comm(&self, config: &DeviceCommConfig) -> Result<DeviceCommunicator> {
-        let DeviceCommConfig { barriers, signals, requests } = *config;
+        let DeviceCommConfig { barriers, signals, requests, channels } = *config;
         for (name, number) in [
             ("config.barriers", barriers),
             ("config.signals", signals),
@@ -148,39 +154,42 @@ impl Communicator {
         if requests == 0 {
             return Err(Error::argument("config.requests", "there is one at least"));
         }
+        channels.check()?;
         let requests = requests.next_power_of_two();
         let comm = &self.0;
+        channels::possible(comm, &channels)?;
         let runtime = comm.device.runtime();
-        let bytes = DeviceComm::words(comm.nranks, barriers, signals) * size_of::<u64>();
-        let memory = runtime.allocate_shared(bytes)?;
-        let range = (memory.address(), bytes as u64);
-        let purpose = RegisteredFor::Kernels { barriers, signals, requests };
-        let words = register(comm, &memory, range, purpose)?;
-        let window = words.value().map_err(|reason| Error::Unavailable {
-            what: "a device communicator".to_owned(),
-            reason: reason.to_owned(),
-        })?;
         let reached = &comm.windows.teams;
         let (node, rail) = (reached.node(), reached.rail());
-        let table = [node, &rail].concat();
-        let teams = runtime::place(&**runtime, bytemuck::cast_slice(&table))?;
         let mut value = DeviceComm {
             comm: comm.control.comm_address(0),
-            words: window.address,
-            peers: window.peers,
             rank: comm.rank,
             ranks: comm.nranks,
             barriers,
             signals,
-            teams: teams.address(),
-            network: 0,
             node_rank: reached.node_rank(),
             node_ranks: node.len() as u32,
             rail_rank: reached.rail_rank(),
             rail_ranks: rail.len() as u32,
             requests: if reached.is_one() { 0 } else { requests },
-            pad: 0,
+            channels: channels.count,
+            ..DeviceComm::default()
         };
+        // As large on all ranks: a node may be larger than another.
+        let bytes = value.conns_offset() + channels.bytes(comm.windows.teams.largest() as u32)?;
+        let memory = runtime.allocate_shared(bytes)?;
+        let range = (memory.address(), bytes as u64);
+        let purpose = RegisteredFor::Kernels { barriers, signals, requests, channels };
+        let words = register(comm, &memory, range, purpose)?;
+        let window = words.value().map_err(|reason| Error::Unavailable {
+            what: "a device communicator".to_owned(),
+            reason: reason.to_owned(),
+        })?;
+        (value.words, value.peers) = (window.address, window.peers);
+        channels::write(comm, &value, &channels, (&memory, &words))?;
+        let table = [node, &rail].concat();
+        let teams = runtime::place(&**runtime, bytemuck::cast_slice(&table))?;
+        value.teams = teams.address();
         let puts = match reached.is_one() {
             true => None,
             false => Some(NetPuts::new(comm, &mut value)?),

@@ -94,7 +94,7 @@ use ferroccl_device::abi::ReduceOp;
 pub use abort::AbortHandle;
 pub use config::CommConfig;
 pub use custom::{Extra, KernelSpec};
-pub use device_comm::{DeviceCommConfig, DeviceCommunicator, Grid};
+pub use device_comm::{ChannelPeers, DeviceChannels, DeviceCommConfig, DeviceCommunicator, Grid};
 pub use group::{group, group_time};
 pub use in_progress::InProgress;
 #[cfg(feature = "emulator")]

@@ -59,6 +59,11 @@ impl ReachTeams {
         self.node().contains(&rank)
     }
 
+    /// Ranks of the largest node.
+    pub(super) fn largest(&self) -> usize {
+        self.nodes.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
     /// Whether there is one node.
     pub(super) fn is_one(&self) -> bool {
         self.nodes.len() < 2

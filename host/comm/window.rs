@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use super::Communicator;
+use super::device_comm::DeviceChannels;
 use super::preload;
 use super::reach::{self, ReachTeams};
 use super::shared::{SharedComm, WeakComm};
@@ -73,6 +74,8 @@ pub(super) struct WindowState {
     table: Result<Arc<dyn Memory>, String>,
     /// The same for kernels of the user's: of a rank alone, too, and where only some ranks are reached, by memory.
     users_table: Result<Arc<dyn Memory>, String>,
+    /// The bytes from this rank's buffer to each rank's, as the tables have them; empty where there are none.
+    pub(super) distances: Vec<u64>,
     /// Its multicast object; or why there is none.
     multicast: Result<Arc<dyn Memory>, String>,
     /// The allocation that this rank's buffer is in.
@@ -107,18 +110,19 @@ pub(super) enum RegisteredFor {
     /// The user's buffer: for calls, and for kernels of the user's.
     Calls,
     /// The words of a device communicator: for kernels of the user's.
-    Kernels { barriers: u32, signals: u32, requests: u32 },
+    Kernels { barriers: u32, signals: u32, requests: u32, channels: DeviceChannels },
 }
 
 impl std::fmt::Display for RegisteredFor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             RegisteredFor::Calls => f.write_str("a window"),
-            RegisteredFor::Kernels { barriers, signals, requests } => {
+            RegisteredFor::Kernels { barriers, signals, requests, channels } => {
                 write!(
                     f,
                     "a device communicator of {barriers} barriers, {signals} signals and {requests} requests"
-                )
+                )?;
+                if channels.count > 0 { write!(f, " with {channels}") } else { Ok(()) }
             }
         }
     }
@@ -399,9 +403,9 @@ fn register_locked(
         (Ok(mapped), Ok(())) => multicast::bind(comm, &all, (memory, address), mapped, &limit)?,
         (_, Err(why)) | (Err(why), Ok(())) => Err(why.clone()),
     };
-    let (users_table, mapped) = match opened {
-        Ok(Mapped { table, memory, .. }) => (Ok(table), memory),
-        Err(why) => (Err(why), Vec::new()),
+    let (users_table, distances, mapped) = match opened {
+        Ok(Mapped { table, distances, memory }) => (Ok(table), distances, memory),
+        Err(why) => (Err(why), Vec::new(), Vec::new()),
     };
     let table = possible.and_then(|()| users_table.clone());
     // Relaxed: the lock on splits is held.
@@ -418,6 +422,7 @@ fn register_locked(
         bytes,
         table,
         users_table,
+        distances,
         multicast,
         memory: Arc::clone(memory),
         _mapped: mapped,

@@ -5,6 +5,7 @@
 
 mod collnet;
 mod device_comm;
+mod device_prims;
 mod device_puts;
 mod failures;
 mod forks;

@@ -2,12 +2,18 @@
 //! that what comes out is checked, too. `tests/gpu` has the conformance cases on a real one.
 #![cfg(target_os = "linux")]
 
+use ferroccl::device;
+
 #[path = "../support/again.rs"]
 mod again;
 #[path = "../../proxy/tests/card/mod.rs"]
 mod card;
 #[path = "../support/fake_driver.rs"]
 mod fake_driver;
+#[path = "../support/pipes.rs"]
+mod pipes;
+#[path = "../support/pipes_run.rs"]
+mod pipes_run;
 #[path = "../support/random.rs"]
 mod random;
 #[path = "../support/reductions.rs"]
@@ -27,6 +33,7 @@ mod values;
 mod callers;
 mod collectives;
 mod crates;
+mod device_prims;
 mod errors;
 mod gdr;
 mod graphs;

@@ -25,6 +25,8 @@ mod free_port;
 mod hosts;
 #[path = "../support/members.rs"]
 mod members;
+#[path = "../support/pipes.rs"]
+mod pipes;
 #[path = "../support/puts.rs"]
 mod puts;
 #[path = "../support/random.rs"]

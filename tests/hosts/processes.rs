@@ -7,11 +7,12 @@ use std::process::{Child, Command, Stdio};
 
 use ferroccl::config::Config;
 use ferroccl::{
-    Algorithm, CommConfig, Communicator, Device, DeviceBuffer, DeviceCommConfig, Error, Grid,
-    ProtocolId, ReduceOp, ShrinkMode, UniqueId, Window,
+    Algorithm, ChannelPeers, CommConfig, Communicator, Device, DeviceBuffer, DeviceChannels,
+    DeviceCommConfig, Error, Grid, ProtocolId, ReduceOp, ShrinkMode, UniqueId, Window,
 };
 
 use crate::again::again;
+use crate::pipes::{self, PIPES, Pipes};
 use crate::puts::{NONE, PUTS, Puts, expected, relays, result_words};
 use crate::random::Random;
 
@@ -46,6 +47,7 @@ fn member() {
         "goes_on" => goes_on(&id, rank, n),
         "windows" => windows(&id, rank, n),
         "puts" => puts(&id, rank, n),
+        "pipes" => primitives(&id, rank, n),
         "direct_for_ever" => direct_for_ever(&id, rank, n),
         other => panic!("no job {other}"),
     }
@@ -154,6 +156,35 @@ fn puts(id: &UniqueId, rank: u32, n: u32) {
             .unwrap();
         let want = expected(rank.into(), &nodes, (blocks.into(), count as u64, rounds as u64));
         assert!(results.to_vec(&stream).unwrap() == want, "rank {rank}");
+    }
+}
+
+/// A kernel in which blocks use primitives, with ranks that are all connected; the sums of all are what is looked at.
+fn primitives(id: &UniqueId, rank: u32, n: u32) {
+    let device = Device::cpu();
+    let comm = Communicator::init_rank(&device, n, id, rank).unwrap();
+    let (blocks, count, rounds) = (2_u64, 3000_u64, 4_u64);
+    let mut wanted = DeviceCommConfig::default();
+    wanted.channels = DeviceChannels::new(blocks as u32, ChannelPeers::All);
+    let of_kernels = comm.device_comm(&wanted).unwrap();
+    let (stream, each) = (device.stream().unwrap(), pipes::results_of(n.into(), count));
+    let own = device.alloc::<u32>((blocks * u64::from(n) * count) as usize).unwrap();
+    let results = device.alloc::<u32>((blocks * rounds * each) as usize).unwrap();
+    for first in [0, rounds, 2 * rounds] {
+        let (comm, given, results_at) = (of_kernels.value(), own.address(), results.address());
+        let argument = Pipes { comm, given, results: results_at, count, rounds, first, all: 1 };
+        let grid = Grid { blocks: blocks as u32, threads: 32 };
+        // SAFETY: the buffers have what the kernel reads and writes, and outlive the stream's work.
+        unsafe { of_kernels.launch(&PIPES, grid, &argument, &stream) }.unwrap();
+        let got = results.to_vec(&stream).unwrap();
+        for (number, got) in (0..).zip(got.chunks(each as usize)) {
+            let (block, round) = (number / rounds, first + number % rounds);
+            for (i, sum) in (0..).zip(&got[..(u64::from(n) * count) as usize]) {
+                let given = |r| pipes::given(r, block, round, i);
+                let want = (0..n.into()).map(given).fold(0, u32::wrapping_add);
+                assert_eq!(*sum, want, "rank {rank}, block {block}, round {round}, element {i}");
+            }
+        }
     }
 }
 
@@ -285,6 +316,13 @@ fn processes_work_on_each_others_buffers() {
 fn processes_put_to_each_other() {
     for n in [2, 3, 4] {
         all_end_well(n, "puts");
+    }
+}
+
+#[test]
+fn kernels_of_processes_have_primitives() {
+    for n in [2, 3] {
+        all_end_well(n, "pipes");
     }
 }
 

@@ -7,14 +7,28 @@ use ferroccl_build::{Builder, Compiler, DeviceCrate, Module, Target};
 
 use crate::skip::skip;
 
-/// The PTX of `rounds.rs`, `packets.rs` and `puts.rs`; `None`, with the reason said, where there is no compiler for it.
+/// What becomes of a file of `tests/support`, once it is asked for.
+type Made = OnceLock<Result<String, String>>;
+
+/// The PTX of `rounds.rs`, `groups.rs`, `packets.rs`, `pipes.rs` and `puts.rs`; `None`, with the reason said, where there is no compiler for it.
 pub(crate) fn rounds() -> Option<&'static str> {
-    static TEXT: OnceLock<Result<String, String>> = OnceLock::new();
-    let text = TEXT.get_or_init(|| {
+    static TEXT: Made = OnceLock::new();
+    compiled(&TEXT, "rounds_ptx", 80)
+}
+
+/// The PTX of `switched.rs`, for an architecture, 80 or 90; as [`rounds`].
+pub(crate) fn switched(arch: u32) -> Option<&'static str> {
+    static TEXTS: [Made; 2] = [const { OnceLock::new() }; 2];
+    compiled(&TEXTS[usize::from(arch >= 90)], "switched_ptx", arch)
+}
+
+fn compiled(text: &'static Made, name: &str, arch: u32) -> Option<&'static str> {
+    let text = text.get_or_init(|| {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let device = DeviceCrate::new("ferroccl_device", root.join("device/src/lib.rs"));
-        let kernels = DeviceCrate::new("rounds_ptx", root.join("tests/support/rounds_ptx.rs"));
-        let module = Module::new("rounds", kernels.depends_on(device), Target::sm(80));
+        let source = root.join(format!("tests/support/{name}.rs"));
+        let kernels = DeviceCrate::new(name, source).depends_on(device);
+        let module = Module::new(name, kernels, Target::sm(arch));
         let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ferroccl-build");
         let compiler = Compiler::find().map_err(|e| e.to_string())?;
         let made = Builder::new(compiler, cache).compile(&module);

@@ -141,6 +141,7 @@ unsafe fn puts(my: Puts) {
                 let value = |i| given(rank.into(), to.into(), block.into(), round, i);
                 fill(lane, lanes, own(my.source, part(to)), count, value);
             }
+            let mut first = comm.last_put();
             for by in 0..ranks {
                 let to = (rank + by) % ranks;
                 let (here, there) = ((my.source, part(to)), (my.inbox, part(rank)));
@@ -153,8 +154,20 @@ unsafe fn puts(my: Puts) {
                     comm.put_to::<u64>(to, there, here, count);
                     comm.signal(to, sent);
                 }
+                if to == 0 {
+                    first = comm.last_put();
+                }
             }
-            if mistake != NO_FLUSH && !comm.flush() {
+            if mistake != NO_FLUSH && round % 2 == 1 {
+                // What went to rank 0 is overwritten while the rest is on its way.
+                if !comm.wait_sent(first) || !comm.is_sent(first) {
+                    return;
+                }
+                fill(lane, lanes, own(my.source, part(0)), count, |_| 0xdead);
+                if !comm.wait_sent(comm.last_put()) {
+                    return;
+                }
+            } else if mistake != NO_FLUSH && !comm.flush() {
                 return;
             }
             for to in 0..ranks {

@@ -1,6 +1,6 @@
 //! What a user's kernel is given to communicate by itself: values that are passed by value.
 
-use super::{CACHE_LINE, abi};
+use super::{CACHE_LINE, Channel, Comm, Conn, ConnHeader, Peer, Work, abi};
 
 abi! {
     /// A communicator as a kernel of the user's has it (NCCL's `ncclDevComm`): a value for the kernel's argument, on every rank its own.
@@ -15,6 +15,16 @@ abi! {
     /// signals  x ranks    how many signals of a rank this rank has waited for      its own
     /// signals             how many of any rank                                     its own
     /// 1                   how many requests its blocks have numbered               its own
+    /// ```
+    ///
+    /// Behind them, in the same memory, is what primitives take ([`Prims`](crate::prims::Prims)). Offsets are in bytes from the words.
+    ///
+    /// ```text
+    /// work_offset()       a [`Work`](super::Work) of no call, which names the next
+    /// comm_offset()       a [`Comm`](super::Comm) whose channels are the next
+    /// channels_offset()   a [`Channel`](super::Channel) for each channel; one if there are none
+    /// peers_offset()      for each of these and each rank a [`Peer`](super::Peer)       steps and credit: this rank's kernels
+    /// conns_offset()      for each channel the connections that this rank receives by   written by their senders
     /// ```
     ///
     /// Where not all ranks reach each other's memory there are also words in the host's memory, by which kernels and the proxy talk
@@ -56,8 +66,8 @@ abi! {
         pub rail_ranks: u32,
         /// Requests that there is room for at a time: a power of two; 0 without a network.
         pub requests: u32,
-        /// Zero.
-        pub pad: u32,
+        /// Channels that it has for primitives.
+        pub channels: u32,
     }
 }
 
@@ -107,6 +117,63 @@ impl DeviceComm {
     pub const fn words(ranks: u32, barriers: u32, signals: u32) -> usize {
         let (ranks, barriers, signals) = (ranks as usize, barriers as usize, signals as usize);
         barriers * (ranks + 1) + signals * (2 * ranks + 1) + 1
+    }
+
+    /// Where the [`Work`] is that primitives ask.
+    #[inline(always)]
+    #[must_use]
+    pub const fn work_offset(&self) -> usize {
+        let words = Self::words(self.ranks, self.barriers, self.signals);
+        (words * size_of::<u64>()).next_multiple_of(CACHE_LINE)
+    }
+
+    /// Where the [`Comm`] is that the work names.
+    #[must_use]
+    pub const fn comm_offset(&self) -> usize {
+        self.work_offset() + size_of::<Work>().next_multiple_of(CACHE_LINE)
+    }
+
+    /// Where the [`Channel`]s are.
+    #[must_use]
+    pub const fn channels_offset(&self) -> usize {
+        self.comm_offset() + size_of::<Comm>().next_multiple_of(CACHE_LINE)
+    }
+
+    /// How many [`Channel`]s there are: one at least, so that a kernel that asks for one finds that it has no connections.
+    #[must_use]
+    pub const fn channel_rows(&self) -> usize {
+        if self.channels == 0 { 1 } else { self.channels as usize }
+    }
+
+    /// Where the [`Peer`]s are: by channel, and then by rank.
+    #[must_use]
+    pub const fn peers_offset(&self) -> usize {
+        let bytes = self.channel_rows() * size_of::<Channel>();
+        self.channels_offset() + bytes.next_multiple_of(CACHE_LINE)
+    }
+
+    /// Where the connections are.
+    #[must_use]
+    pub const fn conns_offset(&self) -> usize {
+        let bytes = self.channel_rows() * self.ranks as usize * size_of::<Peer>();
+        self.peers_offset() + bytes.next_multiple_of(CACHE_LINE)
+    }
+
+    /// Bytes of a connection: its header, and the slots that `shape` has. `None` when memory has not so many.
+    #[must_use]
+    pub const fn conn_bytes(shape: &Conn) -> Option<usize> {
+        let mut bytes = size_of::<ConnHeader>();
+        let mut i = 0;
+        while i < shape.slot_bytes.len() {
+            let Some(slots) = (shape.slots as usize).checked_mul(shape.slot_bytes[i] as usize)
+            else {
+                return None;
+            };
+            let Some(sum) = bytes.checked_add(slots) else { return None };
+            bytes = sum;
+            i += 1;
+        }
+        bytes.checked_next_multiple_of(CACHE_LINE)
     }
 
     /// How many words kernels and the proxy talk by.
@@ -235,6 +302,31 @@ mod tests {
             let words = DeviceComm::words(ranks, barriers, signals);
             assert_eq!(seen, (0..words).collect::<std::vec::Vec<_>>());
         }
+    }
+
+    #[test]
+    fn what_primitives_take_is_behind_the_words_and_aligned() {
+        for (ranks, barriers, signals, channels) in [(1, 1, 1, 0), (3, 5, 2, 1), (8, 0, 7, 5)] {
+            let comm = DeviceComm { ranks, barriers, signals, channels, ..DeviceComm::default() };
+            let rows = channels.max(1) as usize;
+            let parts = [
+                (0, DeviceComm::words(ranks, barriers, signals) * size_of::<u64>()),
+                (comm.work_offset(), size_of::<Work>()),
+                (comm.comm_offset(), size_of::<Comm>()),
+                (comm.channels_offset(), rows * size_of::<Channel>()),
+                (comm.peers_offset(), rows * ranks as usize * size_of::<Peer>()),
+                (comm.conns_offset(), 0),
+            ];
+            for pair in parts.windows(2) {
+                assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{comm:?}: {parts:?}");
+                assert!(pair[1].0.is_multiple_of(CACHE_LINE), "{comm:?}: {parts:?}");
+            }
+        }
+        let shape = |slots, bytes| Conn { slots, slot_bytes: [bytes; _], ..Conn::default() };
+        let bytes = |slots, bytes| DeviceComm::conn_bytes(&shape(slots, bytes));
+        assert_eq!(bytes(8, 0), Some(size_of::<ConnHeader>()));
+        let all = 2 * 256 * shape(2, 256).slot_bytes.len();
+        assert_eq!(bytes(2, 256), Some(size_of::<ConnHeader>() + all));
     }
 
     #[test]

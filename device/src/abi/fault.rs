@@ -18,6 +18,9 @@ pub enum FaultKind {
     Mismatch = 4,
     /// A peer is gone: its process ended or it left the communicator.
     PeerLost = 5,
+    /// A user's kernel asked for primitives on a channel, with a rank or in a protocol that its device communicator has no connection
+    /// for; `peer` and `channel` say which, `step` is the protocol's index.
+    NoConnection = 6,
 }
 
 impl FaultKind {
@@ -30,6 +33,7 @@ impl FaultKind {
             3 => FaultKind::Deadlock,
             4 => FaultKind::Mismatch,
             5 => FaultKind::PeerLost,
+            6 => FaultKind::NoConnection,
             _ => FaultKind::Aborted,
         }
     }

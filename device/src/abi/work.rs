@@ -210,7 +210,7 @@ abi! {
         /// All entries of ranks that are reached together, by or: the buffers are aligned as this is.
         pub bits: u64,
         /// The bytes from this rank's buffer to the address that has it in the memory of all ranks (modulo 2^64), where there is a
-        /// multicast object of the buffers.
+        /// multicast object of the buffers; else 0. [`WindowPeers::BY_RANK`] where ranks' kernels run on the host.
         pub multicast: u64,
     }
 }
@@ -219,6 +219,9 @@ impl WindowPeers {
     /// The entry of a rank whose memory is not reached. With it an address is none of the machine's (bit 63 differs from bit 62), so that
     /// an access by mistake is a fault of the kernel and no wild write.
     pub const UNREACHED: u64 = 1 << 63;
+
+    /// The distance of a multicast object that has no address, as whoever loads and stores goes from rank to rank.
+    pub const BY_RANK: u64 = 1;
 
     /// Bytes of it with the table, for so many ranks.
     #[must_use]

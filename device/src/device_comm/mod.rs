@@ -9,15 +9,17 @@
 //! | [`BlockComm::barrier`], [`BlockComm::barrier_of`] | all ranks have come here, or those of a [`Team`] |
 //! | [`BlockComm::put`] | copies to a peer whose memory is reached, or within the rank |
 //! | [`BlockComm::put_to`], [`BlockComm::put_value_to`] | copies to any rank's buffer, also over a network |
-//! | [`BlockComm::flush`] | what was put may be overwritten |
+//! | [`BlockComm::flush`], [`BlockComm::wait_sent`] | what was put may be overwritten: all of it, or up to a [put](BlockComm::last_put) |
 //! | [`BlockComm::signal`], [`BlockComm::put_with_signal`], [`BlockComm::put_to_with_signal`] | tells a rank that what came before is there |
 //! | [`BlockComm::wait_signal`], [`BlockComm::wait_signal_of`] | waits for signals of any ranks, or of one |
 //! | [`BlockComm::put_packets`], [`BlockComm::wait_packets`] | data that says by itself that it is there, for the least time |
+//! | [`BlockComm::prims`], [`BlockComm::close`] | the library's own verbs (`send`, `recv_reduce_send`, ...) over Simple, LL or LL128, on a [channel](BlockComm::channels) |
 //! | [`BlockComm::put_to_all`] | copies to the same place of all ranks' buffers |
 //! | [`BlockComm::reduce`], [`BlockComm::reduce_to_all`] | combines the same place of all ranks' buffers, for this rank or for all |
+//! | [`BlockComm::multimem_sum`], [`BlockComm::multimem_sum_to_all`], [`BlockComm::multimem_put_to_all`], [`BlockComm::multimem`] | sums and copies by a switch that joins the ranks' GPUs (NVLS) |
 //! | [`BlockComm::put_to_node`], [`BlockComm::reduce_node`], [`BlockComm::reduce_node_to_all`] | the same of the node's ranks |
 //!
-//! All lanes of a block make the same calls. A barrier and a signal are of one block of each rank at a time: blocks that run beside each
+//! All lanes of a block make the same calls; or those of a warp, or a thread alone ([`DeviceComm::open_as`]). A barrier and a signal are of one block of each rank at a time: blocks that run beside each
 //! other use others. Signals may be sent by several blocks.
 //!
 //! **When something goes wrong** (a rank is gone, time is up, the communicator is aborted), waits return `false`, then and ever after, and
@@ -31,14 +33,23 @@
 //! NCCL's device API has the same in `ncclLsaBarrierSession`, `ncclGetLsaPointer` and `ncclGin` (`nccl_device.h`, NCCL 2.28); MSCCL++ in
 //! its memory channels and port channels.
 
+mod channels;
+mod coop;
+mod multimem;
 mod network;
 mod node;
 mod packets;
 mod signals;
 mod teams;
 
+pub use channels::RingPlace;
+pub use coop::{Block, Coop, Thread, Warp, Warps};
+pub use multimem::{Multimem, fence_aliases};
+pub use network::LastPut;
 pub use packets::packet_bytes;
-pub use teams::Team;
+pub use teams::{Strided, Team};
+
+use core::marker::PhantomData;
 
 use crate::abi::{Channel, Comm, Conn, DeviceComm, DeviceWindow, Peer, WaitKind, WindowPeers};
 use crate::copy::{Lanes, MAX_ENDS, ReduceCopy, Shape};
@@ -49,14 +60,32 @@ use crate::prims::{AbortCheck, CommFaults, ConnState, HasComm, StopReason};
 use crate::reduce::{Reducer, Reduction, Sum};
 
 impl DeviceComm {
-    /// This lane's view of the communicator. Once in a kernel.
+    /// This lane's view of the communicator, in calls that all lanes of a block make together. Once in a kernel.
     ///
     /// # Safety
     /// It is the value of a `DeviceCommunicator` of this rank, on the device that it is of, and that lives until the kernel has ended.
     #[inline(always)]
     #[must_use]
     pub unsafe fn open(self) -> BlockComm {
-        BlockComm { comm: self, stopped: false, asked: 0 }
+        // SAFETY: the caller's.
+        unsafe { self.open_as() }
+    }
+
+    /// [`DeviceComm::open`] for calls that the lanes of a [`Warp`] make together, or a [`Thread`] alone (NCCL's `ncclCoopWarp`,
+    /// `ncclCoopThread`). What [`BlockComm`] says of a block is then of these: barriers, signals and channels are of one warp or thread of
+    /// each rank at a time.
+    ///
+    /// ```text
+    /// block    warp 0: open_as::<Warp>() ── barrier(0) ─ put ─ signal(..)
+    ///          warp 1: open_as::<Warp>() ── barrier(1) ─ put ─ signal(..)       neither waits for the other
+    /// ```
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn open_as<C: Coop>(self) -> GroupComm<C> {
+        GroupComm { comm: self, stopped: false, asked: 0, group: PhantomData }
     }
 
     /// A word of this rank.
@@ -120,15 +149,20 @@ impl HasComm for DeviceComm {
 }
 
 /// One lane's view of a [`DeviceComm`] in a block. All lanes of the block make the same calls of it.
+pub type BlockComm = GroupComm<Block>;
+
+/// One lane's view of a [`DeviceComm`] in a group of lanes: a [`Block`], a [`Warp`] or a [`Thread`]. All lanes of the group make the same
+/// calls of it. The functions speak of a block, which is most often the group.
 #[derive(Clone, Copy, Debug)]
-pub struct BlockComm {
+pub struct GroupComm<C> {
     comm: DeviceComm,
     stopped: bool,
-    /// Of lane 0: one more than the number of the last request of this block.
+    /// Of lane 0: one more than the number of the last request of this group.
     asked: u64,
+    group: PhantomData<C>,
 }
 
-impl Among for BlockComm {
+impl<C: Warps> Among for GroupComm<C> {
     #[inline(always)]
     fn rank(&self) -> usize {
         self.comm.rank as usize
@@ -137,9 +171,13 @@ impl Among for BlockComm {
     fn nranks(&self) -> usize {
         self.comm.ranks as usize
     }
+    #[inline(always)]
+    fn lanes(&self) -> (usize, usize) {
+        C::lanes()
+    }
 }
 
-impl BlockComm {
+impl<C: Coop> GroupComm<C> {
     /// This rank.
     #[inline(always)]
     #[must_use]
@@ -165,7 +203,7 @@ impl BlockComm {
     #[inline(always)]
     #[must_use]
     pub fn lanes(&self) -> (usize, usize) {
-        (gpu::thread_idx_x() as usize, gpu::block_dim_x() as usize)
+        C::lanes()
     }
 
     /// Copies `n` elements, of this rank's or of another's memory, to there. [`BlockComm::signal`] tells who waits for them.
@@ -181,6 +219,16 @@ impl BlockComm {
     #[inline(always)]
     pub unsafe fn put<T: Element>(&self, to: *mut T, from: *const T, n: usize) {
         let (index, count) = self.lanes();
+        if !C::WARPS {
+            for i in 0..n {
+                // SAFETY: the caller's.
+                unsafe {
+                    let value = gpu::ld_data(from.wrapping_add(i));
+                    gpu::st_data(to.wrapping_add(i), value, size_of::<T>());
+                }
+            }
+            return;
+        }
         let shape = const {
             Shape { sources: 1, destinations: 1, optional: false, own: false, last: false }
         };
@@ -194,7 +242,9 @@ impl BlockComm {
         // SAFETY: the caller's.
         unsafe { copy.run(shape, n * size_of::<T>()) }
     }
+}
 
+impl<C: Warps> GroupComm<C> {
     /// Copies `n` elements to the same place of all ranks' buffers, `offset` bytes from their beginning; `from` may be that place in this
     /// rank's.
     ///
@@ -281,7 +331,9 @@ impl BlockComm {
             );
         }
     }
+}
 
+impl<C: Coop> GroupComm<C> {
     /// Waits for `ready`, which `peer` will make true; each lane on its own. `false`, now and ever after, when that will not happen.
     ///
     /// # Safety
@@ -383,13 +435,6 @@ unsafe fn combine<T: Element, R: Reduction, S: Among, const SPREAD: bool>(
     };
     // SAFETY: the caller's.
     unsafe { all.run(n) }
-}
-
-/// Has the lanes of a warp go on together where one of them had something else to do: the kernel's next loop would run twice, for that
-/// lane and for the others.
-#[inline(always)]
-fn together() {
-    gpu::sync_warp();
 }
 
 /// Of a wait that any rank may end.

@@ -8,9 +8,9 @@
 //!                                         └── release done: data is sent         release the signal's word ──►  acquire
 //! ```
 //!
-//! What stands in a block's way is only the room for requests. A [flush](BlockComm::flush) waits for `done`.
+//! What stands in a block's way is only the room for requests. A [flush](GroupComm::flush) waits for `done`.
 
-use super::{ANY, BlockComm, together};
+use super::{ANY, Coop, GroupComm};
 use crate::abi::{DeviceComm, DeviceWindow, PutRequest, WaitKind, WindowPeers};
 use crate::element::Element;
 use crate::gpu;
@@ -31,6 +31,10 @@ impl PutRequest {
         pad: 0,
     };
 }
+
+/// Something that a block has put: [`GroupComm::last_put`].
+#[derive(Clone, Copy, Debug)]
+pub struct LastPut(u64);
 
 impl DeviceComm {
     /// A word that kernels and the proxy talk by.
@@ -56,7 +60,7 @@ impl DeviceWindow {
     }
 }
 
-impl BlockComm {
+impl<C: Coop> GroupComm<C> {
     /// Whether this rank reaches the memory of another directly: it is of the same node. Itself, too.
     #[inline(always)]
     #[must_use]
@@ -67,7 +71,7 @@ impl BlockComm {
     }
 
     /// Copies `n` elements of a window of this rank to a window of any rank; of both how many bytes from their beginning. Where the rank's
-    /// memory is reached that is [`BlockComm::put`]; else the proxy sends the elements over the network (NCCL's `ncclGin::put`).
+    /// memory is reached that is [`GroupComm::put`]; else the proxy sends the elements over the network (NCCL's `ncclGin::put`).
     ///
     /// ```text
     /// rank 0   from [1 2 3] ──┐ proxy
@@ -75,8 +79,8 @@ impl BlockComm {
     /// rank 5                              ╚═► to [1 2 3]
     /// ```
     ///
-    /// Over the network the elements are on their way when it returns. They may be overwritten behind a [`BlockComm::flush`]. They are
-    /// there for who has waited for a [signal](BlockComm::signal) behind them: all that a rank's blocks ask for goes to another rank in
+    /// Over the network the elements are on their way when it returns. They may be overwritten behind a [`GroupComm::flush`]. They are
+    /// there for who has waited for a [signal](GroupComm::signal) behind them: all that a rank's blocks ask for goes to another rank in
     /// the order in which it was asked for.
     ///
     /// # Safety
@@ -94,7 +98,7 @@ impl BlockComm {
         unsafe { self.put_or_ask::<T>((peer, 0), to, from, n, PutRequest::DATA) }
     }
 
-    /// [`BlockComm::put_to`], then [`BlockComm::signal`]: over a network in one request.
+    /// [`GroupComm::put_to`], then [`GroupComm::signal`]: over a network in one request.
     ///
     /// ```text
     /// rank 0   from [1 2 3] ── put_to_with_signal((5, s), ..) ═════╗
@@ -102,7 +106,7 @@ impl BlockComm {
     /// ```
     ///
     /// # Safety
-    /// As [`BlockComm::put_to`].
+    /// As [`GroupComm::put_to`].
     #[inline(always)]
     pub unsafe fn put_to_with_signal<T: Element>(
         &mut self,
@@ -117,7 +121,7 @@ impl BlockComm {
     }
 
     /// # Safety
-    /// As [`BlockComm::put_to`].
+    /// As [`GroupComm::put_to`].
     #[inline(always)]
     unsafe fn put_or_ask<T: Element>(
         &mut self,
@@ -129,7 +133,7 @@ impl BlockComm {
     ) {
         let bytes = (n * size_of::<T>()) as u64;
         // What other lanes have written is before what a lane copies, or lane 0 asks for.
-        gpu::sync_threads();
+        C::sync();
         if self.reaches(peer) {
             let from = (from.address as *const T).wrapping_byte_add(from_offset);
             // SAFETY: the caller's.
@@ -152,7 +156,7 @@ impl BlockComm {
                 ..PutRequest::NONE
             });
         }
-        together();
+        C::together();
     }
 
     /// Stores a value in a window of any rank (NCCL's `ncclGin::putValue`): nothing has to be kept for it.
@@ -162,7 +166,7 @@ impl BlockComm {
     /// ```
     ///
     /// # Safety
-    /// As [`BlockComm::put_to`], without a source.
+    /// As [`GroupComm::put_to`], without a source.
     #[inline(always)]
     pub unsafe fn put_value_to<T: Element>(
         &mut self,
@@ -171,7 +175,7 @@ impl BlockComm {
         value: T,
     ) {
         const { assert!(size_of::<T>() <= size_of::<u64>()) };
-        gpu::sync_threads();
+        C::sync();
         if self.lanes().0 == 0 {
             if self.reaches(peer) {
                 // SAFETY: the caller's.
@@ -191,7 +195,7 @@ impl BlockComm {
                 });
             }
         }
-        together();
+        C::together();
     }
 
     /// Waits until all that this block has asked the proxy for in this kernel is sent, so that what it has put may be overwritten
@@ -204,9 +208,37 @@ impl BlockComm {
     /// It says nothing of when that arrives: a signal behind it does. What went by memory is done already.
     #[inline(always)]
     pub fn flush(&mut self) -> bool {
+        self.wait_sent(self.last_put())
+    }
+
+    /// The last of what this block has put so far, to [wait](GroupComm::wait_sent) for: what NCCL's kernels have a counter for
+    /// (`ncclGin_CounterInc`).
+    #[inline(always)]
+    #[must_use]
+    pub fn last_put(&self) -> LastPut {
+        LastPut(self.asked)
+    }
+
+    /// Whether what this block has put up to there is sent, so that it may be overwritten: without waiting. Lane 0 knows; for the others
+    /// it is `true`.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_sent(&self, LastPut(asked): LastPut) -> bool {
+        // SAFETY: `open`'s contract: where something was asked for, the word is there. Pairs with the release of the proxy.
+        let done =
+            || unsafe { gpu::acquire(orders::PUT_DONE, self.comm.network_word(DeviceComm::DONE)) };
+        asked == 0 || done() >= asked
+    }
+
+    /// [`GroupComm::flush`] of what this block has put up to there, and not of what it has put since. `false` when that will not happen.
+    ///
+    /// ```text
+    /// put_to(5, .., a) ── first = last_put() ── put_to(5, .., b) ── wait_sent(first) ┤ a is sent ├──► a = ..
+    /// ```
+    #[inline(always)]
+    pub fn wait_sent(&mut self, LastPut(asked): LastPut) -> bool {
         let comm = self.comm;
         if comm.network != 0 && self.lanes().0 == 0 {
-            let asked = self.asked;
             let done = comm.network_word(DeviceComm::DONE);
             // SAFETY: `open`'s contract: the word is there.
             unsafe {
@@ -216,7 +248,7 @@ impl BlockComm {
                 });
             }
         }
-        self.stopped = gpu::sync_threads_or(self.stopped);
+        self.stopped = C::sync_or(self.stopped);
         !self.stopped
     }
 

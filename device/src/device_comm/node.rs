@@ -1,18 +1,21 @@
 //! What is done with the buffers of the ranks of a node.
 
-use super::{BlockComm, combine};
+use core::marker::PhantomData;
+
+use super::{GroupComm, Warps, combine};
 use crate::abi::{DeviceWindow, WindowPeers};
 use crate::element::Element;
 use crate::peers::{self, Among, Peers};
 use crate::reduce::Reduction;
 
 /// The ranks of this rank's node, by their places in it.
-struct Node {
+struct Node<C> {
     rank: usize,
     ranks: usize,
+    group: PhantomData<C>,
 }
 
-impl Among for Node {
+impl<C: Warps> Among for Node<C> {
     #[inline(always)]
     fn rank(&self) -> usize {
         self.rank
@@ -21,12 +24,17 @@ impl Among for Node {
     fn nranks(&self) -> usize {
         self.ranks
     }
+    #[inline(always)]
+    fn lanes(&self) -> (usize, usize) {
+        C::lanes()
+    }
 }
 
-impl BlockComm {
+impl<C: Warps> GroupComm<C> {
     #[inline(always)]
-    fn node(&self) -> Node {
-        Node { rank: self.comm.node_rank as usize, ranks: self.comm.node_ranks as usize }
+    fn node(&self) -> Node<C> {
+        let (rank, ranks) = (self.comm.node_rank as usize, self.comm.node_ranks as usize);
+        Node { rank, ranks, group: PhantomData }
     }
 
     /// Where the buffers of the node's ranks are, by their places in the node.
@@ -37,7 +45,7 @@ impl BlockComm {
         Peers((window.peers as *const WindowPeers).wrapping_byte_add(behind))
     }
 
-    /// [`BlockComm::put_to_all`], to the ranks of this rank's node.
+    /// [`GroupComm::put_to_all`], to the ranks of this rank's node.
     ///
     /// ```text
     /// node 0: rank 0   from [1 2 3] ──┬─► [1 2 3]
@@ -46,7 +54,7 @@ impl BlockComm {
     /// ```
     ///
     /// # Safety
-    /// As [`BlockComm::put`], of the node's buffers.
+    /// As [`GroupComm::put`], of the node's buffers.
     #[inline(always)]
     pub unsafe fn put_to_node<T: Element>(
         &self,
@@ -61,7 +69,7 @@ impl BlockComm {
         unsafe { peers::spread(&self.node(), peers, (from, to), n * size_of::<T>()) }
     }
 
-    /// [`BlockComm::reduce`], of the ranks of this rank's node.
+    /// [`GroupComm::reduce`], of the ranks of this rank's node.
     ///
     /// ```text
     /// node 0: rank 0   [1 2 3] ──┬──► rank 0: to [5 7 9]
@@ -70,7 +78,7 @@ impl BlockComm {
     /// ```
     ///
     /// # Safety
-    /// As [`BlockComm::put`], of the node's buffers.
+    /// As [`GroupComm::put`], of the node's buffers.
     #[inline(always)]
     pub unsafe fn reduce_node<T: Element, R: Reduction>(
         &self,
@@ -86,7 +94,7 @@ impl BlockComm {
         }
     }
 
-    /// [`BlockComm::reduce_to_all`], of the ranks of this rank's node.
+    /// [`GroupComm::reduce_to_all`], of the ranks of this rank's node.
     ///
     /// ```text
     /// node 0: rank 0   [1 . .] ──┐         ┌─► [5 . .]
@@ -95,7 +103,7 @@ impl BlockComm {
     /// ```
     ///
     /// # Safety
-    /// As [`BlockComm::put`], of the node's buffers of both windows.
+    /// As [`GroupComm::put`], of the node's buffers of both windows.
     #[inline(always)]
     pub unsafe fn reduce_node_to_all<T: Element, R: Reduction>(
         &self,

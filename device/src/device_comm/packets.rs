@@ -9,7 +9,7 @@
 //!
 //! NCCL's device API has such in `ncclLLA2ASession` (`nccl_device/ll_a2a.h`, 2.28), MSCCL++ in `putPackets` of its memory channels.
 
-use super::{BlockComm, together};
+use super::{Coop, GroupComm};
 use crate::abi::{DeviceWindow, WaitKind};
 use crate::element::Element;
 use crate::gpu;
@@ -37,9 +37,9 @@ fn packet(first: *mut u64, i: usize) -> *mut u64 {
     first.wrapping_byte_add(i * PACKET_BYTES)
 }
 
-impl BlockComm {
+impl<C: Coop> GroupComm<C> {
     /// Stores `n` elements as packets in a window of a rank of this rank's node, `offset` bytes from its beginning. That rank has them by
-    /// [`BlockComm::wait_packets`] with the same flag; nothing else is needed.
+    /// [`GroupComm::wait_packets`] with the same flag; nothing else is needed.
     ///
     /// ```text
     /// rank 0   put_packets(1, .., flag 5) ──► | 1 5 2 5 | 3 5 4 5 |
@@ -64,7 +64,7 @@ impl BlockComm {
         flag: u32,
     ) {
         // What other lanes have written is before what a lane sends.
-        gpu::sync_threads();
+        C::sync();
         let each = DATA_BYTES / size_of::<T>();
         let packets = n.div_ceil(each);
         let flag = u64::from(flag) << 32;
@@ -78,14 +78,14 @@ impl BlockComm {
                 i += lanes;
             }
         }
-        together();
+        C::together();
     }
 
     /// Waits for `n` elements that rank `peer` stores as packets with this flag in a window of this rank, `offset` bytes from its beginning,
     /// and copies them to `to`. `false` when they will not come.
     ///
     /// # Safety
-    /// As [`BlockComm::put_packets`], of this rank's window; `to` is writable and aligned, and nobody else uses it meanwhile.
+    /// As [`GroupComm::put_packets`], of this rank's window; `to` is writable and aligned, and nobody else uses it meanwhile.
     #[inline(always)]
     pub unsafe fn wait_packets<T: Element>(
         &mut self,
@@ -117,7 +117,7 @@ impl BlockComm {
             }
             i += lanes;
         }
-        self.stopped = gpu::sync_threads_or(self.stopped);
+        self.stopped = C::sync_or(self.stopped);
         !self.stopped
     }
 }

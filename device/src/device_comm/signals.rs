@@ -1,12 +1,12 @@
 //! Signals: how a block tells another rank that something is there, and how that waits for it.
 
-use super::{ANY, BlockComm, together};
+use super::{ANY, Coop, GroupComm};
 use crate::abi::{PutRequest, WaitKind};
 use crate::element::Element;
 use crate::gpu;
 use crate::orders;
 
-impl BlockComm {
+impl<C: Coop> GroupComm<C> {
     /// Tells a rank once that everything this block has read and written so far is done: it waits for signal `index` of ours. Several
     /// blocks may send one; what each of them has written is there for who has waited for as many.
     ///
@@ -21,7 +21,7 @@ impl BlockComm {
     #[inline(always)]
     pub fn signal(&mut self, peer: u32, index: u32) {
         // What other lanes have written is before what lane 0 tells.
-        gpu::sync_threads();
+        C::sync();
         if self.lanes().0 == 0 && !self.reaches(peer) {
             self.request(PutRequest { kind: PutRequest::SIGNAL, peer, index, ..PutRequest::NONE });
         } else if self.lanes().0 == 0 && !self.stopped {
@@ -36,13 +36,13 @@ impl BlockComm {
                 );
             }
         }
-        together();
+        C::together();
     }
 
-    /// [`BlockComm::put`], then [`BlockComm::signal`].
+    /// [`GroupComm::put`], then [`GroupComm::signal`].
     ///
     /// # Safety
-    /// As [`BlockComm::put`]; `to` is memory of rank `peer`, which is of this rank's node.
+    /// As [`GroupComm::put`]; `to` is memory of rank `peer`, which is of this rank's node.
     #[inline(always)]
     pub unsafe fn put_with_signal<T: Element>(
         &mut self,
@@ -64,7 +64,7 @@ impl BlockComm {
     /// rank 0   wait_signal(s, 2) ┤  ├──►     both count, in whatever order they come
     /// ```
     ///
-    /// A signal is waited for in this way or by [`BlockComm::wait_signal_of`], not in both.
+    /// A signal is waited for in this way or by [`GroupComm::wait_signal_of`], not in both.
     #[inline(always)]
     pub fn wait_signal(&mut self, index: u32, n: u64) -> bool {
         self.wait_for(ANY, index, n)
@@ -101,7 +101,7 @@ impl BlockComm {
                 }
             }
         }
-        self.stopped = gpu::sync_threads_or(self.stopped);
+        self.stopped = C::sync_or(self.stopped);
         !self.stopped
     }
 

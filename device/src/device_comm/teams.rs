@@ -8,7 +8,7 @@
 //!                           └──────────────────►┘
 //! ```
 
-use super::{BlockComm, together};
+use super::{Coop, GroupComm};
 use crate::abi::{PutRequest, WaitKind};
 use crate::gpu;
 use crate::orders;
@@ -22,9 +22,54 @@ pub enum Team {
     Node,
     /// The ranks that have this rank's place in their nodes, this rank among them (`ncclTeamRail`). Nodes that are smaller have none.
     Rail,
+    /// Ranks at equal distances, this rank among them.
+    Strided(Strided),
 }
 
-impl BlockComm {
+/// A team of the caller's: ranks at equal distances, with this rank at a place among them (NCCL's `ncclTeam`).
+///
+/// ```text
+/// rank             0   1   2   3   4   5   6   7
+/// world.inner(4)   ├───────────┤   ├───────────┤        rank 5: place 1 of 4, stride 1
+/// world.outer(4)       ├───────────────┤                rank 5: place 1 of 2, stride 4: ranks 1 and 5
+/// ```
+///
+/// ```
+/// use ferroccl_device::device_comm::Strided;
+///
+/// let world = Strided { ranks: 8, rank: 5, stride: 1 };
+/// assert_eq!(world.inner(4), Strided { ranks: 4, rank: 1, stride: 1 });
+/// assert_eq!(world.outer(4), Strided { ranks: 2, rank: 1, stride: 4 });
+/// assert_eq!(world.outer(2).inner(2), Strided { ranks: 2, rank: 0, stride: 2 });
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strided {
+    /// How many ranks it has.
+    pub ranks: u32,
+    /// This rank's place among them.
+    pub rank: u32,
+    /// From a rank of it to the next.
+    pub stride: u32,
+}
+
+impl Strided {
+    /// Of parts of `size` ranks that are beside each other in it, the one that this rank is in (`ncclTeamInnerFactor`). `size` divides its
+    /// ranks.
+    #[inline(always)]
+    #[must_use]
+    pub const fn inner(self, size: u32) -> Strided {
+        Strided { ranks: size, rank: self.rank % size, stride: self.stride }
+    }
+
+    /// The ranks that have this rank's place in parts of `size` ranks (`ncclTeamOuterFactor`). `size` divides its ranks.
+    #[inline(always)]
+    #[must_use]
+    pub const fn outer(self, size: u32) -> Strided {
+        Strided { ranks: self.ranks / size, rank: self.rank / size, stride: self.stride * size }
+    }
+}
+
+impl<C: Coop> GroupComm<C> {
     /// This rank's place in a team.
     #[inline(always)]
     #[must_use]
@@ -33,6 +78,7 @@ impl BlockComm {
             Team::World => self.comm.rank,
             Team::Node => self.comm.node_rank,
             Team::Rail => self.comm.rail_rank,
+            Team::Strided(team) => team.rank,
         }
     }
 
@@ -44,17 +90,30 @@ impl BlockComm {
             Team::World => self.comm.ranks,
             Team::Node => self.comm.node_ranks,
             Team::Rail => self.comm.rail_ranks,
+            Team::Strided(team) => team.ranks,
         }
+    }
+
+    /// All ranks, to make [`Team::Strided`] of (`ncclTeamWorld`).
+    #[inline(always)]
+    #[must_use]
+    pub fn world(&self) -> Strided {
+        Strided { ranks: self.comm.ranks, rank: self.comm.rank, stride: 1 }
     }
 
     /// The rank in the communicator that has a place in a team.
     ///
-    /// `place` is below [`BlockComm::team_ranks`].
+    /// `place` is below [`GroupComm::team_ranks`].
     #[inline(always)]
     #[must_use]
     pub fn world_rank(&self, team: Team, place: u32) -> u32 {
         let first = match team {
             Team::World => return place,
+            // By wrapping: the place may be before this rank's.
+            Team::Strided(team) => {
+                let steps = place.wrapping_sub(team.rank);
+                return self.comm.rank.wrapping_add(steps.wrapping_mul(team.stride));
+            }
             Team::Node => 0,
             Team::Rail => self.comm.node_ranks,
         };
@@ -73,7 +132,7 @@ impl BlockComm {
     /// ```
     ///
     /// Over a network it is a barrier of the node, one of the rail, and one of the node again. What has been
-    /// [put](BlockComm::put_to) to a rank on another node is not ordered by it: a [signal](BlockComm::signal) behind it is.
+    /// [put](GroupComm::put_to) to a rank on another node is not ordered by it: a [signal](GroupComm::signal) behind it is.
     ///
     /// `index` is below what the host has asked for.
     #[inline(always)]
@@ -81,7 +140,7 @@ impl BlockComm {
         self.barrier_of(Team::World, index)
     }
 
-    /// [`BlockComm::barrier`] of a team. All ranks of the communicator come to a barrier `index` equally often, and each time with the
+    /// [`GroupComm::barrier`] of a team. All ranks of the communicator come to a barrier `index` equally often, and each time with the
     /// same team; other teams take other barriers.
     ///
     /// ```text
@@ -113,7 +172,7 @@ impl BlockComm {
         let comm = self.comm;
         let (lane, lanes) = self.lanes();
         // What other lanes have written is before what this one tells.
-        gpu::sync_threads();
+        C::sync();
         let meetings = comm.word(comm.meetings(index));
         let members = self.team_ranks(team);
         // SAFETY: `open`'s contract: the words are there, and each is written by whom `DeviceComm` says. The count is this block's,
@@ -130,7 +189,7 @@ impl BlockComm {
                 }
                 place += lanes as u32;
             }
-            together();
+            C::together();
             if comm.network != 0 && lane == 0 {
                 let mut place = 0;
                 while place < members {
@@ -147,7 +206,7 @@ impl BlockComm {
                     place += 1;
                 }
             }
-            together();
+            C::together();
             let mut place = lane as u32;
             while place < members {
                 let peer = self.world_rank(team, place);
@@ -165,11 +224,11 @@ impl BlockComm {
                 }
                 place += lanes as u32;
             }
-            self.stopped = gpu::sync_threads_or(self.stopped);
+            self.stopped = C::sync_or(self.stopped);
             if lane == 0 {
                 gpu::st_data(meetings, number, size_of::<u64>());
             }
         }
-        together();
+        C::together();
     }
 }

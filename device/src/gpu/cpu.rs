@@ -21,7 +21,7 @@ mod multicast;
 mod vector;
 
 pub use lines::{ld_data, ld_flag, ld_halves, ld_line, st_data, st_halves, st_line};
-pub(crate) use multicast::{MulticastAddress, ld_sum, st_all};
+pub(crate) use multicast::{HAS_MULTICAST, MulticastAddress, fence_aliases, ld_sum, st_all};
 pub use vector::{mem_copy, mem_gather, mem_map, mem_zip, whole_buffers};
 
 /// Lanes of a warp.

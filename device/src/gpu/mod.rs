@@ -54,7 +54,7 @@ pub use face::{
 pub use face::{ld_data, mem_copy, mem_gather, mem_map, mem_zip, st_data, whole_buffers};
 
 // Memory of all ranks at one address, of windows that have a multicast object.
-pub(crate) use face::{MulticastAddress, ld_sum, st_all};
+pub(crate) use face::{HAS_MULTICAST, MulticastAddress, fence_aliases, ld_sum, st_all};
 
 // What small elements are computed in.
 pub use face::{Bf16Unit, F8E4M3Unit, F8E5M2Unit, F16Unit, I8Unit, U8Unit};

@@ -30,7 +30,7 @@ mod units;
 mod units_fp8;
 
 pub use lines::{ld_data, ld_flag, ld_halves, ld_line, st_data, st_halves, st_line};
-pub(crate) use multicast::{MulticastAddress, ld_sum, st_all};
+pub(crate) use multicast::{HAS_MULTICAST, MulticastAddress, fence_aliases, ld_sum, st_all};
 pub use units::{Bf16Unit, F16Unit, I8Unit, U8Unit, max_f32, max_f64, min_f32, min_f64};
 pub use units_fp8::{F8E4M3Unit, F8E5M2Unit};
 

@@ -20,6 +20,8 @@ pub struct KernelContext {
     args: KernelArgs,
     /// Blocks of a channel, as a power of two.
     shift: u32,
+    /// The channel, in a user's kernel: it has named one.
+    channel: u32,
     /// Whether calls are compared in this kernel.
     comparing: bool,
     /// Whether this lane has given up.
@@ -40,7 +42,19 @@ impl KernelContext {
     pub unsafe fn new(work: *const Work, blocks: u32) -> Self {
         // SAFETY: the first point of the contract.
         let args = unsafe { KernelArgs::new(work) };
-        KernelContext { args, shift: blocks - 1, comparing: false, stopped: false }
+        KernelContext { args, shift: blocks - 1, channel: 0, comparing: false, stopped: false }
+    }
+
+    /// The running lane's context in a user's kernel, whose argument is another: on a channel of its communicator. Calls are not
+    /// compared.
+    ///
+    /// # Safety
+    /// As [`KernelContext::new`], but that `work` is in memory, and has nothing that matters but the communicator.
+    #[inline(always)]
+    pub(crate) unsafe fn of_user(work: *const Work, channel: u32, stopped: bool) -> Self {
+        // SAFETY: the caller's.
+        let args = unsafe { KernelArgs::in_memory(work) };
+        KernelContext { args, shift: 0, channel, comparing: false, stopped }
     }
 
     /// Tells the ring's next rank which call this is. From here on the call is compared with the previous rank's, until
@@ -125,7 +139,7 @@ impl KernelContext {
     #[inline(always)]
     #[must_use]
     pub fn channel(&self) -> u32 {
-        gpu::block_idx_x() >> self.shift
+        if self.args.is_in_memory() { self.channel } else { gpu::block_idx_x() >> self.shift }
     }
 
     /// Which of the channel's blocks this is.

@@ -15,7 +15,8 @@
 //!
 //! What a step is on the wire is the [`Protocol`]'s: [`Simple`], [`Ll`], [`Ll128`], or your own: a type that
 //! implements the trait, whose kernels [`kernels!`](crate::kernels!) makes. The notation
-//! (step, tail, head, flag) is that of [`ConnHeader`](crate::abi::ConnHeader).
+//! (step, tail, head, flag) is that of [`ConnHeader`](crate::abi::ConnHeader). A block of a user's own kernel has the verbs by
+//! [`BlockComm::prims`](crate::device_comm::GroupComm::prims).
 //!
 //! Sources: the roles and orders follow NCCL's documented behaviour and "Demystifying NCCL" (arXiv 2507.04786).
 

@@ -121,11 +121,42 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
         (recv, send): ([*mut Conn; NR], [*mut Conn; NS]),
         direct: bool,
     ) -> Self {
-        const { assert!(NR < MAX_ENDS && NS < MAX_ENDS) };
         // SAFETY: the caller's.
         unsafe {
             let args = cx.args();
             let start = cx.part().offset as usize;
+            let mut prims = Self::open_on(
+                cx,
+                (recv, send),
+                #[inline(always)]
+                || {
+                    let reducer = Reducer::of(args);
+                    let input = args.input::<T>().wrapping_add(start);
+                    let output = args.output::<T>().wrapping_add(start);
+                    (reducer, input, output)
+                },
+            );
+            if direct && P::DIRECT && prims.cx.count() > 0 {
+                prims.exchange();
+            }
+            prims
+        }
+    }
+
+    /// [`Prims::open`] with what `of_call` says when the connections are open: the reducer, and the buffers that the verbs' elements
+    /// are of.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(crate) unsafe fn open_on(
+        cx: KernelContext,
+        (recv, send): ([*mut Conn; NR], [*mut Conn; NS]),
+        of_call: impl FnOnce() -> (Reducer<T, R>, *const T, *mut T),
+    ) -> Self {
+        const { assert!(NR < MAX_ENDS && NS < MAX_ENDS) };
+        // SAFETY: the caller's.
+        unsafe {
             let (mut receiving, mut sending) = ([ConnState::NONE; NR], [ConnState::NONE; NS]);
             let mut present = [0; 2];
             unroll_peers!(NR, usize::MAX, i => {
@@ -136,13 +167,14 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
                 sending[i] = ConnState::open(send[i], P::ID, NS > 1);
                 present[1] += u32::from(!send[i].is_null());
             });
+            let (reducer, input, output) = of_call();
             let mut prims = Prims {
                 recv: receiving,
                 send: sending,
                 present,
-                reducer: Reducer::of(args),
-                input: args.input::<T>().wrapping_add(start),
-                output: args.output::<T>().wrapping_add(start),
+                reducer,
+                input,
+                output,
                 one_slice: false,
                 cx,
                 protocol: core::marker::PhantomData,
@@ -153,9 +185,6 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
             // In a ring every rank fills slots with a chunk before it empties any: one slot must stay
             // free for the next slice, or all wait for credit.
             prims.one_slice = prims.slots() <= P::SLICES;
-            if direct && P::DIRECT && prims.cx.count() > 0 {
-                prims.exchange();
-            }
             prims
         }
     }
@@ -265,14 +294,14 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
     }
 
     /// Closes the connections, after the last verb: the steps are kept for the next call, and a failure is left for the ring's
-    /// neighbours. The host tells all others.
+    /// neighbours. The host tells all others. Whether all went well, of which all lanes hear.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-    pub fn close(mut self) {
+    pub fn close(mut self) -> bool {
         // A lane may have stopped alone in the last verb.
         self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
         if self.cx.tid() != 0 {
-            return;
+            return !self.cx.stopped;
         }
         self.keep_steps();
         if self.cx.stopped {
@@ -280,6 +309,7 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
             unroll_peers!(NS, self.nsend(), i => self.send[i].set_failed());
             self.cx.pass_on_fault();
         }
+        !self.cx.stopped
     }
 
     /// Closes the connections while the call goes on over others, or over these again: `cx` stops if a verb has.

@@ -2,10 +2,11 @@
 
 use std::error::Error;
 
-use ferroccl::{ReduceOp, group};
+use ferroccl::{DeviceChannels, DeviceCommConfig, ReduceOp, group};
 
 use crate::experts::{self, Experts, label_words};
 use crate::halo::{self, Halo};
+use crate::ring::{self, Ring};
 use crate::team::{Places, Team};
 use crate::tiles::{self, Tiles};
 use crate::vector::{self, Vector};
@@ -32,6 +33,10 @@ pub const CASES: [(&str, Case, &str); 4] = [
     ("mixture of experts", mixture_of_experts, "two all-to-alls of as much as there may be, alone"),
     ("stencil", stencil, "a launch a step"),
 ];
+
+/// Those whose ranks are all on one host: primitives do not go over networks.
+pub const ONE_HOST: [(&str, Case, &str); 1] =
+    [("vector and ring", vector_ring, "a kernel, an all-reduce")];
 
 /// That a rank's result is right.
 fn check(what: &str, rank: usize, got: &[f32], want: impl Fn(usize) -> f32) -> Outcome {
@@ -85,6 +90,48 @@ fn vector_all_reduce(places: &Places<'_>, count: usize, form: Form, ready: &dyn 
     }
     let sum = |i: usize| (0..team.size()).map(|r| 3.0 * x_of(r, i) + y_of(r, i)).sum();
     (0..team.size()).try_for_each(|r| check("vector", r, &team.content(r, &sums[r])?, sum))
+}
+
+/// `count` elements.
+fn vector_ring(places: &Places<'_>, count: usize, form: Form, ready: &dyn Fn()) -> Outcome {
+    let blocks = count.div_ceil(4096).clamp(1, 8) as u32;
+    let mut config = DeviceCommConfig::default();
+    config.channels = DeviceChannels::rings(blocks);
+    let team = Team::with(places, &config)?;
+    let (x_of, y_of) =
+        (|r: usize, i: usize| ((i + r) % 7) as f32, |r: usize, i: usize| ((2 * i + r) % 5) as f32);
+    let (x, y) = (team.buffers(count, x_of)?, team.buffers(count, y_of)?);
+    let values = team.buffers(count, |_, _| 0.0f32)?;
+    let sums = team.buffers(count, |_, _| 0.0f32)?;
+    team.streams.iter().try_for_each(|stream| stream.synchronize())?;
+    let argument = |r: usize| {
+        Ok(Ring {
+            comm: team.comms[r].value(),
+            values: values[r].address(),
+            sums: sums[r].address(),
+            x: x[r].address(),
+            y: y[r].address(),
+            count: count as u64,
+            blocks,
+            a: 3.0,
+        })
+    };
+    ready();
+    // SAFETY: the buffers have what the kernels use, and are kept until `content` has waited for them.
+    unsafe {
+        match form {
+            Form::Fused if count <= 4096 => team.launch(&ring::FUSED_LL, blocks, argument)?,
+            Form::Fused => team.launch(&ring::FUSED, blocks, argument)?,
+            Form::Apart => {
+                team.launch(&ring::ALONE, blocks, argument)?;
+                for (r, rank) in team.ranks.iter().enumerate() {
+                    rank.all_reduce(&values[r], &sums[r], ReduceOp::Sum, &team.streams[r])?;
+                }
+            }
+        }
+    }
+    let sum = |i: usize| (0..team.size()).map(|r| 3.0 * x_of(r, i) + y_of(r, i)).sum();
+    (0..team.size()).try_for_each(|r| check("ring", r, &team.content(r, &sums[r])?, sum))
 }
 
 /// `n` rows a rank, of `n` columns.

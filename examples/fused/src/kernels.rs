@@ -4,5 +4,6 @@
 
 mod experts;
 mod halo;
+mod ring;
 mod tiles;
 mod vector;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use ferroccl::Device;
 use ferroccl::runtime::ptx::{MachineModel, Options, PtxRuntime};
-use ferroccl_fused::cases::{CASES, Case, Form};
+use ferroccl_fused::cases::{CASES, Case, Form, ONE_HOST};
 use ferroccl_fused::team::Places;
 use ferroccl_fused::{PTX, sizes};
 
@@ -46,9 +46,10 @@ fn on_a_gpu() -> ExitCode {
     println!("# {RANKS} ranks on GPU 0");
     let devices = vec![device; RANKS];
     let mut failed = false;
-    for (name, case, _) in CASES {
+    for (name, case, _) in CASES.into_iter().chain(ONE_HOST) {
+        let two = ONE_HOST.iter().all(|(other, ..)| *other != name).then_some(&[2, 2][..]);
         for size in sizes(name) {
-            for hosts in [&[RANKS][..], &[2, 2]] {
+            for hosts in [&[RANKS][..]].into_iter().chain(two) {
                 for form in [Form::Fused, Form::Apart] {
                     let outcome = case(&Places { devices: &devices, hosts }, *size, form, &|| {});
                     let said =
@@ -70,7 +71,7 @@ fn simulated() -> ExitCode {
         "# {:<24} {:>8}  {:>10}  {:>10}  {:>6}  apart is",
         "what", "size", "fused", "apart", "ratio"
     );
-    for (name, case, apart_is) in CASES {
+    for (name, case, apart_is) in CASES.into_iter().chain(ONE_HOST) {
         for size in sizes(name) {
             let both = [Form::Fused, Form::Apart].map(|form| simulate(&model, case, *size, form));
             match both {

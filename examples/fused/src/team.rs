@@ -65,11 +65,19 @@ impl Team {
     /// # Errors
     /// As [`Communicator::init_all_on`], [`Communicator::init_rank_with`] and [`Communicator::device_comm`].
     pub fn new(places: &Places<'_>, barriers: u32, signals: u32) -> Result<Team> {
-        let devices = places.devices;
-        let ranks = places.ranks()?;
         let mut config = DeviceCommConfig::default();
         (config.barriers, config.signals) = (barriers, signals);
-        let comms = Communicator::device_comms(&ranks, &config)?;
+        Team::with(places, &config)
+    }
+
+    /// A rank at each place, with what `config` asks for.
+    ///
+    /// # Errors
+    /// As [`Team::new`].
+    pub fn with(places: &Places<'_>, config: &DeviceCommConfig) -> Result<Team> {
+        let devices = places.devices;
+        let ranks = places.ranks()?;
+        let comms = Communicator::device_comms(&ranks, config)?;
         let streams = devices.iter().map(Device::stream).collect::<Result<_>>()?;
         Ok(Team { ranks, streams, comms })
     }

@@ -7,7 +7,7 @@ use ferroccl::conformance::seeds;
 use ferroccl::device::orders::{self, Published, Side};
 use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
 use ferroccl::runtime::ptx::{Options, PtxRuntime, Unit, checks};
-use ferroccl_fused::cases::{CASES, Case, Form};
+use ferroccl_fused::cases::{CASES, Case, Form, ONE_HOST};
 use ferroccl_fused::team::Places;
 use ferroccl_fused::{PTX, sizes};
 
@@ -56,7 +56,7 @@ fn kernels_and_calls_are_right_over_several_hosts() {
 
 #[test]
 fn all_are_right_under_an_adversary() {
-    for (_, case, _) in CASES {
+    for (_, case, _) in CASES.into_iter().chain(ONE_HOST) {
         seeds(40, |seed| under_adversary(case, seed, false, None));
     }
 }
@@ -99,13 +99,16 @@ fn all_are_right_in_the_emulator() {
     if PTX.is_empty() {
         return println!("skipped: there is no PTX");
     }
-    for (_, case, _) in CASES {
+    let several = CASES.map(|(_, case, _)| (case, true));
+    let one = ONE_HOST.map(|(_, case, _)| (case, false));
+    for (case, several) in several.into_iter().chain(one) {
         seeds(8, |seed| {
             let options = Options { checks: Some(checks(Unit::Eight)), ..Options::seeded(seed) };
             let runtime =
                 PtxRuntime::lockstep(options).with_threads(64).map_err(|e| e.to_string())?;
             let (n, size) = shape(seed, 30);
-            let hosts = if seed.is_multiple_of(2) { &[n] } else { HOSTS[seed as usize / 2 % 3] };
+            let on_one = !several || seed.is_multiple_of(2);
+            let hosts = if on_one { &[n] } else { HOSTS[seed as usize / 2 % 3] };
             let devices = vec![Device::new(Arc::new(runtime)); hosts.iter().sum()];
             let places = Places { devices: &devices, hosts };
             case(&places, size, Form::Fused, &|| {}).map_err(|e| e.to_string())
@@ -117,7 +120,7 @@ fn all_are_right_in_the_emulator() {
 fn kernels_and_calls_give_the_same() {
     let devices = vec![Device::cpu(); 4];
     let places = Places { devices: &devices, hosts: &[4] };
-    for (name, case, _) in CASES {
+    for (name, case, _) in CASES.into_iter().chain(ONE_HOST) {
         for size in sizes(name) {
             for form in [Form::Fused, Form::Apart] {
                 case(&places, *size, form, &|| {}).unwrap_or_else(|e| panic!("{name} {size}: {e}"));

@@ -103,7 +103,11 @@ pub(super) fn bind(
     }
     let bound = joined.and_then(|object| {
         let memory = map(&*object, (own, address), mapped, offset).map_err(failed)?;
-        let distance = (memory.address() + offset as u64).wrapping_sub(address);
+        // Where the object has no address, it is the buffer's own.
+        let distance = match (memory.address() + offset as u64).wrapping_sub(address) {
+            0 => WindowPeers::BY_RANK,
+            distance => distance,
+        };
         let at = offset_of!(WindowPeers, multicast);
         // SAFETY: the table is the runtime's, has that word, and no kernel knows it yet.
         unsafe { runtime.write(&mapped.table, at, &distance.to_le_bytes()) }.map_err(failed)?;

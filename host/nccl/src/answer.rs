@@ -82,7 +82,7 @@ impl From<Error> for Failure {
                 _ => ncclRemoteError,
             },
             Error::Kernel(fault) => match fault.kind() {
-                FaultKind::Mismatch => ncclInvalidUsage,
+                FaultKind::Mismatch | FaultKind::NoConnection => ncclInvalidUsage,
                 FaultKind::Timeout => ncclTimeout,
                 FaultKind::PeerLost | FaultKind::Aborted => ncclRemoteError,
                 FaultKind::Deadlock | FaultKind::None => ncclInternalError,

@@ -26,7 +26,9 @@ pub(crate) fn members(
     let first = lanes(mask).next()?;
     let multicast = common.view.multicast(addresses[first])?;
     let within = |at: u64| at >= multicast.start && at.saturating_add(bytes) <= multicast.end;
-    let there = |member: &u64| addresses.map(|at| at.wrapping_sub(multicast.start) + member);
+    // Lanes that take no part have any address.
+    let there =
+        |member: &u64| addresses.map(|at| at.wrapping_sub(multicast.start).wrapping_add(*member));
     lanes(mask)
         .all(|lane| within(addresses[lane]))
         .then(|| multicast.members.iter().map(there).collect())

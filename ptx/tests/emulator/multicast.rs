@@ -81,6 +81,21 @@ fn all_members_are_stored_to() {
     }
 }
 
+/// A lane that takes no part may have anything in its registers.
+#[test]
+fn lanes_that_take_no_part_have_any_address() {
+    let gpus = gpus(&vec![vec![7; WORDS]; 3]);
+    let body = format!(
+        "setp.eq.u32 %q0, %tid, 0; mov.u64 %a, -8; mov.u64 %b, 5;
+         @%q0 mov.u64 %a, {ALL};
+         @%q0 multimem.st.weak.global.u64 [%a], %b;"
+    );
+    run(&body, 1, 32, &gpus.buffers[0], &gpus.machine).unwrap();
+    for buffer in &gpus.buffers {
+        assert_eq!(buffer.words()[..2], [5, 7]);
+    }
+}
+
 #[test]
 fn what_multimem_cannot_do_is_a_fault() {
     let gpus = gpus(&vec![vec![0; WORDS]; 2]);

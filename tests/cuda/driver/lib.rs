@@ -30,6 +30,8 @@ mod graph;
 mod memory;
 mod module;
 mod multicast;
+#[path = "../../support/pipes.rs"]
+mod pipes;
 mod stream;
 mod virtual_memory;
 
@@ -39,6 +41,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use ferroccl::device;
 use ferroccl::runtime::cpu::CpuRuntime;
 
 pub(crate) const SUCCESS: c_int = 0;

@@ -468,8 +468,11 @@ driver! {
         if gx == 0 || (gy, gz, by, bz) != (1, 1, 1, 1) || bx == 0 || bx > kernel.threads || !bx.is_multiple_of(32) {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: one argument, a work.
-        let work = unsafe { (*arguments).cast::<Work>().read_unaligned() };
+        // SAFETY: one argument, a work, or what a kernel of the tests' own takes: that begins with a communicator, too, and then has
+        // the address of memory.
+        let argument = unsafe { std::slice::from_raw_parts((*arguments).cast::<u8>(), kernel.argument) };
+        let mut work = <Work as bytemuck::Zeroable>::zeroed();
+        bytemuck::bytes_of_mut(&mut work)[..argument.len()].copy_from_slice(argument);
         if !memory::known(work.comm, 1) || (work.input != 0 && work.count > 0 && !memory::known(work.input, 1)) {
             return Err(700);
         }

@@ -6,6 +6,13 @@ use crate::arith::Unit;
 use crate::element::{Array, Element};
 use crate::reduce::Sum;
 
+/// Whether this machine can.
+pub(crate) const HAS_MULTICAST: bool = true;
+
+/// Memory has one address.
+#[inline(always)]
+pub(crate) fn fence_aliases() {}
+
 /// The same place in the buffers of all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MulticastAddress {
@@ -22,6 +29,12 @@ impl MulticastAddress {
     #[inline(always)]
     pub(crate) unsafe fn of<T>(peers: *const WindowPeers, nranks: usize, own: *const T) -> Self {
         MulticastAddress { peers, nranks, own: own.cast_mut().cast() }
+    }
+
+    /// There is no address of all.
+    #[inline(always)]
+    pub(crate) fn pointer(self) -> Option<*mut u8> {
+        None
     }
 
     /// So many bytes further.

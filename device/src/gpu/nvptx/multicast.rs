@@ -21,11 +21,29 @@ impl MulticastAddress {
         MulticastAddress(own.addr().wrapping_add(unsafe { (*peers).multicast } as usize))
     }
 
+    /// The address, for instructions of others.
+    #[inline(always)]
+    pub(crate) fn pointer(self) -> Option<*mut u8> {
+        Some(self.0 as *mut u8)
+    }
+
     /// So many bytes further.
     #[inline(always)]
     #[must_use]
     pub(crate) fn wrapping_add(self, bytes: usize) -> Self {
         MulticastAddress(self.0.wrapping_add(bytes))
+    }
+}
+
+/// Whether the GPU that this is compiled for has the instructions.
+pub(crate) const HAS_MULTICAST: bool = cfg!(target_feature = "sm_90");
+
+/// Orders what was accessed by one address of some memory before what is accessed by another, where there are such.
+#[inline(always)]
+pub(crate) fn fence_aliases() {
+    if HAS_MULTICAST {
+        // SAFETY: orders memory, nothing else. 9.7.13.4, `fence.proxy`, of PTX ISA 7.5.
+        unsafe { asm!("fence.proxy.alias;", options(nostack, preserves_flags)) }
     }
 }
 
