@@ -3,35 +3,12 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use ferroccl::runtime::Memory;
+use ferroccl::runtime::cpu::CpuRuntime;
 use ferroccl::{DeviceBuffer, Element};
 
 use crate::answer::Failure;
 use crate::memory;
 use crate::place::Place;
-
-/// Memory of the host's that a program has.
-#[derive(Debug)]
-struct CallersMemory {
-    address: usize,
-    bytes: usize,
-}
-
-// SAFETY: as with NCCL, a program keeps the memory of a call until the call has ended.
-unsafe impl Memory for CallersMemory {
-    fn address(&self) -> u64 {
-        self.address as u64
-    }
-
-    fn len(&self) -> usize {
-        self.bytes
-    }
-
-    /// The process's own.
-    fn address_space(&self) -> u64 {
-        0
-    }
-}
 
 /// The address of a buffer without elements, which may be NULL to NCCL.
 #[repr(align(256))]
@@ -51,11 +28,10 @@ pub(crate) fn buffer<T: Element>(
     if pointer.is_null() && len > 0 {
         return Err(wrong(format!("is NULL, and the call has {len} elements")));
     }
-    let names = [("memory", name), ("address", name), ("len", name)];
+    let names = [("memory", name), ("address", name), ("start", name), ("len", name)];
     let named = |error| Failure::of(error, &names);
-    // Exposed: kernels on the CPU go by numbers.
     let pointer = if len == 0 { (&raw const NOTHING).cast() } else { pointer };
-    let address = pointer.expose_provenance();
+    let address = pointer.addr();
     if address.checked_add(bytes).is_none() {
         return Err(wrong(format!("{len} elements from {address:#x} on are no range of memory")));
     }
@@ -65,7 +41,8 @@ pub(crate) fn buffer<T: Element>(
         return DeviceBuffer::in_memory(memory, offset, len).map_err(named);
     }
     match &place.gpu {
-        None => DeviceBuffer::in_memory(Arc::new(CallersMemory { address, bytes }), 0, len),
+        // SAFETY: as with NCCL, a program keeps the memory of a call until the call has ended.
+        None => unsafe { CpuRuntime::buffer_of(pointer.cast_mut().cast(), len, Arc::new(())) },
         // SAFETY: as with NCCL, a program keeps the memory of a call until the call has ended.
         Some(gpu) => unsafe { gpu.runtime.buffer_of(address as u64, len, Arc::new(())) },
     }

@@ -1,9 +1,10 @@
 //! The caller's memory as buffers of the library's, where it is.
 
 use std::ffi::{CStr, c_int};
+use std::ptr;
 use std::sync::Arc;
 
-use ferroccl::runtime::Memory;
+use ferroccl::runtime::cpu::CpuRuntime;
 use ferroccl::{DeviceBuffer, Element};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
@@ -20,32 +21,6 @@ pub(crate) struct Array {
     pub(crate) bytes: usize,
     pub(crate) element: ElementType,
     owner: Py<PyAny>,
-}
-
-/// Memory of Python's.
-#[derive(Debug)]
-struct OwnedByPython {
-    address: usize,
-    bytes: usize,
-    /// Keeps the memory. It may be dropped without the GIL: PyO3 then lets go of it later.
-    _owner: Py<PyAny>,
-}
-
-// SAFETY: the owner keeps the memory, and neither moves nor shrinks it: a memoryview holds its buffer, and `Array::of` has what
-// else there may be.
-unsafe impl Memory for OwnedByPython {
-    fn address(&self) -> u64 {
-        self.address as u64
-    }
-
-    fn len(&self) -> usize {
-        self.bytes
-    }
-
-    /// The process's own.
-    fn address_space(&self) -> u64 {
-        0
-    }
 }
 
 /// The address of a buffer without elements.
@@ -141,10 +116,12 @@ impl Array {
     /// It as elements of type `T`, as many as fit.
     pub(crate) fn buffer<T: Element>(self) -> PyResult<DeviceBuffer<T>> {
         let (name, size) = (self.name, size_of::<T>());
+        // It may be dropped without the GIL: PyO3 then lets go of it later.
+        let keep = Arc::new(self.owner);
         if self.bytes == 0 {
-            let address = (&raw const NOTHING).expose_provenance();
-            let memory = OwnedByPython { address, bytes: 0, _owner: self.owner };
-            return DeviceBuffer::in_memory(Arc::new(memory), 0, 0).map_err(|e| argument(name, e));
+            let start = (&raw const NOTHING).cast_mut().cast();
+            // SAFETY: there are no elements.
+            return unsafe { CpuRuntime::buffer_of(start, 0, keep) }.map_err(|e| argument(name, e));
         }
         if !self.address.is_multiple_of(size) {
             let reason = format!(
@@ -153,8 +130,9 @@ impl Array {
             );
             return Err(argument(name, reason));
         }
-        let len = self.bytes / size;
-        let memory = OwnedByPython { address: self.address, bytes: self.bytes, _owner: self.owner };
-        DeviceBuffer::in_memory(Arc::new(memory), 0, len).map_err(|e| argument(name, e))
+        let (start, len) = (ptr::with_exposed_provenance_mut(self.address), self.bytes / size);
+        // SAFETY: the owner keeps the memory, and neither moves nor shrinks it: a memoryview holds its buffer, and `Array::of` has
+        // what else there may be. Who uses it during a call is the program's, as with NumPy's own threads.
+        unsafe { CpuRuntime::buffer_of(start, len, keep) }.map_err(|e| argument(name, e))
     }
 }
