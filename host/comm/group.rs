@@ -90,6 +90,12 @@ pub fn group<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
     Ok(result)
 }
 
+/// Whether this thread is in a group.
+#[cfg(feature = "cuda-core")]
+pub(crate) fn in_group() -> bool {
+    GROUP.with_borrow(Option::is_some)
+}
+
 /// Launches a task, or keeps it for the end of the group that this thread is in.
 pub(super) fn submit(comm: &SharedComm, task: AnyTask, stream: &Stream) -> Result<()> {
     let task = GROUP.with_borrow_mut(|group| match group {

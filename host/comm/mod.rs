@@ -95,6 +95,8 @@ pub use config::CommConfig;
 pub use custom::{Extra, KernelSpec};
 pub use device_comm::{DeviceCommConfig, DeviceCommunicator, Grid};
 pub use group::group;
+#[cfg(feature = "cuda-core")]
+pub(crate) use group::in_group;
 pub use in_progress::InProgress;
 #[cfg(feature = "emulator")]
 pub(crate) use place::name_addresses;

@@ -27,6 +27,8 @@ mod values;
 mod callers;
 mod collectives;
 mod crates;
+#[cfg(feature = "cuda-core")]
+mod cuda_core;
 mod errors;
 mod gdr;
 mod graphs;
