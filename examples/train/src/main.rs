@@ -79,7 +79,8 @@ fn train(args: &Args) -> Result<()> {
     let device = Device::cpu();
     let comm = Arc::new(communicator(&device, args.deterministic)?);
     let (rank, ranks) = (comm.rank() as usize, comm.world_size() as usize);
-    if args.parts % ranks != 0 || args.batch % args.parts != 0 || args.images < args.batch {
+    let divides = args.parts.is_multiple_of(ranks) && args.batch.is_multiple_of(args.parts);
+    if !divides || args.batch == 0 || args.images < args.batch {
         let counts =
             format!("{} images, {} a batch, {} parts", args.images, args.batch, args.parts);
         return Err(format!("{counts}: not to be divided among {ranks} ranks").into());
@@ -103,7 +104,7 @@ fn train(args: &Args) -> Result<()> {
         mine.len(),
     );
     let mut optimizer = AdamW::new_lr(network.parameters(), args.learning_rate)?;
-    let digits = Digits::new();
+    let digits = Digits::drawn();
     for epoch in 1..=args.epochs {
         // Of each part of its own the loss of all steps.
         let mut losses = vec![0.0; mine.len()];
