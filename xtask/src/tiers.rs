@@ -181,7 +181,7 @@ fn cuda_core() -> Step {
     let of = format!("-p ferroccl --no-default-features --features {}", features::CUDA_CORE);
     Step::new("cuda-core", "applications that use NVIDIA's crates cuda-core and cuda-async")
         .needs(|| headers.is_none().then(|| "no headers of CUDA 13: scripts/setup cuda".to_owned()))
-        .run_with(&format!("cargo clippy {of} --all-targets -- -D warnings"), &environment)
+        .run_with(&format!("cargo clippy {of} --lib --example cuda_core --example fake_cuda --test cuda -- -D warnings"), &environment)
         .run_with(&format!("cargo doc {of} --no-deps"), &docs)
         .run_with(
             &format!("cargo build {of} --example fake_cuda --example cuda_core"),
