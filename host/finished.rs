@@ -61,7 +61,7 @@ impl Stream {
     /// ```
     ///
     /// Ranks that share a task make all of their calls before the first `await`: one rank's call waits for the others'. With the feature
-    /// `cuda-core` [`AsyncCalls`](crate::runtime::cuda::AsyncCalls) makes operations of `cuda-async` of calls.
+    /// `cuda-core`, `runtime::cuda::AsyncCalls` makes operations of `cuda-async` of calls.
     ///
     /// # Errors
     /// The future gives the first error of what ran since the last call, as [`Stream::synchronize`] does, and

@@ -233,7 +233,7 @@ mod tests {
     /// The names in the first column of the table with this heading.
     fn column<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
         let table = page.split(heading).nth(1).unwrap_or_else(|| panic!("no table {heading}"));
-        let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+        let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
         let cells = rows.filter_map(|row| row.split('|').nth(1));
         cells.flat_map(|cell| cell.split('`').filter(|name| name.starts_with("NCCL_"))).collect()
     }
