@@ -247,41 +247,6 @@ impl<T> Clone for DeviceBuffer<T> {
     }
 }
 
-/// The host's memory that a caller has.
-struct CallersMemory {
-    address: usize,
-    bytes: usize,
-    _keep: Keep,
-}
-
-// SAFETY: the caller of `DeviceBuffer::of_host` has promised so.
-unsafe impl Memory for CallersMemory {
-    fn address(&self) -> u64 {
-        self.address as u64
-    }
-
-    fn len(&self) -> usize {
-        self.bytes
-    }
-
-    /// The process's own.
-    fn address_space(&self) -> u64 {
-        0
-    }
-}
-
-impl fmt::Debug for CallersMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (address, bytes) = (self.address, self.bytes);
-        f.debug_struct("CallersMemory").field("address", &address).field("bytes", &bytes).finish()
-    }
-}
-
-/// The address of a buffer without elements.
-#[repr(align(256))]
-struct Nothing(#[allow(dead_code, reason = "it is an address")] [u8; 256]);
-static NOTHING: Nothing = Nothing([0; 256]);
-
 impl<T: Element> DeviceBuffer<T> {
     /// `len` elements of an allocation, from byte `offset` on: memory that the caller has, or another type's view of a buffer.
     ///
@@ -313,41 +278,6 @@ impl<T: Element> DeviceBuffer<T> {
             return Err(Error::argument("memory", reason));
         }
         Ok(DeviceBuffer { memory, start: offset / size, len, marker: PhantomData })
-    }
-
-    /// `len` elements of the host's memory that the caller has, for CPU devices. For GPUs it is
-    /// [`CudaRuntime::buffer_of`](crate::runtime::cuda::CudaRuntime::buffer_of). `keep` is kept as long as the buffer and its calls
-    /// are. Without elements the pointer is not looked at.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when the pointer is not aligned to an element's size.
-    ///
-    /// # Safety
-    /// The elements are there, and may be read and written, as long as `keep` is. Nobody else accesses them while calls do.
-    ///
-    /// ```
-    /// use std::sync::Arc;
-    ///
-    /// use ferroccl::{Communicator, Device, DeviceBuffer, ReduceOp};
-    ///
-    /// let device = Device::cpu();
-    /// let rank = Communicator::init_all(&device, 1)?.remove(0);
-    /// let (mut mine, stream) = (vec![1.0f32; 8], device.stream()?);
-    /// // SAFETY: `mine` is there until the call has ended, and nobody else looks at it.
-    /// let buffer = unsafe { DeviceBuffer::of_host(mine.as_mut_ptr(), mine.len(), Arc::new(()))? };
-    /// rank.all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream)?;
-    /// stream.synchronize()?;
-    /// # Ok::<(), ferroccl::Error>(())
-    /// ```
-    pub unsafe fn of_host(pointer: *mut T, len: usize, keep: Keep) -> Result<Self> {
-        let nothing = &raw const NOTHING;
-        // Exposed: kernels on the CPU go by numbers.
-        let address = match len {
-            0 => nothing.expose_provenance(),
-            _ => pointer.expose_provenance(),
-        };
-        let memory = CallersMemory { address, bytes: len * size_of::<T>(), _keep: keep };
-        DeviceBuffer::in_memory(Arc::new(memory), 0, len)
     }
 
     /// The first `len` elements of an allocation, which has them.

@@ -390,6 +390,7 @@ impl Config {
                 tracing::info!(target: crate::log::targets::ENV, "{} set by environment to {value}", knob.name);
             }
         }
+        unknown::tell_once();
     }
 }
 

@@ -34,24 +34,34 @@ impl Stream {
     /// A future that completes when everything put in so far has ended, as [`Stream::synchronize`] returns then. What is put in later it does not
     /// wait for. Dropping it takes nothing out of the stream.
     ///
-    /// Calls are put into the stream before it is awaited, also when it never is:
+    /// Calls are put into the stream when they are made, also when nothing is awaited. Each rank in a task of its own, on any executor:
     ///
     /// ```
-    /// use ferroccl::{Communicator, Device, ReduceOp};
+    /// use ferroccl::{Communicator, Device, DeviceBuffer, ReduceOp, Stream};
     ///
-    /// async fn sum(device: &Device) -> ferroccl::Result<Vec<f32>> {
-    ///     let ranks = Communicator::init_all(device, 2)?;
-    ///     let streams = [device.stream()?, device.stream()?];
-    ///     let buffers = [device.upload(&[1.0f32; 4])?, device.upload(&[2.0; 4])?];
-    ///     for ((rank, buffer), stream) in ranks.iter().zip(&buffers).zip(&streams) {
-    ///         rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream)?;
-    ///     }
-    ///     for stream in &streams {
-    ///         stream.finished().await?;
-    ///     }
-    ///     buffers[0].to_vec(&streams[0])
+    /// async fn rank(comm: Communicator, sum: DeviceBuffer<f32>, stream: Stream) -> ferroccl::Result<Vec<f32>> {
+    ///     comm.all_reduce(&sum, &sum, ReduceOp::Sum, &stream)?;
+    ///     stream.finished().await?;
+    ///     sum.to_vec(&stream)
     /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let device = Device::cpu();
+    /// let executor = tokio::runtime::Builder::new_current_thread().build()?;
+    /// let mut tasks = Vec::new();
+    /// for comm in Communicator::init_all(&device, 2)? {
+    ///     let sum = device.upload(&[comm.rank() as f32 + 1.0; 4])?;
+    ///     tasks.push(executor.spawn(rank(comm, sum, device.stream()?)));
+    /// }
+    /// for task in tasks {
+    ///     assert_eq!(executor.block_on(task)??, [3.0; 4]);
+    /// }
+    /// # Ok(())
+    /// # }
     /// ```
+    ///
+    /// Ranks that share a task make all of their calls before the first `await`: one rank's call waits for the others'. With the feature
+    /// `cuda-core`, `runtime::cuda::AsyncCalls` makes operations of `cuda-async` of calls.
     ///
     /// # Errors
     /// The future gives the first error of what ran since the last call, as [`Stream::synchronize`] does, and

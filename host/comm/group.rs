@@ -138,6 +138,12 @@ fn collect<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, OpenGroup)> {
     Ok((result, GROUP.take().unwrap_or_default()))
 }
 
+/// Whether this thread is in a group.
+#[cfg(feature = "cuda-core")]
+pub(crate) fn in_group() -> bool {
+    GROUP.with_borrow(Option::is_some)
+}
+
 /// Launches a task, or keeps it for the end of the group that this thread is in.
 pub(super) fn submit(comm: &SharedComm, mut task: AnyTask, stream: &Stream) -> Result<()> {
     let mut alone = None;

@@ -95,6 +95,8 @@ pub use abort::AbortHandle;
 pub use config::CommConfig;
 pub use custom::{Extra, KernelSpec};
 pub use device_comm::{ChannelPeers, DeviceChannels, DeviceCommConfig, DeviceCommunicator, Grid};
+#[cfg(feature = "cuda-core")]
+pub(crate) use group::in_group;
 pub use group::{group, group_time};
 pub use in_progress::InProgress;
 #[cfg(feature = "emulator")]

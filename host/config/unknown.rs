@@ -1,7 +1,7 @@
 //! Variables that look like settings and are none: misspelt ones, of which nothing else would be said.
 //!
 //! Of the names that begin with `FERROCCL_`, all that nothing here reads. Of those that begin with `NCCL_`, only what is
-//! almost the name of a setting: the rest is NCCL's own, or of a plugin.
+//! almost the name of a setting. The rest is NCCL's own, or of a plugin: a line of the log says that it is not read.
 
 use std::fmt;
 use std::sync::Once;
@@ -138,6 +138,30 @@ fn unknown_variable(name: String) -> Option<UnknownVariable> {
     (ours || nearest.is_some()).then_some(UnknownVariable { name, nearest })
 }
 
+/// Of these names those of NCCL's, or of a plugin's, that nothing here reads and that are no misspelt settings.
+fn unread_of_nccl(names: impl IntoIterator<Item = String>) -> Vec<String> {
+    let read = |name: &str| KNOBS.iter().any(|knob| knob.name == name);
+    let unread = |name: &String| {
+        name.starts_with("NCCL_") && !read(name) && unknown_variable(name.clone()).is_none()
+    };
+    let mut unread: Vec<_> = names.into_iter().filter(unread).collect();
+    unread.sort();
+    unread
+}
+
+/// Says of NCCL's variables in the environment that they are not read, once in the process, where somebody shows that.
+pub(super) fn tell_once() {
+    static TOLD: Once = Once::new();
+    if tracing::enabled!(target: ENV, tracing::Level::INFO) {
+        TOLD.call_once(|| {
+            let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+            for name in unread_of_nccl(names) {
+                tracing::info!(target: ENV, "{name} is set, which FerroCCL does not read");
+            }
+        });
+    }
+}
+
 /// Warns of the environment's unknown variables, once in the process: as soon as there is somebody who shows warnings.
 pub(super) fn warn_once() {
     static WARNED: Once = Once::new();
@@ -187,6 +211,49 @@ mod tests {
         for name in NCCLS {
             assert_eq!(nearest(name), None, "{name}");
             assert!(KNOBS.iter().all(|knob| knob.name != *name), "{name} is a setting");
+        }
+    }
+
+    #[test]
+    fn what_is_nccls_own_is_told_of() {
+        let names = [
+            "NCCL_CUMEM_ENABLE",
+            "PATH",
+            "NCCL_ALGO",
+            "NCCL_ALGOS",
+            "NCCL_FASTRAK_X",
+            "FERROCCL_X",
+        ];
+        let unread = unread_of_nccl(names.map(str::to_owned));
+        assert_eq!(unread, ["NCCL_CUMEM_ENABLE", "NCCL_FASTRAK_X"]);
+    }
+
+    /// The names in the first column of the table with this heading.
+    fn column<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
+        let table = page.split(heading).nth(1).unwrap_or_else(|| panic!("no table {heading}"));
+        let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
+        let cells = rows.filter_map(|row| row.split('|').nth(1));
+        cells.flat_map(|cell| cell.split('`').filter(|name| name.starts_with("NCCL_"))).collect()
+    }
+
+    /// docs/from-nccl.md has every setting with a name of NCCL's, and of what is not read all that is known here.
+    #[test]
+    fn the_page_for_those_who_come_from_nccl_has_every_variable() {
+        let page = include_str!("../../docs/from-nccl.md");
+        let mut read = column(page, "| read | what differs |\n");
+        let mut settings: Vec<_> =
+            KNOBS.iter().map(|knob| knob.name).filter(|name| name.starts_with("NCCL_")).collect();
+        read.sort_unstable();
+        settings.sort_unstable();
+        assert_eq!(read, settings);
+        let not_read = column(page, "| not read | instead |\n");
+        assert!(not_read.len() > 50, "{not_read:?}");
+        assert_eq!(
+            unread_of_nccl(not_read.iter().map(|name| (*name).to_owned())).len(),
+            not_read.len()
+        );
+        for name in NCCLS {
+            assert!(not_read.contains(name), "the page does not name {name}");
         }
     }
 

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::Memory;
+use super::{Keep, Memory};
 use crate::error::{Error, Result};
 use crate::shared_memory::{self, SharedMemoryHandle};
 
@@ -23,6 +23,50 @@ const MAP_FROM: usize = 128 << 10;
 const HUGE_FROM: usize = 4 << 20;
 /// Size and alignment of a huge page on `x86_64` and `aarch64` with 4 KiB base pages.
 const HUGE_PAGE: usize = 2 << 20;
+
+/// Memory of the process's that the caller has.
+#[derive(Debug)]
+pub(super) struct CallersMemory {
+    address: usize,
+    len: usize,
+    _keep: Keep,
+}
+
+/// The address of a buffer without elements.
+#[repr(align(256))]
+struct Nothing(#[allow(dead_code, reason = "it is an address")] [u8; 256]);
+static NOTHING: Nothing = Nothing([0; 256]);
+
+impl CallersMemory {
+    /// `len` bytes from `start` on. Where there are none, `start` is not looked at.
+    ///
+    /// # Safety
+    /// Kernels may read and write them as long as `keep` lives.
+    pub(super) unsafe fn new(start: *mut u8, len: usize, keep: Keep) -> Self {
+        // Exposed: kernels on the CPU go by numbers.
+        let address = match len {
+            0 => (&raw const NOTHING).expose_provenance(),
+            _ => start.expose_provenance(),
+        };
+        CallersMemory { address, len, _keep: keep }
+    }
+}
+
+// SAFETY: `new`'s caller keeps the range where it is, and says that it may be written.
+unsafe impl Memory for CallersMemory {
+    fn address(&self) -> u64 {
+        self.address as u64
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The process's own.
+    fn address_space(&self) -> u64 {
+        0
+    }
+}
 
 /// One allocation.
 #[derive(Debug)]

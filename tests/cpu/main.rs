@@ -3,6 +3,7 @@
 use ferroccl::device;
 
 mod adversity;
+mod callers_memory;
 mod device_comm;
 mod device_groups;
 mod device_multimem;

@@ -1,4 +1,5 @@
 //! Applications that use the driver or other crates hand us what they have: the examples, what is refused, and that nothing is left over.
+//! `cuda_core` has that crate's operations.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,9 +7,11 @@ use std::process::Command;
 use crate::fake_driver::example;
 use crate::stand_in::{library, ready};
 
-/// A command that finds the stand-in by the name by which cudarc looks for a driver, too.
-fn with_driver(program: &Path, folder: &Path) -> Command {
-    std::os::unix::fs::symlink(library(), folder.join("libcuda.so")).unwrap();
+/// A command that finds the stand-in by the names by which cudarc and cuda-core look for a driver, too.
+pub(crate) fn with_driver(program: &Path, folder: &Path) -> Command {
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        std::os::unix::fs::symlink(library(), folder.join(name)).unwrap();
+    }
     let mut command = Command::new(program);
     command.env("LD_LIBRARY_PATH", folder).env("FERROCCL_CUDA_LIBRARY", library());
     // The other one is a test's.
@@ -19,6 +22,11 @@ fn with_driver(program: &Path, folder: &Path) -> Command {
 
 /// Runs an example, where this test was built with its feature.
 fn runs(name: &str) {
+    runs_with(name, "12040");
+}
+
+/// The same on a driver of this version.
+fn runs_with(name: &str, version: &str) {
     if !ready() {
         return;
     }
@@ -28,7 +36,8 @@ fn runs(name: &str) {
         return crate::skip::skip(&format!("no {}: {how}", program.display()));
     }
     let folder = tempfile::tempdir().unwrap();
-    let output = with_driver(&program, folder.path()).output().unwrap();
+    let mut command = with_driver(&program, folder.path());
+    let output = command.env("FAKE_CUDA_VERSION", version).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
     for rank in 0..2 {
@@ -71,6 +80,12 @@ fn the_example_of_cust() {
 #[test]
 fn the_example_of_cudarc() {
     runs("cudarc");
+}
+
+#[cfg(feature = "cuda-core")]
+#[test]
+fn the_example_of_cuda_core() {
+    runs_with("cuda_core", "13000");
 }
 
 #[cfg(feature = "cust")]

@@ -33,6 +33,8 @@ mod values;
 mod callers;
 mod collectives;
 mod crates;
+#[cfg(feature = "cuda-core")]
+mod cuda_core;
 mod device_prims;
 mod errors;
 mod gdr;

@@ -12,6 +12,9 @@ const ALL: &str = "cust,cudarc";
 /// (`tests/cuda/driver`), so that it is left out there.
 const TESTED: &str = "cudarc";
 
+/// The example with candle, which is another workspace.
+const TRAIN: &str = "--manifest-path examples/train/Cargo.toml";
+
 /// Kernels' PTX takes minutes to compile; what only checks host code does without.
 const NO_PTX: [(&str, &str); 1] = [("FERROCCL_PTX", "none")];
 
@@ -80,8 +83,11 @@ pub(crate) fn nightly() -> Vec<Step> {
         Step::new("deny", "advisories, licences, banned crates and sources (cargo-deny)")
             .needs(|| cargo_tool("deny"))
             .run("cargo deny --workspace check licenses bans sources")
+            // Of a workspace of its own.
+            .run(&format!("cargo deny {TRAIN} --config deny.toml check licenses bans sources"))
             // The database of advisories comes from GitHub.
-            .run("cargo deny --workspace check advisories"),
+            .run("cargo deny --workspace check advisories")
+            .run(&format!("cargo deny {TRAIN} --config deny.toml check advisories")),
         Step::new("msrv", "the oldest Rust that the manifests promise compiles everything")
             .needs(|| toolchain(&oldest_toolchain()))
             .run_with(
@@ -151,10 +157,39 @@ pub(crate) fn nightly() -> Vec<Step> {
             "cargo test --manifest-path examples/lab/Cargo.toml",
             &[NO_PTX[0], ("CARGO_TARGET_DIR", "target/lab"), ("FERROCCL_TEST_SEEDS", "10")],
         ),
+        train(),
+        cuda_core(),
         Step::new("mutants", "planning and parsing: tests notice changed code (cargo-mutants)")
             .needs(|| cargo_tool("mutants"))
             .run_with("cargo mutants --package ferroccl-ptx --timeout 300", &NO_PTX),
     ]
+}
+
+/// An application of candle's: candle takes minutes to compile.
+fn train() -> Step {
+    let apart = [NO_PTX[0], ("CARGO_TARGET_DIR", "target/train")];
+    Step::new("train", "data-parallel training with candle (examples/train)")
+        .run(&format!("cargo fmt {TRAIN} -- --check"))
+        .run_with(&format!("cargo clippy {TRAIN} --all-targets -- -D warnings"), &apart)
+        .run_with(&format!("cargo test {TRAIN}"), &apart)
+}
+
+/// What no other build has: cuda-core takes CUDA's headers to build. Of the kernels those that its tests need.
+fn cuda_core() -> Step {
+    let headers = features::cuda_headers();
+    let environment = headers.as_deref().and_then(|path| path.to_str()).unwrap_or_default();
+    let environment = [("CUDA_TOOLKIT_PATH", environment)];
+    let docs = [environment[0], NO_PTX[0], ("RUSTDOCFLAGS", "-D warnings")];
+    let of = format!("-p ferroccl --no-default-features --features {}", features::CUDA_CORE);
+    Step::new("cuda-core", "applications that use NVIDIA's crates cuda-core and cuda-async")
+        .needs(|| headers.is_none().then(|| "no headers of CUDA 13: scripts/setup cuda".to_owned()))
+        .run_with(&format!("cargo clippy {of} --lib --example cuda_core --example fake_cuda --test cuda -- -D warnings"), &environment)
+        .run_with(&format!("cargo doc {of} --no-deps"), &docs)
+        .run_with(
+            &format!("cargo build {of} --example fake_cuda --example cuda_core"),
+            &environment,
+        )
+        .run_with(&format!("cargo test {of} --test cuda cuda_core"), &environment)
 }
 
 fn format() -> Step {

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use ferroccl::runtime::cpu::CpuRuntime;
 use ferroccl::{DeviceBuffer, Element};
 
 use crate::answer::Failure;
@@ -22,7 +23,7 @@ pub(crate) fn buffer<T: Element>(
     if pointer.is_null() && len > 0 {
         return Err(wrong(format!("is NULL, and the call has {len} elements")));
     }
-    let names = [("memory", name), ("address", name), ("len", name)];
+    let names = [("memory", name), ("address", name), ("start", name), ("len", name)];
     let named = |error| Failure::of(error, &names);
     // Kernels go by numbers.
     let address = pointer.expose_provenance();
@@ -34,14 +35,13 @@ pub(crate) fn buffer<T: Element>(
     {
         return DeviceBuffer::in_memory(memory, offset, len).map_err(named);
     }
-    // SAFETY: as with NCCL, a program keeps the memory of a call until the call has ended.
-    let buffer = unsafe {
-        match &place.gpu {
-            None => DeviceBuffer::of_host(pointer.cast::<T>().cast_mut(), len, Arc::new(())),
-            Some(gpu) => gpu.runtime.buffer_of(address as u64, len, Arc::new(())),
-        }
-    };
-    buffer.map_err(named)
+    match &place.gpu {
+        // SAFETY: as with NCCL, a program keeps the memory of a call until the call has ended.
+        None => unsafe { CpuRuntime::buffer_of(pointer.cast_mut().cast(), len, Arc::new(())) },
+        // SAFETY: as with NCCL, a program keeps the memory of a call until the call has ended.
+        Some(gpu) => unsafe { gpu.runtime.buffer_of(address as u64, len, Arc::new(())) },
+    }
+    .map_err(named)
 }
 
 /// `count` elements for each of `ranks` ranks.

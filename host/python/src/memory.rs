@@ -1,8 +1,10 @@
 //! The caller's memory as buffers of the library's, where it is.
 
 use std::ffi::{CStr, c_int};
+use std::ptr;
 use std::sync::Arc;
 
+use ferroccl::runtime::cpu::CpuRuntime;
 use ferroccl::{DeviceBuffer, Element};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
@@ -116,11 +118,10 @@ impl Array {
             );
             return Err(argument(name, reason));
         }
-        let len = self.bytes / size;
-        let pointer = std::ptr::with_exposed_provenance_mut(self.address);
+        let (start, len) = (ptr::with_exposed_provenance_mut(self.address), self.bytes / size);
         // SAFETY: the owner keeps the memory, and neither moves nor shrinks it: a memoryview holds its buffer, and `Array::of` has
-        // what else there may be. It may be dropped without the GIL: PyO3 then lets go of it later.
-        let buffer = unsafe { DeviceBuffer::of_host(pointer, len, Arc::new(self.owner)) };
-        buffer.map_err(|e| argument(name, e))
+        // what else there may be. Who uses it during a call is the program's, as with NumPy's own threads.
+        unsafe { CpuRuntime::buffer_of(start, len, Arc::new(self.owner)) }
+            .map_err(|e| argument(name, e))
     }
 }

@@ -36,12 +36,13 @@ pub use self::model_check::{Checked, ModelCheck, ModelCheckedRuntime, Output, Vi
 use self::native::Native;
 pub use self::seeded::SeededRuntime;
 use super::Settings;
-use super::memory::HostMemory;
+use super::memory::{CallersMemory, HostMemory};
 use super::multicast::HostMulticast;
 use super::op::copy_in;
 use super::threads::Threads;
 use super::{Keep, Memory, Multicast, Runtime, StreamOps, WaitingBlock};
-use crate::error::Result;
+use crate::buffer::{DeviceBuffer, Element};
+use crate::error::{Error, Result};
 
 /// The CPU runtime.
 ///
@@ -56,6 +57,55 @@ impl CpuRuntime {
     #[must_use]
     pub fn with_workers(cores: usize) -> Self {
         CpuRuntime { threads: Threads::new(cores, Native) }
+    }
+
+    /// `len` elements of the process's own memory from `start` on, which `keep` keeps alive: a buffer of every CPU runtime, without a
+    /// copy. Without elements `start` is not looked at. For GPUs there is `CudaRuntime::buffer_of`.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use ferroccl::runtime::cpu::CpuRuntime;
+    /// use ferroccl::{Communicator, Device, ReduceOp};
+    ///
+    /// let device = Device::cpu();
+    /// let rank = Communicator::init_all(&device, 1)?.remove(0);
+    /// let stream = device.stream()?;
+    /// let (values, mut sum) = (Arc::new([1.0f32, 2.0]), [0.0; 2]);
+    /// // SAFETY: the array is kept and only read; `sum` is there, and nobody else uses it, until the stream has run the call.
+    /// let (send, recv) = unsafe {
+    ///     let send = CpuRuntime::buffer_of(values.as_ptr().cast_mut(), 2, values.clone())?;
+    ///     (send, CpuRuntime::buffer_of(sum.as_mut_ptr(), 2, Arc::new(()))?)
+    /// };
+    /// rank.all_reduce(&send, &recv, ReduceOp::Sum, &stream)?;
+    /// stream.synchronize()?;
+    /// assert_eq!(sum, [1.0, 2.0]);
+    /// # Ok::<(), ferroccl::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when `start` is not aligned to an element's size, or the range is none.
+    ///
+    /// # Safety
+    /// The range is memory that may be read as long as `keep` lives, and written by calls that have it as their output. Until a
+    /// call has ended, nobody else writes it, nor reads what the call writes.
+    pub unsafe fn buffer_of<T: Element>(
+        start: *mut T,
+        len: usize,
+        keep: Keep,
+    ) -> Result<DeviceBuffer<T>> {
+        let bytes = len.checked_mul(size_of::<T>());
+        let bytes = bytes.filter(|bytes| start.addr().checked_add(*bytes).is_some());
+        let Some(bytes) = bytes else {
+            let reason = format!("{len} elements from {start:p} on are no range of memory");
+            return Err(Error::argument("len", reason));
+        };
+        // SAFETY: the caller's.
+        let memory = unsafe { CallersMemory::new(start.cast(), bytes, keep) };
+        DeviceBuffer::in_memory(Arc::new(memory), 0, len).map_err(|error| match error {
+            Error::InvalidArgument { reason, .. } => Error::argument("start", reason),
+            other => other,
+        })
     }
 
     /// A runtime for tests: what is launched queues up, and runs when any stream is waited for, on that

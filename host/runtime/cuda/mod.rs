@@ -7,7 +7,7 @@
 //! connections.rs  hardware queues
 //! alloc.rs    device memory: from where, and back
 //! virtual_memory.rs  physical memory and where it is mapped; descriptor.rs for other processes; multicast.rs multicast objects
-//! memory.rs   allocations, other processes' memory, the caller's, the host's; cust.rs, cudarc.rs that of these crates
+//! memory.rs   allocations, other processes' memory, the caller's, the host's; cust.rs, cudarc.rs, cuda_core/ that of these crates
 //! residency.rs  room for launches, over all communicators
 //! staging.rs  what launches need beside their argument
 //! stream.rs   streams; watch.rs what happens at ends, by words (word.rs); capture.rs what a graph needs; graph.rs graphs and timers
@@ -15,7 +15,7 @@
 //!
 //! * **The driver is opened at run time**: a binary starts without one, and says what is missing when it is asked for a GPU.
 //! * **The caller's things are used as they are**: the primary context or another ([`CudaRuntime::of_context`]), any stream
-//!   ([`CudaRuntime::stream_of`]), any memory ([`CudaRuntime::buffer_of`]); those of `cust` and `cudarc` safely.
+//!   ([`CudaRuntime::stream_of`]), any memory ([`CudaRuntime::buffer_of`]); those of `cust`, `cudarc` and `cuda-core` safely.
 //! * **Calls are asynchronous, in stream order, and can be captured** in a graph, each stream's on its own. A graph keeps
 //!   what its calls need. Within one communicator a graph counts as a call: launch it in the order of the others.
 //! * **All blocks of all ranks on a GPU run at the same time**, or a call is refused: kernels wait for each other. Calls of several
@@ -52,6 +52,8 @@ mod alloc;
 mod capture;
 mod connections;
 mod cubin_cache;
+#[cfg(feature = "cuda-core")]
+mod cuda_core;
 #[cfg(feature = "cudarc")]
 mod cudarc;
 #[cfg(feature = "cust")]
@@ -61,7 +63,7 @@ mod driver;
 mod error;
 mod gpu;
 mod graph;
-#[cfg(any(feature = "cust", feature = "cudarc"))]
+#[cfg(any(feature = "cuda-core", feature = "cudarc", feature = "cust"))]
 mod handed;
 mod memory;
 mod module;
@@ -82,6 +84,8 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
+#[cfg(feature = "cuda-core")]
+pub use cuda_core::{AsyncCalls, Buffers, CallFuture, CallOperation};
 pub use error::CudaError;
 pub use graph::{CudaGraph, CudaTimer, copy, profile};
 

@@ -33,6 +33,8 @@ plain! {
         });
         Ok(())
     }
+    // cuda-core's, before the first launch of a graph: here there is nothing to do.
+    cuGraphUpload(_graph: *mut c_void, _into: *mut c_void) { Ok(()) }
     cuDevicePrimaryCtxSetFlags_v2(of: c_int, _flags: c_uint) { device(of).map(drop) }
 }
 

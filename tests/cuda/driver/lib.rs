@@ -1,5 +1,5 @@
 //! A stand-in for NVIDIA's driver, `libcuda.so.1`: what FerroCCL calls of it, over the host's memory, with kernels run by
-//! their CPU face. It is there to test the host's side of the cuda runtime where no GPU is.
+//! their CPU face, and those of applications in the emulator. It is there to test the host's side of the cuda runtime where no GPU is.
 //!
 //! It is stricter than a driver: memory that was not allocated or registered, an event of another process, a handle that is
 //! gone, a host register twice, memory left over are errors of the call that shows them. Streams are the CPU runtime's; a
@@ -26,6 +26,7 @@
 #![cfg(not(feature = "cust"))]
 
 mod crates;
+mod emulated;
 mod graph;
 mod memory;
 mod module;
@@ -38,6 +39,7 @@ mod virtual_memory;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -157,7 +159,9 @@ static CONTEXTS: LazyLock<Vec<Ctx>> = LazyLock::new(|| {
 });
 
 thread_local! {
-    static STACK: RefCell<Vec<&'static Ctx>> = const { RefCell::new(Vec::new()) };
+    /// Never dropped: what a thread drops at its end may call the driver.
+    static STACK: RefCell<ManuallyDrop<Vec<&'static Ctx>>> =
+        const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 /// The calls that are to fail: by name, after how many, with which code.
@@ -430,7 +434,7 @@ plain! {
         Ok(())
     }
     cuCtxPopCurrent_v2(to: *mut *mut c_void) {
-        let popped = STACK.with_borrow_mut(Vec::pop).ok_or(INVALID_CONTEXT)?;
+        let popped = STACK.with_borrow_mut(|stack| stack.pop()).ok_or(INVALID_CONTEXT)?;
         if !to.is_null() {
             *to = std::ptr::from_ref(popped).cast_mut().cast();
         }

@@ -33,6 +33,11 @@ pub(crate) fn known(at: u64, bytes: u64) -> bool {
     before.is_some_and(|(start, range)| at + bytes <= start + range.bytes as u64)
 }
 
+/// All of it: where, and how many bytes.
+pub(crate) fn ranges() -> Vec<(u64, usize)> {
+    lock(&RANGES).iter().map(|(at, range)| (*at, range.bytes)).collect()
+}
+
 /// How many kernels and copies are under way.
 static REACHING: Mutex<usize> = Mutex::new(0);
 

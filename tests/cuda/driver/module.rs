@@ -1,10 +1,12 @@
-//! The linker and modules: a "cubin" is the list of its kernels' names.
+//! The linker and modules: a "cubin" is the list of its kernels' names. PTX that an application loads as text runs in the emulator.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroccl::device::kernels::{self, Kernel};
+use ferroccl_ptx::syntax;
 
+use crate::emulated::Emulated;
 use crate::pipes::PIPES;
 use crate::{Ctx, INVALID_HANDLE, Kind, count, driver, setting};
 
@@ -17,14 +19,26 @@ struct Link {
     cubin: Vec<u8>,
 }
 
-pub(crate) struct Module {
-    names: Vec<String>,
+pub(crate) enum Module {
+    /// Names of FerroCCL's kernels.
+    Table(Vec<String>),
+    /// Any text.
+    Ptx(String),
 }
 
 /// `CUfunction`. It is loaded when it is first launched, unless that was asked for before (Lazy Loading).
 pub(crate) struct Function {
-    kernel: Kernel,
+    code: Code,
     loaded: AtomicBool,
+}
+
+/// What a function runs.
+#[derive(Clone)]
+pub(crate) enum Code {
+    /// A kernel's CPU face.
+    Table(Kernel),
+    /// A kernel in the emulator.
+    Ptx(Emulated),
 }
 
 impl Function {
@@ -106,13 +120,19 @@ driver! {
     cuModuleLoadData(to: *mut *mut c_void, image: *const c_void) |context| {
         // A driver may (Lazy Loading, in CUDA's programming guide).
         context.wait_for_kernels()?;
-        // SAFETY: ours end with a zero, and others do not begin like ours.
+        // SAFETY: ours end with a zero, and so does PTX; others do not begin like ours.
         let text = unsafe { CStr::from_ptr(image.cast()) }.to_str().map_err(|_| 200)?;
-        let names = text.strip_prefix(MAGIC).ok_or(200)?;
+        let module = match text.strip_prefix(MAGIC) {
+            Some(names) => Module::Table(names.lines().map(str::to_owned).collect()),
+            None if text.trim_start().starts_with(".version") => {
+                syntax::parse(text).map_err(|_| 218)?;
+                Module::Ptx(text.to_owned())
+            }
+            None => return Err(200),
+        };
         count(Kind::Module, 1);
-        let names = names.lines().map(str::to_owned).collect();
         // SAFETY: the caller's place.
-        unsafe { *to = Box::into_raw(Box::new(Module { names })).cast() };
+        unsafe { *to = Box::into_raw(Box::new(module)).cast() };
         Ok(())
     }
     cuModuleUnload(module: *mut c_void) |_context| {
@@ -125,14 +145,19 @@ driver! {
         // SAFETY: what `cuModuleLoadData` gave, and a name that ends with a zero.
         let (module, name) = unsafe { (&*module.cast::<Module>(), CStr::from_ptr(name)) };
         let name = name.to_str().map_err(|_| 500)?;
-        if !module.names.iter().any(|known| known == name) {
-            return Err(500);
-        }
-        // Kernels that the table does not have are none's, but for the tests' own.
-        let own = [PIPES.kernel()];
-        let kernel = kernels::all().chain(own).find(|kernel| kernel.name == name).ok_or(500)?;
+        let code = match module {
+            Module::Table(names) => {
+                if !names.iter().any(|known| known == name) {
+                    return Err(500);
+                }
+                // Kernels that the table does not have are none's, but for the tests' own.
+                let mut kernels = kernels::all().chain([PIPES.kernel()]);
+                Code::Table(kernels.find(|kernel| kernel.name == name).ok_or(500)?)
+            }
+            Module::Ptx(text) => Code::Ptx(Emulated::load(text, name)?),
+        };
         // A function lives as long as the process.
-        let function = Function { kernel, loaded: AtomicBool::new(false) };
+        let function = Function { code, loaded: AtomicBool::new(false) };
         // SAFETY: the caller's place.
         unsafe { *to = std::ptr::from_ref(Box::leak(Box::new(function))).cast() };
         Ok(())
@@ -162,8 +187,8 @@ fn function<'a>(raw: *const c_void) -> Result<&'a Function, c_int> {
     Ok(unsafe { &*raw.cast::<Function>() })
 }
 
-/// The kernel of a function that is launched.
-pub(crate) fn launched(raw: *const c_void, context: &Ctx) -> Result<Kernel, c_int> {
+/// What a function that is launched runs.
+pub(crate) fn launched(raw: *const c_void, context: &Ctx) -> Result<Code, c_int> {
     function(raw)?.load(context)?;
-    Ok(function(raw)?.kernel)
+    Ok(function(raw)?.code.clone())
 }

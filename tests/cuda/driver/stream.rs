@@ -10,7 +10,9 @@ use ferroccl::device::kernels::Kernel;
 use ferroccl::runtime::{Argument, Event, Launch, Runtime, StreamOps};
 
 use crate::LOST;
+use crate::emulated;
 use crate::graph::{Captured, Node, Recording};
+use crate::module::Code;
 use crate::{
     Ctx, INVALID_CONTEXT, INVALID_VALUE, Kind, LAUNCH_FAILED, RUNTIME, STACK, count, driver, lock,
     memory, module, ordered, setting,
@@ -462,9 +464,24 @@ driver! {
         Ok(())
     }
     cuLaunchKernel(function: *const c_void, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
-        _shared: c_uint, into: *mut c_void, arguments: *mut *mut c_void, _extra: *mut *mut c_void) |context| {
+        shared: c_uint, into: *mut c_void, arguments: *mut *mut c_void, _extra: *mut *mut c_void) |context| {
         let stream = stream(into)?;
-        let kernel = module::launched(function, context)?;
+        let kernel = match module::launched(function, context)? {
+            Code::Table(kernel) => kernel,
+            Code::Ptx(_) if stream.capturing().is_some() => return Err(900),
+            Code::Ptx(kernel) => {
+                // SAFETY: the caller's: as many arguments as it has parameters.
+                let launch = unsafe { kernel.launch([gx, gy, gz], [bx, by, bz], shared, arguments) };
+                stream.enter();
+                stream.ops.host_function(Box::new(move || {
+                    let _reaching = memory::Reaching::new();
+                    if let Err(code) = emulated::run(launch) {
+                        context.sticky.store(code, Ordering::Relaxed);
+                    }
+                }));
+                return Ok(());
+            }
+        };
         if gx == 0 || (gy, gz, by, bz) != (1, 1, 1, 1) || bx == 0 || bx > kernel.threads || !bx.is_multiple_of(32) {
             return Err(INVALID_VALUE);
         }

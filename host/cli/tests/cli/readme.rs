@@ -19,16 +19,18 @@ use super::skip::skip;
 use super::support::{ROOT, ferroccl, finish, text};
 
 /// What is looked at.
-const DOCUMENTS: [&str; 10] = [
+const DOCUMENTS: [&str; 12] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "docs/device-api.md",
+    "docs/from-nccl.md",
     "docs/lab.md",
     "docs/launch.md",
     "docs/verify.md",
     "examples/fused/README.md",
     "examples/lab/README.md",
+    "examples/train/README.md",
     "fuzz/README.md",
 ];
 
@@ -261,8 +263,16 @@ fn what_documents_name_is_there() {
                 _ => continue,
             };
             let name = pair[1].trim_end_matches(['`', ';', ')', ',', '.']);
-            let places =
-                ["", "host", "host/cli", "host/topology", "host/bootstrap", "proxy", "ptx"];
+            let places = [
+                "",
+                "host",
+                "host/cli",
+                "host/topology",
+                "host/bootstrap",
+                "proxy",
+                "ptx",
+                "examples/train",
+            ];
             let there = places.iter().any(|place| {
                 let folder = PathBuf::from(ROOT).join(place).join(kind);
                 folder.join(format!("{name}.rs")).exists()

@@ -88,6 +88,53 @@ fn every_function_is_in_the_table_of_differences() {
     }
 }
 
+/// The page has every function, and the names that it gives in Rust and Python are there.
+#[test]
+fn the_page_for_those_who_come_from_nccl_has_every_function() {
+    let document = of_crate("../../docs/from-nccl.md");
+    let table = document.split("| C | Rust | Python |\n").nth(1).unwrap();
+    let rows: Vec<[&str; 3]> = table
+        .lines()
+        .skip(1)
+        .take_while(|line| line.starts_with('|'))
+        .map(|row| row.trim_matches('|').split('|').map(str::trim).collect::<Vec<_>>())
+        .map(|cells| cells.try_into().unwrap())
+        .collect();
+    fn words(cell: &str) -> impl Iterator<Item = &str> {
+        cell.split('`').skip(1).step_by(2)
+    }
+    let named: Vec<&str> = rows.iter().flat_map(|[c, ..]| words(c)).collect();
+    let want = &declared() | &DEVICE_API.map(str::to_owned).into();
+    let found: BTreeSet<String> = named.iter().map(|name| (*name).to_owned()).collect();
+    assert_eq!(found, want);
+    assert_eq!(named.len(), want.len(), "a function is there twice");
+    let rust: String = ["comm", "", "runtime", "config", "launcher", "log"]
+        .iter()
+        .flat_map(|folder| fs::read_dir(Path::new(CRATE).join("..").join(folder)).unwrap())
+        .filter_map(|entry| fs::read_to_string(entry.unwrap().path()).ok())
+        .collect();
+    let rust = rust + &of_crate("../bootstrap/src/id.rs");
+    let python: String = ["__init__.py", "_communicator.py", "_ferroccl.pyi"]
+        .map(|file| of_crate(&format!("../python/python/ferroccl/{file}")))
+        .concat();
+    let last = |name: &str| name.rsplit(['.', ':']).next().unwrap_or_default().to_owned();
+    for [_, in_rust, in_python] in rows {
+        let functions = words(in_rust).filter(|word| !word.contains(' ') && *word != "ferroccl");
+        for name in functions.filter(|word| !word.contains('=')).map(last) {
+            let there = ["fn ", "struct ", "enum ", "static "]
+                .iter()
+                .any(|kind| rust.contains(&format!("pub {kind}{name}")));
+            assert!(there, "FerroCCL has no {name}");
+        }
+        for name in words(in_python).filter(|word| !word.contains('=') && *word != "with").map(last)
+        {
+            let there =
+                ["def ", "class ", ""].iter().any(|kind| python.contains(&format!("{kind}{name}")));
+            assert!(there, "the package has no {name}");
+        }
+    }
+}
+
 #[test]
 fn nvidias_library_has_no_function_that_is_neither_here_nor_listed() {
     let Some(folder) = Header::nvidias() else {
