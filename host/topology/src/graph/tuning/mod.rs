@@ -25,6 +25,7 @@ mod rules;
 mod selection;
 mod settings;
 mod situation;
+mod steps;
 mod tables;
 mod tuner;
 
@@ -36,6 +37,7 @@ pub use rules::algorithms;
 pub use selection::{Selectable, Selection};
 pub use settings::{Settings, in_rank_order};
 pub use situation::{Cost, Devices, Gpus, Prediction, Situation};
+pub use steps::StepFigures;
 pub use tuner::Tuner;
 
 pub use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
