@@ -17,6 +17,7 @@ mod ptx_run;
 mod readme;
 mod results;
 mod run;
+mod simulate;
 #[path = "../../../../tests/support/skip.rs"]
 mod skip;
 mod snapshots;

@@ -19,13 +19,14 @@ use super::skip::skip;
 use super::support::{ROOT, ferroccl, finish, text};
 
 /// What is looked at.
-const DOCUMENTS: [&str; 10] = [
+const DOCUMENTS: [&str; 11] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "docs/device-api.md",
     "docs/lab.md",
     "docs/launch.md",
+    "docs/simulate.md",
     "docs/verify.md",
     "examples/fused/README.md",
     "examples/lab/README.md",
