@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use ferroccl::config::Config;
+use ferroccl::device::abi::MAX_CHANNELS;
 use ferroccl::graph::connect::along_rails;
 use ferroccl::graph::tuning::{Settings, Situation};
-use ferroccl::graph::{ChannelGraph, HostGraphs, file};
+use ferroccl::graph::{ChannelGraph, HostGraphs, SearchSettings, file};
 use ferroccl::topology::{Link, Node, NodeId, Path, Paths, System};
 
 use crate::fabric::{Fabric, FabricSpec, hash};
@@ -179,7 +180,11 @@ impl Cluster {
     /// What the tuner knows of the cluster.
     #[must_use]
     pub fn situation(&self) -> Situation<'_> {
-        self.weakest.situation(&self.system, self.hosts, self.ranks())
+        let found = self.weakest.situation(&self.system, self.hosts, self.ranks());
+        let SearchSettings { min_channels, max_channels, .. } = self.config.search();
+        let most = max_channels.unwrap_or(MAX_CHANNELS as u32).clamp(1, MAX_CHANNELS as u32);
+        let channels = found.channels().max(min_channels.unwrap_or(1)).min(most);
+        found.with_channels(channels)
     }
 
     /// What the user has to say about the choice.

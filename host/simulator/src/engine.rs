@@ -84,6 +84,27 @@ struct BlockRun {
     busy: bool,
 }
 
+/// Beginnings and ends of steps, by time. Of two at one time the one that was put in first comes first.
+#[derive(Debug, Default)]
+struct Queue {
+    /// Bits of positive numbers are in the numbers' order.
+    events: BinaryHeap<Reverse<(u64, u64, u32, bool)>>,
+    made: u64,
+}
+
+impl Queue {
+    fn push(&mut self, time: f64, block: u32, ends: bool) {
+        self.events.push(Reverse((time.to_bits(), self.made, block, ends)));
+        self.made += 1;
+    }
+
+    /// The time, the block, and whether its step ends.
+    fn pop(&mut self) -> Option<(f64, u32, bool)> {
+        let Reverse((time, _, block, ends)) = self.events.pop()?;
+        Some((f64::from_bits(time), block, ends))
+    }
+}
+
 /// A run of a stage.
 pub(crate) struct Run<'a> {
     stage: &'a Stage,
@@ -174,7 +195,7 @@ impl<'a> Run<'a> {
         Some(time)
     }
 
-    /// Ends a step at `end`: its slots are given back, and what it has sent is under way. `ordered`: links have queues.
+    /// Ends a step at `end`: its slots are given back, and what it has sent as a whole is under way. `ordered`: links have queues.
     fn finish(&mut self, block: u32, step: &Step, end: f64, ordered: bool) {
         let costs = self.costs;
         for number in step.recv.into_iter().take_while(|number| *number != NONE) {
@@ -187,6 +208,9 @@ impl<'a> Run<'a> {
         for number in step.send.into_iter().take_while(|number| *number != NONE) {
             let conn = self.conn(block, number);
             let of = &self.stage.conns[conn as usize];
+            if costs.by_lines && !of.remote {
+                continue; // `start` has sent it
+            }
             let at = self.slot(conn, self.conns[conn as usize].sent);
             let wire = f64::from(step.bytes) * costs.wire;
             let there = if !of.remote {
@@ -202,9 +226,7 @@ impl<'a> Run<'a> {
                     run.share + of.latency + costs.net_flight
                 }
             };
-            let lines = costs.by_lines && !of.remote;
-            let began = self.blocks[block as usize].began;
-            self.first[at] = if lines { began + costs.kernel + costs.flight } else { there };
+            self.first[at] = there;
             self.there[at] = there;
             self.conns[conn as usize].sent += 1;
         }
@@ -213,31 +235,42 @@ impl<'a> Run<'a> {
         self.steps += 1;
     }
 
-    /// When a step ends that begins at `begin`.
-    fn end(&mut self, block: u32, step: &Step, begin: f64, ordered: bool) -> f64 {
+    /// Starts a step at `begin`: what is sent within the host passes the links while it is copied, and lines are there before all are. The
+    /// time at which the step ends.
+    fn start(&mut self, block: u32, step: &Step, begin: f64, ordered: bool) -> f64 {
+        let costs = self.costs;
         self.blocks[block as usize].began = begin;
-        let copy = begin + self.costs.kernel;
-        let mut end = copy + f64::from(step.bytes) / self.costs.block_rate;
-        if self.costs.by_lines {
+        let copy = begin + costs.kernel;
+        let mut end = copy + f64::from(step.bytes) / costs.block_rate;
+        if costs.by_lines {
             for number in step.recv.into_iter().take_while(|number| *number != NONE) {
                 let conn = self.conn(block, number);
                 let all = self.there[self.slot(conn, self.conns[conn as usize].eaten)];
-                end = end.max(all + self.costs.kernel);
+                end = end.max(all + costs.kernel);
             }
         }
-        let wire = f64::from(step.bytes) * self.costs.wire;
+        let wire = f64::from(step.bytes) * costs.wire;
         for number in step.send.into_iter().take_while(|number| *number != NONE) {
             let of = &self.stage.conns[self.conn(block, number) as usize];
             if of.remote {
                 continue;
             }
-            // What is sent within the host passes the links while it is copied.
             end = end.max(if ordered {
                 let way = &self.stage.links[of.way.0 as usize..of.way.1 as usize];
                 self.state.pass(way, self.links, copy, wire)
             } else {
                 copy + wire / of.rate
             });
+        }
+        if costs.by_lines {
+            for number in step.send.into_iter().take_while(|number| *number != NONE) {
+                let conn = self.conn(block, number);
+                if !self.stage.conns[conn as usize].remote {
+                    let at = self.slot(conn, self.conns[conn as usize].sent);
+                    (self.first[at], self.there[at]) = (copy + costs.flight, end + costs.flight);
+                    self.conns[conn as usize].sent += 1;
+                }
+            }
         }
         end
     }
@@ -252,24 +285,40 @@ impl<'a> Run<'a> {
 
     /// By time.
     pub(crate) fn in_order(mut self) -> Result<Vec<f64>, SimulateError> {
-        // Of two events at one time the one that was made first is first: bits of positive numbers are in their order.
-        let mut queue: BinaryHeap<Reverse<(u64, u64, u32)>> = BinaryHeap::new();
-        let mut made = 0u64;
+        let mut queue = Queue::default();
         for block in 0..self.blocks.len() as u32 {
-            self.begin(block, &mut queue, &mut made);
+            self.announce(block, &mut queue);
         }
-        while let Some(Reverse((time, _, block))) = queue.pop() {
-            let end = f64::from_bits(time);
+        while let Some((time, block, ends)) = queue.pop() {
             let Some(step) = self.next(block) else { continue };
-            self.finish(block, &step, end, true);
-            self.blocks[block as usize].busy = false;
-            self.keep(block, &step, end);
-            self.begin(block, &mut queue, &mut made);
+            if ends {
+                self.finish(block, &step, time, true);
+                self.blocks[block as usize].busy = false;
+                self.keep(block, &step, time);
+                self.announce(block, &mut queue);
+            } else {
+                let end = self.start(block, &step, time, true);
+                queue.push(end, block, true);
+                if !self.costs.by_lines {
+                    continue;
+                }
+            }
             for other in self.neighbours(block, &step) {
-                self.begin(other, &mut queue, &mut made);
+                self.announce(other, &mut queue);
             }
         }
         self.all_done()
+    }
+
+    /// Puts the next step of a block into the queue, if it is known when it begins.
+    fn announce(&mut self, block: u32, queue: &mut Queue) {
+        if self.blocks[block as usize].busy {
+            return;
+        }
+        let Some(step) = self.next(block) else { return };
+        let Some(begin) = self.ready(block, &step) else { return };
+        self.blocks[block as usize].busy = true;
+        queue.push(begin, block, false);
     }
 
     fn keep(&mut self, block: u32, step: &Step, end: f64) {
@@ -290,23 +339,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn begin(
-        &mut self,
-        block: u32,
-        queue: &mut BinaryHeap<Reverse<(u64, u64, u32)>>,
-        made: &mut u64,
-    ) {
-        if self.blocks[block as usize].busy {
-            return;
-        }
-        let Some(step) = self.next(block) else { return };
-        let Some(begin) = self.ready(block, &step) else { return };
-        let end = self.end(block, &step, begin, true);
-        self.blocks[block as usize].busy = true;
-        queue.push(Reverse((end.to_bits(), *made, block)));
-        *made += 1;
-    }
-
     /// Where links are shared.
     pub(crate) fn in_any_order(mut self) -> Result<Vec<f64>, SimulateError> {
         let mut queue: Vec<u32> = (0..self.blocks.len() as u32).rev().collect();
@@ -318,7 +350,7 @@ impl<'a> Run<'a> {
             let mut last = None;
             while let Some(step) = self.next(block) {
                 let Some(begin) = self.ready(block, &step) else { break };
-                let end = self.end(block, &step, begin, false);
+                let end = self.start(block, &step, begin, false);
                 self.finish(block, &step, end, false);
                 // Blocks have the same few neighbours, step after step.
                 if last.is_none_or(|last: Step| (last.recv, last.send) != (step.recv, step.send)) {

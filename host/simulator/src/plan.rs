@@ -109,19 +109,16 @@ impl Cluster {
                 return cannot(wanted, "it needs ranks on several hosts".to_owned());
             }
             if wanted.is_over_mesh() {
-                let reason = match why(wanted) {
-                    why if why.contains("no such kernel") || why.contains("window") => {
-                        "its kernels have no steps that could be simulated".to_owned()
-                    }
-                    why => why,
+                let can = |p: &ProtocolId| {
+                    let could = predict(&situation, call.collective, wanted, *p, bytes, &settings);
+                    could.cost.is_some()
                 };
-                return cannot(wanted, reason);
+                let there = ProtocolId::ALL.iter().any(can);
+                let none = || "its kernels have no steps that could be simulated".to_owned();
+                return cannot(wanted, if there { none() } else { why(wanted) });
             }
         }
-        let choice = match enqueue::choose(&task, &context, Registration::None) {
-            Ok(choice) => choice,
-            Err(error) => return Err(error.into()),
-        };
+        let choice = enqueue::choose(&task, &context, Registration::None)?;
         if let Some(wanted) = call.algorithm.filter(|wanted| *wanted != choice.algorithm) {
             return cannot(wanted, why(wanted));
         }
