@@ -118,7 +118,7 @@ impl FromStr for FabricSpec {
                 "hosts" => hosts = count()?,
                 key if key == of_groups => groups = count()?,
                 "oversubscription" if (0.01..=1000.0).contains(&number) => {
-                    oversubscription = number
+                    oversubscription = number;
                 }
                 "oversubscription" => {
                     return Err(wrong("oversubscription is 0.01 to 1000".to_owned()));

@@ -10,13 +10,15 @@ use super::{Failure, Setting};
 use crate::perf::size::Bytes;
 use crate::plot::{Curve, Plot};
 
+/// What cannot be simulated, why not, and what the tuner predicts for the last size.
+type Refused = (Algorithm, String, Option<f64>);
+
 /// What was simulated.
 pub(super) struct Results {
     title: String,
     faults: Vec<Fault>,
     outcomes: Vec<Outcome>,
-    /// What could not be simulated, why not, and what the tuner predicts for the last size.
-    refused: Vec<(Algorithm, String, Option<f64>)>,
+    refused: Vec<Refused>,
     names: [String; 2],
     hosts: u32,
     collective: Collective,
@@ -29,8 +31,7 @@ impl Results {
         collective: Collective,
     ) -> Result<Results, Failure> {
         let cluster = setting.cluster(faults)?;
-        let (mut outcomes, mut refused): (Vec<Outcome>, Vec<(Algorithm, String, Option<f64>)>) =
-            Default::default();
+        let (mut outcomes, mut refused) = (Vec::<Outcome>::new(), Vec::<Refused>::new());
         for call in &setting.calls {
             let algorithm = call.algorithm.map_or_else(String::new, |a| a.name().to_owned());
             setting.progress.set_message(format!("{} {algorithm}", Bytes(call.bytes)));
@@ -115,7 +116,7 @@ impl Results {
                 "links": outcome.links,
             })
         };
-        let refused = |(algorithm, reason, time): &(Algorithm, String, Option<f64>)| json!({ "algorithm": algorithm.name(), "reason": reason, "tuner_us": time });
+        let refused = |(algorithm, reason, time): &Refused| json!({ "algorithm": algorithm.name(), "reason": reason, "tuner_us": time });
         let json = json!({
             "version": 1,
             "simulated": true,

@@ -109,7 +109,7 @@ impl fmt::Display for WhatIf {
                     after.time_us / before.time_us.max(f64::MIN_POSITIVE),
                 )?,
                 Err(why) => {
-                    writeln!(f, "{what}  {:>10}  {:>9}  {:>6}  {fault}: {why}", "-", "-", "-")?
+                    writeln!(f, "{what}  {:>10}  {:>9}  {:>6}  {fault}: {why}", "-", "-", "-")?;
                 }
             }
         }
