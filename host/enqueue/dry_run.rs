@@ -149,7 +149,8 @@ pub(crate) unsafe fn run(
 ) -> Result<()> {
     let steps = steps.ok_or_else(|| Error::Unavailable {
         what: "the steps of a kernel".to_owned(),
-        reason: "it does not count them (Kernel::steps)".to_owned(),
+        reason: "it does not count them (Kernel::steps); a call between hosts needs that"
+            .to_owned(),
     })?;
     let mut fault = FaultCell::default();
     let mut abort = 0u64;

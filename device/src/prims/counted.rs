@@ -3,7 +3,8 @@
 //! The proxy of a rank whose peer is on another host names buffers before data comes, so it has to know which steps come
 //! in which protocol. That follows from the kernel, and would be a second kernel if it were written down apart: so the
 //! kernel itself is run, on the host, over connections that are never waited for (the host's `enqueue::dry_run`), with
-//! its protocol in this coat. The machine is told of each step ([`Machine::counted`](crate::gpu::cpu::Machine::counted)). What is combined or copied within the rank is left out meanwhile ([`gpu::counting`]).
+//! its protocol in this coat. The machine is told of each step ([`Machine::counted`](crate::gpu::cpu::Machine::counted)). What is combined
+//! or copied within the rank is left out meanwhile ([`gpu::counting`]).
 
 use core::marker::PhantomData;
 
