@@ -11,8 +11,10 @@ use ferroccl_proxy::net::Net;
 use super::AbortHandle;
 use crate::channel::ConnLayout;
 use crate::config::{Config, LEAST_HEARTBEAT};
+use crate::enqueue::ConnShape;
 use crate::error::{Error, Result};
 use crate::registry::Registry;
+use crate::runtime::GPU_BUFFERS;
 use ferroccl_bootstrap::Heartbeat;
 use ferroccl_topology::graph::tuning::Selection;
 
@@ -141,6 +143,15 @@ impl CommConfig {
     /// The protocols that calls may run.
     pub(super) fn protocols(&self, env: &Config) -> Selection<ProtocolId> {
         self.protocol.map_or(*env.proto, Selection::only)
+    }
+
+    /// Slots and their sizes of a communicator's connections on GPUs, by the settings of the environment.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] where a buffer is too small for its slots.
+    pub fn gpu_connections(env: &Config, several_hosts: bool) -> Result<ConnShape> {
+        let layout = CommConfig::from_env(env).layout(GPU_BUFFERS, several_hosts)?;
+        Ok(ConnShape { slots: layout.slots, slot_bytes: layout.slot_bytes })
     }
 
     /// Slots and their sizes, for ranks on one host or on several. `usual` are the runtime's defaults: bytes of the buffers,

@@ -296,8 +296,7 @@ pub struct DeviceInfo {
 
 /// Bytes of a connection's buffers in device memory by protocol, LL, LL128 and Simple, and slots of each: what two channels
 /// of every rank need stays in the L2 cache of a GPU of some 50 MB. NCCL has 8 (`NCCL_STEPS`). Not measured yet.
-#[cfg(any(feature = "cuda", feature = "emulator"))]
-const GPU_BUFFERS: ([usize; 3], u32) = ([128 << 10, 256 << 10, 512 << 10], 8);
+pub(crate) const GPU_BUFFERS: ([usize; 3], u32) = ([128 << 10, 256 << 10, 512 << 10], 8);
 
 /// How network cards reach a device's memory (GPU Direct RDMA).
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,6 +13,8 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence as atomic_fence
 use std::time::Instant;
 
 use super::{Verdict, Waiting};
+#[cfg(doc)]
+use crate::abi::NO_RANK;
 use crate::abi::Work;
 use crate::orders::{Published, Side};
 
@@ -106,6 +108,19 @@ pub trait Machine {
     fn counts(&self) -> bool {
         false
     }
+    /// Called for each step of a kernel that only counts.
+    fn counted(&self, _: &CountedStep) {}
+}
+
+/// A step of a kernel that only counts: one slice, from all that it receives from to all that it sends to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CountedStep {
+    /// The ranks that are received from; behind them [`NO_RANK`].
+    pub recv: [u32; 3],
+    /// The ranks that are sent to; behind them [`NO_RANK`].
+    pub send: [u32; 3],
+    /// Bytes of data.
+    pub bytes: usize,
 }
 
 /// A memory system that is as unhelpful as the orderings allow.
@@ -214,6 +229,11 @@ pub fn counting() -> bool {
 #[inline(never)]
 fn slow_counting() -> bool {
     current().machine.counts()
+}
+
+/// Tells the machine of a step of a kernel that only counts.
+pub(crate) fn tell_counted(step: &CountedStep) {
+    current().machine.counted(step);
 }
 
 /// Index of this lane in its block.

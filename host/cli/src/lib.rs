@@ -26,6 +26,7 @@ mod plot;
 mod ptx;
 mod registered;
 mod run;
+mod simulate;
 mod source;
 mod status;
 mod topo;
@@ -65,6 +66,7 @@ enum Command {
     Status(status::StatusArgs),
     Topo(topo::TopoArgs),
     Explain(Box<explain::ExplainArgs>),
+    Simulate(Box<simulate::SimulateArgs>),
     Ptx(Box<ptx::PtxArgs>),
     Env(env::EnvArgs),
     New(new::NewArgs),
@@ -104,6 +106,7 @@ pub fn main_with(registry: Registry) -> ExitCode {
         Command::Status(args) => status::execute(&args),
         Command::Topo(args) => topo::execute(&args),
         Command::Explain(args) => explain::execute(&args),
+        Command::Simulate(args) => simulate::execute(&args),
         Command::Ptx(args) => ptx::execute(&args),
         Command::Env(args) => env::execute(&args),
         Command::New(args) => new::execute(&args),

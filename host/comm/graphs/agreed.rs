@@ -6,7 +6,7 @@ use ferroccl_device::abi::MAX_CHANNELS;
 use ferroccl_proxy::connection::ConnectionId;
 use ferroccl_topology::graph::connect::{self, Host};
 use ferroccl_topology::graph::tuning::{Devices, Gpus};
-use ferroccl_topology::graph::{ChannelGraph, GraphChannel, Pattern, tree};
+use ferroccl_topology::graph::{ChannelGraph, Pattern, tree};
 
 use super::{HostChannels, HostFindings};
 use crate::comm::nodes::Nodes;
@@ -116,14 +116,6 @@ impl CommGraphs {
         *self.places.get(rank as usize)?
     }
 
-    /// The port by which a rank's traffic on a channel of a host leaves and comes in: the first of its GPUs has the channel's
-    /// first port, all others have the second (NCCL's `ncclTopoGetNetDev`).
-    fn port(number: usize, graph: &ChannelGraph, channel: usize) -> Option<usize> {
-        let GraphChannel { nets, gpus } = &graph.channels[channel];
-        let second = gpus.first() != Some(&number);
-        Some((*nets)?[usize::from(second)])
-    }
-
     /// The port of `rank` for its connection with `peer` on a channel; `None` where they are neighbours neither in the
     /// channel's ring nor in its tree.
     fn port_towards(&self, rank: u32, peer: u32, channel: u32, channels: u32) -> Option<usize> {
@@ -134,14 +126,14 @@ impl CommGraphs {
         let at = *self.positions[of_ring].get(rank as usize)?;
         let around = [order[(at + 1) % order.len()], order[(at + order.len() - 1) % order.len()]];
         if around.contains(&peer) {
-            return Self::port(number, &host.ring, of_ring);
+            return host.ring.channels[of_ring].port(number);
         }
         let (tree, count) = (host.tree.as_ref()?, self.tree.as_ref()?.channels.len());
         let of_tree = channel as usize % count;
         let second = self.second_tree(channel, channels);
         let joined =
             self.joined(rank, peer, of_tree, second) || self.joined(peer, rank, of_tree, second);
-        joined.then(|| Self::port(number, tree, of_tree)).flatten()
+        joined.then(|| tree.channels[of_tree].port(number)).flatten()
     }
 
     /// The network's device of `rank` for its connection with `peer` on a channel; `None` where they are neighbours neither in
@@ -235,7 +227,7 @@ impl CommGraphs {
             let ends =
                 [gpus.first(), gpus.last(), gpus.get(1).filter(|_| graph.pattern != Pattern::Ring)];
             if ends.contains(&Some(&number)) {
-                let port = Self::port(number, graph, channel);
+                let port = graph.channels[channel].port(number);
                 cards.extend(port.and_then(|port| host.cards[port]));
             }
         }
@@ -254,11 +246,9 @@ impl CommGraphs {
         self.hosts.iter().zip(&self.members).map(chain).collect()
     }
 
-    /// Whether a channel takes the second of the two trees over the hosts: where each graph channel is there twice, that is the
-    /// second half of them (NCCL's `connectTrees`).
+    /// Whether a channel takes the second of the two trees over the hosts.
     pub(in crate::comm) fn second_tree(&self, channel: u32, channels: u32) -> bool {
-        let count = self.orders.len() as u32;
-        if channels >= 2 * count { channel / count % 2 == 1 } else { channel % 2 == 1 }
+        connect::second_tree(channel, channels, self.orders.len() as u32)
     }
 
     /// The devices of the tuning model: GPUs, or ranks on the CPU that stand for some.

@@ -95,6 +95,9 @@ pub(crate) struct ExplainArgs {
     #[arg(short = 'R', long, help_heading = "Machine")]
     windows: bool,
 
+    /// Simulate the calls besides, each algorithm on a rail-optimised network (ferroccl simulate has more)
+    #[arg(long, help_heading = "Results", conflicts_with_all = ["json", "plot", "windows"])]
+    simulate: bool,
     /// Write the result as JSON to a file; to standard output, in place of the text, with -
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     json: Option<PathBuf>,
@@ -120,6 +123,8 @@ enum Failure {
     Output(#[from] io::Error),
     #[error("the plot: {0}")]
     Plot(String),
+    #[error("the simulation: {0}")]
+    Simulate(String),
 }
 
 /// Explains; the exit code says whether there was something to explain.
@@ -156,7 +161,15 @@ fn explain(args: &ExplainArgs) -> Result<(), Failure> {
         let graphs = machine.graphs(nodes)?;
         let situation = machine.situation(&graphs, nodes);
         let report = report::Report::new(&machine, &situation, args.collective, &sizes)?;
-        if args.json.is_some() { report.json() } else { report.to_string() }
+        let text = if args.json.is_some() { report.json() } else { report.to_string() };
+        if args.simulate {
+            let of = (&machine.system, machine.name.as_str());
+            let simulated =
+                crate::simulate::beside(of, &machine.config, nodes, args.collective, &sizes);
+            text + "#\n" + &simulated.map_err(Failure::Simulate)?
+        } else {
+            text
+        }
     };
     match &args.json {
         Some(path) if path.as_os_str() != "-" => write_file(path, &text),

@@ -18,6 +18,7 @@ mod readme;
 mod reports;
 mod results;
 mod run;
+mod simulate;
 #[path = "../../../../tests/support/skip.rs"]
 mod skip;
 mod snapshots;

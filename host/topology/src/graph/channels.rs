@@ -93,6 +93,16 @@ pub struct GraphChannel {
     pub gpus: Vec<usize>,
 }
 
+impl GraphChannel {
+    /// The port by which the traffic of a local rank leaves and comes in: the first of the GPUs has the channel's first port, all others
+    /// have the second (NCCL's `ncclTopoGetNetDev`). `None` on a host without a network.
+    #[must_use]
+    pub fn port(&self, gpu: usize) -> Option<usize> {
+        let second = self.gpus.first() != Some(&gpu);
+        Some(self.nets?[usize::from(second)])
+    }
+}
+
 impl ChannelGraph {
     /// Joint bandwidth of its channels: within the host, or with several hosts at the network.
     #[must_use]

@@ -5,8 +5,11 @@
 //! tree does ([`tree`]) and within a host runs down the channel's chain; which GPU talks to the parent and which to the
 //! children is the [`Pattern`]'s matter ([`attach`]).
 
+mod tree_shape;
+
 use super::tree::{self, Place};
 use super::{ChannelGraph, Pattern};
+pub use tree_shape::{TreeShape, second_tree};
 
 /// A host's part in a communicator.
 #[derive(Clone, Debug)]

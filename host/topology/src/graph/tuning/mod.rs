@@ -26,6 +26,7 @@ mod rules;
 mod selection;
 mod settings;
 mod situation;
+mod steps;
 mod tables;
 mod tuner;
 
@@ -37,6 +38,7 @@ pub use rules::algorithms;
 pub use selection::{Selectable, Selection};
 pub use settings::{Settings, in_rank_order};
 pub use situation::{Cost, Devices, Gpus, Prediction, Situation};
+pub use steps::StepFigures;
 pub use tables::NcclFigures;
 pub use tuner::Tuner;
 

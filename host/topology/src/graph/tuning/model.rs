@@ -11,10 +11,10 @@ use super::rules::modelled_as;
 use super::tables::{self, Hardware, generation, scale};
 use super::{
     AlgorithmFigures, Cost, Devices, Gpus, Prediction, Settings, Situation, cpu, mesh, messages,
-    rules,
+    rules, steps,
 };
 use crate::graph::{ChannelGraph, Pattern};
-use crate::{Arch, PathKind, Vendor, speed};
+use crate::speed;
 
 /// `algbw` of a tree or collnet by the bandwidth of its channels.
 ///
@@ -27,9 +27,6 @@ use crate::{Arch, PathKind, Vendor, speed};
 /// they do not, as between two GPUs with a cable, one channel here has twice NCCL's `b`, and NCCL lays a second one
 /// the other way: the same joint bandwidth.
 const TREE_RATIO: f64 = 0.5;
-
-/// No network has more, in microseconds.
-const MOST_LATENCY: f64 = 1e6;
 
 /// Predicts what a call of `bytes` takes. `bytes` are those of the largest of a rank's buffers, as in NCCL's table:
 /// of an all-gather and a reduce-scatter, those of all ranks together.
@@ -184,12 +181,7 @@ fn bus_bandwidth(
     let (row, column) = (generation(gpus.min_sm), scale(nodes));
     let channels = graph.channels.len() as f64;
     let all = bandwidth_of_channel(graph, nodes, algorithm) * channels;
-    let ll_row = match gpus.cpu.1 {
-        _ if nodes == 1 => row,
-        Vendor::Amd => tables::LL_MAX_AMD,
-        _ => tables::LL_MAX_OTHERS,
-    };
-    let ll_max = tables::LL_MAX[ll_row][column];
+    let ll_max = steps::ll_max(gpus, nodes);
     let like_ring = matches!(
         algorithm,
         Algorithm::Ring
@@ -232,39 +224,10 @@ fn latency(
     own: AlgorithmFigures,
 ) -> f64 {
     let (nodes, locals) = (s.nodes(), f64::from(s.local_ranks()));
-    let p = modelled_as(protocol);
-    let inside = if graph.kind_intra == PathKind::Nvl { Hardware::NvLink } else { Hardware::Pci };
-    let step = |hardware: Hardware, a: Algorithm| {
-        // A tree's steps with Simple are no dearer than a ring's over the PCI of a Power machine.
-        let like_ring = gpus.cpu.0 == Arch::Power
-            && hardware == Hardware::Pci
-            && (a, protocol) == (Algorithm::Tree, ProtocolId::Simple);
-        let row = match a {
-            _ if like_ring => Algorithm::Ring,
-            // NCCL's PAT knows only Simple.
-            Algorithm::Bruck if protocol == ProtocolId::Simple => {
-                return tables::PAT_STEP[hardware as usize];
-            }
-            Algorithm::Bruck
-            | Algorithm::Hierarchical
-            | Algorithm::OneShot
-            | Algorithm::TwoShot
-            | Algorithm::Direct
-            | Algorithm::Nvls
-            | Algorithm::Chain
-            | Algorithm::Own(_) => Algorithm::Ring,
-            listed => listed,
-        };
-        tables::STEP[hardware as usize][row.index()][p]
-    };
+    let inside = steps::inside(graph);
+    let step = |hardware: Hardware, a: Algorithm| steps::step(gpus, hardware, (a, protocol));
     let intra = step(inside, algorithm);
-    // With one rank a node nothing hides what the network takes: a tree's figures tell.
-    let alone = s.ranks() == nodes;
-    let mut inter = step(Hardware::Net, if alone { Algorithm::Tree } else { algorithm });
-    // Simple flushes what the card has written: once more the network's latency.
-    let times = if protocol == ProtocolId::Simple { 2.0 } else { 1.0 };
-    let latency = graph.latency_inter;
-    inter += times * if latency.is_finite() { latency.clamp(0.0, MOST_LATENCY) } else { 0.0 };
+    let inter = steps::between_nodes(s, (gpus, graph), (algorithm, protocol));
 
     let steps = match algorithm {
         Algorithm::Ring => {
@@ -283,14 +246,8 @@ fn latency(
                 let crossings =
                     if nodes > 1 { super::ring_steps(collective, nodes.into()) } else { 0.0 };
                 // Every step of a ring over nodes waits for a proxy somewhere.
-                let overhead = match gpus.cpu {
-                    _ if nodes == 1 => 0.0,
-                    (Arch::X86, Vendor::Amd) => tables::NET_OVERHEAD[0],
-                    _ => tables::NET_OVERHEAD[1],
-                };
-                let times =
-                    if protocol == ProtocolId::Simple { tables::NET_OVERHEAD_SIMPLE } else { 1.0 };
-                (steps - crossings) * intra.max(overhead * times) + crossings * inter
+                let overhead = if nodes == 1 { 0.0 } else { steps::message(gpus, protocol) };
+                (steps - crossings) * intra.max(overhead) + crossings * inter
             }
         }
         // Up the chain and the tree of nodes, and down. NCCL's trees do both; half of the way is half of that.
@@ -318,17 +275,5 @@ fn latency(
         // Which of its steps cross the network is not known.
         Algorithm::Own(_) => own.steps * if nodes > 1 { inter } else { intra },
     };
-    let base = match algorithm {
-        Algorithm::Bruck if protocol == ProtocolId::Simple => tables::PAT_BASE,
-        Algorithm::Bruck
-        | Algorithm::Hierarchical
-        | Algorithm::OneShot
-        | Algorithm::TwoShot
-        | Algorithm::Direct
-        | Algorithm::Nvls
-        | Algorithm::Chain
-        | Algorithm::Own(_) => tables::BASE[Algorithm::Ring.index()][p],
-        listed => tables::BASE[listed.index()][p],
-    };
-    base + steps
+    steps::base(algorithm, protocol) + steps
 }

@@ -1,0 +1,118 @@
+//! What faults cost: each beside the same call without it.
+
+use std::fmt;
+
+use ferroccl_simulator::{Call, Cluster, Fault, Outcome, SimulateError};
+use serde_json::{Value, json};
+
+use super::results::time;
+use super::{Failure, Setting};
+use crate::perf::size::Bytes;
+
+/// A call with and without a fault.
+struct Row {
+    fault: Fault,
+    before: Outcome,
+    /// With the fault, or why that is not simulated.
+    after: Result<Outcome, String>,
+}
+
+/// The cost of each fault.
+pub(super) struct WhatIf {
+    title: String,
+    rows: Vec<Row>,
+}
+
+impl WhatIf {
+    /// `standing` is broken with and without the faults.
+    pub(super) fn new(
+        setting: &Setting,
+        standing: &[Fault],
+        faults: &[Fault],
+    ) -> Result<WhatIf, Failure> {
+        let run = |cluster: &Cluster, call: &Call| {
+            setting.progress.set_message(Bytes(call.bytes).to_string());
+            let outcome = cluster.simulate(call, &setting.options);
+            setting.progress.inc(1);
+            outcome
+        };
+        let healthy = setting.cluster(standing)?;
+        let mut before = Vec::new();
+        for call in &setting.calls {
+            match run(&healthy, call) {
+                Ok(outcome) => before.push((*call, outcome)),
+                Err(SimulateError::CannotBeHad { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if before.is_empty() {
+            return Err(Failure::Nothing);
+        }
+        let mut rows = Vec::new();
+        for fault in faults {
+            let mut all = standing.to_vec();
+            all.push(*fault);
+            let cluster = setting.cluster(&all)?;
+            for (call, before) in &before {
+                let after = run(&cluster, call).map_err(|error| error.to_string());
+                rows.push(Row { fault: *fault, before: before.clone(), after });
+            }
+        }
+        let (hosts, ranks) = (healthy.hosts(), healthy.local_ranks());
+        let [file, fabric] = &setting.names;
+        let title = format!("what faults cost on {hosts} hosts of {ranks} ranks, {file}, {fabric}");
+        Ok(WhatIf { title, rows })
+    }
+
+    pub(super) fn json(&self) -> String {
+        let row = |row: &Row| {
+            let (time, error) = match &row.after {
+                Ok(outcome) => (Some(outcome.time_us), None),
+                Err(error) => (None, Some(error)),
+            };
+            json!({
+                "fault": row.fault.to_string(),
+                "bytes": row.before.call.bytes,
+                "algorithm": row.before.choice.algorithm.name(),
+                "protocol": row.before.choice.protocol.name(),
+                "without_us": row.before.time_us,
+                "with_us": time,
+                "not_simulated": error,
+            })
+        };
+        let rows = self.rows.iter().map(row).collect::<Vec<Value>>();
+        let json = json!({ "version": 1, "simulated": true, "what": self.title, "rows": rows });
+        serde_json::to_string_pretty(&json).unwrap_or_default() + "\n"
+    }
+}
+
+impl fmt::Display for WhatIf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "# SIMULATED: {}", self.title)?;
+        writeln!(
+            f,
+            "#\n#    size  algorithm      without (us)   with (us)       more  factor  fault"
+        )?;
+        for Row { fault, before, after } in &self.rows {
+            let what = format!(
+                "{:>9}  {:<14} {:>12}",
+                Bytes(before.call.bytes).to_string(),
+                before.choice.algorithm.name(),
+                time(before.time_us)
+            );
+            match after {
+                Ok(after) => writeln!(
+                    f,
+                    "{what}  {:>10}  {:>9}  {:>6.2}  {fault}",
+                    time(after.time_us),
+                    time((after.time_us - before.time_us).max(0.0)),
+                    after.time_us / before.time_us.max(f64::MIN_POSITIVE),
+                )?,
+                Err(why) => {
+                    writeln!(f, "{what}  {:>10}  {:>9}  {:>6}  {fault}: {why}", "-", "-", "-")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

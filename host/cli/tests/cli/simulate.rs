@@ -1,0 +1,123 @@
+//! `ferroccl simulate`: what it prints, writes and refuses.
+
+use std::fs;
+use std::process::Output;
+
+use crate::support::{ROOT, ferroccl, text};
+
+fn simulate(args: &[&str]) -> Output {
+    let mut command = ferroccl(["simulate"]);
+    command.args(args).current_dir(ROOT).output().unwrap()
+}
+
+const DGX: [&str; 3] = ["all_reduce", "--file", "tests/topology_files/dgx-a100.xml"];
+
+fn of_dgx(args: &[&str]) -> Output {
+    simulate(&[&DGX[..], args].concat())
+}
+
+#[test]
+fn algorithms_are_side_by_side_and_all_that_is_simulated_says_so() {
+    let out = of_dgx(&["--nodes", "2", "--bytes", "8..64K"]);
+    let shown = text(&out.stdout);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(shown.starts_with("# SIMULATED: all_reduce on 2 hosts of 8 ranks, tests/"), "{shown}");
+    let rows: Vec<&str> = shown.lines().filter(|line| !line.starts_with('#')).collect();
+    // 8, 64, 512, 4K, 32K and 64K, by ring, tree, hierarchical and chain.
+    assert_eq!(rows.len(), 24, "{shown}");
+    assert_eq!(rows.iter().filter(|row| row.contains('*')).count(), 6, "{shown}");
+    for word in ["Hierarchical", "Not simulated", "NVLS: ", "The fullest links of 64K"] {
+        assert!(shown.contains(word), "{word}: {shown}");
+    }
+    assert_eq!(shown, text(&of_dgx(&["--nodes", "2", "--bytes", "8..64K"]).stdout));
+}
+
+#[test]
+fn results_go_into_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let names =
+        ["json", "plot", "trace", "tuner", "finish"].map(|name| (format!("--{name}"), path(name)));
+    let mut args = vec!["--nodes", "2", "--bytes", "8,1M", "--algo", "ring,tree"];
+    names.iter().for_each(|(flag, file)| args.extend([flag.as_str(), file.as_str()]));
+    let out = of_dgx(&args);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let read = |name: &str| fs::read_to_string(directory.path().join(name)).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&read("json")).unwrap();
+    assert_eq!(json["simulated"], true);
+    let calls = json["calls"].as_array().unwrap();
+    assert_eq!(calls.len(), 4, "{json}");
+    assert!(calls.iter().all(|call| call["time_us"].as_f64().unwrap() > 0.0), "{json}");
+    assert!(read("plot").contains("SIMULATED") && read("plot").contains("Tree"));
+    let trace: serde_json::Value = serde_json::from_str(&read("trace")).unwrap();
+    assert_eq!(trace["otherData"]["simulated"], true);
+    assert!(trace["traceEvents"].as_array().unwrap().len() > 100);
+    assert!(read("tuner").contains("allreduce,0,1048575,tree,ll,"), "{}", read("tuner"));
+    // Two sizes by two algorithms on 16 ranks, and a heading.
+    assert_eq!(read("finish").lines().count(), 65);
+}
+
+#[test]
+fn faults_are_beside_the_call_without_them() {
+    let out = of_dgx(&["--nodes", "2", "--bytes", "64M", "--algo", "ring", "--what-if"]);
+    let shown = text(&out.stdout);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    for word in ["slow-link:host=1", "dead-port:host=1", "straggler:rank=0,us=1000", "background:"]
+    {
+        assert!(shown.contains(word), "{word}: {shown}");
+    }
+    let one = ["--what-if", "straggler:rank=3,us=500", "--json", "-"];
+    let out = of_dgx(&[&["--nodes", "2", "--bytes", "8", "--algo", "tree"], &one[..]].concat());
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let row = &json["rows"][0];
+    let more = row["with_us"].as_f64().unwrap() - row["without_us"].as_f64().unwrap();
+    assert!((400.0..501.0).contains(&more), "{json}");
+}
+
+#[test]
+fn networks_are_described_or_in_a_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("fabric.json");
+    let attach = r#"{ "hosts": [0, 3], "switch": "all" }"#;
+    fs::write(&file, format!(r#"{{ "version": 1, "attach": [ {attach} ] }}"#)).unwrap();
+    let file = file.display().to_string();
+    for fabric in ["fat-tree:hosts=1,oversubscription=8", "dragonfly", file.as_str()] {
+        let out = of_dgx(&["--nodes", "4", "--bytes", "1M", "--algo", "ring", "--fabric", fabric]);
+        assert!(out.status.success(), "{fabric}: {}", text(&out.stderr));
+    }
+    fs::write(&file, "{").unwrap();
+    let out = of_dgx(&["--nodes", "4", "--bytes", "1M", "--fabric", file.as_str()]);
+    assert!(out.status.code() == Some(1) && text(&out.stderr).contains("the fabric: "), "{out:?}");
+}
+
+#[test]
+fn explanations_have_simulated_times_below() {
+    let mut command = ferroccl(["explain"]);
+    let args = [&DGX[..], &["--nodes", "2", "--bytes", "1M", "--simulate"]].concat();
+    let out = command.args(args).current_dir(ROOT).output().unwrap();
+    let shown = text(&out.stdout);
+    assert!(
+        shown.starts_with("# all_reduce: 16 ranks") && shown.contains("# SIMULATED: "),
+        "{shown}"
+    );
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    for (args, code, word) in [
+        (&["--bytes", "8..4"][..], 2, "no larger than the last"),
+        (&["--bytes", "8Q"], 2, "unit of size"),
+        (&["--fault", "fire"], 2, "neither slow-link"),
+        (&["--skew=-1"], 2, "0 to 1000000000"),
+        (&["--nodes", "2", "--ranks", "3"], 2, "evenly"),
+        (&["--ranks", "9"], 2, "9 ranks on a host that has 8 GPUs"),
+        (&["--nodes", "2", "--fabric", "ring"], 1, "neither rail, fat-tree nor dragonfly"),
+        (&["--nodes", "2", "--fault", "dead-port:host=9"], 1, "there are 2 hosts"),
+        (&["--bytes", "8", "--algo", "nvls"], 1, "NVLS: "),
+        (&["--bytes", "8", "--json", "/no/such/file"], 1, "/no/such/file"),
+    ] {
+        let out = of_dgx(args);
+        let error = text(&out.stderr);
+        assert!(out.status.code() == Some(code) && error.contains(word), "{args:?}: {out:?}");
+    }
+}

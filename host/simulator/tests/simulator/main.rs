@@ -1,0 +1,8 @@
+//! The simulator from outside: against formulas where nothing is contended for, and by properties that hold for every cluster.
+
+mod alpha_beta;
+mod coarse;
+mod faults;
+mod properties;
+mod support;
+mod tuner;
