@@ -1,6 +1,6 @@
 //! What a caller holds: a device, its streams, its buffers.
 
-use std::fmt::{self, Debug};
+use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use ferroccl_device::abi::DataType;
 use ferroccl_device::element::{F8E4M3, F8E5M2};
 
 use crate::error::{Error, Result};
-use crate::runtime::{Event, Keep, Memory, Runtime, StreamOps};
+use crate::runtime::{Event, Memory, Runtime, StreamOps};
 
 /// A type that buffers are made of: the Rust side of a [`DataType`].
 ///
