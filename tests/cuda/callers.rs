@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ferroccl::runtime::cuda::{CudaGraph, CudaRuntime};
-use ferroccl::{Algorithm, CommConfig, Communicator, Device, ReduceOp};
+use ferroccl::{Algorithm, CommConfig, Communicator, Device, Operator, ReduceOp};
 
 use crate::stand_in::{Handle, Kind, alone, live, ready, symbol};
 
@@ -213,7 +213,7 @@ fn a_captured_call(
     let stream = unsafe { runtime.stream_of(cu_stream, keep.clone())? };           // any CUstream
     let buffer = unsafe { runtime.buffer_of::<f32>(device_pointer, len, keep)? };  // any CUdeviceptr
     let ranks = Communicator::init_all(&Device::new(runtime), 1)?;
-    let graph = CudaGraph::capture(&[&stream], || ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream))?;
+    let graph = CudaGraph::capture(&[&stream], || ranks[0].all_reduce(&buffer, &buffer, Operator::pre_mul_sum(0.5), &stream))?;
     graph.launch(&stream)?;
     stream.synchronize()
 }
