@@ -19,7 +19,7 @@ use super::skip::skip;
 use super::support::{ROOT, ferroccl, finish, text};
 
 /// What is looked at.
-const DOCUMENTS: [&str; 13] = [
+const DOCUMENTS: [&str; 14] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -27,6 +27,7 @@ const DOCUMENTS: [&str; 13] = [
     "docs/from-nccl.md",
     "docs/lab.md",
     "docs/launch.md",
+    "docs/ring-all-reduce.md",
     "docs/simulate.md",
     "docs/verify.md",
     "examples/fused/README.md",
