@@ -331,3 +331,34 @@ fn commands_in_documents_have_these_options() {
     }
     assert!(checked > 20, "{checked}");
 }
+
+/// docs/settings.md is made from the table of settings.
+#[test]
+fn the_page_of_settings_has_every_setting() {
+    let cell = |text: &str| text.replace('|', "\\|");
+    let mut page = "\
+# Settings
+
+The environment variables that FerroCCL reads. Those that begin with `NCCL_` mean what they mean to NCCL, or nearly
+([from-nccl.md](from-nccl.md#variable-by-variable)). A value that is not legal is an error that names the variable. `ferroccl env` prints this
+with the values that are set. In a program they are fields of `ferroccl::config::Config`; `CommConfig` has the settings of one communicator.
+
+| variable | what | legal | default |
+|---|---|---|---|
+"
+    .to_owned();
+    for knob in ferroccl::config::KNOBS {
+        let default = match knob.default() {
+            default if default.is_empty() => String::new(),
+            default => format!("`{default}`"),
+        };
+        let (what, legal) = (cell(knob.meaning), cell(&knob.legal()));
+        page += &format!("| `{}` | {what} | {legal} | {} |\n", knob.name, cell(&default));
+    }
+    let path = Path::new(ROOT).join("docs/settings.md");
+    if std::env::var_os("UPDATE_README").is_some() {
+        fs::write(&path, &page).unwrap();
+    }
+    let written = fs::read_to_string(&path).unwrap_or_default();
+    assert!(written == page, "UPDATE_README=1 brings docs/settings.md up to date");
+}
