@@ -2,13 +2,14 @@
 
 use ferroccl::{ChannelPeers, DeviceChannels};
 
-use crate::pipes::PIPES;
+use crate::pipes::{PIPES, Pipes};
 use crate::pipes_run;
 use crate::stand_in::{alone, gpus, ready};
 
-/// All that the stand-in's assembler looks at.
-const PTX: &str =
-    ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry test_pipes(\n)\n{\nret;\n}\n";
+/// All that is looked at before the stand-in runs the kernel: its name, and the bytes of its argument.
+const PTX: &str = ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry test_pipes(\n\
+    .param .align 8 .b8 test_pipes_param_0[128]\n)\n{\nret;\n}\n";
+const _: () = assert!(size_of::<Pipes>() == 128);
 
 #[test]
 fn blocks_of_gpus_have_primitives() {

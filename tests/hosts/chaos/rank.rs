@@ -28,9 +28,11 @@ fn member() {
     // What the process has for good, such as the workers of the device, is there by then.
     let alone = Communicator::init_all(&device, 1).unwrap();
     let stream = device.stream().unwrap();
-    alone[0].barrier(&stream).unwrap();
+    // Out of place: a rank alone launches nothing in place.
+    let (one, copy) = (device.upload(&[1u32]).unwrap(), device.alloc::<u32>(1).unwrap());
+    alone[0].all_reduce(&one, &copy, ReduceOp::Sum, &stream).unwrap();
     stream.synchronize().unwrap();
-    drop((alone, stream));
+    drop((alone, stream, one, copy));
     wait_for(|| threads().is_empty());
     let before = limits::open();
     std::thread::scope(|scope| {
