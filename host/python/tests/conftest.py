@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where a shell has started the tests in the background, interrupts are ignored, and processes inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SPAWN = multiprocessing.get_context("spawn")
 # How long a job may take for one function: machines are slow, and a job that hangs should say so.
