@@ -267,7 +267,7 @@ mod tests {
 
     fn chart(points: Vec<(u64, f64)>, logarithmic: bool) -> String {
         let curves = vec![ChartLine { class: "now", points }];
-        let band = Band { sizes: 8..1024, label: "Ring <LL>".to_owned() };
+        let band = Band { sizes: 8..1024, label: "Ring <LL> & LL128".to_owned() };
         Chart {
             title: "a \"title\"".to_owned(),
             y: "us",
@@ -294,7 +294,10 @@ mod tests {
                 assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
                 let mut reader = quick_xml::Reader::from_str(&svg);
                 while reader.read_event().unwrap() != quick_xml::events::Event::Eof {}
-                assert!(svg.contains("Ring &lt;LL&gt;") && svg.contains("a &quot;title&quot;"));
+                assert!(
+                    svg.contains("Ring &lt;LL&gt; &amp; LL128")
+                        && svg.contains("a &quot;title&quot;")
+                );
             }
         }
     }
