@@ -21,12 +21,15 @@ pub(crate) struct BusLimit {
     pub(crate) source: String,
 }
 
-/// How many times over the copies of a call move what busbw counts: once for each rank that receives.
-fn copies(operation: Operation, ranks: u32) -> u32 {
+/// How many times its size an operation has to copy at least, in place or out of place: each output is written, and where values are
+/// combined each input is read.
+fn copies(operation: Operation, ranks: u32) -> f64 {
+    let n = f64::from(ranks);
     match operation {
-        Operation::Broadcast | Operation::Reduce => ranks - 1,
-        Operation::Gather | Operation::Scatter => 1,
-        _ => ranks,
+        // In place a rank has its own part, or the root all of it.
+        Operation::AllGather | Operation::Broadcast => n - 1.0,
+        Operation::Gather | Operation::Scatter => (n - 1.0) / n,
+        _ => n,
     }
 }
 
@@ -57,10 +60,10 @@ pub(crate) fn of_copies(operation: Operation, ranks: u32) -> Option<BusLimit> {
     let all = (threads * BYTES) as f64 / least / 1e9;
     let times = copies(operation, ranks);
     let source = format!(
-        "{threads} threads of this machine copied {all:.1} GB/s of {} MiB each, and {operation} copies {times} times what busbw counts",
+        "{threads} threads of this machine copied {all:.1} GB/s of {} MiB each, and {operation} has to copy {times:.2} times its size",
         BYTES >> 20
     );
-    Some(BusLimit { gbps: all / f64::from(times), source })
+    Some(BusLimit { gbps: all / times * operation.bus_factor(ranks), source })
 }
 
 #[cfg(test)]
@@ -69,12 +72,16 @@ mod tests {
 
     #[test]
     fn a_limit_is_of_the_copies_of_the_operation() {
-        assert_eq!(copies(Operation::AllReduce, 4), 4);
-        assert_eq!(copies(Operation::Broadcast, 4), 3);
-        assert_eq!(copies(Operation::Scatter, 4), 1);
+        assert_eq!(copies(Operation::AllReduce, 4).to_bits(), 4f64.to_bits());
+        assert_eq!(copies(Operation::Broadcast, 4).to_bits(), 3f64.to_bits());
+        assert_eq!(copies(Operation::Scatter, 4).to_bits(), 0.75f64.to_bits());
         assert_eq!(of_copies(Operation::AllReduce, 1), None);
         let limit = of_copies(Operation::Broadcast, 3).unwrap();
         assert!(limit.gbps > 0.0 && limit.gbps.is_finite());
-        assert!(limit.source.contains("broadcast copies 2 times"), "{}", limit.source);
+        assert!(
+            limit.source.contains("broadcast has to copy 2.00 times its size"),
+            "{}",
+            limit.source
+        );
     }
 }
