@@ -41,7 +41,7 @@ pub(crate) struct PerfDocument<'a> {
     pub(crate) blocking: bool,
     pub(crate) report_cputime: bool,
     pub(crate) ranks: &'a [RankInfo],
-    /// What busbw could be at most, where that was measured.
+    /// What busbw copies in memory come to, where that was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) busbw_limit: Option<&'a BusLimit>,
     pub(crate) results: &'a [Row],

@@ -1,4 +1,6 @@
-//! What busbw could be at most on CPU devices: ranks on one machine share its memory, and whatever they exchange is copied.
+//! What busbw copies in memory come to, on CPU devices: ranks on one machine share its memory, and whatever they exchange is copied.
+//!
+//! It is no bound: data that fits caches moves faster, and a call in place moves less than a copy, which also reads what it overwrites.
 
 use std::hint::black_box;
 use std::thread;

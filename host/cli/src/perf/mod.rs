@@ -10,7 +10,7 @@
 //! table         what a line looks like       report        what is shown and written
 //! document      JSON and CSV                 page          the page for a browser
 //! recorded      results from before          compare       them beside these
-//! limit         what busbw could be at most  progress      how far it is
+//! limit         the speed of copies        progress      how far it is
 //! memory        what it takes                accepted      flags without effect
 //! fit           figures for the tuner
 //! emulated      the PTX emulator's settings and figures

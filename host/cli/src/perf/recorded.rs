@@ -16,7 +16,7 @@ pub(crate) struct Measurement {
     pub(crate) facts: Vec<(String, String)>,
     /// The machine on which times are simulated.
     pub(crate) simulated_on: Option<String>,
-    /// What busbw could be at most, in 10^9 bytes per second, and why.
+    /// What busbw copies in memory come to, in 10^9 bytes per second, and how that was found.
     pub(crate) limit: Option<(f64, String)>,
     /// Line by line.
     pub(crate) rows: Vec<MeasuredRow>,

@@ -107,12 +107,11 @@ fn tiles(now: &Measurement, other: Option<(&Measurement, &str)>) -> String {
         let what = format!("the highest bus bandwidth, {}", sized(row.size));
         tiles += &tile(format!("{} GB/s", short(cell.busbw)), &what);
     }
-    // Of the largest size: smaller ones may be in caches.
-    let by_size = |a: &(&MeasuredRow, &MeasuredCell), b: &(&MeasuredRow, &MeasuredCell)| {
-        a.0.size.cmp(&b.0.size).then(a.1.busbw.total_cmp(&b.1.busbw))
-    };
-    if let (Some(limit), Some((row, cell))) = (&now.limit, cells().max_by(by_size)) {
-        let what = format!("of what copies in memory allow, {}", sized(row.size));
+    // Of the largest size, out of place: smaller ones may be in caches, and in place less is moved than by a copy.
+    let largest = now.rows.iter().filter_map(|row| Some((row, row.places[0]?)));
+    if let (Some(limit), Some((row, cell))) = (&now.limit, largest.max_by_key(|(row, _)| row.size))
+    {
+        let what = format!("of the speed of copies in memory, {} out of place", sized(row.size));
         tiles += &tile(format!("{:.0} %", cell.busbw / limit.0 * 100.0), &what);
     }
     let checked = cells().filter_map(|(_, cell)| cell.wrong).reduce(|a, b| a + b);
@@ -195,7 +194,7 @@ fn section(now: &Measurement, rows: &[&MeasuredRow], then: &[&MeasuredRow]) -> S
         .map(|limit| (limit.0, format!("copies in memory: {} GB/s", short(limit.0))));
     let caption = now.limit.as_ref().map_or_else(String::new, |limit| {
         format!(
-            " The broken line is what copies allow: {}. What caches hold can be above it.",
+            " The broken line is the speed of copies: {}. What caches hold, and calls in place, can be above it.",
             limit.1
         )
     });
@@ -286,7 +285,7 @@ fn table(now: &Measurement, rows: &[&MeasuredRow], then: &[&MeasuredRow]) -> Str
         rows.iter().any(|row| row.channels.is_some()),
     );
     let mut heads = vec!["size", "place", "time µs", "busbw GB/s"];
-    heads.extend(now.limit.is_some().then_some("of the limit"));
+    heads.extend(now.limit.is_some().then_some("of copies"));
     if spread {
         heads.extend(["p50 µs", "p90 µs", "p99 µs", "most µs"]);
     }
