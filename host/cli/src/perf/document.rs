@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::limit::BusLimit;
+use super::limit::CopySpeed;
 use super::report::RankInfo;
 use super::table::Row;
 
@@ -43,7 +43,7 @@ pub(crate) struct PerfDocument<'a> {
     pub(crate) ranks: &'a [RankInfo],
     /// What busbw copies in memory come to, where that was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) busbw_limit: Option<&'a BusLimit>,
+    pub(crate) busbw_of_copies: Option<&'a CopySpeed>,
     pub(crate) results: &'a [Row],
     pub(crate) out_of_bounds_values: u64,
     pub(crate) avg_busbw_gbps: f64,

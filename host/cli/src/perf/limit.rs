@@ -15,9 +15,9 @@ const BYTES: usize = 32 << 20;
 /// How often; the fastest counts.
 const ROUNDS: usize = 5;
 
-/// A limit of busbw, and where it comes from.
+/// The busbw that copies come to, and where it comes from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct BusLimit {
+pub(crate) struct CopySpeed {
     /// In 10^9 bytes per second.
     pub(crate) gbps: f64,
     pub(crate) source: String,
@@ -36,7 +36,7 @@ fn copies(operation: Operation, ranks: u32) -> f64 {
 }
 
 /// Measures the copies of all cores together; `None` for a single rank, or without memory to copy.
-pub(crate) fn of_copies(operation: Operation, ranks: u32) -> Option<BusLimit> {
+pub(crate) fn of_copies(operation: Operation, ranks: u32) -> Option<CopySpeed> {
     if ranks < 2 {
         return None;
     }
@@ -65,7 +65,7 @@ pub(crate) fn of_copies(operation: Operation, ranks: u32) -> Option<BusLimit> {
         "{threads} threads of this machine copied {all:.1} GB/s of {} MiB each, and {operation} has to copy {times:.2} times its size",
         BYTES >> 20
     );
-    Some(BusLimit { gbps: all / times * operation.bus_factor(ranks), source })
+    Some(CopySpeed { gbps: all / times * operation.bus_factor(ranks), source })
 }
 
 #[cfg(test)]

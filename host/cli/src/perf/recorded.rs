@@ -84,7 +84,7 @@ impl Measurement {
     pub(crate) fn from_json(document: &Value) -> Result<Measurement, ReadError> {
         let rows = document.get("results").and_then(Value::as_array).ok_or(ReadError::Nothing)?;
         let text = |name: &str| document.get(name).and_then(Value::as_str).map(str::to_owned);
-        let limit = document.get("busbw_limit").and_then(|limit| {
+        let limit = document.get("busbw_of_copies").and_then(|limit| {
             Some((limit.get("gbps")?.as_f64()?, limit.get("source")?.as_str()?.to_owned()))
         });
         Ok(Measurement {

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::args::PerfArgs;
 use super::document::{self, MeasuredOn, PerfDocument};
-use super::limit::{self, BusLimit};
+use super::limit::{self, CopySpeed};
 use super::memory::ProcessMemory;
 use super::progress::{CallCount, PerfProgress};
 use super::recorded::{Measurement, ReadError};
@@ -60,7 +60,7 @@ pub(crate) struct Report {
     began: Timestamp,
     /// What `--compare` names.
     other: Option<Measurement>,
-    limit: Option<BusLimit>,
+    limit: Option<CopySpeed>,
     memory: ProcessMemory,
 }
 
@@ -292,7 +292,7 @@ impl Report {
             blocking: blocking != Blocking::Nothing,
             report_cputime,
             ranks: &self.ranks,
-            busbw_limit: self.limit.as_ref(),
+            busbw_of_copies: self.limit.as_ref(),
             results: &self.rows,
             out_of_bounds_values: summary.wrong,
             avg_busbw_gbps: summary.avg_busbw,
