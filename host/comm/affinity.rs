@@ -11,6 +11,7 @@
 //! As NCCL's `ncclTopoGetCpuAffinity` (`src/graph/topo.cc`) and its use in `src/init.cc` and `src/proxy.cc`, but that all
 //! communicators of a process have one proxy thread, which runs on the cores of any of them.
 
+use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
 use ferroccl_topology::CpuSet;
@@ -22,6 +23,7 @@ use tracing::{info, warn};
 use super::graphs::HostFindings;
 use super::nodes::Nodes;
 use crate::config::Config;
+use crate::transport::PeerInfo;
 use crate::{log, runtime};
 
 /// The cores that a rank's threads are to run on: those near its GPU, of those that the calling thread may use
@@ -50,9 +52,19 @@ fn near(rank: u32, nodes: &Nodes, all: &[HostFindings]) -> Option<CpuSet> {
 }
 
 /// The cores that the calling thread may use.
-fn own_cores() -> nix::Result<CpuSet> {
+pub(super) fn own_cores() -> nix::Result<CpuSet> {
     let set = sched_getaffinity(Pid::from_raw(0))?;
     Ok((0..nix::sched::CpuSet::count()).filter(|core| set.is_set(*core).unwrap_or(false)).collect())
+}
+
+/// The processes of `peers`, and the cores that they may use, all together; as many cores as processes where one does not know its own.
+/// For ranks of one host: the numbers of cores of several hosts are not told apart.
+pub(super) fn processes_and_cores(peers: &[PeerInfo]) -> (u32, u32) {
+    let processes: HashSet<u64> = peers.iter().map(|peer| peer.process).collect();
+    let cores: HashSet<usize> = peers.iter().flat_map(|peer| peer.cores.iter()).collect();
+    let unknown = peers.iter().any(|peer| peer.cores.is_empty());
+    let cores = if unknown { processes.len() } else { cores.len() };
+    (processes.len() as u32, cores as u32)
 }
 
 /// Has a thread run on these cores; 0 is the calling one.

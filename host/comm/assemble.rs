@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use ferroccl_device::abi::Peer;
 use tracing::{info, warn};
 
-use super::affinity::ProxyCores;
+use super::affinity::{ProxyCores, processes_and_cores};
 use super::builder::{CommBuilder, ranks_on_device};
 use super::collnet_heads::CollnetHeads;
 use super::control::{ControlBlock, GroupParams};
@@ -60,6 +60,8 @@ impl CommBuilder<'_> {
         let mesh = self.layout.mesh_slot_bytes != [0; 2];
         let situation = situation.with_channels(self.channels).with_collnet(collnet);
         let situation = situation.with_mesh(mesh);
+        let (processes, cores) = processes_and_cores(peers);
+        let situation = situation.with_processes(processes, cores);
         Tuner::new(&situation, &settings)
     }
 

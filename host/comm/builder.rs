@@ -162,6 +162,7 @@ mod tests {
             device: None,
             host: "a host".to_owned(),
             pid_namespace: String::new(),
+            cores: CpuSet::default(),
         };
         assert!(check_peers(&[peer(0), peer(1)]).is_ok());
         let error = check_peers(&[peer(0), peer(7)]).unwrap_err().to_string();

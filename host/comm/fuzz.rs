@@ -112,6 +112,7 @@ fn findings(found: &[HostFindings]) {
             device: None,
             host: (rank / per_host).to_string(),
             pid_namespace: String::new(),
+            cores: ferroccl_topology::CpuSet::default(),
         };
         let peers: Vec<_> = (0..ranks.min(32)).map(peer).collect();
         if peers.is_empty() {

@@ -134,6 +134,7 @@ mod tests {
             device,
             host: host.to_owned(),
             pid_namespace: String::new(),
+            cores: ferroccl_topology::CpuSet::default(),
         }
     }
 

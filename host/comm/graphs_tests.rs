@@ -12,6 +12,7 @@ fn peer(rank: u32, host: u32) -> PeerInfo {
         device: None,
         host: host.to_string(),
         pid_namespace: String::new(),
+        cores: ferroccl_topology::CpuSet::default(),
     }
 }
 

@@ -410,5 +410,6 @@ fn peer_info(rank: u32, device: &Device, config: &CommConfig) -> Result<PeerInfo
         device: device.runtime().device_info()?,
         host: config.host_id.clone().map_or_else(boot_id, Ok)?,
         pid_namespace: namespace,
+        cores: affinity::own_cores().unwrap_or_default(),
     })
 }

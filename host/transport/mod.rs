@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::os::fd::{AsFd, OwnedFd};
 
+use ferroccl_topology::CpuSet;
 pub(crate) use p2p::process_token;
 pub(crate) use region::HostRegion;
 use serde::{Deserialize, Serialize};
@@ -47,6 +48,8 @@ pub(crate) struct PeerInfo {
     pub host: String,
     /// The PID namespace: `/proc/PID` is the same process only within one.
     pub pid_namespace: String,
+    /// The cores that its process may run on; empty where the system does not say.
+    pub cores: CpuSet,
 }
 
 /// Memory that a rank offers to others, open until all of them have accepted it: what it receives in, and what it has others

@@ -4,6 +4,7 @@ mod detect;
 mod files;
 mod graphs;
 mod merge;
+mod processes;
 mod systems;
 mod xml;
 

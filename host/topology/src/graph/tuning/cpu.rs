@@ -249,7 +249,7 @@ impl Workload {
 }
 
 /// What a step over a network that reduces takes: NCCL's figures, not measured.
-fn collnet_crossing(algorithm: Algorithm, protocol: ProtocolId) -> f64 {
+pub(super) fn collnet_crossing(algorithm: Algorithm, protocol: ProtocolId) -> f64 {
     STEP[Hardware::Net as usize][algorithm.index()][modelled_as(protocol)]
 }
 

@@ -9,7 +9,7 @@
 //!
 //! For GPUs the model and its figures are NCCL's ([`tables`], [`model`]): a latency per step, and the bandwidth that
 //! the search has found, less what a protocol costs of it. They are estimates that rank alternatives; what a call
-//! takes is for the perf tool to say. For CPU devices they are measured ([`cpu`]).
+//! takes is for the perf tool to say. For CPU devices they are measured ([`cpu`], [`processes`]).
 //!
 //! Pure: equal arguments give equal choices, on every rank.
 
@@ -22,6 +22,7 @@ mod messages;
 mod model;
 mod own;
 mod parallelism;
+mod processes;
 mod rules;
 mod selection;
 mod settings;

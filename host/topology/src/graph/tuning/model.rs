@@ -11,7 +11,7 @@ use super::rules::modelled_as;
 use super::tables::{self, Hardware, generation, scale};
 use super::{
     AlgorithmFigures, Cost, Devices, Gpus, Prediction, Settings, Situation, cpu, mesh, messages,
-    rules, steps,
+    processes, rules, steps,
 };
 use crate::graph::{ChannelGraph, Pattern};
 use crate::speed;
@@ -83,7 +83,11 @@ pub(super) fn cost(
         Devices::Cpu { ring } => {
             let minimum = MinimumSize::new(s, algorithm, protocol, settings);
             let channels = minimum.channels(collective, bytes, settings.channels(s.channels()));
-            cpu::cost(s, *ring, channels, (collective, algorithm, protocol), own, bytes)
+            let what = (collective, algorithm, protocol);
+            match s.processes() {
+                Some(places) => processes::cost(s, places, channels, what, own, bytes),
+                None => cpu::cost(s, *ring, channels, what, own, bytes),
+            }
         }
         Devices::Gpus(gpus) => {
             let graph = gpus.graph(algorithm)?;

@@ -18,6 +18,8 @@ pub struct Situation<'a> {
     pub(super) collnet: bool,
     /// Whether every rank may give lines to every other.
     mesh: bool,
+    /// Processes of CPU devices on one host, and the cores that they have together; `None` for one process, or several hosts.
+    processes: Option<(u32, u32)>,
     pub(super) devices: Devices<'a>,
 }
 
@@ -74,6 +76,7 @@ impl<'a> Situation<'a> {
             channels: channels.clamp(1, MAX_CHANNELS),
             collnet: false,
             mesh: nodes == 1,
+            processes: None,
             devices,
         }
     }
@@ -97,6 +100,32 @@ impl<'a> Situation<'a> {
     pub fn with_mesh(mut self, there_is: bool) -> Self {
         self.mesh = there_is && self.nodes == 1;
         self
+    }
+
+    /// The same with the ranks in so many processes, which have so many cores together: by default all are in one. More
+    /// processes than ranks count as one a rank, and there is a core at least. It makes a difference for CPU devices on one host.
+    ///
+    /// ```
+    /// use ferroccl_topology::graph::tuning::*;
+    ///
+    /// let cores = Situation::new(1, 16, Devices::Cpu { ring: None });
+    /// let fastest = |s: &Situation| choose(s, Collective::AllReduce, 8, &Settings::default());
+    /// assert_eq!(fastest(&cores)?.algorithm, Algorithm::Chain);
+    /// // On two cores each wait for another process is a switch of processes, so the fewest waits are the fastest.
+    /// assert_eq!(fastest(&cores.with_processes(16, 2))?.algorithm, Algorithm::OneShot);
+    /// # Ok::<(), NoChoice>(())
+    /// ```
+    #[must_use]
+    pub fn with_processes(mut self, processes: u32, cores: u32) -> Self {
+        let processes = processes.min(self.ranks);
+        let several = processes > 1 && self.nodes == 1;
+        self.processes = several.then_some((processes, cores.max(1)));
+        self
+    }
+
+    /// Several processes of CPU devices on one host, and the cores that they have together.
+    pub(super) fn processes(&self) -> Option<(u32, u32)> {
+        self.processes
     }
 
     /// Whether every rank may give lines to every other.
@@ -128,8 +157,13 @@ impl<'a> Situation<'a> {
     /// bytes that they move.
     #[must_use]
     pub fn is_measured(&self, collective: Collective, algorithm: Algorithm) -> bool {
-        use Algorithm::{CollnetChain, CollnetDirect, Ring, Tree};
+        use Algorithm::{Bruck, Chain, CollnetChain, CollnetDirect, OneShot, Ring, Tree, TwoShot};
         match self.devices {
+            Devices::Cpu { .. } if self.processes.is_some() => {
+                use Collective::{AllGather, AllReduce, Broadcast, ReduceScatter};
+                matches!(collective, AllReduce | AllGather | ReduceScatter | Broadcast)
+                    && matches!(algorithm, Ring | Tree | Chain | Bruck | OneShot | TwoShot)
+            }
             Devices::Cpu { .. } => (collective, algorithm) == (Collective::AllReduce, Ring),
             Devices::Gpus(_) => {
                 matches!(algorithm, Ring | Tree | CollnetDirect | CollnetChain)
