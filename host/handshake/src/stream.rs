@@ -26,13 +26,12 @@ pub fn send(socket: &Socket, bytes: &[u8]) -> io::Result<Option<usize>> {
     moved(socket.send_with_flags(bytes, libc::MSG_NOSIGNAL))
 }
 
-/// The same of two slices, one after the other.
+/// The same of several slices, one after the other.
 ///
 /// # Errors
 /// As [`send`].
-pub fn send_both(socket: &Socket, a: &[u8], b: &[u8]) -> io::Result<Option<usize>> {
-    let parts = [IoSlice::new(a), IoSlice::new(b)];
-    moved(socket.send_vectored_with_flags(&parts, libc::MSG_NOSIGNAL))
+pub fn send_parts(socket: &Socket, parts: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+    moved(socket.send_vectored_with_flags(parts, libc::MSG_NOSIGNAL))
 }
 
 /// Receives what has come; `None` is nothing.

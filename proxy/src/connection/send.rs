@@ -92,9 +92,11 @@ impl Sending {
     /// When the connection is broken, or when what a kernel has written is impossible.
     pub fn progress(&mut self) -> Result<Progress, NetError> {
         let mut moved = false;
+        self.comm.cork(true);
         while self.requests.len() < MAX_REQUESTS && self.begin()? {
             moved = true;
         }
+        self.comm.cork(false);
         while let Some(&(request, message)) = self.requests.front() {
             if !self.comm.test(request)? {
                 break;

@@ -371,6 +371,13 @@ impl SendComm for FaultyComm<dyn SendComm> {
         Ok(request.map(|request| self.hold(request, &[], Kind::Message)))
     }
 
+    fn cork(&mut self, corked: bool) {
+        // What is wrong with the connection the next call tells.
+        if let Ok(inner) = self.inner("cork") {
+            inner.0.cork(corked);
+        }
+    }
+
     fn test(&mut self, request: Request) -> Result<bool, NetError> {
         let done = self
             .done(request, |inner, request| inner.test(request).map(|done| done.then(Vec::new)))?;

@@ -234,6 +234,10 @@ pub trait SendComm: Debug + Send {
         memory: MemoryHandle,
     ) -> Result<Option<Request>, NetError>;
 
+    /// While it is corked, a connection may keep short messages back, to send them together when it is uncorked or asked by
+    /// [`test`](SendComm::test) (as `TCP_CORK` of tcp(7)). A connection that does not know it sends each by itself.
+    fn cork(&mut self, _corked: bool) {}
+
     /// Whether a message is sent, so that its memory may be used again. Makes progress on all messages of the connection.
     ///
     /// # Errors

@@ -249,6 +249,10 @@ impl SendComm for TracedComm<dyn SendComm> {
         Ok(Some(request))
     }
 
+    fn cork(&mut self, corked: bool) {
+        self.inner.cork(corked);
+    }
+
     fn test(&mut self, request: Request) -> Result<bool, NetError> {
         let done = told(self.number, self.inner.test(request))?;
         if done {
