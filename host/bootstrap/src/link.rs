@@ -10,7 +10,7 @@ use std::time::Duration;
 use ferroccl_handshake::{AuthError, Connected, Connector, Key, Session, Subject};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use socket2::{SockRef, TcpKeepalive};
+use socket2::SockRef;
 
 use super::limit::Deadline;
 use super::wire::{Decoder, Frame, Malformed, Message, Phase};
@@ -19,7 +19,7 @@ use super::wire::{Decoder, Frame, Malformed, Message, Phase};
 const READ_BYTES: usize = 64 << 10;
 
 /// How long until a peer that had no room is tried again. Not measured: some round trips.
-const BUSY: Duration = Duration::from_millis(5);
+pub(super) const BUSY: Duration = Duration::from_millis(5);
 
 /// Why a link gives no frame.
 #[derive(Debug)]
@@ -67,7 +67,8 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// On a connection whose ends are authenticated.
+    /// On a connection whose ends are authenticated. The handshake has set what the system notices a host by that is gone
+    /// without a word.
     pub(super) fn new(
         stream: TcpStream,
         address: SocketAddr,
@@ -124,11 +125,11 @@ impl Link {
         self.decoder.phase = Phase::Open;
     }
 
-    /// Lets the system notice a host that is gone without a word, in half a minute.
-    pub(super) fn keep_alive(&self) -> io::Result<()> {
-        let every = Duration::from_secs(5);
-        let keepalive = TcpKeepalive::new().with_time(every).with_interval(every).with_retries(5);
-        SockRef::from(&self.stream).set_tcp_keepalive(&keepalive)
+    /// From now on it is somebody else's to notice that the other side's host is gone without a word. Thousands of idle
+    /// connections that one host has with itself would ask each other at the same moment, which is more than its loopback
+    /// device queues (`net.core.netdev_max_backlog`): what is dropped again and again breaks connections.
+    pub(super) fn no_keep_alive(&self) -> io::Result<()> {
+        SockRef::from(&self.stream).set_keepalive(false)
     }
 
     pub(super) fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -181,12 +182,19 @@ impl Link {
         }
     }
 
+    /// The next frame of what has been read; `None` when it is not whole yet.
+    pub(super) fn take_held(&mut self) -> Result<Option<Frame>, LinkError> {
+        let Some(sealed) = self.decoder.next_frame().map_err(LinkError::Malformed)? else {
+            return Ok(None);
+        };
+        sealed.open(&mut self.session.theirs).map(Some).ok_or(LinkError::Forged)
+    }
+
     /// The next frame of what has come; `None` when it is not whole yet.
     pub(super) fn read_some(&mut self) -> Result<Option<Frame>, LinkError> {
         loop {
-            if let Some(sealed) = self.decoder.next_frame().map_err(LinkError::Malformed)? {
-                let frame = sealed.open(&mut self.session.theirs);
-                return frame.map(Some).ok_or(LinkError::Forged);
+            if let Some(frame) = self.take_held()? {
+                return Ok(Some(frame));
             }
             let mut bytes = [0; READ_BYTES];
             match self.stream.read(&mut bytes) {
