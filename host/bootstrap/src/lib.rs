@@ -3,8 +3,8 @@
 //! ```text
 //!            hello                       welcome, addresses
 //!   rank 0 --------->          <---------------  root      then    0 --> 1
-//!   rank 1 --------->   root   --------------->  ranks             ^  \/ |      the ring, and across it the partners of
-//!   ...    --------->                                              |  /\ v      recursive doubling: 1, 2, 4, ... ranks away
+//!   rank 1 --------->   root   --------------->  ranks             ^     |     the ring, and across it the partners of
+//!   ...    --------->                                              |     v     all-gathers: 1, 2, 4, ... ranks away
 //!                                                                  3 <-- 2
 //! ```
 //!

@@ -252,6 +252,8 @@ struct Watcher<F, N> {
 
 impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
     fn run(mut self) {
+        // What was read along with the end of set-up wakes nobody.
+        (0..self.sides.len()).for_each(|side| self.listen(side));
         loop {
             let ready = match self.sleep() {
                 Ok(ready) => ready,

@@ -327,6 +327,17 @@ impl Decoder {
         !self.bytes.is_empty()
     }
 
+    /// Bytes that must come at least until there is a whole frame, as far as that is known.
+    #[must_use]
+    pub fn missing(&self) -> usize {
+        let Some(&[.., a, b, c, d]) = self.bytes.first_chunk::<HEADER_BYTES>() else {
+            return HEADER_BYTES - self.bytes.len();
+        };
+        // An impossible length is found when the frame is taken.
+        let total = HEADER_BYTES + u32::from_le_bytes([a, b, c, d]) as usize + SEAL;
+        total.saturating_sub(self.bytes.len())
+    }
+
     /// Takes the next whole frame; `None` when more must arrive first. An error is final: the stream has
     /// lost its frames.
     ///

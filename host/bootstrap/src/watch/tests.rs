@@ -69,6 +69,25 @@ fn a_neighbour_that_talks_of_ranks_that_nobody_has_is_lost() {
     assert_eq!(heard(&gone), (Departure::Left { peer: 1 }, false));
 }
 
+/// A neighbour that is done with set-up may go on at once, and what it says be read along with the end of that.
+#[test]
+fn what_was_read_during_set_up_is_heard() {
+    let ((next, rank_1), (mut prev, mut rank_2)) = (ends(), ends());
+    let soon = Deadline::within(Duration::from_secs(30));
+    let both = [rank_2.seal(&data(7, &[])), rank_2.seal(&data(NEWS, &[2, 1]))].concat();
+    rank_2.write_all(&both, &soon).unwrap();
+    prev.read(&soon).unwrap();
+    let (told, news) = channel();
+    let links = Links::of_links(0, 3, [next, prev]);
+    let key = Key::derive(&[1; 32], "test", &[0; 16]);
+    let address = SocketAddr::from(([127, 0, 0, 1], 0));
+    let on_news = move |rank, _: News<'_>| told.send(rank).unwrap_or_default();
+    let watch = Watch::start(links, address, key, None, |_| (), on_news).unwrap();
+    assert_eq!(news.recv_timeout(Duration::from_secs(30)), Ok(2));
+    drop((rank_1, rank_2));
+    drop(watch);
+}
+
 /// A goodbye may be lost on the way, and what a neighbour sends to a connection that is closed resets it: nobody would send the
 /// goodbye again.
 #[test]
