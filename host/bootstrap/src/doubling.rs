@@ -268,14 +268,17 @@ impl AllGathers {
 
 /// Blocks as one message of a call, in pieces.
 fn pieces<'a>(call: u32, blocks: impl Iterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
-    let mut said = Vec::new();
+    let mut said = call.to_le_bytes().to_vec();
     for block in blocks {
         // At most MAX_DATA.
         said.extend_from_slice(&(block.len() as u32).to_le_bytes());
         said.extend_from_slice(block);
     }
+    if said.len() <= MAX_DATA {
+        return vec![said];
+    }
     let piece = |piece: &[u8]| [&call.to_le_bytes(), piece].concat();
-    said.chunks(MAX_DATA - NUMBER).map(piece).collect()
+    said[NUMBER..].chunks(MAX_DATA - NUMBER).map(piece).collect()
 }
 
 #[cfg(test)]

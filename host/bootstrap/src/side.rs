@@ -30,8 +30,13 @@ impl Side {
 
     pub(super) fn tell(&mut self, message: &Message) {
         if let Some(link) = &mut self.link {
-            self.unsent.extend(link.seal(message));
+            let frame = link.seal(message);
             self.told = Instant::now();
+            if self.unsent.is_empty() {
+                self.unsent = frame;
+            } else {
+                self.unsent.extend(frame);
+            }
             self.flush();
         }
     }
@@ -40,6 +45,7 @@ impl Side {
     pub(super) fn flush(&mut self) {
         if let Some(link) = self.link.as_mut().filter(|_| !self.unsent.is_empty()) {
             match link.write_some(&self.unsent) {
+                Ok(sent) if sent == self.unsent.len() => self.unsent = Vec::new(),
                 Ok(sent) => drop(self.unsent.drain(..sent)),
                 Err(_) => self.unsent.clear(),
             }

@@ -21,10 +21,13 @@ fn block(rank: u32, call: u32) -> Vec<u8> {
     (0..length).map(|i| (i ^ rank ^ (call << 4)) as u8).collect()
 }
 
+/// From one rank to another.
+type Way = (u32, u32);
+
 /// Ranks, and what is on its way between two of them, in order.
 struct Group {
     ranks: Vec<AllGathers>,
-    ways: Vec<((u32, u32), VecDeque<Vec<u8>>)>,
+    ways: Vec<(Way, VecDeque<Vec<u8>>)>,
     sent: usize,
 }
 

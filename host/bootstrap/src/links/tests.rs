@@ -105,14 +105,16 @@ fn a_rank_that_dies_in_any_round_is_named_by_all_others() {
                 continue;
             }
             let mut partners = 0;
-            while let Some(ends) = killed(nranks, victim, partners, (victim + i as u32) % 2 == 0) {
+            while let Some(ends) =
+                killed(nranks, victim, partners, (victim + i as u32).is_multiple_of(2))
+            {
                 println!("rank {victim} of {nranks} dies when it has sent to {partners} partners");
                 let shown = format!("{ends:?}");
                 for (rank, end) in ends.into_iter().enumerate() {
                     match end {
                         Ok(()) => assert_eq!(rank, victim as usize, "it noticed nothing"),
                         Err(BootstrapError::PeerLost { peer, .. }) => {
-                            assert_eq!(peer, victim, "{shown}")
+                            assert_eq!(peer, victim, "{shown}");
                         }
                         Err(other) => panic!("rank {rank}: {other}"),
                     }
