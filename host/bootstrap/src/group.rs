@@ -193,8 +193,8 @@ impl Bootstrap {
     ///
     /// # Errors
     /// [`BootstrapError::InvalidArgument`] when `mine` is too long. [`BootstrapError::PeerLost`] when a rank is gone, and
-    /// [`BootstrapError`] when it takes too long or ranks are in different calls: the ring is then
-    /// broken, and every later call gives the same error.
+    /// [`BootstrapError`] when it takes too long or ranks are in different calls: every later call then gives the same
+    /// error.
     pub fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         p2p::check_length("mine", mine)?;
         match &self.group {
