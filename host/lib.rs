@@ -23,6 +23,7 @@ mod comm;
 pub mod config;
 pub mod conformance;
 mod devices;
+mod encoding;
 pub mod enqueue;
 mod error;
 mod finished;

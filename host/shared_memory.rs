@@ -9,6 +9,7 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
+use crate::encoding;
 use crate::error::{Error, Result};
 
 /// What nobody may do with shared memory any more, whoever has it: change its size, or these seals (memfd_create(2)).
@@ -48,12 +49,12 @@ impl SharedMemoryHandle {
 
     /// As bytes.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
-        serde_json::to_vec(self).map_err(|e| Error::malformed(e.to_string()))
+        encoding::to_bytes(self)
     }
 
     /// The reverse of [`SharedMemoryHandle::to_bytes`].
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        serde_json::from_slice(bytes)
+        encoding::from_bytes(bytes)
             .map_err(|e| Error::malformed(format!("SHM handle of a peer: {e}")))
     }
 

@@ -69,7 +69,7 @@ impl CommBuilder<'_> {
     pub(super) fn build(
         self,
         edges: Vec<Option<Edges>>,
-        peers: &[PeerInfo],
+        peers: &Arc<[PeerInfo]>,
         net: Option<NetConnections>,
         heads: Option<CollnetHeads>,
     ) -> Result<Communicator> {

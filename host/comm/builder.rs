@@ -15,6 +15,7 @@ use super::init_params::{GroupToken, TuningParams};
 use crate::buffer::Device;
 use crate::channel::ConnLayout;
 use crate::config::Config;
+use crate::encoding;
 use crate::error::{Error, Result};
 use crate::transport::{self, AllowedTransports, PeerInfo, TooFar, select_net};
 use ferroccl_bootstrap::Bootstrap;
@@ -66,13 +67,12 @@ pub(super) fn exchange<T: Serialize + DeserializeOwned>(
     bootstrap: &Bootstrap,
     mine: &T,
 ) -> Result<Vec<T>> {
-    let bytes = serde_json::to_vec(mine).map_err(|e| Error::malformed(e.to_string()))?;
     bootstrap
-        .all_gather(&bytes)?
+        .all_gather(&encoding::to_bytes(mine)?)?
         .iter()
         .enumerate()
         .map(|(peer, bytes)| {
-            serde_json::from_slice(bytes)
+            encoding::from_bytes(bytes)
                 .map_err(|e| Error::malformed(format!("what rank {peer} sent: {e}")))
         })
         .collect()

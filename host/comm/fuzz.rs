@@ -17,11 +17,13 @@ use super::split::ColorKey;
 use super::stall::{Absent, Report};
 use super::trees::Trees;
 use crate::config::{Config, LEAST_HEARTBEAT};
+use crate::encoding;
 use crate::enqueue::{describe, describe_call};
 use crate::error::KernelFault;
 use crate::transport::{AllowedTransports, PeerInfo, device, select};
 
-/// What ranks exchange when a communicator is made or split: lines of JSON, one of each rank. The first byte says of what.
+/// What ranks exchange when a communicator is made or split: lines, one of each rank. The first byte says of what. A line is
+/// what ranks send, or the same value as JSON, so that seeds can be read.
 pub fn setup(data: &[u8]) {
     let Some((kind, data)) = data.split_first() else { return };
     match kind % 6 {
@@ -34,11 +36,15 @@ pub fn setup(data: &[u8]) {
     }
 }
 
-/// A value of each line; what is read can be written, and reads back as the same text.
+/// A value of each line; what is read can be written, and reads back as the same.
 fn read<T: Serialize + DeserializeOwned>(data: &[u8]) -> Vec<T> {
     let mut values = Vec::new();
     for line in data.split(|byte| *byte == b'\n') {
-        let Ok(value) = serde_json::from_slice::<T>(line) else { continue };
+        let sent = encoding::from_bytes::<T>(line).ok();
+        let Some(value) = sent.or_else(|| serde_json::from_slice::<T>(line).ok()) else { continue };
+        let bytes = encoding::to_bytes(&value).unwrap();
+        let same: T = encoding::from_bytes(&bytes).unwrap_or_else(|e| panic!("{e}: {bytes:?}"));
+        assert_eq!(encoding::to_bytes(&same).unwrap(), bytes);
         let text = serde_json::to_string(&value).unwrap();
         let again: T = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
         assert_eq!(serde_json::to_string(&again).unwrap(), text);

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use ferroccl_device::abi::MeshLinks;
 
 use crate::channel::{ConnLayout, Edges};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::runtime::{Memory, Runtime};
+use crate::transport::kinds::each_pair;
 use crate::transport::{self, AllowedTransports, PeerInfo};
 
 /// The tables of the mesh, of all channels.
@@ -31,14 +32,12 @@ pub(super) fn possible(peers: &[PeerInfo], allowed: AllowedTransports<'_>) -> Re
     if peers.len() < 2 || hosts {
         return Ok(false);
     }
-    for from in peers {
-        for to in peers.iter().filter(|to| to.rank != from.rank) {
-            if transport::select(from, to, allowed)?.is_remote() {
-                return Ok(false);
-            }
-        }
-    }
-    Ok(true)
+    let mut remote = false;
+    each_pair(peers, allowed.too_far, |from, to| {
+        remote |= transport::select(from, to, allowed)?.is_remote();
+        Ok::<(), Error>(())
+    })?;
+    Ok(!remote)
 }
 
 impl Mesh {

@@ -15,7 +15,7 @@ use super::shared::{CommVisit, WeakComm};
 use super::state::Communicator;
 use crate::buffer::Device;
 use crate::error::{Error, Result};
-use ferroccl_bootstrap::{BootstrapError, Departure, Gathers, Limit, Watch};
+use ferroccl_bootstrap::{BootstrapError, Departure, Gathers, Limit, Told, Watch};
 
 /// The connection with all other ranks of a communicator.
 #[derive(Debug)]
@@ -33,10 +33,10 @@ impl OutOfBand {
         match self {
             OutOfBand::Ring(watch) => Ok(watch.all_gather(mine, limit)?),
             OutOfBand::Local(LocalMember { group, rank }) => Ok(group.gathers[*rank as usize]
-                .all_gather(mine, limit, |call| {
-                    for gathers in &group.gathers {
-                        gathers.heard(call, *rank, mine.to_vec());
-                    }
+                .all_gather(mine, limit, |told, call| {
+                    // All see who has come.
+                    let told = group.gathers.iter().filter(|_| told == Told::Block);
+                    told.for_each(|gathers| gathers.heard(call, *rank, mine.to_vec()));
                 })?),
         }
     }

@@ -1,5 +1,6 @@
 //! Which ranks' kernels reach each other's memory. Pure, and the same on all ranks.
 
+use crate::transport::kinds::{Kinds, each_pair};
 use crate::transport::{AllowedTransports, PeerInfo, device};
 
 /// The nodes of users' kernels: the ranks of each reach each other's memory (NCCL's LSA teams).
@@ -18,17 +19,20 @@ impl ReachTeams {
         let both = |one: &PeerInfo, other: &PeerInfo| {
             reached(one, other, allowed).is_ok() && reached(other, one, allowed).is_ok()
         };
-        Self::of(rank, peers.len(), |one, other| both(&peers[one as usize], &peers[other as usize]))
+        let mut nodes: Vec<(Vec<u32>, Kinds<'_>)> = Vec::new();
+        for (one, peer) in (0..).zip(peers) {
+            let fits = |kinds: &Kinds<'_>| kinds.beside(peer).all(|other| both(peer, other));
+            let place = nodes.iter().position(|(_, kinds)| fits(kinds)).unwrap_or_else(|| {
+                nodes.push((Vec::new(), Kinds::new(allowed.too_far)));
+                nodes.len() - 1
+            });
+            nodes[place].0.push(one);
+            nodes[place].1.add(peer);
+        }
+        Self::of(rank, nodes.into_iter().map(|(ranks, _)| ranks).collect())
     }
 
-    fn of(rank: u32, ranks: usize, both: impl Fn(u32, u32) -> bool) -> Self {
-        let mut nodes: Vec<Vec<u32>> = Vec::new();
-        for one in 0..ranks as u32 {
-            match nodes.iter_mut().find(|node| node.iter().all(|other| both(one, *other))) {
-                Some(node) => node.push(one),
-                None => nodes.push(vec![one]),
-            }
-        }
+    fn of(rank: u32, nodes: Vec<Vec<u32>>) -> Self {
         let place = |node: &Vec<u32>| node.iter().position(|one| *one == rank);
         let mine = nodes.iter().enumerate().find_map(|(i, node)| Some((i, place(node)?)));
         ReachTeams { rank, nodes, mine: mine.unwrap_or((0, 0)) }
@@ -109,26 +113,36 @@ pub(super) fn all(
     if peers.len() < 2 {
         return Err("there are no other ranks".to_owned());
     }
-    for from in peers {
-        for to in peers.iter().filter(|to| to.rank != from.rank) {
-            reached(from, to, allowed)
-                .map_err(|why| format!("ranks {} and {}: {why}", from.rank, to.rank))?;
-        }
-    }
+    each_pair(peers, allowed.too_far, |from, to| {
+        reached(from, to, allowed)
+            .map_err(|why| format!("ranks {} and {}: {why}", from.rank, to.rank))
+    })?;
     if has_mesh { Ok(()) } else { Err("the ranks have no mesh".to_owned()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::{FarPair, TooFar};
 
     #[test]
     fn teams_are_of_ranks_that_all_reach_each_other() {
         // Hosts of two and three; within the second, ranks 3 and 4 do not reach each other.
-        let both = |one: u32, other: u32| {
-            (one < 2) == (other < 2) && !(one.min(other) == 3 && one.max(other) == 4)
+        let peer = |rank: u32| PeerInfo {
+            rank,
+            pid: 1,
+            process: 1,
+            space: 1,
+            device: None,
+            host: (rank < 2).to_string(),
+            pid_namespace: String::new(),
         };
-        let of = |rank| ReachTeams::of(rank, 5, both);
+        let peers: Vec<_> = (0..5).map(peer).collect();
+        let pair = FarPair { why: "far".to_owned(), net_is_faster: true };
+        let too_far = TooFar::from([((3, 4), pair)]);
+        let allowed =
+            AllowedTransports { p2p: true, shm: true, net: true, too_far: Some(&too_far) };
+        let of = |rank| ReachTeams::new(rank, &peers, allowed);
         let found: Vec<_> =
             (0..5).map(|r| (of(r).node().to_vec(), of(r).rail(), of(r).node_rank())).collect();
         assert_eq!(found[0], (vec![0, 1], vec![0, 2, 4], 0));
@@ -137,6 +151,6 @@ mod tests {
         assert_eq!(found[4], (vec![4], vec![0, 2, 4], 0));
         assert_eq!((of(4).rail_rank(), of(3).rail_rank(), of(0).is_one()), (2, 1, false));
         assert!(of(2).reaches(3) && !of(2).reaches(4) && of(4).reaches(4));
-        assert!(ReachTeams::of(0, 3, |_, _| true).is_one());
+        assert!(ReachTeams::new(0, &peers[2..4], allowed).is_one());
     }
 }

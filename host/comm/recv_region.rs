@@ -1,5 +1,6 @@
 //! The memory of a rank's edges: its own, in which it receives, and the parts of its peers' in which it sends.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use super::gdr::{self, GdrCards, RelayedSlotsHandle, SlotPlacement};
 use super::net::{Cards, MappedRelays, NetConnections, NetHandles, NetListeners, OpenRelayMemory};
 use super::nodes::Nodes;
 use super::trees::Trees;
-use crate::channel::{EdgeEnd, Edges, MAPPING_WORD};
+use crate::channel::{DeviceSlots, EdgeEnd, Edges, MAPPING_WORD};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::runtime::Memory;
@@ -258,6 +259,11 @@ impl CommBuilder<'_> {
         let (bytes, len) = (self.edge_bytes(), self.recv_region_bytes()?);
         let offset = |sender: u32| sender as usize * bytes;
         let tree_links = self.tree_links(peers);
+        // Most edges have no slots of their own, and share one empty table.
+        let none = Arc::default();
+        let shared = |slots: BTreeMap<u32, DeviceSlots>| {
+            if slots.is_empty() { Arc::clone(&none) } else { Arc::new(slots) }
+        };
         let edges = (0..).zip(peers).map(|(rank, peer)| {
             if rank == self.rank {
                 return Ok(None);
@@ -305,7 +311,7 @@ impl CommBuilder<'_> {
                 direct: to_direct,
                 receiving: false,
                 remote,
-                slots: Arc::new(slots),
+                slots: shared(slots),
             };
             let region = mine.recv_region.part(offset(rank), bytes);
             let remote = from.is_remote();
@@ -316,7 +322,7 @@ impl CommBuilder<'_> {
                 direct: from_direct,
                 receiving: true,
                 remote,
-                slots: Arc::new(mine.slots.from(rank)),
+                slots: shared(mine.slots.from(rank)),
             };
             let same_process = peer.process == me.process;
             self.log_transport((from, same_process), &recv, mine, &tree_links);

@@ -83,7 +83,7 @@ impl Communicator {
             nranks.ok_or_else(|| Error::argument("devices", "a group has at least one rank"))?;
         let env = Config::from_env_with(&config.registry)?;
         let config = &config.or(&CommConfig::from_env(&env));
-        let peers: Vec<PeerInfo> = (0..)
+        let peers: Arc<[PeerInfo]> = (0..)
             .zip(devices)
             .map(|(rank, device)| peer_info(rank, device, config))
             .collect::<Result<_>>()?;
@@ -256,7 +256,8 @@ impl Communicator {
         let env = Config::from_env_with(&config.registry)?;
         let config = &config.or(&CommConfig::from_env(&env));
         let (rank, nranks) = (bootstrap.rank(), bootstrap.nranks());
-        let peers: Vec<PeerInfo> = exchange(&bootstrap, &peer_info(rank, device, config)?)?;
+        let peers = exchange(&bootstrap, &peer_info(rank, device, config)?)?;
+        let peers: Arc<[PeerInfo]> = peers.into();
         check_peers(&peers)?;
 
         let host = &peers[rank as usize].host;

@@ -21,6 +21,7 @@ use super::shared::SharedComm;
 use super::state::CommState;
 use super::{CommConfig, Communicator};
 use crate::config::Config;
+use crate::encoding;
 use crate::error::{Error, Result};
 use crate::log;
 use ferroccl_bootstrap::{Limit, Stop, UniqueId};
@@ -214,13 +215,13 @@ pub(super) fn all_gather<T>(comm: &CommState, mine: &T, limit: &Limit) -> Result
 where
     T: Serialize + serde::de::DeserializeOwned,
 {
-    let bytes = serde_json::to_vec(mine).map_err(|e| Error::malformed(e.to_string()))?;
+    let bytes = encoding::to_bytes(mine)?;
     let all = match comm.out_of_band.get() {
         Some(out_of_band) => out_of_band.all_gather(&bytes, limit)?,
         None => vec![bytes],
     };
     let read = |(rank, bytes): (usize, &Vec<u8>)| {
-        serde_json::from_slice(bytes).map_err(|e| {
+        encoding::from_bytes(bytes).map_err(|e| {
             Error::malformed(format!("what rank {rank} sent for a split or a growth: {e}"))
         })
     };

@@ -100,7 +100,7 @@ pub(super) struct Windows {
     pub(super) teams: ReachTeams,
     /// How many are gone.
     pub(super) gone: Arc<AtomicU64>,
-    peers: Vec<PeerInfo>,
+    peers: Arc<[PeerInfo]>,
     allowed: (bool, bool),
 }
 
@@ -258,7 +258,7 @@ impl Windows {
     /// Of a communicator: nothing is registered yet.
     pub(super) fn new(
         rank: u32,
-        peers: &[PeerInfo],
+        peers: &Arc<[PeerInfo]>,
         allowed: AllowedTransports<'_>,
         (has_mesh, direct, nvls): (bool, bool, bool),
     ) -> Self {
@@ -273,7 +273,7 @@ impl Windows {
             multicast: multicast::possible(peers, nvls),
             teams: ReachTeams::new(rank, peers, allowed),
             gone: Arc::default(),
-            peers: peers.to_vec(),
+            peers: Arc::clone(peers),
             allowed: (allowed.p2p, allowed.shm),
         }
     }

@@ -14,6 +14,7 @@
 
 pub(crate) mod device;
 pub(crate) mod exported;
+pub(crate) mod kinds;
 mod net;
 mod p2p;
 mod region;

@@ -2,7 +2,9 @@
 
 use ferroccl_handshake::Seals;
 
-use crate::wire::{Decoder, HEADER_BYTES, MAX_NAMED, MAX_REASON, Malformed, Message, Phase};
+use crate::wire::{
+    Decoder, HEADER_BYTES, MAX_CALLED, MAX_NAMED, MAX_REASON, Malformed, Message, Phase,
+};
 use crate::{CommId, InterfaceFilter, Invitation, UNIQUE_ID_BYTES, UniqueId, choose};
 use crate::{Interface, Refusal};
 
@@ -35,7 +37,9 @@ pub fn frames(data: &[u8]) {
             Message::Refused(refusal) => drop(refusal.to_string()),
             Message::Gone { reason, .. } => assert!(reason.is_none_or(|r| r.len() <= MAX_REASON)),
             Message::Hello { listener, .. } => assert_ne!(listener.port(), 0),
-            Message::Welcome { next, .. } => assert_ne!(next.port(), 0),
+            Message::Welcome { called, .. } => {
+                assert!(called.len() <= MAX_CALLED && called.iter().all(|to| to.port() != 0));
+            }
             _ => {}
         }
     }

@@ -9,9 +9,9 @@ use crate::departure::Departure;
 use crate::error::{BootstrapError, Result};
 use crate::id::UniqueId;
 use crate::limit::{Limit, Stop};
+use crate::links::Links;
 use crate::p2p::{Inbox, Outbox};
 use crate::peers::PeerAcceptor;
-use crate::ring::Ring;
 use crate::settings::{LOG_TARGET, Settings};
 use crate::sync::lock;
 use crate::watch::{Heartbeat, News, Watch};
@@ -91,7 +91,7 @@ pub struct Bootstrap {
 /// What is only there with other ranks.
 #[derive(Debug)]
 struct Group {
-    ring: Mutex<Ring>,
+    links: Mutex<Links>,
     inbox: Mutex<Inbox>,
     outbox: Mutex<Outbox>,
 }
@@ -153,8 +153,8 @@ impl Bootstrap {
         let deadline = limit.start();
         let joined = join::join(listener, id, rank, nranks, settings, deadline.clone())?;
         let peers = PeerAcceptor::start(joined.acceptor, rank, nranks)?;
-        let mut ring = Ring::close(rank, nranks, &peers, &joined.key, joined.next, &deadline)?;
-        let addresses = ring
+        let mut links = Links::open(rank, nranks, &peers, &joined.key, &joined.called, &deadline)?;
+        let addresses = links
             .all_gather(peers.address().to_string().as_bytes(), &limit)?
             .iter()
             .map(|bytes| std::str::from_utf8(bytes).ok()?.parse().ok())
@@ -162,7 +162,7 @@ impl Bootstrap {
             .ok_or_else(|| BootstrapError::Malformed("a rank's address is none".to_owned()))?;
         tracing::info!(target: LOG_TARGET, "rank {rank} of {nranks} is connected");
         let group = Group {
-            ring: Mutex::new(ring),
+            links: Mutex::new(links),
             inbox: Mutex::new(Inbox::new(rank, peers)),
             outbox: Mutex::new(Outbox::new(rank, addresses, joined.key.clone())),
         };
@@ -193,12 +193,12 @@ impl Bootstrap {
     ///
     /// # Errors
     /// [`BootstrapError::InvalidArgument`] when `mine` is too long. [`BootstrapError::PeerLost`] when a rank is gone, and
-    /// [`BootstrapError`] when it takes too long or ranks are in different calls: the ring is then
-    /// broken, and every later call gives the same error.
+    /// [`BootstrapError`] when it takes too long or ranks are in different calls: every later call then gives the same
+    /// error.
     pub fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         p2p::check_length("mine", mine)?;
         match &self.group {
-            Some(group) => lock(&group.ring).all_gather(mine, &self.limit),
+            Some(group) => lock(&group.links).all_gather(mine, &self.limit),
             None => Ok(vec![mine.to_vec()]),
         }
     }
@@ -290,9 +290,9 @@ impl Bootstrap {
         on_news: impl FnMut(u32, News<'_>) + Send + 'static,
     ) -> Result<Watch> {
         let Some(group) = self.group.take() else { return Ok(Watch::alone(self.key.clone())) };
-        let ring = group.ring.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let links = group.links.into_inner().unwrap_or_else(PoisonError::into_inner);
         let address = lock(&group.inbox).address();
-        Watch::start(ring, address, self.key.clone(), heartbeat, on_gone, on_news)
+        Watch::start(links, address, self.key.clone(), heartbeat, on_gone, on_news)
     }
 }
 
@@ -300,7 +300,7 @@ impl Drop for Bootstrap {
     /// Tells the neighbours that this rank leaves.
     fn drop(&mut self) {
         if let Some(group) = &self.group {
-            lock(&group.ring).say_goodbye();
+            lock(&group.links).say_goodbye();
         }
     }
 }

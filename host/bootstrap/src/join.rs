@@ -17,6 +17,7 @@ use super::id::{Kind, UniqueId, with_port};
 use super::interface;
 use super::limit::Deadline;
 use super::link::{Link, LinkError};
+use super::links;
 use super::root::{self, RootThread};
 use super::wire::{Message, Nonce, Refusal};
 use crate::error::{BootstrapError, Result};
@@ -36,8 +37,8 @@ pub(super) struct Joined {
     pub(super) acceptor: MemberAcceptor,
     /// The key of the ranks' own handshakes.
     pub(super) key: Key,
-    /// Where the next rank listens.
-    pub(super) next: SocketAddr,
+    /// Where those listen that this one is to connect to, in the order of [`links::called_by`].
+    pub(super) called: Vec<SocketAddr>,
 }
 
 /// Why an attempt failed.
@@ -71,13 +72,13 @@ pub(super) fn join(
         Some((_, address)) => vec![*address],
         None => id.addresses(),
     };
-    let (session, next) = joining.find_root(&places)?;
+    let (session, called) = joining.find_root(&places)?;
     let key = group_key(id, &session);
     let Some((_, mut acceptor)) = joining.acceptor else {
         return Err(BootstrapError::Mismatch("a rank was welcomed before it listened".into()));
     };
     acceptor.set_key(key.clone());
-    Ok(Joined { acceptor, key, next })
+    Ok(Joined { acceptor, key, called })
 }
 
 struct Joining<'a> {
@@ -133,7 +134,7 @@ impl Joining<'_> {
     }
 
     /// Tries every place until one welcomes us.
-    fn find_root(&mut self, places: &[SocketAddr]) -> Result<(Nonce, SocketAddr)> {
+    fn find_root(&mut self, places: &[SocketAddr]) -> Result<(Nonce, Vec<SocketAddr>)> {
         let start = Instant::now();
         let published = self.id.kind() == Kind::Published;
         let mut pause = Duration::from_millis(2);
@@ -180,7 +181,7 @@ impl Joining<'_> {
     }
 
     /// One conversation with what listens at `place`.
-    fn attempt(&mut self, place: SocketAddr) -> Result<(Nonce, SocketAddr), Failure> {
+    fn attempt(&mut self, place: SocketAddr) -> Result<(Nonce, Vec<SocketAddr>), Failure> {
         let passing = |e: &dyn std::fmt::Display| Failure::Passing(e.to_string());
         let no_root = |what: String| BootstrapError::NotARoot { address: place, what };
         let stranger = |what: String| Failure::Unproven(no_root(what));
@@ -222,7 +223,14 @@ impl Joining<'_> {
         };
         // From here on it is the root's own word.
         match frame.message() {
-            Ok(Message::Welcome { session, next }) => Ok((session, next)),
+            Ok(Message::Welcome { session, called }) => {
+                let expected = links::called_by(self.rank, self.world_size).count();
+                if called.len() != expected {
+                    let what = format!("it gives {} addresses instead of {expected}", called.len());
+                    return Err(no_root(what).into());
+                }
+                Ok((session, called))
+            }
             Ok(Message::Refused(Refusal::TooSlow)) => Err(passing(&Refusal::TooSlow)),
             Ok(Message::Refused(Refusal::MissingRanks(missing))) => {
                 Err(BootstrapError::MissingRanks(missing).into())

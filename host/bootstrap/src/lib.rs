@@ -1,16 +1,17 @@
 //! How ranks find each other, before there is anything faster than TCP.
 //!
 //! ```text
-//!            hello                          welcome, next
+//!            hello                       welcome, addresses
 //!   rank 0 --------->          <---------------  root      then    0 --> 1
-//!   rank 1 --------->   root   --------------->  ranks             ^     |
-//!   ...    --------->                                              |     v
-//!                                                                  3 <-- 2     the ring
+//!   rank 1 --------->   root   --------------->  ranks             ^     |     the ring, and across it the partners of
+//!   ...    --------->                                              |     v     all-gathers: 1, 2, 4, ... ranks away
+//!                                                                  3 <-- 2
 //! ```
 //!
 //! A rank knows a [`UniqueId`], its rank and the group's size. The **root** (a thread in whoever made the id,
-//! or in rank 0) gathers one authenticated hello of each and tells each where the next one listens. The ranks
-//! close a **ring** of connections, around which [`Bootstrap::all_gather`] passes data; pairs of ranks talk by
+//! or in rank 0) gathers one authenticated hello of each and tells each where those listen that it is to connect to. The ranks
+//! close a **ring** of connections, and each connects with its `log2 n` partners of recursive doubling, by which
+//! [`Bootstrap::all_gather`] takes as many rounds; pairs of ranks talk by
 //! [`Bootstrap::send`] and [`Bootstrap::recv`]. When set-up is done, [`Bootstrap::watch`] keeps the ring open:
 //! a process that dies closes its connections, and that news travels around the ring in milliseconds.
 //!
@@ -28,13 +29,17 @@
 //! | `link` | one connection; both ends are authenticated by [`ferroccl_handshake`] |
 //! | `acceptor`, `peers` | a listening socket that strangers reach; the thread of a rank's |
 //! | `root`, `join` | the two sides of coming together |
-//! | `ring`, `p2p` | all-gather; send and receive |
+//! | `links`, `opening` | a rank's connections, and all-gathers over them; how they come to be |
+//! | `doubling` | recursive doubling: who sends what to whom (pure) |
+//! | `side` | a connection as one thread serves many |
+//! | `p2p` | send and receive |
 //! | `invitation` | where some ranks meet again |
 //! | `reunion` | where those meet that are left of a group |
 //! | `watch`, `departure`, `gather` | who is still there; all-gathers later |
 
 mod acceptor;
 mod departure;
+mod doubling;
 mod error;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
@@ -47,20 +52,22 @@ mod invitation;
 mod join;
 mod limit;
 mod link;
+mod links;
+mod opening;
 mod p2p;
 mod peers;
 mod reunion;
-mod ring;
 mod root;
 mod secret;
 mod settings;
+mod side;
 mod sync;
 mod watch;
 pub mod wire;
 
 pub use departure::Departure;
 pub use error::{BootstrapError, Result};
-pub use gather::Gathers;
+pub use gather::{Gathers, Told};
 pub use group::Bootstrap;
 pub use id::{CommId, UNIQUE_ID_BYTES, UniqueId};
 pub use interface::{AddressFamily, Interface, InterfaceFilter, choose, choose_all, interfaces};

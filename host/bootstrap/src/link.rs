@@ -10,16 +10,18 @@ use std::time::Duration;
 use ferroccl_handshake::{AuthError, Connected, Connector, Key, Session, Subject};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use socket2::{SockRef, TcpKeepalive};
+use socket2::SockRef;
 
 use super::limit::Deadline;
 use super::wire::{Decoder, Frame, Malformed, Message, Phase};
 
-/// What is read at a time; a socket's buffer holds about this much.
+/// What is read at a time; a socket's buffer holds about this much. Most messages are shorter than the second, and a place for
+/// them is cleared as much faster.
 const READ_BYTES: usize = 64 << 10;
+const SHORT_READ: usize = 4 << 10;
 
 /// How long until a peer that had no room is tried again. Not measured: some round trips.
-const BUSY: Duration = Duration::from_millis(5);
+pub(super) const BUSY: Duration = Duration::from_millis(5);
 
 /// Why a link gives no frame.
 #[derive(Debug)]
@@ -67,7 +69,8 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// On a connection whose ends are authenticated.
+    /// On a connection whose ends are authenticated. The handshake has set what the system notices a host by that is gone
+    /// without a word.
     pub(super) fn new(
         stream: TcpStream,
         address: SocketAddr,
@@ -124,11 +127,11 @@ impl Link {
         self.decoder.phase = Phase::Open;
     }
 
-    /// Lets the system notice a host that is gone without a word, in half a minute.
-    pub(super) fn keep_alive(&self) -> io::Result<()> {
-        let every = Duration::from_secs(5);
-        let keepalive = TcpKeepalive::new().with_time(every).with_interval(every).with_retries(5);
-        SockRef::from(&self.stream).set_tcp_keepalive(&keepalive)
+    /// From now on it is somebody else's to notice that the other side's host is gone without a word. Thousands of idle
+    /// connections that one host has with itself would ask each other at the same moment, which is more than its loopback
+    /// device queues (`net.core.netdev_max_backlog`): what is dropped again and again breaks connections.
+    pub(super) fn no_keep_alive(&self) -> io::Result<()> {
+        SockRef::from(&self.stream).set_keepalive(false)
     }
 
     pub(super) fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -181,17 +184,39 @@ impl Link {
         }
     }
 
+    /// The next frame of what has been read; `None` when it is not whole yet.
+    pub(super) fn take_held(&mut self) -> Result<Option<Frame>, LinkError> {
+        let Some(sealed) = self.decoder.next_frame().map_err(LinkError::Malformed)? else {
+            return Ok(None);
+        };
+        sealed.open(&mut self.session.theirs).map(Some).ok_or(LinkError::Forged)
+    }
+
     /// The next frame of what has come; `None` when it is not whole yet.
     pub(super) fn read_some(&mut self) -> Result<Option<Frame>, LinkError> {
+        let mut is_all = false;
         loop {
-            if let Some(sealed) = self.decoder.next_frame().map_err(LinkError::Malformed)? {
-                let frame = sealed.open(&mut self.session.theirs);
-                return frame.map(Some).ok_or(LinkError::Forged);
+            if let Some(frame) = self.take_held()? {
+                return Ok(Some(frame));
             }
-            let mut bytes = [0; READ_BYTES];
-            match self.stream.read(&mut bytes) {
+            if is_all {
+                return Ok(None);
+            }
+            let (mut short, mut long);
+            let bytes: &mut [u8] = if self.decoder.missing() <= SHORT_READ {
+                short = [0; SHORT_READ];
+                &mut short
+            } else {
+                long = [0; READ_BYTES];
+                &mut long
+            };
+            match self.stream.read(bytes) {
                 Ok(0) => return Err(LinkError::Closed { midway: self.decoder.is_midway() }),
-                Ok(count) => self.decoder.push(&bytes[..count]),
+                Ok(count) => {
+                    self.decoder.push(&bytes[..count]);
+                    // What comes later is waited for again.
+                    is_all = count < bytes.len();
+                }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(LinkError::Io(e)),

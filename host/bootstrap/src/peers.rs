@@ -3,7 +3,7 @@
 //! A thread accepts them, so that a rank that is busy, or waits for somebody else, keeps no peer waiting in the handshake. It
 //! hands each connection over by its purpose. Whoever waits for one waits for [`PeerAcceptor::wake`] too.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::io::{self, Read as _, Write as _};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 
 use super::acceptor::{Arrival, MemberAcceptor};
 use super::link::Link;
-use super::ring::prev_of;
+use super::links;
 use super::wire::{Message, Purpose, Refusal};
 use crate::error::{BootstrapError, Result};
 use crate::settings::LOG_TARGET;
@@ -23,6 +23,7 @@ use crate::sync::lock;
 #[derive(Debug, Default)]
 struct Arrived {
     ring: VecDeque<(u32, Link)>,
+    rounds: VecDeque<(u32, Link)>,
     messages: VecDeque<(u32, Link)>,
 }
 
@@ -45,8 +46,8 @@ impl PeerAcceptor {
         let nonblocking = ours.set_nonblocking(true).and(theirs.set_nonblocking(true));
         nonblocking.map_err(system("socket pair of the rank"))?;
         let arrived = Arc::<Mutex<Arrived>>::default();
-        let thread =
-            Thread { acceptor, rank, nranks, arrived: Arc::clone(&arrived), has_prev: false };
+        let callers = links::callers_of(rank, nranks).collect();
+        let thread = Thread { acceptor, rank, nranks, arrived: Arc::clone(&arrived), callers };
         let thread = std::thread::Builder::new()
             .name("ferroccl-accept".to_owned())
             .spawn(move || thread.run(&theirs))
@@ -84,6 +85,7 @@ impl PeerAcceptor {
         let mut arrived = lock(&self.arrived);
         let queue = match purpose {
             Purpose::Ring => &mut arrived.ring,
+            Purpose::Rounds => &mut arrived.rounds,
             Purpose::Messages => &mut arrived.messages,
         };
         if ended && queue.is_empty() {
@@ -109,8 +111,8 @@ struct Thread {
     rank: u32,
     nranks: u32,
     arrived: Arc<Mutex<Arrived>>,
-    /// Whether the rank before has its edge of the ring.
-    has_prev: bool,
+    /// The ranks of the ring and of all-gathers that have not connected yet.
+    callers: HashSet<(Purpose, u32)>,
 }
 
 impl Thread {
@@ -135,7 +137,7 @@ impl Thread {
         let is_expected = to == self.rank
             && from < self.nranks
             && match purpose {
-                Purpose::Ring => from == prev_of(self.rank, self.nranks) && !self.has_prev,
+                Purpose::Ring | Purpose::Rounds => self.callers.remove(&(purpose, from)),
                 Purpose::Messages => from != to,
             };
         if !is_expected {
@@ -143,10 +145,8 @@ impl Thread {
         }
         let mut arrived = lock(&self.arrived);
         match purpose {
-            Purpose::Ring => {
-                self.has_prev = true;
-                arrived.ring.push_back((from, link));
-            }
+            Purpose::Ring => arrived.ring.push_back((from, link)),
+            Purpose::Rounds => arrived.rounds.push_back((from, link)),
             Purpose::Messages => {
                 link.open();
                 arrived.messages.push_back((from, link));

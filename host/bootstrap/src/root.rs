@@ -1,7 +1,7 @@
 //! The root: where ranks that know only an id find each other.
 //!
 //! Each rank says who it is and where it listens, and keeps its connection. When all are there the root
-//! tells each where its next rank listens, and ends; it knows nothing of what they do then. A rank whose
+//! tells each where those listen that it is to connect to (`links`), and ends; it knows nothing of what they do then. A rank whose
 //! connection breaks before that was never there and may come again; when all have left, the root stays for as
 //! long as the last of them would have waited. The first rank's size of the group counts. When one rank's time is
 //! up, the group cannot become complete: all that wait are told who is missing, and the root ends.
@@ -19,6 +19,7 @@ use ferroccl_handshake::{Key, nonce};
 use super::acceptor::{Arrival, MemberAcceptor};
 use super::limit::Deadline;
 use super::link::Link;
+use super::links;
 use super::wire::{MAX_NAMED, MAX_RANKS, Message, MissingRanks, Refusal};
 use crate::error::{BootstrapError, Result};
 use crate::settings::LOG_TARGET;
@@ -177,14 +178,16 @@ impl Root {
         self.acceptor.refuse(&mut link, refusal);
     }
 
-    /// Tells every rank where its next one listens.
+    /// Tells every rank where those listen that it is to connect to.
     fn complete(&mut self) -> Result<()> {
         let session = nonce().map_err(|e| BootstrapError::system("random nonce", e))?;
-        let mut listeners: Vec<SocketAddr> = self.waiting.values().map(|w| w.listener).collect();
-        listeners.rotate_left(1);
-        for (waiting, next) in self.waiting.values_mut().zip(listeners) {
+        // All are there: a rank's place is its number.
+        let listeners: Vec<SocketAddr> = self.waiting.values().map(|w| w.listener).collect();
+        let nranks = self.waiting.len() as u32;
+        for (rank, waiting) in &mut self.waiting {
+            let called = links::called_by(*rank, nranks).map(|to| listeners[to as usize]).collect();
             // A rank that is gone by now is missed by its neighbours.
-            waiting.link.send_last(&Message::Welcome { session, next });
+            waiting.link.send_last(&Message::Welcome { session, called });
         }
         Ok(())
     }

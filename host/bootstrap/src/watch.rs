@@ -23,10 +23,12 @@ use ferroccl_handshake::Key;
 use nix::poll::{PollFd, PollFlags};
 
 use super::departure::Departure;
-use super::gather::Gathers;
+use super::doubling::AllGathers;
+use super::gather::{Gathers, Told};
 use super::limit::{Deadline, Limit};
-use super::link::{Link, LinkError, is_ready, wait};
-use super::ring::{Ring, next_of, prev_of};
+use super::link::{LinkError, is_ready, wait};
+use super::links::{GATHER, Links, NEXT, PREV};
+use super::side::Side;
 use super::wire::Message;
 use crate::error::{BootstrapError, Result};
 use crate::settings::LOG_TARGET;
@@ -38,11 +40,11 @@ const FAREWELL: Duration = Duration::from_secs(1);
 const BEAT: u64 = u64::from_be_bytes(*b"\0\0\0\0beat");
 /// The tag of news: 4 bytes of the rank that they are of, and they.
 const NEWS: u64 = u64::from_be_bytes(*b"\0\0\0\0news");
-/// The tag of what a rank says in an all-gather: 4 bytes of the call's number, 4 of the rank, and that.
-const GATHER: u64 = u64::from_be_bytes(*b"\0\0gather");
+/// The tag of what a rank says that has waited for long in an all-gather: 4 bytes of the call's number, 4 of the rank.
+const WAITING: u64 = u64::from_be_bytes(*b"\0waiting");
 /// The tag of a status: 4 bytes of the rank that it is of, and it.
 const STATUS: u64 = u64::from_be_bytes(*b"\0\0status");
-/// Bytes of news at most, of a status, and of what a rank says in an all-gather.
+/// Bytes of news at most, of a status, and of a rank's block of an all-gather.
 pub(super) const MAX_NEWS: usize = 4096;
 
 /// How neighbours show that they are there. All ranks need the same.
@@ -114,7 +116,7 @@ impl Watch {
     }
 
     pub(super) fn start(
-        ring: Ring,
+        links: Links,
         address: SocketAddr,
         key: Key,
         heartbeat: Option<Heartbeat>,
@@ -128,19 +130,24 @@ impl Watch {
                 .map_err(|e| BootstrapError::system("socket pair of the watch", e))?;
         }
         let outbox = Outbox::default();
-        let (rank, nranks) = (ring.rank, ring.nranks);
-        let gathers = Arc::new(Gathers::new(rank, nranks));
-        let sides = [
-            Side::new(ring.next, next_of(rank, nranks)),
-            Side::new(ring.prev, prev_of(rank, nranks)),
-        ];
+        let Links { rank, nranks, mut sides, places, gathers: rounds, .. } = links;
+        sides.iter_mut().for_each(Side::now);
+        // The ring tells who is gone.
+        for link in sides.iter().skip(PREV + 1).filter_map(|side| side.link.as_ref()) {
+            link.no_keep_alive()
+                .map_err(|e| BootstrapError::system("keep-alive of a connection", e))?;
+        }
+        let rounds = rounds.limited(MAX_NEWS);
+        let gathers = Arc::new(Gathers::beginning(rank, nranks, rounds.call()));
         let watcher = Watcher {
             rank,
             nranks,
             wake: theirs,
             outbox: Arc::clone(&outbox),
             gathers: Arc::clone(&gathers),
+            rounds,
             sides,
+            places,
             heartbeat,
             known: HashSet::from([rank]),
             heard: HashSet::from([rank]),
@@ -182,9 +189,12 @@ impl Watch {
             return Err(BootstrapError::argument("mine", reason));
         }
         let Some(thread) = &self.thread else { return Ok(vec![mine.to_vec()]) };
-        thread.gathers.all_gather(mine, limit, |call| {
-            let bytes = [&call.to_le_bytes(), &thread.rank.to_le_bytes(), mine].concat();
-            thread.put(GATHER, bytes);
+        thread.gathers.all_gather(mine, limit, |what, call| match what {
+            Told::Block => thread.put(GATHER, mine.to_vec()),
+            Told::Waiting => {
+                let bytes = [call.to_le_bytes(), thread.rank.to_le_bytes()].concat();
+                thread.put(WAITING, bytes);
+            }
         })
     }
 
@@ -219,51 +229,18 @@ impl Drop for Watch {
     }
 }
 
-/// One neighbour.
-struct Side {
-    peer: u32,
-    /// `None` once it is gone.
-    link: Option<Link>,
-    /// What it must still be told.
-    unsent: Vec<u8>,
-    /// When it was last heard, and told something.
-    heard: Instant,
-    told: Instant,
-}
-
-impl Side {
-    fn new(link: Link, peer: u32) -> Self {
-        let now = Instant::now();
-        Side { peer, link: Some(link), unsent: Vec::new(), heard: now, told: now }
-    }
-
-    fn tell(&mut self, message: &Message) {
-        if let Some(link) = &mut self.link {
-            self.unsent.extend(link.seal(message));
-            self.told = Instant::now();
-            self.flush();
-        }
-    }
-
-    /// Writes what can be written. A broken connection shows when it is read.
-    fn flush(&mut self) {
-        if let Some(link) = &mut self.link {
-            match link.write_some(&self.unsent) {
-                Ok(sent) => drop(self.unsent.drain(..sent)),
-                Err(_) => self.unsent.clear(),
-            }
-        }
-    }
-}
-
 struct Watcher<F, N> {
     rank: u32,
     nranks: u32,
     wake: UnixStream,
     outbox: Outbox,
     gathers: Arc<Gathers>,
-    /// Next and previous; in a group of two the same rank.
-    sides: [Side; 2],
+    /// What the all-gathers have come to.
+    rounds: AllGathers,
+    /// The ring's, which in a group of two are the same rank's, and those of all-gathers, on which nothing else travels.
+    sides: Vec<Side>,
+    /// The side of each partner in all-gathers.
+    places: Vec<usize>,
     heartbeat: Option<Heartbeat>,
     /// Who has been reported; ourselves from the start, we know better.
     known: HashSet<u32>,
@@ -275,34 +252,34 @@ struct Watcher<F, N> {
 
 impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
     fn run(mut self) {
+        // What was read along with the end of set-up wakes nobody.
+        (0..self.sides.len()).for_each(|side| self.listen(side));
         loop {
             let ready = match self.sleep() {
                 Ok(ready) => ready,
                 Err(e) => {
                     let reason = format!("rank {} can no longer watch it: {e}", self.rank);
-                    for side in 0..2 {
+                    for side in RING {
                         let peer = self.sides[side].peer;
                         self.report(Departure::Lost { peer, reason: reason.clone() }, side);
                     }
                     return;
                 }
             };
-            if ready[0] {
+            if ready.wake {
                 let over = self.is_over();
                 self.tell();
                 if over {
                     return self.leave();
                 }
             }
-            for side in 0..2 {
+            for side in ready.sides {
                 self.sides[side].flush();
-                if ready[1 + side] {
-                    self.sides[side].heard = Instant::now();
-                    self.listen(side);
-                }
-                if let Some(heartbeat) = self.heartbeat {
-                    self.keep_in_touch(side, heartbeat);
-                }
+                self.sides[side].heard = Instant::now();
+                self.listen(side);
+            }
+            if let Some(heartbeat) = self.heartbeat {
+                RING.for_each(|side| self.keep_in_touch(side, heartbeat));
             }
         }
     }
@@ -328,21 +305,19 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
     }
 
     /// Sleeps until the wake-up or a side moves, or it is time to say something.
-    fn sleep(&self) -> std::io::Result<[bool; 3]> {
+    fn sleep(&self) -> std::io::Result<Ready> {
         let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
-        let mut place = [None; 2];
-        for (side, place) in self.sides.iter().zip(&mut place) {
-            if let Some(link) = &side.link {
-                let out =
-                    if side.unsent.is_empty() { PollFlags::empty() } else { PollFlags::POLLOUT };
-                *place = Some(fds.len());
-                fds.push(PollFd::new(link.as_fd(), PollFlags::POLLIN | out));
+        let mut sides = Vec::with_capacity(self.sides.len());
+        for (side, one) in self.sides.iter().enumerate() {
+            if let Some(fd) = one.interest(true) {
+                sides.push(side);
+                fds.push(fd);
             }
         }
         let until = self.heartbeat.map(|heartbeat| Deadline::within(heartbeat.every));
         wait(&mut fds, until.as_ref())?;
-        let ready = |place: Option<usize>| place.is_some_and(|i| is_ready(&fds[i]));
-        Ok([is_ready(&fds[0]), ready(place[0]), ready(place[1])])
+        let sides = sides.into_iter().zip(&fds[1..]).filter(|(_, fd)| is_ready(fd));
+        Ok(Ready { wake: is_ready(&fds[0]), sides: sides.map(|(side, _)| side).collect() })
     }
 
     /// Takes all wake-ups; whether the other end is closed.
@@ -357,30 +332,60 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
         }
     }
 
-    /// Tells both sides our news, and the next our status and what we say in all-gathers.
+    /// Tells the ring's sides our news, and the next our status; begins all-gathers.
     fn tell(&mut self) {
         let all = std::mem::take(&mut *self.outbox.lock().unwrap_or_else(PoisonError::into_inner));
         for (tag, bytes) in all {
-            if tag == NEWS {
-                self.sides[1].tell(&Message::Data { tag, bytes: bytes.clone() });
+            if tag == GATHER {
+                self.rounds.begin(bytes);
+                self.gather();
+                continue;
             }
-            self.sides[0].tell(&Message::Data { tag, bytes });
+            if tag == NEWS {
+                self.sides[PREV].tell(&Message::Data { tag, bytes: bytes.clone() });
+            }
+            self.sides[NEXT].tell(&Message::Data { tag, bytes });
         }
     }
 
-    /// What a rank says in an all-gather; `None` when it is nothing.
-    fn gather(&mut self, bytes: &[u8], from: usize) -> Option<()> {
-        let (call, rest) = bytes.split_first_chunk::<4>()?;
-        let (rank, said) = rest.split_first_chunk::<4>()?;
-        let (call, rank) = (u32::from_le_bytes(*call), u32::from_le_bytes(*rank));
-        // It comes from the rank before, and never again.
-        if from != 1 || rank == self.rank || rank >= self.nranks || said.len() > MAX_NEWS {
+    /// Takes the all-gather as far as it goes.
+    fn gather(&mut self) {
+        while let Some((place, pieces)) = self.rounds.advance() {
+            for bytes in pieces {
+                self.sides[self.places[place]].tell(&Message::Data { tag: GATHER, bytes });
+            }
+        }
+        let Some(place) = self.rounds.waits_for() else {
+            let call = self.rounds.call();
+            if let Some(blocks) = self.rounds.finish() {
+                self.gathers.finished(call, blocks);
+            }
+            return;
+        };
+        let Side { peer, link, .. } = &self.sides[self.places[place]];
+        self.gathers.waits_for(*peer, link.is_none());
+    }
+
+    /// What a partner says in an all-gather; `None` when it is nothing.
+    fn hear_blocks(&mut self, piece: &[u8], from: usize) -> Option<()> {
+        let place = self.places.iter().position(|side| *side == from)?;
+        self.rounds.hear(place, piece).ok()?;
+        self.gather();
+        Some(())
+    }
+
+    /// A rank has waited for long in an all-gather; `None` when none has.
+    fn hear_waiting(&mut self, bytes: &[u8], from: usize) -> Option<()> {
+        let (call, rank) = bytes.split_first_chunk::<4>()?;
+        let (call, rank) = (u32::from_le_bytes(*call), u32::from_le_bytes(rank.try_into().ok()?));
+        // It comes from the rank before, and goes around once.
+        if from != PREV || rank == self.rank || rank >= self.nranks {
             return None;
         }
-        if rank != self.sides[0].peer {
-            self.sides[0].tell(&Message::Data { tag: GATHER, bytes: bytes.to_vec() });
+        if rank != self.sides[NEXT].peer {
+            self.sides[NEXT].tell(&Message::Data { tag: WAITING, bytes: bytes.to_vec() });
         }
-        self.gathers.heard(call, rank, said.to_vec());
+        self.gathers.is_waiting(call, rank);
         Some(())
     }
 
@@ -389,11 +394,11 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
         let (rank, status) = bytes.split_first_chunk::<4>()?;
         let rank = u32::from_le_bytes(*rank);
         // It comes from the rank before, and goes around once.
-        if from != 1 || rank == self.rank || rank >= self.nranks || status.len() > MAX_NEWS {
+        if from != PREV || rank == self.rank || rank >= self.nranks || status.len() > MAX_NEWS {
             return None;
         }
-        if rank != self.sides[0].peer {
-            self.sides[0].tell(&Message::Data { tag: STATUS, bytes: bytes.to_vec() });
+        if rank != self.sides[NEXT].peer {
+            self.sides[NEXT].tell(&Message::Data { tag: STATUS, bytes: bytes.to_vec() });
         }
         (self.on_news)(rank, News::Status(status));
         Some(())
@@ -403,11 +408,12 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
     fn hear(&mut self, tag: u64, bytes: &[u8], from: usize) -> Option<()> {
         let (rank, news) = bytes.split_first_chunk::<4>()?;
         let rank = u32::from_le_bytes(*rank);
-        if tag != NEWS || rank >= self.nranks || news.len() > MAX_NEWS {
+        if tag != NEWS || !RING.contains(&from) || rank >= self.nranks || news.len() > MAX_NEWS {
             return None;
         }
         if self.heard.insert(rank) {
-            self.sides[1 - from].tell(&Message::Data { tag, bytes: bytes.to_vec() });
+            let on = if from == NEXT { PREV } else { NEXT };
+            self.sides[on].tell(&Message::Data { tag, bytes: bytes.to_vec() });
             (self.on_news)(rank, News::First(news));
         }
         Some(())
@@ -418,10 +424,15 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
         loop {
             let peer = self.sides[side].peer;
             let Some(link) = &mut self.sides[side].link else { return };
+            // News of who has gone come around the ring, behind what it has told before; only what makes no sense is told at once.
+            let mut is_end = false;
             let departure = match link.read_some() {
                 Ok(None) => return,
                 Ok(Some(frame)) => match frame.message() {
-                    Ok(Message::Goodbye) => Departure::Left { peer },
+                    Ok(Message::Goodbye) => {
+                        is_end = true;
+                        Departure::Left { peer }
+                    }
                     Ok(Message::Gone { peer, reason }) if peer < self.nranks => {
                         let departure = match reason {
                             None => Departure::Left { peer },
@@ -431,28 +442,36 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
                         continue;
                     }
                     Ok(Message::Data { tag: BEAT, bytes }) if bytes.is_empty() => continue,
-                    Ok(Message::Data { tag: GATHER, bytes }) => match self.gather(&bytes, side) {
-                        Some(()) => continue,
-                        None => lost(peer, "it sent what has no place here"),
-                    },
-                    Ok(Message::Data { tag: STATUS, bytes }) => match self.status(&bytes, side) {
-                        Some(()) => continue,
-                        None => lost(peer, "it sent what has no place here"),
-                    },
-                    Ok(Message::Data { tag, bytes }) => match self.hear(tag, &bytes, side) {
-                        Some(()) => continue,
-                        None => lost(peer, "it sent what has no place here"),
-                    },
+                    Ok(Message::Data { tag, bytes }) => {
+                        let heard = match tag {
+                            GATHER => self.hear_blocks(&bytes, side),
+                            WAITING => self.hear_waiting(&bytes, side),
+                            STATUS => self.status(&bytes, side),
+                            _ => self.hear(tag, &bytes, side),
+                        };
+                        match heard {
+                            Some(()) => continue,
+                            None => lost(peer, "it sent what has no place here"),
+                        }
+                    }
                     Ok(_) => lost(peer, "it sent what has no place here"),
                     Err(e) => lost(peer, &e.to_string()),
                 },
+                Err(LinkError::Closed { .. } | LinkError::Io(_)) if !RING.contains(&side) => {
+                    is_end = true;
+                    lost(peer, "its connection closed")
+                }
                 Err(LinkError::Closed { .. }) => {
                     lost(peer, "its connection closed without a goodbye: its process has ended")
                 }
                 Err(e) => lost(peer, &e.to_string()),
             };
             self.sides[side].link = None;
-            self.report(departure, side);
+            if RING.contains(&side) || !is_end {
+                self.report(departure, side);
+            }
+            // An all-gather may wait for it.
+            self.gather();
             return;
         }
     }
@@ -468,7 +487,9 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
         };
         tracing::info!(target: LOG_TARGET, "rank {}: rank {peer} is gone: {}", self.rank,
             reason.as_deref().unwrap_or("it has left"));
-        self.sides[1 - from].tell(&Message::Gone { peer, reason });
+        for side in RING.filter(|side| *side != from) {
+            self.sides[side].tell(&Message::Gone { peer, reason: reason.clone() });
+        }
         self.gathers.gone(&departure);
         (self.on_gone)(departure);
     }
@@ -479,9 +500,7 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
             side.tell(&Message::Goodbye);
         }
         for side in &mut self.sides {
-            if let Some(link) = &mut side.link {
-                let _ = link.write_all(&side.unsent, until);
-            }
+            side.write_all(until);
         }
         // Who hears a goodbye hangs up, and who leaves, too, has said goodbye. Before that the connection stays: if the neighbour sent
         // something to a closed one, or what it has sent were unread, the system would reset it, and a goodbye that is lost on the
@@ -494,6 +513,15 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
             }
         }
     }
+}
+
+/// The ring's sides.
+const RING: std::ops::RangeInclusive<usize> = NEXT..=PREV;
+
+/// What has moved.
+struct Ready {
+    wake: bool,
+    sides: Vec<usize>,
 }
 
 fn lost(peer: u32, reason: &str) -> Departure {

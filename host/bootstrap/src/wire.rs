@@ -21,7 +21,7 @@ use std::fmt::{self, Display};
 use std::net::SocketAddr;
 
 /// The version of these messages; ranks of different versions do not talk.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
 /// The longest payload of a [`Message::Data`]. Set-up data is kilobytes; the bound is generous, not measured.
@@ -30,12 +30,19 @@ pub const MAX_DATA: usize = 16 << 20;
 pub const MAX_RANKS: u32 = 1 << 20;
 /// The most ranks that a [`MissingRanks`] names.
 pub const MAX_NAMED: usize = 32;
+/// The most addresses of a [`Message::Welcome`]: the next rank's, and those of a rank's partners in all-gathers, of which there
+/// is one for each doubling and one more.
+pub const MAX_CALLED: usize = MAX_RANKS.ilog2() as usize + 2;
 /// The most bytes of a reason.
 pub const MAX_REASON: usize = 256;
 
 const MAGIC: [u8; 4] = *b"FCCL";
-/// No body of a message that joins is longer.
+/// No body of a message that joins is longer, but for a welcome.
 const MAX_JOINING: usize = 256;
+/// Bytes of an address: family, port, scope, IP.
+const ADDRESS: usize = 1 + 2 + 4 + 16;
+/// Bytes of the longest welcome.
+const MAX_WELCOME: usize = 16 + 1 + MAX_CALLED * ADDRESS;
 
 pub use ferroccl_handshake::Nonce;
 use ferroccl_handshake::{SEAL, Seals};
@@ -127,10 +134,12 @@ impl Display for Refusal {
 }
 
 /// What a connection between two ranks is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
     /// To be the edge of the ring from the sender to the next rank.
     Ring,
+    /// To carry all-gathers between two ranks that are not neighbours in the ring.
+    Rounds,
     /// To carry the sender's messages to the receiver.
     Messages,
 }
@@ -153,8 +162,8 @@ pub enum Message {
     Welcome {
         /// Makes the key of the ranks' own handshakes.
         session: Nonce,
-        /// Where the next rank of the ring listens.
-        next: SocketAddr,
+        /// Where the ranks listen that the rank is to connect to, at most [`MAX_CALLED`]: first the next of the ring.
+        called: Vec<SocketAddr>,
     },
     /// To who is turned away.
     Refused(Refusal),
@@ -167,7 +176,7 @@ pub enum Message {
         /// The rank it means to reach.
         to: u32,
     },
-    /// The answer to a [`Message::Peer`] of the ring.
+    /// The answer to a [`Message::Peer`] of the ring or of all-gathers.
     Met,
     /// Bytes from rank to rank.
     Data {
@@ -242,7 +251,8 @@ pub enum Phase {
 /// The longest body of a kind in a phase; `None` when it has no place there.
 fn longest(kind: u8, phase: Phase) -> Option<usize> {
     match (kind, phase) {
-        (HELLO | WELCOME | REFUSED | PEER | MET, Phase::Joining) => Some(MAX_JOINING),
+        (HELLO | REFUSED | PEER | MET, Phase::Joining) => Some(MAX_JOINING),
+        (WELCOME, Phase::Joining) => Some(MAX_WELCOME),
         (DATA, Phase::Open) => Some(8 + MAX_DATA),
         (GOODBYE, Phase::Open) => Some(0),
         (GONE, Phase::Open) => Some(4 + 1 + 2 + MAX_REASON),
@@ -315,6 +325,17 @@ impl Decoder {
     #[must_use]
     pub fn is_midway(&self) -> bool {
         !self.bytes.is_empty()
+    }
+
+    /// Bytes that must come at least until there is a whole frame, as far as that is known.
+    #[must_use]
+    pub fn missing(&self) -> usize {
+        let Some(&[.., a, b, c, d]) = self.bytes.first_chunk::<HEADER_BYTES>() else {
+            return HEADER_BYTES - self.bytes.len();
+        };
+        // An impossible length is found when the frame is taken.
+        let total = HEADER_BYTES + u32::from_le_bytes([a, b, c, d]) as usize + SEAL;
+        total.saturating_sub(self.bytes.len())
     }
 
     /// Takes the next whole frame; `None` when more must arrive first. An error is final: the stream has

@@ -148,8 +148,8 @@ fn who_a_rank_says_to_be_cannot_be_changed_on_the_way() {
 
 #[test]
 fn where_a_rank_is_sent_cannot_be_changed_on_the_way() {
-    // The session, and the port of the next rank.
-    for at in [12, 12 + 16 + 1] {
+    // The session, the number of addresses, and the port of the next rank.
+    for at in [12, 12 + 16, 12 + 16 + 1 + 1] {
         let id = loopback();
         let port = on_the_way(id.address(), vec![[None, Some(FROM_ROOT + at)]]);
         let [_, two] = meet(&id, &by_way_of(&id, port));

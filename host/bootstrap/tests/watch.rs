@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use ferroccl_bootstrap::{Bootstrap, Departure, UniqueId, Watch};
+use ferroccl_bootstrap::{Bootstrap, BootstrapError, Departure, Limit, Stop, UniqueId, Watch};
 use support::{group, loopback, settings};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -146,4 +146,75 @@ fn a_watch_may_be_dropped_from_its_own_callback() {
 fn a_rank_alone_has_nobody_to_lose() {
     let me = Bootstrap::connect(&loopback(), 0, 1, &settings(5.0)).unwrap();
     me.watch(|gone| panic!("{gone:?}")).unwrap().goodbye();
+}
+
+/// Ranks that are watched make an all-gather; what each gets. Ranks of `absent` do not take part.
+fn gathered(
+    ranks: &[(Watch, Receiver<Departure>)],
+    absent: &[usize],
+    call: usize,
+    time: Duration,
+) -> Vec<Option<Result<Vec<Vec<u8>>, BootstrapError>>> {
+    std::thread::scope(|scope| {
+        let one = move |rank: usize, watch: &Watch| {
+            let limit = Limit { time, stop: Stop::default() };
+            // Shuffled: some begin when others have waited for a while.
+            std::thread::sleep(Duration::from_millis((rank * 7 + call * 5) as u64 % 11));
+            watch.all_gather(&vec![rank as u8; (rank * 37 + call) % 90], &limit)
+        };
+        let threads: Vec<_> = ranks
+            .iter()
+            .enumerate()
+            .map(|(rank, (watch, _))| {
+                (!absent.contains(&rank)).then(|| scope.spawn(move || one(rank, watch)))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.map(|thread| thread.join().unwrap())).collect()
+    })
+}
+
+#[test]
+fn ranks_that_are_watched_gather_as_often_as_they_like() {
+    for nranks in (1..=9).chain([16, 17, 33]) {
+        let ranks = watched(&loopback(), 0..nranks, nranks);
+        for call in 0..5 {
+            for got in gathered(&ranks, &[], call, PATIENCE) {
+                let expected = (0..nranks as usize).map(|r| vec![r as u8; (r * 37 + call) % 90]);
+                assert_eq!(got.unwrap().unwrap(), expected.collect::<Vec<_>>(), "{nranks} ranks");
+            }
+        }
+    }
+}
+
+#[test]
+fn those_that_do_not_take_part_are_named_and_nobody_else() {
+    for (nranks, absent) in [(2, &[1][..]), (5, &[4]), (7, &[2]), (8, &[5]), (16, &[0, 11])] {
+        let ranks = watched(&loopback(), 0..nranks, nranks);
+        for got in gathered(&ranks, &[], 0, PATIENCE) {
+            got.unwrap().unwrap();
+        }
+        let named: Vec<u32> = absent.iter().map(|rank| *rank as u32).collect();
+        for got in gathered(&ranks, absent, 1, Duration::from_secs(2)).into_iter().flatten() {
+            match got.unwrap_err() {
+                BootstrapError::MissingRanks(missing) => {
+                    assert_eq!((missing.world_size, &missing.named), (nranks, &named));
+                }
+                other => panic!("{nranks} ranks: {other}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_before_an_all_gather_is_named_by_all_others() {
+    for nranks in [2, 3, 6, 9] {
+        let mut ranks = watched(&loopback(), 0..nranks, nranks);
+        let leaver = nranks / 2;
+        ranks.remove(leaver as usize).0.goodbye();
+        for got in gathered(&ranks, &[], 0, PATIENCE) {
+            let error = got.unwrap().unwrap_err();
+            let is_named = matches!(error, BootstrapError::PeerLost { peer, .. } if peer == leaver);
+            assert!(is_named, "{nranks} ranks: {error}");
+        }
+    }
 }

@@ -13,7 +13,7 @@ fn heard(message: &Message) -> (Departure, bool) {
     let (gone, departures) = channel();
     let (told, news) = channel();
     let _watch = Watch::start(
-        Ring::of_links(0, 3, next, prev),
+        Links::of_links(0, 3, [next, prev]),
         address,
         key,
         None,
@@ -42,9 +42,15 @@ fn a_neighbour_that_talks_of_ranks_that_nobody_has_is_lost() {
         data(NEWS, &[]),
         data(STATUS, &[3]),
         data(STATUS, &[0]),
-        data(GATHER, &[1, 3]),
+        data(GATHER, &[]),
+        data(GATHER, &[0]),
         data(GATHER, &[1, 0]),
-        data(GATHER, &[1]),
+        data(GATHER, &[0, 4097]),
+        data(GATHER, &[0, 0, 0]),
+        data(WAITING, &[0]),
+        data(WAITING, &[0, 3]),
+        data(WAITING, &[0, 0]),
+        data(WAITING, &[0, 1, 1]),
         data(BEAT, &[1]),
         data(7, &[1]),
         Message::Gone { peer: 3, reason: None },
@@ -56,9 +62,30 @@ fn a_neighbour_that_talks_of_ranks_that_nobody_has_is_lost() {
     let end = lost(2, "its connection closed without a goodbye: its process has ended");
     assert_eq!(heard(&data(NEWS, &[1])), (end.clone(), true));
     assert_eq!(heard(&data(STATUS, &[1])), (end.clone(), true));
+    assert_eq!(heard(&data(WAITING, &[0, 1])), (end.clone(), false));
+    assert_eq!(heard(&data(GATHER, &[0, 0])), (end.clone(), false));
     assert_eq!(heard(&data(BEAT, &[])), (end, false));
     let gone = Message::Gone { peer: 1, reason: None };
     assert_eq!(heard(&gone), (Departure::Left { peer: 1 }, false));
+}
+
+/// A neighbour that is done with set-up may go on at once, and what it says be read along with the end of that.
+#[test]
+fn what_was_read_during_set_up_is_heard() {
+    let ((next, rank_1), (mut prev, mut rank_2)) = (ends(), ends());
+    let soon = Deadline::within(Duration::from_secs(30));
+    let both = [rank_2.seal(&data(7, &[])), rank_2.seal(&data(NEWS, &[2, 1]))].concat();
+    rank_2.write_all(&both, &soon).unwrap();
+    prev.read(&soon).unwrap();
+    let (told, news) = channel();
+    let links = Links::of_links(0, 3, [next, prev]);
+    let key = Key::derive(&[1; 32], "test", &[0; 16]);
+    let address = SocketAddr::from(([127, 0, 0, 1], 0));
+    let on_news = move |rank, _: News<'_>| told.send(rank).unwrap_or_default();
+    let watch = Watch::start(links, address, key, None, |_| (), on_news).unwrap();
+    assert_eq!(news.recv_timeout(Duration::from_secs(30)), Ok(2));
+    drop((rank_1, rank_2));
+    drop(watch);
 }
 
 /// A goodbye may be lost on the way, and what a neighbour sends to a connection that is closed resets it: nobody would send the
@@ -68,8 +95,8 @@ fn who_leaves_stays_until_the_goodbye_is_heard() {
     let ((next, mut rank_1), (prev, mut rank_2)) = (ends(), ends());
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
     let key = Key::derive(&[1; 32], "test", &[0; 16]);
-    let ring = Ring::of_links(0, 3, next, prev);
-    let watch = Watch::start(ring, address, key, None, |_| (), |_, _| ()).unwrap();
+    let links = Links::of_links(0, 3, [next, prev]);
+    let watch = Watch::start(links, address, key, None, |_| (), |_, _| ()).unwrap();
     let leaving = std::thread::spawn(move || drop(watch));
     let within = |ms| Deadline::within(Duration::from_millis(ms));
     for rank in [&mut rank_1, &mut rank_2] {

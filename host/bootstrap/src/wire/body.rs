@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use super::{
-    DATA, GONE, GOODBYE, HELLO, MAX_NAMED, MAX_REASON, MET, Malformed, Message, MissingRanks, PEER,
-    Purpose, REFUSED, Refusal, WELCOME,
+    DATA, GONE, GOODBYE, HELLO, MAX_CALLED, MAX_NAMED, MAX_REASON, MET, Malformed, Message,
+    MissingRanks, PEER, Purpose, REFUSED, Refusal, WELCOME,
 };
 
 /// Reads the body of a message of `kind`; `None` when it is too short or too long.
@@ -23,9 +23,11 @@ pub(super) fn write(message: &Message, to: &mut Vec<u8>) {
             }
             put_address(to, listener);
         }
-        Message::Welcome { session, next } => {
+        Message::Welcome { session, called } => {
+            let called = &called[..called.len().min(MAX_CALLED)];
             to.extend_from_slice(session);
-            put_address(to, next);
+            to.push(called.len() as u8); // at most MAX_CALLED
+            called.iter().for_each(|address| put_address(to, address));
         }
         Message::Refused(refusal) => {
             let (code, a, b) = fields(refusal);
@@ -40,7 +42,11 @@ pub(super) fn write(message: &Message, to: &mut Vec<u8>) {
             named.iter().for_each(|rank| to.extend_from_slice(&rank.to_le_bytes()));
         }
         Message::Peer { purpose, from, to: peer } => {
-            to.push(u8::from(*purpose == Purpose::Messages));
+            to.push(match purpose {
+                Purpose::Ring => 0,
+                Purpose::Messages => 1,
+                Purpose::Rounds => 2,
+            });
             to.extend_from_slice(&from.to_le_bytes());
             to.extend_from_slice(&peer.to_le_bytes());
         }
@@ -164,9 +170,13 @@ impl Reader<'_> {
                 }
             }
             WELCOME => {
-                let session = self.array()?;
-                match self.address()? {
-                    Ok(next) => Message::Welcome { session, next },
+                let (session, count) = (self.array()?, self.u8()?);
+                if usize::from(count) > MAX_CALLED {
+                    return Some(Err(Malformed::Value("list of addresses")));
+                }
+                let addresses = (0..count).map(|_| self.address()).collect::<Option<Vec<_>>>()?;
+                match addresses.into_iter().collect() {
+                    Ok(called) => Message::Welcome { session, called },
                     Err(e) => return Some(Err(e)),
                 }
             }
@@ -178,6 +188,7 @@ impl Reader<'_> {
                 let purpose = match self.u8()? {
                     0 => Purpose::Ring,
                     1 => Purpose::Messages,
+                    2 => Purpose::Rounds,
                     _ => return Some(Err(Malformed::Value("purpose"))),
                 };
                 let (from, to) = (self.u32()?, self.u32()?);

@@ -36,14 +36,15 @@ fn refusal() -> impl Strategy<Value = Refusal> {
 }
 
 fn message() -> impl Strategy<Value = Message> {
-    let purpose = prop_oneof![Just(Purpose::Ring), Just(Purpose::Messages)];
+    let purpose = prop_oneof![Just(Purpose::Ring), Just(Purpose::Rounds), Just(Purpose::Messages)];
     prop_oneof![
         (any::<(u32, u32, u32)>(), address()).prop_map(
             |((rank, world_size, wait_ms), listener)| {
                 Message::Hello { rank, world_size, wait_ms, listener }
             }
         ),
-        (any::<Nonce>(), address()).prop_map(|(session, next)| Message::Welcome { session, next }),
+        (any::<Nonce>(), vec(address(), 0..=MAX_CALLED))
+            .prop_map(|(session, called)| Message::Welcome { session, called }),
         refusal().prop_map(Message::Refused),
         (purpose, any::<(u32, u32)>()).prop_map(|(purpose, (from, to))| Message::Peer {
             purpose,
@@ -152,6 +153,7 @@ fn a_stranger_is_told_no_before_its_bytes_come() {
     for (kind, length, phase) in [
         (DATA, 8, Phase::Joining),
         (HELLO, 257, Phase::Joining),
+        (WELCOME, 18 + 22 * 23, Phase::Joining),
         (HELLO, 35, Phase::Open),
         (DATA, 9 + (16 << 20), Phase::Open),
         (DATA, u32::MAX, Phase::Open),
