@@ -31,6 +31,7 @@
 //! | `ring`, `p2p` | all-gather; send and receive |
 //! | `invitation` | where some ranks meet again |
 //! | `reunion` | where those meet that are left of a group |
+//! | `rounds` | how many messages all of this takes |
 //! | `watch`, `departure`, `gather` | who is still there; all-gathers later |
 
 mod acceptor;
@@ -52,6 +53,7 @@ mod peers;
 mod reunion;
 mod ring;
 mod root;
+pub mod rounds;
 mod secret;
 mod settings;
 mod sync;

@@ -13,6 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::limit::Deadline;
+use super::rounds::KEEP_ALIVE_LIMIT;
 use super::wire::{Decoder, Frame, Malformed, Message, Phase};
 
 /// What is read at a time; a socket's buffer holds about this much.
@@ -124,10 +125,12 @@ impl Link {
         self.decoder.phase = Phase::Open;
     }
 
-    /// Lets the system notice a host that is gone without a word, in half a minute.
+    /// Lets the system notice a host that is gone without a word, within [`KEEP_ALIVE_LIMIT`].
     pub(super) fn keep_alive(&self) -> io::Result<()> {
-        let every = Duration::from_secs(5);
-        let keepalive = TcpKeepalive::new().with_time(every).with_interval(every).with_retries(5);
+        const RETRIES: u32 = 5;
+        let every = KEEP_ALIVE_LIMIT / (RETRIES + 1);
+        let keepalive =
+            TcpKeepalive::new().with_time(every).with_interval(every).with_retries(RETRIES);
         SockRef::from(&self.stream).set_tcp_keepalive(&keepalive)
     }
 

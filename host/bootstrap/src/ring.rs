@@ -14,6 +14,7 @@ use nix::poll::{PollFd, PollFlags};
 use super::limit::{Deadline, Limit};
 use super::link::{Link, wait};
 use super::peers::PeerAcceptor;
+use super::rounds::gather_rounds;
 use super::wire::{Message, Purpose};
 use crate::error::{BootstrapError, Result};
 
@@ -104,6 +105,11 @@ impl Ring {
         }
     }
 
+    /// All-gathers so far.
+    pub(super) fn calls(&self) -> u32 {
+        self.calls
+    }
+
     /// Every rank's bytes, in the order of ranks.
     pub(super) fn all_gather(&mut self, mine: &[u8], limit: &Limit) -> Result<Vec<Vec<u8>>> {
         if let Some(error) = &self.broken {
@@ -170,7 +176,7 @@ impl Ring {
         let mut blocks = vec![Vec::new(); self.nranks as usize];
         blocks[self.rank as usize] = mine.to_vec();
         let mut held = self.rank;
-        for step in 0..self.nranks - 1 {
+        for step in 0..gather_rounds(self.nranks) {
             let tag = u64::from(self.calls) << 32 | u64::from(step);
             let bytes = self.exchange(tag, &blocks[held as usize], &deadline, limit)?;
             held = prev_of(held, self.nranks);
