@@ -16,6 +16,7 @@ mod parts;
 mod secret;
 mod setting;
 mod topo_ranks;
+mod tuner_file;
 mod unknown;
 
 use std::time::Duration;
@@ -26,6 +27,7 @@ pub use names::Names;
 pub use secret::SecretFile;
 pub use setting::{Level, Limit, Setting, Size};
 pub use topo_ranks::TopoRanks;
+pub use tuner_file::TunerFile;
 pub use unknown::{UnknownVariable, unknown_in_env, unknown_variables};
 
 use crate::error::{Error, Result};
@@ -257,6 +259,8 @@ knobs! {
         "which GPUs of NCCL_TOPO_FILE the ranks of a host stand for, that run on the CPU: they connect as those would";
     "NCCL_GRAPH_FILE" graph_file: Option<String> = None, "a path",
         "the channels, instead of what a search finds";
+    "FERROCCL_TUNER_FILE" tuner_file: Option<TunerFile> = None, "a path",
+        "times of calls, which count in place of the model's for communicators of as many hosts and ranks; `ferroccl simulate --fit` writes such a file";
     "NCCL_GRAPH_DUMP_FILE" graph_dump_file: Option<String> = None, "a path",
         "where the channels are written";
     "NCCL_NTHREADS" nthreads: Option<u32> = None, 64..=512,

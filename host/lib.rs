@@ -47,7 +47,8 @@ mod tuner_plugin;
 pub use buffer::{Device, DeviceBuffer, Element, Stream};
 pub use comm::{
     AbortHandle, ChannelPeers, CommConfig, Communicator, DeviceChannels, DeviceCommConfig,
-    DeviceCommunicator, Extra, Grid, InProgress, KernelSpec, ShrinkMode, Window, group, group_time,
+    DeviceCommunicator, Extra, Grid, InProgress, KernelSpec, MemoryUse, RefusedSuspension,
+    ShrinkMode, SuspendedCommunicator, Window, group, group_time,
 };
 pub use error::{Error, KernelFault, Result};
 pub use ferroccl_bootstrap::{self as bootstrap, UniqueId};

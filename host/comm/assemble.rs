@@ -10,6 +10,7 @@ use super::affinity::{ProxyCores, processes_and_cores};
 use super::builder::{CommBuilder, ranks_on_device};
 use super::collnet_heads::CollnetHeads;
 use super::control::{ControlBlock, GroupParams};
+use super::device_memory::MemoryFor;
 use super::init_params::TuningParams;
 use super::mesh::Mesh;
 use super::net::NetConnections;
@@ -55,6 +56,7 @@ impl CommBuilder<'_> {
             deterministic,
             windows: true,
             own,
+            fitted: self.env.tuner_file.as_ref().map(|file| Arc::clone(file.costs())),
             ..Settings::default()
         };
         let mesh = self.layout.mesh_slot_bytes != [0; 2];
@@ -87,6 +89,7 @@ impl CommBuilder<'_> {
         }
         let nodes = Nodes::new(self.rank, peers, self.config.ranks_per_node);
         let scratch = self.device.runtime().allocate(channels * SCRATCH_BYTES + BARRIER_BYTES)?;
+        let scratch = self.memory.counted(MemoryFor::Calls, scratch);
         let params = GroupParams {
             rank: self.rank,
             nranks: self.nranks,
@@ -99,9 +102,9 @@ impl CommBuilder<'_> {
         let mut groups =
             vec![self.rings.to_vec(), vec![nodes.ring_in_rank_order()], vec![nodes.ring_in_node()]];
         groups.extend(nodes.ring_of_leaders().map(|ring| vec![ring]));
-        let control = ControlBlock::new(params, &peer_table, &groups, runtime)?;
+        let control = ControlBlock::new(params, &peer_table, &groups, (runtime, self.memory))?;
         let of_mesh = (self.rank, first, self.tuning.deterministic);
-        let mesh = Mesh::new(of_mesh, &edges, &self.layout, channels, runtime)?;
+        let mesh = Mesh::new(of_mesh, &edges, &self.layout, channels, (runtime, self.memory))?;
         let may = (mesh.is_some(), self.env.win_enable, self.env.nvls_enable != 0);
         let windows = Windows::new(self.rank, peers, self.allowed(), may);
         let trees =
@@ -132,6 +135,7 @@ impl CommBuilder<'_> {
             rank: self.rank,
             nranks: self.nranks,
             device: self.device.clone(),
+            memory: self.memory.clone(),
             config: self.config.clone(),
             plan_context: PlanContext {
                 ranks: self.nranks,

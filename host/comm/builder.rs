@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::CommConfig;
 use super::control::RankOrder;
+use super::device_memory::MemoryCount;
 use super::fusion;
 use super::graphs::CommGraphs;
 use super::init_params::{GroupToken, TuningParams};
@@ -24,6 +25,8 @@ use ferroccl_topology::CpuSet;
 /// What a rank knows before its communicator is made.
 pub(super) struct CommBuilder<'a> {
     pub device: &'a Device,
+    /// Counts what is allocated on it.
+    pub memory: &'a MemoryCount,
     pub config: &'a CommConfig,
     pub env: &'a Config,
     pub tuning: TuningParams,

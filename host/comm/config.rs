@@ -145,6 +145,16 @@ impl CommConfig {
         self.protocol.map_or(*env.proto, Selection::only)
     }
 
+    /// How ranks show each other that they are there, by the settings of the environment (`FERROCCL_HEARTBEAT_TIMEOUT`,
+    /// `FERROCCL_TIMEOUT`); `None` where they do not.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] where the limit is too short.
+    pub fn heartbeat_of(env: &Config) -> Result<Option<Heartbeat>> {
+        let limit = CommConfig::from_env(env).heartbeat_ns()?;
+        Ok((limit > 0).then(|| Heartbeat::of_limit(Duration::from_nanos(limit))))
+    }
+
     /// Slots and their sizes of a communicator's connections on GPUs, by the settings of the environment.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use ferroccl_device::abi::{CACHE_LINE, Channel, Comm, Conn, Fault, FaultCell, Peer};
 
+use super::device_memory::{MemoryCount, MemoryFor};
 use crate::error::Result;
 use crate::runtime::{Memory, Runtime};
 use crate::transport::HostRegion;
@@ -106,7 +107,7 @@ impl ControlBlock {
         params: GroupParams,
         peers: &[Peer],
         groups: &[Vec<RankOrder>],
-        runtime: &dyn Runtime,
+        (runtime, memory): (&dyn Runtime, &MemoryCount),
     ) -> Result<Self> {
         let flags = HostRegion::anonymous(size_of::<HostFlags>().next_multiple_of(4096))?;
         // The entry of the rank itself is empty.
@@ -119,7 +120,7 @@ impl ControlBlock {
             sizes.extend([channels * size_of::<Channel>(), size_of::<Comm>()]);
         }
         let bytes = sizes.iter().map(|size| size.next_multiple_of(CACHE_LINE)).sum();
-        let tables = runtime.allocate(bytes)?;
+        let tables = memory.counted(MemoryFor::Calls, runtime.allocate(bytes)?);
         let mut image = TableImage { base: tables.address(), bytes: Vec::with_capacity(bytes) };
 
         let peers_at = image.push(peers);

@@ -18,6 +18,7 @@ use tracing::debug;
 
 pub use self::channels::{ChannelPeers, DeviceChannels};
 use super::Communicator;
+use super::device_memory::MemoryFor;
 use super::puts::NetPuts;
 use super::shared::SharedComm;
 use super::split::at_once;
@@ -178,6 +179,7 @@ impl Communicator {
         // As large on all ranks: a node may be larger than another.
         let bytes = value.conns_offset() + channels.bytes(comm.windows.teams.largest() as u32)?;
         let memory = runtime.allocate_shared(bytes)?;
+        let memory = comm.memory.counted(MemoryFor::Registrations, memory);
         let range = (memory.address(), bytes as u64);
         let purpose = RegisteredFor::Kernels { barriers, signals, requests, channels };
         let words = register(comm, &memory, range, purpose)?;
@@ -189,6 +191,7 @@ impl Communicator {
         channels::write(comm, &value, &channels, (&memory, &words))?;
         let table = [node, &rail].concat();
         let teams = runtime::place(&**runtime, bytemuck::cast_slice(&table))?;
+        let teams = comm.memory.counted(MemoryFor::Registrations, teams);
         value.teams = teams.address();
         let puts = match reached.is_one() {
             true => None,

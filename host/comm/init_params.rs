@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::CommConfig;
 use crate::channel::ConnLayout;
-use crate::config::{Config, LEAST_HEARTBEAT, Setting as _};
+use crate::config::{Config, LEAST_HEARTBEAT, Setting as _, TunerFile};
 use crate::error::{Error, Result};
 use ferroccl_bootstrap::{Bootstrap, BootstrapError, Heartbeat};
 use ferroccl_topology::graph::tuning::Algorithm;
@@ -100,6 +100,8 @@ pub(super) struct TuningParams {
     pub deterministic: bool,
     pub algorithm: Option<u8>,
     pub ranks_per_node: Option<u32>,
+    /// Which file of fitted times there is; 0 is none.
+    pub fitted: u64,
 }
 
 impl TuningParams {
@@ -111,6 +113,7 @@ impl TuningParams {
             deterministic: config.deterministic.unwrap_or(env.deterministic),
             algorithm: config.algorithm.map(|algorithm| algorithm.index() as u8),
             ranks_per_node: config.ranks_per_node,
+            fitted: env.tuner_file.as_ref().map_or(0, TunerFile::digest),
         }
     }
 }

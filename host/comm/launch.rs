@@ -65,7 +65,8 @@ pub(super) fn launch_kernel(
     let mut table: Option<Arc<dyn Memory>> = None;
     let mut tree = None;
     if plan.tree {
-        let links = comm.trees.table(call.root.unwrap_or(NO_RANK), &**comm.device.runtime());
+        let root = call.root.unwrap_or(NO_RANK);
+        let links = comm.trees.table(root, (&**comm.device.runtime(), &comm.memory));
         let TreeTable { links, memory } = comm.must(links)?;
         work.extra = memory.address();
         table = Some(memory);

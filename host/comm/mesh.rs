@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ferroccl_device::abi::MeshLinks;
 
+use super::device_memory::{MemoryCount, MemoryFor};
 use crate::channel::{ConnLayout, Edges};
 use crate::error::{Error, Result};
 use crate::runtime::{Memory, Runtime};
@@ -50,7 +51,7 @@ impl Mesh {
         edges: &[Option<Edges>],
         layout: &ConnLayout,
         channels: usize,
-        runtime: &dyn Runtime,
+        (runtime, memory): (&dyn Runtime, &MemoryCount),
     ) -> Result<Option<Self>> {
         if layout.mesh_slot_bytes == [0; 2] {
             return Ok(None);
@@ -81,7 +82,7 @@ impl Mesh {
                 image.resize(at, 0);
             }
         }
-        let tables = runtime.allocate(image.len())?;
+        let tables = memory.counted(MemoryFor::Calls, runtime.allocate(image.len())?);
         // SAFETY: the memory is the runtime's, and new.
         unsafe { runtime.write(&tables, 0, &image)? };
         Ok(Some(Mesh { tables, stride, in_rank_order }))

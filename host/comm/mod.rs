@@ -23,8 +23,10 @@
 //! recv_region   memory for the edges with all peers (transport, channel; gdr for slots in a GPU's memory)
 //! split         a communicator of some of the ranks; ranks meet out of band (out_of_band)
 //! shrink        a communicator of the ranks that are left, also after a failure
+//! meeting       where the ranks of both of these come together
 //! grow          a communicator of these ranks and new ones
 //! revoke        ends the calls of all ranks, which then shrink or split
+//! suspend       gives the memory back until the ranks meet again
 //! in_progress   the same in the background; abort ends it
 //! ```
 //!
@@ -32,6 +34,7 @@
 //!
 //! ```text
 //! recorder      the last calls of a rank, and how far it is
+//! device_memory  how much of it a communicator has
 //! stall         ranks that have not entered a call: asks the others, warns, and names them when time is up
 //! ```
 //!
@@ -50,6 +53,7 @@ mod config;
 mod control;
 mod custom;
 mod device_comm;
+mod device_memory;
 mod events;
 mod faults;
 mod fusion;
@@ -64,6 +68,7 @@ mod in_progress;
 mod init_params;
 mod launch;
 mod log_topology;
+mod meeting;
 mod mesh;
 mod net;
 mod nodes;
@@ -83,6 +88,7 @@ mod snapshot;
 mod split;
 mod stall;
 mod state;
+mod suspend;
 mod trees;
 mod window;
 
@@ -95,6 +101,7 @@ pub use abort::AbortHandle;
 pub use config::CommConfig;
 pub use custom::{Extra, KernelSpec};
 pub use device_comm::{ChannelPeers, DeviceChannels, DeviceCommConfig, DeviceCommunicator, Grid};
+pub use device_memory::MemoryUse;
 #[cfg(feature = "cuda-core")]
 pub(crate) use group::in_group;
 pub use group::{group, group_time};
@@ -105,6 +112,7 @@ pub(crate) use recorder::unix_now;
 pub use shrink::ShrinkMode;
 pub(crate) use snapshot::records;
 pub use state::Communicator;
+pub use suspend::{RefusedSuspension, SuspendedCommunicator};
 pub use window::Window;
 
 impl Communicator {

@@ -275,6 +275,12 @@ impl NetConnections {
         }
     }
 
+    /// How many of its operations and threads own the communicator.
+    pub(super) fn owners(&self) -> usize {
+        let relays = self.relay.is_some() && self.lock().server.is_running();
+        self.running_ops.load(Ordering::Acquire) + usize::from(relays)
+    }
+
     fn lock(&self) -> MutexGuard<'_, NetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -138,7 +138,8 @@ impl LocalGroup {
         ranks.iter().map(device).collect()
     }
 
-    /// The communicator of one rank of those that are `left`, all of which call it; who comes last makes them all.
+    /// The communicator of one rank of those that are `left`, all of which call it; who comes last makes them all. `purpose` is for
+    /// the error.
     ///
     /// # Errors
     /// [`BootstrapError::Timeout`], which names who has not come, when the time is over; what making them ends in, on all
@@ -149,6 +150,7 @@ impl LocalGroup {
         left: &[u32],
         config: &CommConfig,
         limit: &Limit,
+        purpose: &str,
     ) -> Result<Communicator> {
         let begun = Instant::now();
         let mut all = self.reunions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -187,7 +189,7 @@ impl LocalGroup {
                 None if over && mine.come.len() < left.len() => {
                     let has_come = |rank: &&u32| mine.come.iter().any(|(r, _)| r == *rank);
                     let missing: Vec<_> = left.iter().filter(|rank| !has_come(rank)).collect();
-                    let what = format!("waiting for ranks {missing:?} of {left:?} to shrink, too,");
+                    let what = format!("{purpose}: waiting for ranks {missing:?} of {left:?}");
                     Err(BootstrapError::Timeout { what, limit: limit.time }.into())
                 }
                 None => {

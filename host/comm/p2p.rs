@@ -15,6 +15,7 @@ use ferroccl_device::abi::{
 use ferroccl_device::kernels::Kernel;
 use tracing::debug;
 
+use super::device_memory::MemoryFor;
 use super::events::KernelEvents;
 use super::launch::launch_on_stream;
 use super::net::ProxyWork;
@@ -205,6 +206,7 @@ impl P2pBatch {
         let mut transfers: Box<[Transfer]> = all.into();
         let runtime = &**comm.device.runtime();
         let table = comm.must(runtime.allocate_argument(size_of_val(&*transfers)))?;
+        let table = comm.memory.counted(MemoryFor::Calls, table);
         let first = table.address();
         for (transfer, before) in transfers.iter_mut().zip(before) {
             transfer.after = before.map_or(0, |i| first + (i * size_of::<Transfer>()) as u64);

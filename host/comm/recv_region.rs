@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use super::builder::{CommBuilder, exchange};
+use super::device_memory::MemoryFor;
 use super::gdr::{self, GdrCards, RelayedSlotsHandle, SlotPlacement};
 use super::net::{Cards, MappedRelays, NetConnections, NetHandles, NetListeners, OpenRelayMemory};
 use super::nodes::Nodes;
@@ -201,7 +202,7 @@ impl CommBuilder<'_> {
             return Ok(None);
         }
         let runtime = &**self.device.runtime();
-        let memory = runtime.allocate_shared(bytes)?;
+        let memory = self.memory.counted(MemoryFor::Calls, runtime.allocate_shared(bytes)?);
         let other =
             |peer: &&PeerInfo| peer.process != me.process && device::reaches(peer, me, allowed);
         let bytes = self.edge_bytes();

@@ -19,6 +19,7 @@ use super::builder::{
     BlockLimits, CommBuilder, allowed, check_peers, exchange, open_net, ranks_on_device,
 };
 use super::collnet_heads;
+use super::device_memory::MemoryCount;
 use super::graphs::{self, CommGraphs, GraphQuery, HostFindings};
 use super::init_params::{GroupToken, InitParams, TuningParams, agree, heartbeat, random_number};
 use super::nodes::Nodes;
@@ -130,8 +131,10 @@ impl Communicator {
         let cores =
             (0..).zip(&all).map(|(rank, nodes)| affinity::cores_of(rank, nodes, &found, &env));
         let cores: Vec<CpuSet> = cores.collect();
+        let counts: Vec<MemoryCount> = devices.iter().map(|_| MemoryCount::default()).collect();
         let builder = |rank: u32| CommBuilder {
             device: &devices[rank as usize],
+            memory: &counts[rank as usize],
             config,
             env: &env,
             tuning,
@@ -247,6 +250,11 @@ impl Communicator {
         Self::from_bootstrap(device, bootstrap, config)
     }
 
+    /// All-gathers of the bootstrap, one after the other, in which ranks that are connected make a communicator, those of the ranks'
+    /// addresses and of barriers among them. A network that reduces takes another one. With
+    /// [`gather_rounds`](crate::bootstrap::rounds::gather_rounds) it says how many messages one after the other an init takes.
+    pub const INIT_GATHERS: u32 = 7;
+
     /// A rank of a group that has come together.
     pub(super) fn from_bootstrap(
         device: &Device,
@@ -315,8 +323,10 @@ impl Communicator {
         let rings = nodes.rings(graphs.as_deref(), channels);
         let cores = affinity::cores_of(rank, &nodes, &found, &env);
         let _pinned = Pinned::to(&cores);
+        let memory = &MemoryCount::default();
         let builder = CommBuilder {
             device,
+            memory,
             config,
             env: &env,
             tuning: mine.tuning,
@@ -345,6 +355,8 @@ impl Communicator {
         let meeting_place = bootstrap.meeting_place()?;
         // From here on the counters of every edge have their first values, so that kernels may start.
         bootstrap.barrier()?;
+        let of_collnet = u32::from(communicator.0.collnet.is_some());
+        debug_assert_eq!(bootstrap.gathers(), Communicator::INIT_GATHERS + of_collnet);
         let comm = communicator.0.downgrade();
         let listener = comm.clone();
         let on_peer_lost = move |departure| {
@@ -364,7 +376,7 @@ impl Communicator {
             })?;
         // The cells are new.
         let _ = communicator.0.out_of_band.set(OutOfBand::Ring(watch));
-        let _ = communicator.0.meeting_place.set(meeting_place);
+        let _ = communicator.0.meeting_place.set(Arc::new(meeting_place));
         if let Some(net) = &communicator.0.net {
             net.serve(&communicator.0)?;
         }

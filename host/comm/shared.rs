@@ -82,6 +82,11 @@ impl SharedComm {
         WeakComm(Arc::clone(&self.0.door))
     }
 
+    /// How many own the state, this one among them.
+    pub(super) fn owners(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
     /// Whether both own the same state.
     pub(super) fn is(&self, other: &SharedComm) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

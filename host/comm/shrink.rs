@@ -3,22 +3,20 @@
 //! ```text
 //! 1. every rank that is left knows who is excluded      ─► the new communicator's ranks, in order
 //! 2. with ShrinkMode::Abort: the old one is aborted     ─► nothing of it runs any more
-//! 3. meet: after init_rank   at the first rank's meeting place, which needs nothing of the ring (bootstrap)
-//!          after init_all    in memory; who comes last makes the communicators                (out_of_band)
+//! 3. meet                                               ─► an init like any other                       (meeting)
 //! ```
 //!
 //! Nothing here talks to an excluded rank, which may be gone.
 
 use std::sync::Arc;
 
-use ferroccl_bootstrap::{BootstrapError, Limit, MissingRanks, Stop};
+use ferroccl_bootstrap::Stop;
 use tracing::info;
 
-use super::out_of_band::OutOfBand;
+use super::meeting::{Meeting, MeetingFor};
 use super::shared::SharedComm;
 use super::state::CommState;
 use super::{AbortHandle, CommConfig, Communicator};
-use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log;
 
@@ -126,7 +124,13 @@ pub(super) fn shrink(
     let watched = (healthy && comm.failure().is_none()).then(|| Arc::clone(&comm.failed));
     let flag = config.abort.as_ref().map(AbortHandle::flag);
     let stop = Stop::any(watched.into_iter().chain(flag));
-    let made = meet(comm, &left, config, &stop).map_err(|error| {
+    let purpose = MeetingFor {
+        what: format!("shrinking to ranks {left:?}"),
+        hint: "who is left needs the same list on all ranks",
+    };
+    let me = (comm.rank, &comm.device);
+    let made = Meeting::of(comm).connect(me, &left, (config, &stop), &purpose);
+    let made = made.map_err(|error| {
         if !stop.is_set() {
             return error;
         }
@@ -153,48 +157,4 @@ fn left(comm: &CommState, exclude: &[u32]) -> Result<Vec<u32>> {
         return bad(format!("rank {} is the caller, and excluded ranks do not call", comm.rank));
     }
     Ok((0..comm.nranks).filter(|rank| !exclude.contains(rank)).collect())
-}
-
-/// The new communicator, when all that are left have come.
-fn meet(comm: &SharedComm, left: &[u32], config: &CommConfig, stop: &Stop) -> Result<Communicator> {
-    let env = Config::from_env()?;
-    let limit = Limit { time: env.bootstrap_timeout, stop: stop.clone() };
-    match (comm.out_of_band.get(), comm.meeting_place.get()) {
-        (Some(OutOfBand::Local(member)), _) => {
-            let made = member.group.reunite((comm.rank, &comm.device), left, config, &limit)?;
-            if let Some(abort) = &config.abort {
-                abort.guard(made.0.downgrade());
-            }
-            Ok(made)
-        }
-        (_, Some(place)) => {
-            let bootstrap = place
-                .connect(stop.clone(), left, &env.bootstrap())
-                .map_err(|error| missing(error, left))?;
-            Communicator::from_bootstrap(&comm.device, bootstrap, config)
-        }
-        // A group of one: it is alone again.
-        _ => {
-            let mut one = Communicator::init_all_with(&comm.device, 1, config)?;
-            one.pop().ok_or_else(|| Error::malformed("a group of one has no rank"))
-        }
-    }
-}
-
-/// The error of a group that has not come together, with its ranks' numbers in the old one.
-fn missing(error: BootstrapError, left: &[u32]) -> Error {
-    let why = match &error {
-        BootstrapError::MissingRanks(missing) => {
-            let old = |new: &u32| left.get(*new as usize).copied().unwrap_or(*new);
-            let named = missing.named.iter().map(old).collect();
-            MissingRanks { named, ..missing.clone() }.to_string()
-        }
-        BootstrapError::NoRoot { trouble, .. } => {
-            format!("rank {} is not there ({trouble})", left[0])
-        }
-        _ => return error.into(),
-    };
-    let what =
-        format!("shrinking to ranks {left:?}: {why}; who is left needs the same list on all ranks");
-    Error::Bootstrap(BootstrapError::Mismatch(what))
 }

@@ -8,6 +8,7 @@ use super::affinity::ProxyCores;
 use super::collnet_heads::CollnetHeads;
 use super::config::CommConfig;
 use super::control::ControlBlock;
+use super::device_memory::MemoryCount;
 use super::grow::Growth;
 use super::mesh::Mesh;
 use super::net::NetConnections;
@@ -52,6 +53,8 @@ pub(super) struct CommState {
     pub rank: u32,
     pub nranks: u32,
     pub device: Device,
+    /// Counts what the communicator has allocated on it.
+    pub memory: MemoryCount,
     /// The settings, which communicators that are split off take over.
     pub config: CommConfig,
     pub plan_context: PlanContext,
@@ -96,7 +99,7 @@ pub(super) struct CommState {
     /// The connection with the other ranks beside the kernels' data; empty where there are no other ranks.
     pub out_of_band: OnceLock<OutOfBand>,
     /// Where the ranks that are left meet after a failure; empty after `init_all` and in a group of one.
-    pub meeting_place: OnceLock<MeetingPlace>,
+    pub meeting_place: OnceLock<Arc<MeetingPlace>>,
     /// What this rank has made an id of for new ranks.
     pub growth: Mutex<Option<Growth>>,
     /// Held during a split, a shrink, a growth and a registration.
@@ -170,11 +173,20 @@ impl CommState {
     /// See [`Communicator::finalize`](super::Communicator::finalize).
     pub(super) fn finalize(&self) -> Result<()> {
         self.check_maker()?;
-        let last = {
-            let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
-            order.finalized = true;
-            order.stream.clone()
-        };
+        self.order.lock().unwrap_or_else(PoisonError::into_inner).finalized = true;
+        self.wait_for_calls()?;
+        if let Some(net) = &self.net {
+            net.drain(self, None);
+        }
+        self.failure().map_or(Ok(()), Err)
+    }
+
+    /// Waits until the calls that this rank has made have ended.
+    ///
+    /// # Errors
+    /// What has gone wrong in the last of them.
+    pub(super) fn wait_for_calls(&self) -> Result<()> {
+        let last = self.order.lock().unwrap_or_else(PoisonError::into_inner).stream.clone();
         if let Some(last) = last {
             // Waits in a stream of its own: an error of the user's stream stays there.
             let (end, own) = (Event::new(), self.device.stream()?);
@@ -182,10 +194,7 @@ impl CommState {
             own.ops().wait(&end);
             own.synchronize()?;
         }
-        if let Some(net) = &self.net {
-            net.drain(self, None);
-        }
-        self.failure().map_or(Ok(()), Err)
+        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ferroccl_device::abi::{NO_RANK, TreeLinks};
 
+use super::device_memory::{MemoryCount, MemoryFor};
 use super::graphs::CommGraphs;
 use super::nodes::Nodes;
 use crate::error::Result;
@@ -65,14 +66,19 @@ impl Trees {
     ///
     /// # Errors
     /// When the device has no memory for it.
-    pub(super) fn table(&self, root: u32, runtime: &dyn Runtime) -> Result<TreeTable> {
+    pub(super) fn table(
+        &self,
+        root: u32,
+        (runtime, memory): (&dyn Runtime, &MemoryCount),
+    ) -> Result<TreeTable> {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(table) = tables.get(&root) {
             return Ok(table.clone());
         }
         let links: Arc<[TreeLinks]> =
             self.shapes.iter().map(|shape| shape.links(self.rank, root)).collect();
-        let memory = place(runtime, bytemuck::cast_slice(&links))?;
+        let table = place(runtime, bytemuck::cast_slice(&links))?;
+        let memory = memory.counted(MemoryFor::Calls, table);
         let table = TreeTable { links, memory };
         tables.insert(root, table.clone());
         Ok(table)

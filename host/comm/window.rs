@@ -25,6 +25,7 @@ use tracing::info;
 
 use super::Communicator;
 use super::device_comm::DeviceChannels;
+use super::device_memory::MemoryFor;
 use super::preload;
 use super::reach::{self, ReachTeams};
 use super::shared::{SharedComm, WeakComm};
@@ -297,6 +298,11 @@ impl Windows {
         self.lock().iter().map(|window| window.registration()).max().unwrap_or_default()
     }
 
+    /// How many windows there are.
+    pub(super) fn count(&self) -> usize {
+        self.lock().len()
+    }
+
     /// The same; before there are windows, what they are expected to be.
     pub(super) fn expected(&self) -> Registration {
         if !self.lock().is_empty() {
@@ -522,5 +528,6 @@ fn open(
         image.extend(table(&reached));
     }
     let table = runtime::place(runtime, &image).map_err(|e| format!("rank {}: {e}", me.rank))?;
+    let table = comm.memory.counted(MemoryFor::Registrations, table);
     Ok(Mapped { distances, table, memory: mapped })
 }

@@ -1,6 +1,7 @@
 //! The parts of a [`Config`] that are handed down, as the types of those who take them.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::Config;
 use crate::{bootstrap, runtime};
@@ -136,6 +137,7 @@ impl Config {
             buffers: bytes.map(|size| size.map(|size| size.0 as u64)),
             min_channels: self.min_channels(),
             max_channels: self.max_channels(),
+            fitted: self.tuner_file.as_ref().map(|file| Arc::clone(file.costs())),
             no_ll128_c2c: !self.ll128_c2c,
             own: tuning::OwnKernels::default(),
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ferroccl_proxy::net::{Faults, HcaFilter};
 
-use super::{LibraryDevice, TopoRanks};
+use super::{LibraryDevice, TopoRanks, TunerFile};
 use crate::flight_recorder::DumpSignal;
 use crate::log::{LogLevel, Subsystems};
 use ferroccl_bootstrap::{AddressFamily, CommId, InterfaceFilter};
@@ -81,6 +81,7 @@ by_from_str!(
     HcaFilter,
     DumpSignal,
     TopoRanks,
+    TunerFile,
     MergeLevel,
     MergeGroups
 );

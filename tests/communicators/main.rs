@@ -17,6 +17,7 @@ mod records;
 mod shrink;
 mod split;
 mod stalls;
+mod suspend;
 
 #[path = "../support/again.rs"]
 mod again;

@@ -42,6 +42,7 @@ mod graphs;
 mod modules;
 mod multicast;
 mod streams;
+mod suspend;
 mod windows;
 
 /// What `tests/gpu` does on a GPU.

@@ -101,6 +101,7 @@ fn settings() -> impl Strategy<Value = Settings> {
             buffers: [None, Some(0), Some(u64::MAX / 8)],
             min_channels,
             max_channels,
+            fitted: None,
             no_ll128_c2c: !deterministic,
         },
     )

@@ -203,6 +203,12 @@ impl Bootstrap {
         }
     }
 
+    /// All-gathers that this rank has taken part in: barriers, and that of the ranks' addresses, are among them.
+    #[must_use]
+    pub fn gathers(&self) -> u32 {
+        self.group.as_ref().map_or(0, |group| lock(&group.links).gathers.call())
+    }
+
     /// Returns when every rank has called it. Collective.
     ///
     /// # Errors

@@ -35,6 +35,7 @@
 //! | `p2p` | send and receive |
 //! | `invitation` | where some ranks meet again |
 //! | `reunion` | where those meet that are left of a group |
+//! | `rounds` | how many messages all of this takes |
 //! | `watch`, `departure`, `gather` | who is still there; all-gathers later |
 
 mod acceptor;
@@ -58,6 +59,7 @@ mod p2p;
 mod peers;
 mod reunion;
 mod root;
+pub mod rounds;
 mod secret;
 mod settings;
 mod side;

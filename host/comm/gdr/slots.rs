@@ -20,6 +20,7 @@ use tracing::{info, warn};
 use super::{Gdr, GdrAccess, GdrCards, SHARE};
 use crate::channel::{DeviceSlots, SlotMemory};
 use crate::comm::builder::CommBuilder;
+use crate::comm::device_memory::MemoryFor;
 use crate::comm::graphs::CommGraphs;
 use crate::comm::net::{Cards, MappedRelays, OpenRelayMemory};
 use crate::error::{Error, Result};
@@ -315,6 +316,7 @@ impl CommBuilder<'_> {
         let bytes = bytes.next_multiple_of(page);
         let runtime = self.device.runtime();
         let memory = runtime.allocate_shared(bytes.saturating_add(page))?;
+        let memory = self.memory.counted(MemoryFor::Calls, memory);
         let address = usize::try_from(memory.address()).unwrap_or(0);
         let start = address.next_multiple_of(page) - address;
         let mut dma_buf = None;

@@ -248,6 +248,11 @@ impl RelayServer {
         RelayServer { clients: clients.map(client).collect(), ended: true, counted: false }
     }
 
+    /// Whether a thread sends for others.
+    pub(super) fn is_running(&self) -> bool {
+        !self.ended
+    }
+
     /// Takes over what clients have handed over.
     fn take(&mut self) -> std::result::Result<bool, BrokenConnection> {
         let mut moved = false;

@@ -97,6 +97,9 @@ const KEEPALIVE: Duration = Duration::from_secs(5);
 /// Questions without an answer after which it is not: a host that is gone without a word shows after half a minute.
 const KEEPALIVE_RETRIES: u32 = 5;
 
+/// How long a peer whose host is gone without a word is silent until its connection is broken, where nothing is sent to it.
+pub const KEEPALIVE_LIMIT: Duration = KEEPALIVE.saturating_mul(KEEPALIVE_RETRIES + 1);
+
 /// Sets what each socket of a connection has: it never blocks, sends at once, and notices a host that is gone.
 ///
 /// # Errors

@@ -158,8 +158,10 @@ ncclResult_t ncclCommAbort(ncclComm_t comm);
 /* Ends the calls of all ranks, which then split, shrink or destroy it. */
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
 
-#define NCCL_SUSPEND_MEM 0x01
+#define NCCL_SUSPEND_MEM 0x01 /* the memory of connections and tables, of the device and of the host */
+/* On all ranks: gives the communicator's memory back until it is resumed. No window may be registered. */
 ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags);
+/* On all ranks: the communicator can make calls again. */
 ncclResult_t ncclCommResume(ncclComm_t comm);
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError);
@@ -168,10 +170,10 @@ ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device);
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank);
 
 typedef enum {
-    ncclStatGpuMemSuspend = 0,
-    ncclStatGpuMemSuspended = 1,
-    ncclStatGpuMemPersist = 2,
-    ncclStatGpuMemTotal = 3
+    ncclStatGpuMemSuspend = 0,   /* bytes of the device that ncclCommSuspend gives back */
+    ncclStatGpuMemSuspended = 1, /* 1 while the communicator is suspended */
+    ncclStatGpuMemPersist = 2,   /* bytes of windows and one-sided calls, beside the buffers themselves */
+    ncclStatGpuMemTotal = 3      /* both */
 } ncclCommMemStat_t;
 ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value);
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
-use ferroccl::{AbortHandle, Communicator, Error, Stream};
+use ferroccl::{AbortHandle, Communicator, Error, Stream, SuspendedCommunicator};
 
 use crate::answer::{Done, Failure};
 use crate::config::CommSettings;
@@ -37,8 +37,9 @@ pub(crate) struct Comm {
 
 #[derive(Debug, Default)]
 struct State {
-    /// `None` before it is made, and when it is no more.
+    /// `None` before it is made, while it is suspended, and when it is no more.
     made: Option<Arc<Communicator>>,
+    suspended: Option<Arc<SuspendedCommunicator>>,
     /// What it takes part in and has not ended.
     jobs: Vec<Arc<Job>>,
     /// Whether calls on the CPU may not have ended: with `blocking = 0` nobody waits for them.
@@ -109,7 +110,41 @@ impl Comm {
 
     /// It has been made.
     pub(crate) fn set_made(&self, made: Communicator) {
-        self.lock().made = Some(Arc::new(made));
+        let mut state = self.lock();
+        state.made = Some(Arc::new(made));
+        state.suspended = None;
+    }
+
+    /// Takes what is made out of it for a while.
+    pub(crate) fn lend(&self) -> Option<Arc<Communicator>> {
+        self.lock().made.take()
+    }
+
+    /// Takes back what it has lent.
+    pub(crate) fn give_back(&self, made: Arc<Communicator>) {
+        self.lock().made = Some(made);
+    }
+
+    /// It has given its memory back.
+    pub(crate) fn set_suspended(&self, suspended: SuspendedCommunicator) {
+        self.lock().suspended = Some(Arc::new(suspended));
+    }
+
+    pub(crate) fn suspended(&self) -> Option<Arc<SuspendedCommunicator>> {
+        self.lock().suspended.clone()
+    }
+
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.lock().suspended.is_some()
+    }
+
+    /// Its rank, and the number of ranks, also while it is suspended.
+    pub(crate) fn place_in_group(&self) -> Result<(u32, u32), Failure> {
+        if let Some(suspended) = self.suspended() {
+            return Ok((suspended.rank(), suspended.world_size()));
+        }
+        let made = self.made()?;
+        Ok((made.rank(), made.world_size()))
     }
 
     /// It has failed, or could not be made. The first failure stays.
@@ -167,6 +202,11 @@ impl Comm {
         }
         if let Some(made) = &state.made {
             return Ok(Arc::clone(made));
+        }
+        if state.suspended.is_some() {
+            return Err(Failure::usage(
+                "the communicator is suspended: ncclCommResume comes first",
+            ));
         }
         let unmade = || Failure::argument("comm", "it is not made yet: the group has not ended");
         Err(state.failure.clone().unwrap_or_else(unmade))
@@ -246,7 +286,9 @@ impl Comm {
     pub(crate) fn take(&self) -> Option<Arc<Communicator>> {
         self.operators.lock().unwrap_or_else(PoisonError::into_inner).clear();
         drop(self.one_sided.lock().unwrap_or_else(PoisonError::into_inner).take());
-        self.lock().made.take()
+        let mut state = self.lock();
+        state.suspended = None;
+        state.made.take()
     }
 
     /// As a function that starts something answers.

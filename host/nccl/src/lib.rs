@@ -40,5 +40,6 @@ mod operators;
 mod params;
 mod place;
 mod properties;
+mod suspend;
 mod types;
 mod windows;

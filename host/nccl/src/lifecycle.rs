@@ -65,21 +65,6 @@ export! {
         Ok(Done::Yes)
     }
 
-    /// It would release the communicator's memory.
-    answer ncclCommSuspend, pncclCommSuspend(comm: ncclComm_t, flags: c_int) {
-        handles::find(comm)?.ready()?;
-        if flags & NCCL_SUSPEND_MEM == 0 || flags & !NCCL_SUSPEND_MEM != 0 {
-            return Err(Failure::argument("flags", format!("{flags} is not NCCL_SUSPEND_MEM")));
-        }
-        Err(Failure::absent("suspending a communicator", "its memory cannot be released while it is there"))
-    }
-
-    /// It would undo `ncclCommSuspend`.
-    answer ncclCommResume, pncclCommResume(comm: ncclComm_t) {
-        handles::find(comm)?.ready()?;
-        Err(Failure::usage("the communicator is not suspended"))
-    }
-
     /// Whether something is in progress, and what has failed.
     answer ncclCommGetAsyncError, pncclCommGetAsyncError(comm: ncclComm_t, asyncError: *mut ncclResult_t) {
         let comm = handles::find(comm)?;
@@ -93,7 +78,7 @@ export! {
     answer ncclCommCount, pncclCommCount(comm: ncclComm_t, count: *mut c_int) {
         let comm = handles::find(comm)?;
         let at = out(count, "count")?;
-        at.write(int(comm.made()?.world_size()));
+        at.write(int(comm.place_in_group()?.1));
         Ok(Done::Yes)
     }
 
@@ -101,7 +86,7 @@ export! {
     answer ncclCommCuDevice, pncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) {
         let comm = handles::find(comm)?;
         let at = out(device, "device")?;
-        comm.made()?;
+        comm.place_in_group()?;
         at.write(comm.place.ordinal);
         Ok(Done::Yes)
     }
@@ -110,7 +95,7 @@ export! {
     answer ncclCommUserRank, pncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) {
         let comm = handles::find(comm)?;
         let at = out(rank, "rank")?;
-        at.write(int(comm.made()?.rank()));
+        at.write(int(comm.place_in_group()?.0));
         Ok(Done::Yes)
     }
 }

@@ -2,6 +2,8 @@
 
 use std::ffi::c_int;
 
+use ferroccl::MemoryUse;
+
 use crate::answer::{Done, Failure, out};
 use crate::handles;
 use crate::lifecycle::int;
@@ -11,7 +13,7 @@ export! {
     /// What a communicator is, and can.
     answer ncclCommQueryProperties, pncclCommQueryProperties(comm: ncclComm_t, props: *mut ncclCommProperties_t) {
         let comm = handles::find(comm)?;
-        let made = comm.made()?;
+        let (rank, ranks) = comm.place_in_group()?;
         out(props, "props")?;
         let asked = &mut *props;
         if asked.magic != NCCL_API_MAGIC {
@@ -21,8 +23,8 @@ export! {
             let reason = format!("has {} bytes, {} are known", asked.size, size_of::<ncclCommProperties_t>());
             return Err(Failure::argument("props", reason));
         }
-        asked.rank = int(made.rank());
-        asked.nRanks = int(made.world_size());
+        asked.rank = int(rank);
+        asked.nRanks = int(ranks);
         asked.cudaDev = comm.place.ordinal;
         asked.nvmlDev = comm.place.ordinal;
         // NCCL's interface for kernels is not there: FerroCCL has its own.
@@ -35,17 +37,23 @@ export! {
         Ok(Done::Yes)
     }
 
-    /// Bytes of a communicator's memory, as far as they are known.
+    /// Bytes of the device's memory that a communicator has.
     answer ncclCommMemStats, pncclCommMemStats(comm: ncclComm_t, stat: c_int, value: *mut u64) {
-        handles::find(comm)?.ready()?;
+        let comm = handles::find(comm)?;
         let at = out(value, "value")?;
-        match stat {
-            // ncclStatGpuMemSuspend, ncclStatGpuMemSuspended: nothing can be suspended.
-            0 | 1 => at.write(0),
-            // ncclStatGpuMemPersist, ncclStatGpuMemTotal
-            2 | 3 => return Err(Failure::absent("this statistic", "a communicator's memory is not counted")),
+        // A suspended one has none.
+        let used = match comm.is_suspended() {
+            true => MemoryUse::default(),
+            false => comm.made()?.memory_use(),
+        };
+        let value = match stat {
+            ncclStatGpuMemSuspend => used.calls,
+            ncclStatGpuMemSuspended => u64::from(comm.is_suspended()),
+            ncclStatGpuMemPersist => used.registrations,
+            ncclStatGpuMemTotal => used.total(),
             _ => return Err(Failure::argument("stat", format!("{stat} is no ncclCommMemStat_t"))),
         };
+        at.write(value);
         Ok(Done::Yes)
     }
 }

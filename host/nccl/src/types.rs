@@ -31,6 +31,12 @@ pub(crate) const NCCL_SIM_INFO_MAGIC: c_uint = 0x7468_5283;
 pub(crate) const NCCL_SHRINK_DEFAULT: c_int = 0;
 pub(crate) const NCCL_SHRINK_ABORT: c_int = 1;
 pub(crate) const NCCL_SUSPEND_MEM: c_int = 1;
+
+/// `ncclCommMemStat_t`.
+pub(crate) const ncclStatGpuMemSuspend: c_int = 0;
+pub(crate) const ncclStatGpuMemSuspended: c_int = 1;
+pub(crate) const ncclStatGpuMemPersist: c_int = 2;
+pub(crate) const ncclStatGpuMemTotal: c_int = 3;
 pub(crate) const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
 pub(crate) const NCCL_WIN_STRICT_ORDERING: c_int = 2;
 /// The built-in operators; what a program makes has higher numbers.

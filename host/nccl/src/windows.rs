@@ -44,6 +44,13 @@ pub(crate) fn forget(comm: &Comm) {
     of(&BUFFERS, |all| all.retain(|_, owner| *owner != comm.handle));
 }
 
+/// Whether calls of a communicator may work on some.
+pub(crate) fn are_registered(comm: &Comm) -> bool {
+    let registered =
+        |window: &Arc<Registered>| window.comm == comm.handle && window.window.get().is_some();
+    of(&WINDOWS, |all| all.values().any(registered))
+}
+
 /// The window of a handle, of this communicator.
 fn find(comm: &Comm, win: ncclWindow_t) -> Result<Arc<Registered>, Failure> {
     let window = of(&WINDOWS, |all| all.get(&win.addr()).cloned());

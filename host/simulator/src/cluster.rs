@@ -72,6 +72,7 @@ impl Cluster {
         if system.min_sm() == 0 || gpus == 0 {
             return Err(wrong("the host has no GPUs".to_owned()));
         }
+        let hosts = left(hosts, faults)?;
         let ranks = u64::from(gpus) * u64::from(hosts);
         if hosts == 0 || ranks > 1 << 20 {
             return Err(wrong(format!("{ranks} ranks; there may be 1 to {}", 1 << 20)));
@@ -115,6 +116,8 @@ impl Cluster {
                     other_kinds.retain(|(other, _)| *other != host);
                     other_kinds.push((host, kinds.len() - 1));
                 }
+                // Its host is not among them.
+                Fault::DeadNode { .. } => {}
                 Fault::Straggler { rank, late_us } => {
                     if u64::from(rank) >= ranks {
                         let why = format!("{fault}: there are {ranks} ranks");
@@ -197,6 +200,14 @@ impl Cluster {
         &self.config
     }
 
+    /// The latency of the longest way between the first host and another, in microseconds.
+    pub(crate) fn longest_way_us(&self) -> f64 {
+        let latency =
+            |way: &Way| way.links.iter().map(|link| self.links[*link as usize].1).sum::<f64>();
+        let to = |host: u32| self.way((0, host * self.local), |_| None, 0, 0);
+        (1..self.hosts).map(|host| latency(&to(host))).fold(0.0, f64::max)
+    }
+
     /// Whether all hosts are alike, and no link is slower than those like it.
     pub(crate) fn is_even(&self) -> bool {
         !self.uneven
@@ -268,6 +279,22 @@ impl Cluster {
         links[inside..].iter_mut().for_each(|link| *link += self.hosts * each);
         pass(&mut links, b, self.kind(b).paths.net_gpu(enter, other));
         Way { links, remote: true }
+    }
+}
+
+/// How many of `hosts` hosts are not dead.
+fn left(hosts: u32, faults: &[Fault]) -> Result<u32, SimulateError> {
+    let mut dead = BTreeSet::new();
+    for fault in faults {
+        let Fault::DeadNode { host } = *fault else { continue };
+        if host >= hosts {
+            return Err(SimulateError::Fault(format!("{fault}: there are {hosts} hosts")));
+        }
+        dead.insert(host);
+    }
+    match hosts - dead.len() as u32 {
+        0 if hosts > 0 => Err(SimulateError::Fault("no host is left".to_owned())),
+        left => Ok(left),
     }
 }
 

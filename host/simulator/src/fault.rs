@@ -24,6 +24,11 @@ pub enum Fault {
         /// The port.
         port: u32,
     },
+    /// A host is not there: the communicator is of the ranks of the others, which are numbered anew, also at the network.
+    DeadNode {
+        /// The host.
+        host: u32,
+    },
     /// A rank starts late.
     Straggler {
         /// The rank.
@@ -47,6 +52,7 @@ impl fmt::Display for Fault {
                 write!(f, "slow-link:host={host},port={port},part={part}")
             }
             Fault::DeadPort { host, port } => write!(f, "dead-port:host={host},port={port}"),
+            Fault::DeadNode { host } => write!(f, "dead-node:host={host}"),
             Fault::Straggler { rank, late_us } => write!(f, "straggler:rank={rank},us={late_us}"),
             Fault::Background { links, load } => write!(f, "background:links={links},load={load}"),
         }
@@ -63,10 +69,12 @@ impl FromStr for Fault {
         let mut keys: Vec<(&str, f64, f64)> = match name {
             "slow-link" => vec![("host", 0.0, 4e9), ("port", 0.0, 4e9), ("part", 0.5, 1.0)],
             "dead-port" => vec![("host", 0.0, 4e9), ("port", 0.0, 4e9)],
+            "dead-node" => vec![("host", 0.0, 4e9)],
             "straggler" => vec![("rank", 0.0, 4e9), ("us", 1000.0, 1e12)],
             "background" => vec![("links", 0.1, 1.0), ("load", 0.5, 0.99)],
             _ => {
-                return Err(wrong("neither slow-link, dead-port, straggler nor background".into()));
+                let all = "neither slow-link, dead-port, dead-node, straggler nor background";
+                return Err(wrong(all.into()));
             }
         };
         for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
@@ -87,6 +95,7 @@ impl FromStr for Fault {
         Ok(match name {
             "slow-link" => Fault::SlowLink { host: of(0) as u32, port: of(1) as u32, part: of(2) },
             "dead-port" => Fault::DeadPort { host: of(0) as u32, port: of(1) as u32 },
+            "dead-node" => Fault::DeadNode { host: of(0) as u32 },
             "straggler" => Fault::Straggler { rank: of(0) as u32, late_us: of(1) },
             _ => Fault::Background { links: of(0), load: of(1) },
         })
@@ -102,6 +111,7 @@ mod tests {
         for text in [
             "slow-link:host=3,port=1,part=0.25",
             "dead-port:host=1,port=0",
+            "dead-node:host=7",
             "straggler:rank=17,us=20",
             "background:links=0.5,load=0.1",
         ] {

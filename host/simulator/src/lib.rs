@@ -38,7 +38,9 @@ mod cluster;
 mod costs;
 mod engine;
 mod fabric;
+mod failure;
 mod fault;
+mod fit;
 mod options;
 mod outcome;
 mod plan;
@@ -48,6 +50,7 @@ mod tuner_file;
 
 pub use cluster::Cluster;
 pub use fabric::{Fabric, FabricLink, FabricShape, FabricSpec, Port, SWITCH_US};
+pub use failure::{Recovery, RecoveryPart, SOCKET_US};
 pub use fault::Fault;
 pub use options::{Call, Detail, Options};
 pub use outcome::{LinkUse, Outcome};

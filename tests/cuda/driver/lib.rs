@@ -267,10 +267,15 @@ const GIVES_BACK: [&str; 13] = [
     "cuGraphExecDestroy",
 ];
 
+/// Calls on an event, which has a context: a thread needs none for them. Programs make them from threads that have none.
+const OF_EVENTS: [&str; 2] = ["cuEventSynchronize", "cuEventDestroy_v2"];
+
 /// The current context, if calls of it go well.
 pub(crate) fn current(name: &'static str) -> Result<&'static Ctx, c_int> {
     *lock(&CALLS).get_or_insert_default().entry(name).or_default() += 1;
-    let context = STACK.with_borrow(|stack| stack.last().copied()).ok_or(INVALID_CONTEXT)?;
+    let context = STACK.with_borrow(|stack| stack.last().copied());
+    let of_event = || CONTEXTS.first().filter(|_| OF_EVENTS.contains(&name));
+    let context = context.or_else(of_event).ok_or(INVALID_CONTEXT)?;
     if let Some(code) = ordered(name) {
         if (700..=719).contains(&code) && code != 704 && code != 712 {
             context.sticky.store(code, Ordering::Relaxed);
@@ -396,11 +401,18 @@ plain! {
         device(of)?;
         let sm = setting("FAKE_CUDA_SM", 90);
         *to = match attribute {
+            // As of an H100: threads of a block, its sides and the grid's, lanes of a warp.
+            1..=3 => 1024,
+            4 => 64,
+            5 => c_int::MAX,
+            6 | 7 => 65_535,
+            10 => 32,
             13 => 1_980_000,
             16 => setting("FAKE_CUDA_MULTIPROCESSORS", 16),
             19 | 41 | 91 => 1,
             75 => sm / 10,
             76 => sm % 10,
+            97 => 232_448,
             102 => multicast::setting() >> 1 & 1,
             103 => multicast::setting() >> 2 & 1,
             132 => multicast::setting() & 1,

@@ -173,6 +173,13 @@ driver! {
         unsafe { *to = at as *mut c_void };
         Ok(())
     }
+    cuMemAllocHost_v2(to: *mut *mut c_void, bytes: usize) |_context| {
+        // SAFETY: the caller's place.
+        match unsafe { cuMemHostAlloc(to, bytes, 0) } {
+            0 => Ok(()),
+            code => Err(code),
+        }
+    }
     cuMemFreeHost(at: *mut c_void) |_context| {
         let range = remove(at as u64, Kind::Pinned)?;
         unmap(at as u64, range.bytes);

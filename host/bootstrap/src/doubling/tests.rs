@@ -1,6 +1,7 @@
 //! Groups of ranks whose messages come in any order that connections allow.
 
 use super::*;
+use crate::rounds::gather_rounds;
 
 /// SplitMix64: the same numbers for the same seed.
 struct Random(u64);
@@ -183,4 +184,12 @@ fn what_no_partner_says_has_no_place() {
     assert_eq!(hear(&[words(&[0, u32::MAX])]), malformed);
     assert_eq!(hear(&[words(&[0, 0, 0, 0])]), malformed, "a block too many");
     assert_eq!(hear(&[words(&[0, 0]), words(&[0, 0, 4])]), malformed);
+}
+
+#[test]
+fn rounds_are_as_many_as_others_reckon_with() {
+    for nranks in 1..=1025 {
+        let longest = (0..nranks).map(|rank| steps(rank, nranks).len()).max();
+        assert_eq!(longest, Some(gather_rounds(nranks) as usize), "{nranks} ranks");
+    }
 }

@@ -27,6 +27,7 @@ SPEC of --fabric, with what is taken where a key is left out:
 FAULT is one of
   slow-link:host=0,port=0,part=0.5      a port's link has a part of its bandwidth
   dead-port:host=0,port=0               a port is not there when the communicator is made
+  dead-node:host=0                      a host is not there; with --what-if it dies, and the others shrink and call again
   straggler:rank=0,us=1000              a rank calls late
   background:links=0.1,load=0.5         other traffic on a part of the links between hosts
 
@@ -36,6 +37,7 @@ Examples:
   ferroccl simulate all_reduce --file dgx-a100.xml --nodes 16 --bytes 64M --fabric fat-tree:oversubscription=4
   ferroccl simulate all_reduce --file dgx-a100.xml --nodes 16 --bytes 64M --what-if
   ferroccl simulate all_reduce --file dgx-a100.xml --nodes 2 --bytes 1M --algo tree --trace tree.json
+  ferroccl simulate all_reduce --file dgx-a100.xml --nodes 2 --bytes 8..256M -f 2 --fit times.json
 
 Exit status: 0 when something was simulated, 1 when nothing was or a file is wrong, 2 for a bad command line.";
 
@@ -92,7 +94,7 @@ pub(crate) struct SimulateArgs {
 
     /// What a fault costs, beside the same call without it; may be given several times [default: one of each]
     #[arg(long = "what-if", value_name = "FAULT", num_args = 0..=1, help_heading = "Results",
-          conflicts_with_all = ["plot", "trace", "tuner", "finish"])]
+          conflicts_with_all = ["plot", "trace", "tuner", "fit", "finish"])]
     what_if: Option<Vec<Fault>>,
     /// Write the result as JSON to a file; to standard output, in place of the text, with -
     #[arg(long, value_name = "FILE", help_heading = "Results")]
@@ -106,6 +108,10 @@ pub(crate) struct SimulateArgs {
     /// Write the fastest algorithm of each size as the file that NCCL's example of a tuner plugin reads
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub(super) tuner: Option<PathBuf>,
+    /// Simulate every protocol, and sizes in the middle of FROM..TO, too, and write times fitted to all of that, as FERROCCL_TUNER_FILE
+    /// reads them
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    pub(super) fit: Option<PathBuf>,
     /// Write when each rank has ended, as CSV
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub(super) finish: Option<PathBuf>,
@@ -149,6 +155,13 @@ impl SimulateArgs {
         if sizes.last() != Some(&to) {
             sizes.push(to);
         }
+        if self.fit.is_some() {
+            // Lines go through these, too: between two sizes a time may have a step.
+            let middle: Vec<u64> = sizes.windows(2).map(|pair| pair[0].midpoint(pair[1])).collect();
+            sizes.extend(middle);
+            sizes.sort_unstable();
+            sizes.dedup();
+        }
         Ok(sizes)
     }
 
@@ -172,12 +185,15 @@ impl SimulateArgs {
             None => Vec::new(),
             Some([]) => {
                 let host = self.nodes / 2;
-                vec![
+                let mut all = vec![
                     Fault::SlowLink { host, port: 0, part: 0.5 },
                     Fault::DeadPort { host, port: 0 },
                     Fault::Straggler { rank: 0, late_us: 1000.0 },
                     Fault::Background { links: 0.1, load: 0.5 },
-                ]
+                ];
+                // The last host leaves nobody.
+                all.extend((self.nodes > 1).then_some(Fault::DeadNode { host }));
+                all
             }
             Some(faults) => faults.to_vec(),
         }

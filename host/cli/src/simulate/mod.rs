@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use clap::CommandFactory;
 use clap::error::ErrorKind;
+use ferroccl::ProtocolId;
 use ferroccl::config::Config;
 use ferroccl::graph::tuning::{Collective, algorithms};
 use ferroccl::topology::{System, TopologyError};
@@ -94,8 +95,9 @@ fn simulate(args: &SimulateArgs) -> Result<(), Failure> {
     let config = Config::from_env_with(registry())?;
     ferroccl::log::init(&config)?;
     let sizes = args.sizes().unwrap_or_else(|reason| refuse(reason));
-    for path in
-        [&args.json, &args.plot, &args.trace, &args.tuner, &args.finish].into_iter().flatten()
+    for path in [&args.json, &args.plot, &args.trace, &args.tuner, &args.fit, &args.finish]
+        .into_iter()
+        .flatten()
     {
         if path.as_os_str() != "-" {
             crate::output_file::check(path).map_err(|error| named(path, error))?;
@@ -108,14 +110,22 @@ fn simulate(args: &SimulateArgs) -> Result<(), Failure> {
         [] => algorithms(args.collective).iter().map(|a| Some(*a)).collect(),
         some => some.iter().map(|a| Some(*a)).collect(),
     };
-    let call = |bytes: u64, algorithm| Call {
-        collective: args.collective,
-        bytes,
-        algorithm,
-        protocol: args.protocol,
+    let protocols = match (&args.fit, args.protocol) {
+        (Some(_), None) => ProtocolId::ALL.iter().map(|protocol| Some(*protocol)).collect(),
+        (_, protocol) => vec![protocol],
     };
-    let calls: Vec<Call> =
-        sizes.iter().flat_map(|bytes| ways.iter().map(|way| call(*bytes, *way))).collect();
+    let mut calls = Vec::new();
+    for bytes in sizes {
+        for algorithm in &ways {
+            let call = |protocol: &Option<ProtocolId>| Call {
+                collective: args.collective,
+                bytes,
+                algorithm: *algorithm,
+                protocol: *protocol,
+            };
+            calls.extend(protocols.iter().map(call));
+        }
+    }
     let options = Options {
         exact_steps: args.steps.unwrap_or(Options::default().exact_steps),
         skew_us: args.skew,
@@ -187,6 +197,9 @@ fn write_files(args: &SimulateArgs, setting: &Setting, results: &Results) -> Res
             .map(|outcome| TunerRow { hosts: setting.hosts, outcome })
             .collect();
         write_file(path, &tuner_file(&rows))?;
+    }
+    if let Some(path) = &args.fit {
+        write_file(path, &results.fitted_json())?;
     }
     if let Some(path) = &args.finish {
         write_file(path, &results.finish_csv())?;

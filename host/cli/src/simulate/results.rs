@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ferroccl::graph::tuning::{Algorithm, Collective, predict};
+use ferroccl::graph::tuning::{Algorithm, Collective, FittedCosts, predict};
 use ferroccl_simulator::{Detail, Fault, Outcome, SimulateError};
 use serde_json::{Value, json};
 
@@ -22,6 +22,7 @@ pub(super) struct Results {
     names: [String; 2],
     hosts: u32,
     collective: Collective,
+    fitted: FittedCosts,
 }
 
 impl Results {
@@ -58,6 +59,11 @@ impl Results {
             }
             return Err(Failure::Nothing);
         }
+        // In a protocol of several an algorithm may be refused; it was simulated all the same.
+        refused.retain(|(algorithm, ..)| {
+            outcomes.iter().all(|outcome| outcome.choice.algorithm != *algorithm)
+        });
+        let fitted = cluster.fit(&outcomes);
         let (hosts, ranks) = (cluster.hosts(), cluster.local_ranks());
         let [file, fabric] = &setting.names;
         let title = match hosts {
@@ -72,6 +78,7 @@ impl Results {
             names: setting.names.clone(),
             hosts,
             collective,
+            fitted,
         })
     }
 
@@ -130,6 +137,11 @@ impl Results {
             "not_simulated": self.refused.iter().map(refused).collect::<Vec<Value>>(),
         });
         serde_json::to_string_pretty(&json).unwrap_or_default() + "\n"
+    }
+
+    /// The times as straight lines, as `FERROCCL_TUNER_FILE` reads them.
+    pub(super) fn fitted_json(&self) -> String {
+        serde_json::to_string_pretty(&self.fitted).unwrap_or_default() + "\n"
     }
 
     /// The plot: a line for each algorithm.

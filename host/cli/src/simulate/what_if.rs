@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ferroccl_simulator::{Call, Cluster, Fault, Outcome, SimulateError};
+use ferroccl_simulator::{Call, Cluster, Fault, Outcome, RecoveryPart, SimulateError};
 use serde_json::{Value, json};
 
 use super::results::time;
@@ -21,6 +21,20 @@ struct Row {
 pub(super) struct WhatIf {
     title: String,
     rows: Vec<Row>,
+    recoveries: Vec<HostLoss>,
+}
+
+/// What it takes after the death of a host until those that are left have a communicator.
+struct HostLoss {
+    fault: Fault,
+    ranks: u32,
+    parts: Vec<RecoveryPart>,
+}
+
+impl HostLoss {
+    fn us(&self) -> f64 {
+        self.parts.iter().map(|part| part.us).sum()
+    }
 }
 
 impl WhatIf {
@@ -48,11 +62,15 @@ impl WhatIf {
         if before.is_empty() {
             return Err(Failure::Nothing);
         }
-        let mut rows = Vec::new();
+        let (mut rows, mut recoveries) = (Vec::new(), Vec::new());
         for fault in faults {
             let mut all = standing.to_vec();
             all.push(*fault);
             let cluster = setting.cluster(&all)?;
+            if let Fault::DeadNode { .. } = fault {
+                let (fault, ranks) = (*fault, cluster.ranks());
+                recoveries.push(HostLoss { fault, ranks, parts: cluster.recovery_parts()? });
+            }
             for (call, before) in &before {
                 let after = run(&cluster, call).map_err(|error| error.to_string());
                 rows.push(Row { fault: *fault, before: before.clone(), after });
@@ -61,7 +79,7 @@ impl WhatIf {
         let (hosts, ranks) = (healthy.hosts(), healthy.local_ranks());
         let [file, fabric] = &setting.names;
         let title = format!("what faults cost on {hosts} hosts of {ranks} ranks, {file}, {fabric}");
-        Ok(WhatIf { title, rows })
+        Ok(WhatIf { title, rows, recoveries })
     }
 
     pub(super) fn json(&self) -> String {
@@ -81,7 +99,22 @@ impl WhatIf {
             })
         };
         let rows = self.rows.iter().map(row).collect::<Vec<Value>>();
-        let json = json!({ "version": 1, "simulated": true, "what": self.title, "rows": rows });
+        let recovery = |recovery: &HostLoss| {
+            json!({
+                "fault": recovery.fault.to_string(),
+                "ranks_left": recovery.ranks,
+                "parts": recovery.parts,
+                "until_the_call_us": recovery.us(),
+            })
+        };
+        let recoveries = self.recoveries.iter().map(recovery).collect::<Vec<Value>>();
+        let json = json!({
+            "version": 1,
+            "simulated": true,
+            "what": self.title,
+            "rows": rows,
+            "recoveries": recoveries,
+        });
         serde_json::to_string_pretty(&json).unwrap_or_default() + "\n"
     }
 }
@@ -112,6 +145,32 @@ impl fmt::Display for WhatIf {
                     writeln!(f, "{what}  {:>10}  {:>9}  {:>6}  {fault}: {why}", "-", "-", "-")?;
                 }
             }
+        }
+        self.recoveries.iter().try_for_each(|recovery| recovery.show(f, &self.rows))
+    }
+}
+
+impl HostLoss {
+    /// The parts of the time, and with each call their sum.
+    fn show(&self, f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
+        let HostLoss { fault, ranks, parts } = self;
+        writeln!(
+            f,
+            "#\n# {fault}: until the {ranks} ranks that are left have called again, in us, simulated"
+        )?;
+        for RecoveryPart { name, us, how } in parts {
+            writeln!(f, "#   {name:<11} {:>12}  {how}", time(*us))?;
+        }
+        for row in rows.iter().filter(|row| row.fault == *fault) {
+            let Ok(after) = &row.after else { continue };
+            let (bytes, algorithm) = (Bytes(after.call.bytes), after.choice.algorithm);
+            let sum = time(self.us() + after.time_us);
+            writeln!(
+                f,
+                "#   {:<11} {:>12}  {bytes} by {algorithm}: {sum} in all",
+                "call",
+                time(after.time_us)
+            )?;
         }
         Ok(())
     }

@@ -66,12 +66,80 @@ fn faults_are_beside_the_call_without_them() {
     {
         assert!(shown.contains(word), "{word}: {shown}");
     }
+    // A host that dies is not one of two alone: its parts, and with the call their sum.
+    for part in [
+        "dead-node:host=1: until the 8 ranks",
+        "noticed",
+        "told",
+        "connected",
+        "agreed",
+        "64M by Ring: ",
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    let dead = ["--what-if", "dead-node", "--json", "-"];
+    let out = of_dgx(&[&["--nodes", "4", "--bytes", "8", "--algo", "ring"], &dead[..]].concat());
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let recovery = &json["recoveries"][0];
+    assert_eq!(
+        (&recovery["fault"], &recovery["ranks_left"]),
+        (&"dead-node:host=0".into(), &24.into())
+    );
+    let us = recovery["parts"].as_array().unwrap().iter().map(|part| part["us"].as_f64().unwrap());
+    assert!(
+        (us.sum::<f64>() - recovery["until_the_call_us"].as_f64().unwrap()).abs() < 1e-3,
+        "{json}"
+    );
     let one = ["--what-if", "straggler:rank=3,us=500", "--json", "-"];
     let out = of_dgx(&[&["--nodes", "2", "--bytes", "8", "--algo", "tree"], &one[..]].concat());
     let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     let row = &json["rows"][0];
     let more = row["with_us"].as_f64().unwrap() - row["without_us"].as_f64().unwrap();
     assert!((400.0..501.0).contains(&more), "{json}");
+}
+
+/// What is fitted is read by `explain` and `simulate`, and changes what is chosen.
+#[test]
+fn fitted_times_go_into_a_file_that_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("times.json").display().to_string();
+    let out = of_dgx(&["--nodes", "2", "--bytes", "8..1M", "--fit", &file]);
+    let shown = text(&out.stdout);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    // Each protocol, and a size between each two.
+    for row in ["LL  ", "LL128", "Simple", " 36 "] {
+        assert!(shown.contains(row), "{row}: {shown}");
+    }
+    let json: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(
+        (&json["simulated"], &json["nodes"], &json["ranks"]),
+        (&true.into(), &2.into(), &16.into())
+    );
+    assert!(json["times"].as_array().unwrap().len() >= 9, "{json}");
+    let explain = |file: &str| {
+        let mut command = ferroccl(["explain"]);
+        let args = [&DGX[..], &["--nodes", "2", "--bytes", "8"]].concat();
+        command.args(args).env("FERROCCL_TUNER_FILE", file).current_dir(ROOT).output().unwrap()
+    };
+    let simulated = first_number(&shown, &["8", "Tree", "LL", "1"]);
+    let [with, without] =
+        [file.as_str(), ""].map(|file| first_number(&text(&explain(file).stdout), &["Tree", "LL"]));
+    // Lines are within 2 % of what was simulated.
+    assert!((with / simulated - 1.0).abs() < 0.02, "{with} {simulated}");
+    assert!(with != without, "{with}");
+    fs::write(&file, "{}").unwrap();
+    let error = text(&explain(&file).stderr);
+    assert!(error.contains("FERROCCL_TUNER_FILE") && error.contains("no file of times"), "{error}");
+}
+
+/// The number behind these words in a row of a table.
+fn first_number(shown: &str, words: &[&str]) -> f64 {
+    let behind = |row: &str| {
+        let row: Vec<&str> = row.split_whitespace().collect();
+        row.strip_prefix(words)?.first()?.parse().ok()
+    };
+    shown.lines().find_map(behind).unwrap_or_else(|| panic!("{words:?}: {shown}"))
 }
 
 #[test]
@@ -108,6 +176,8 @@ fn what_cannot_be_is_said() {
         (&["--bytes", "8..4"][..], 2, "no larger than the last"),
         (&["--bytes", "8Q"], 2, "unit of size"),
         (&["--fault", "fire"], 2, "neither slow-link"),
+        (&["--what-if", "dead-node"], 1, "no host is left"),
+        (&["--bytes", "8", "--what-if", "--fit", "f"], 2, "cannot be used with"),
         (&["--skew=-1"], 2, "0 to 1000000000"),
         (&["--nodes", "2", "--ranks", "3"], 2, "evenly"),
         (&["--ranks", "9"], 2, "9 ranks on a host that has 8 GPUs"),

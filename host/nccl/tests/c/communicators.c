@@ -135,6 +135,79 @@ static void split(ncclComm_t* comm, int n) {
     destroy(seconds, second);
 }
 
+static uint64_t bytes(ncclComm_t comm, ncclCommMemStat_t stat) {
+    uint64_t value = UINT64_MAX;
+    OK(ncclCommMemStats(comm, stat, &value));
+    return value;
+}
+
+/* All ranks, with the answer that each call gives, and the group. */
+static void together(int n, ncclComm_t* comm, int resume, ncclResult_t want) {
+    OK(ncclGroupStart());
+    for (int r = 0; r < n; r++) OK(resume ? ncclCommResume(comm[r]) : ncclCommSuspend(comm[r], NCCL_SUSPEND_MEM));
+    ncclResult_t end = ncclGroupEnd();
+    CHECK(end == want || end == ncclInProgress);
+    for (int r = 0; r < n && want == ncclSuccess; r++) CHECK(settled(comm[r]) == ncclSuccess);
+}
+
+/* Memory goes and comes again; in between calls are refused, and what the communicator is can be asked. */
+static void suspend(ncclComm_t* comm, int n) {
+    float x = 1;
+    for (int round = 0; round < 2; round++) {
+        uint64_t before = bytes(comm[0], ncclStatGpuMemSuspend);
+        CHECK(before > 0 && bytes(comm[0], ncclStatGpuMemPersist) == 0);
+        CHECK(bytes(comm[0], ncclStatGpuMemTotal) == before && bytes(comm[0], ncclStatGpuMemSuspended) == 0);
+        together(n, comm, 0, ncclSuccess);
+        for (int r = 0; r < n; r++) {
+            int rank, count;
+            CHECK(bytes(comm[r], ncclStatGpuMemTotal) == 0 && bytes(comm[r], ncclStatGpuMemSuspend) == 0);
+            CHECK(bytes(comm[r], ncclStatGpuMemSuspended) == 1);
+            OK(ncclCommUserRank(comm[r], &rank));
+            OK(ncclCommCount(comm[r], &count));
+            CHECK(rank == r && count == n);
+            REFUSED(ncclInvalidUsage, "is suspended", ncclAllReduce(&x, &x, 1, ncclFloat, ncclSum, comm[r], NULL));
+            REFUSED(ncclInvalidUsage, "is suspended", ncclCommSuspend(comm[r], NCCL_SUSPEND_MEM));
+            REFUSED(ncclInvalidUsage, "is suspended", ncclCommFinalize(comm[r]));
+        }
+        together(n, comm, 1, ncclSuccess);
+        for (int r = 0; r < n; r++) REFUSED(ncclInvalidUsage, "not suspended", ncclCommResume(comm[r]));
+        CHECK(bytes(comm[0], ncclStatGpuMemSuspend) > 0 && bytes(comm[0], ncclStatGpuMemSuspended) == 0);
+        works(n, comm);
+    }
+}
+
+/* A window keeps all ranks from it, and what one-sided calls have does not. */
+static void suspend_with_windows(void) {
+    enum { N = 3 };
+    ncclComm_t comm[N];
+    ncclWindow_t window[N];
+    float* buffer[N];
+    OK(ncclCommInitAll(comm, N, NULL));
+    for (int round = 0; round < 2; round++) {
+        OK(ncclGroupStart());
+        for (int r = 0; r < N; r++) {
+            OK(ncclMemAlloc((void**)&buffer[r], 4096));
+            OK(ncclCommWindowRegister(comm[r], buffer[r], 4096, &window[r], NCCL_WIN_COLL_SYMMETRIC));
+        }
+        OK(ncclGroupEnd());
+        CHECK(bytes(comm[1], ncclStatGpuMemPersist) > 0);
+        together(N, comm, 0, ncclInvalidUsage);
+        CHECK(strstr(ncclGetLastError(NULL), "a window is registered"));
+        works(N, comm);
+        for (int r = 0; r < N; r++) {
+            OK(ncclCommWindowDeregister(comm[r], window[r]));
+            OK(ncclMemFree(buffer[r]));
+        }
+        together(N, comm, 0, ncclSuccess);
+        together(N, comm, 1, ncclSuccess);
+        works(N, comm);
+    }
+    /* One that is suspended can be destroyed, and aborted. */
+    together(N, comm, 0, ncclSuccess);
+    OK(ncclCommAbort(comm[0]));
+    for (int r = 1; r < N; r++) OK(ncclCommDestroy(comm[r]));
+}
+
 static void shrink(ncclComm_t* comm, int n, int flags) {
     ncclComm_t left[MOST];
     int gone[] = {1};
@@ -175,6 +248,7 @@ static void children(void) {
             OK(ncclCommInitAll(comm, n, NULL));
         }
         split(comm, n);
+        suspend(comm, n);
         shrink(comm, n, NCCL_SHRINK_DEFAULT);
         works(n, comm);
         grow(comm, n);
@@ -311,6 +385,7 @@ int main(void) {
     a_group_that_fails();
     in_threads();
     children();
+    suspend_with_windows();
     revoked();
     nonblocking();
     aborted();

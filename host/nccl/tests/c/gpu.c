@@ -117,6 +117,19 @@ int main(void) {
         OK(ncclCommWindowDeregister(comm[r], window[r]));
         OK(ncclMemFree(window_memory[r]));
     }
+    /* Their memory goes, and comes again. */
+    uint64_t bytes;
+    OK(ncclCommMemStats(comm[0], ncclStatGpuMemTotal, &bytes));
+    CHECK(bytes > 1 << 20);
+    OK(ncclGroupStart());
+    for (int r = 0; r < N; r++) OK(ncclCommSuspend(comm[r], NCCL_SUSPEND_MEM));
+    OK(ncclGroupEnd());
+    OK(ncclCommMemStats(comm[0], ncclStatGpuMemTotal, &bytes));
+    CHECK(bytes == 0);
+    OK(ncclGroupStart());
+    for (int r = 0; r < N; r++) OK(ncclCommResume(comm[r]));
+    OK(ncclGroupEnd());
+    calls(comm);
     for (int r = 0; r < N; r++) OK(ncclCommFinalize(comm[r]));
     for (int r = 0; r < N; r++) OK(ncclCommDestroy(comm[r]));
     puts("passed");

@@ -2,6 +2,7 @@
 
 mod alpha_beta;
 mod coarse;
+mod failure;
 mod faults;
 mod properties;
 mod support;

@@ -1,5 +1,7 @@
 //! What a graph's channels carry, as the model counts it.
 
+use std::collections::BTreeSet;
+
 use ferroccl_device::abi::Algorithm;
 
 use crate::graph::ChannelGraph;
@@ -23,4 +25,11 @@ pub(super) fn bandwidth_of_channel(graph: &ChannelGraph, nodes: u32, algorithm: 
         _ => 2.0 * graph.bw_inter,
     };
     graph.bw_intra.min(crossing).min(speed::LOC)
+}
+
+/// The ports by which a graph's channels leave a host, one at least: each has an equal part of them. A chain passes the ranks in their
+/// own order, so that all of its channels leave a host from the last rank, which has a port of its own for who is no neighbour in a ring.
+pub(super) fn ports(graph: &ChannelGraph) -> f64 {
+    let used: BTreeSet<usize> = graph.channels.iter().filter_map(|c| Some(c.nets?[1])).collect();
+    used.len().max(1) as f64
 }

@@ -204,6 +204,9 @@ pub(super) fn breakpoints(s: &Situation<'_>, settings: &Settings, from: u64, to:
         Devices::Cpu { .. } => cpu::breakpoints(s, channels),
         Devices::Gpus(_) => model::breakpoints(s, channels),
     };
+    if let Some(fitted) = settings.fitted.as_ref().filter(|fitted| fitted.is_for(s)) {
+        starts.extend(fitted.starts());
+    }
     starts.retain(|start| (from + 1..=to).contains(start));
     starts.push(from);
     starts.sort_unstable();

@@ -7,6 +7,8 @@
 //!                                                         └─► Tuner: the same as straight lines, for every call
 //! ```
 //!
+//! Times that were fitted to runs ([`FittedCosts`]) count in place of the model's.
+//!
 //! For GPUs the model and its figures are NCCL's ([`tables`], [`model`]): a latency per step, and the bandwidth that
 //! the search has found, less what a protocol costs of it. They are estimates that rank alternatives; what a call
 //! takes is for the perf tool to say. For CPU devices they are measured ([`cpu`], [`processes`]).
@@ -17,6 +19,7 @@ mod absent;
 mod bandwidth;
 mod choose;
 pub mod cpu;
+mod fitted;
 mod mesh;
 mod messages;
 mod model;
@@ -33,6 +36,7 @@ mod tuner;
 
 pub use absent::{AbsentAlgorithm, absent_cost};
 pub use choose::{Alternative, Choice, NoChoice, choose, switches};
+pub use fitted::{FittedCosts, FittedLine, FittedTimes};
 pub use model::predict;
 pub use own::{AlgorithmFigures, OwnKernels, ProtocolFigures};
 pub use rules::algorithms;

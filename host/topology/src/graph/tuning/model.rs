@@ -5,7 +5,7 @@
 
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
-use super::bandwidth::bandwidth_of_channel;
+use super::bandwidth::{bandwidth_of_channel, ports};
 use super::parallelism::MinimumSize;
 use super::rules::modelled_as;
 use super::tables::{self, Hardware, generation, scale};
@@ -75,6 +75,10 @@ pub(super) fn cost(
         // NCCL: nothing. The copy is within one memory.
         let time_us = bytes as f64 / speed::LOC * 1e-3;
         return Some(Cost { time_us, latency_us: 0.0, bandwidth: speed::LOC });
+    }
+    let fitted = settings.fitted.as_ref();
+    if let Some(cost) = fitted.and_then(|f| f.cost(s, (collective, algorithm, protocol), bytes)) {
+        return Some(cost);
     }
     // Another crate's protocol: as the one that it is like, and then by its ratios.
     let (protocol, beside) = settings.own.modelled(protocol);
@@ -185,6 +189,7 @@ fn bus_bandwidth(
     let (row, column) = (generation(gpus.min_sm), scale(nodes));
     let channels = graph.channels.len() as f64;
     let all = bandwidth_of_channel(graph, nodes, algorithm) * channels;
+    let all = if algorithm == Algorithm::Chain && nodes > 1 { all / ports(graph) } else { all };
     let ll_max = steps::ll_max(gpus, nodes);
     let like_ring = matches!(
         algorithm,

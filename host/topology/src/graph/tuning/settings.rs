@@ -1,8 +1,10 @@
 //! What the user has to say about the choice.
 
+use std::sync::Arc;
+
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
-use super::{MAX_CHANNELS, OwnKernels, Selection};
+use super::{FittedCosts, MAX_CHANNELS, OwnKernels, Selection};
 
 /// What may be chosen. [`Settings::default`] leaves everything to the model.
 ///
@@ -39,6 +41,8 @@ pub struct Settings {
     pub max_channels: Option<u32>,
     /// The kernels of other crates.
     pub own: OwnKernels,
+    /// `FERROCCL_TUNER_FILE`: times that count in place of the model's.
+    pub fitted: Option<Arc<FittedCosts>>,
     /// `NCCL_LL128_C2C=0`: LL128 is not safe on the way to a network card by P2C or PXN.
     pub no_ll128_c2c: bool,
 }
