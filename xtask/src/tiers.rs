@@ -90,7 +90,8 @@ pub(crate) fn nightly() -> Vec<Step> {
             .run(&format!("cargo deny {TRAIN} --config deny.toml check advisories")),
         Step::new("book", "the book, made by mdBook; `test` checks its links and code")
             .needs(|| {
-                (!answers("mdbook", &["--version"])).then(|| format!("no mdbook: {}", book::INSTALL))
+                (!answers("mdbook", &["--version"]))
+                    .then(|| format!("no mdbook: {}", book::INSTALL))
             })
             .function(book::step),
         Step::new("msrv", "the oldest Rust that the manifests promise compiles everything")

@@ -9,6 +9,7 @@
 //! | `<!-- output, other numbers: COMMAND -->` | the same, with other numbers: times, addresses, names of registers |
 //! | `<!-- output, numbers within 5%: COMMAND -->` | the same, with numbers about as large: compilers of PTX differ a little |
 //! | `<!-- runs -->` | is lines for the shell, each of which ends with status 0 in the project's folder |
+//! | `<!-- drawn: COMMAND -->` | is no block but an image: what the command writes into a file that is its last argument |
 //!
 //! A command may have settings before it, as in `NCCL_ALGO=tree ferroccl explain all_reduce`. `book` checks links, and which blocks have to
 //! have such a comment.
@@ -86,6 +87,9 @@ fn source(line: &str) -> Option<Source<'_>> {
         return Some(Source::Runs);
     }
     let (kind, what) = inner.split_once(": ")?;
+    if kind == "drawn" {
+        return None; // an image, for `book`
+    }
     Some(match kind {
         "file" => Source::File(what),
         "in file" => Source::InFile(what),
@@ -220,6 +224,8 @@ fn run(lines: &[&str]) -> Result<(), String> {
     let program = Path::new(env!("CARGO_BIN_EXE_ferroccl"));
     let path = std::env::var("PATH").unwrap_or_default();
     let path = format!("{}:{path}", program.parent().unwrap().display());
+    // Where they leave files.
+    fs::create_dir_all(Path::new(ROOT).join("target")).map_err(|error| error.to_string())?;
     for line in lines.iter().filter(|line| !line.is_empty() && has_what_it_needs(line)) {
         let output = finish(plain("sh").args(["-c", line]).env("PATH", &path).current_dir(ROOT));
         if !output.status.success() {
@@ -318,6 +324,7 @@ fn what_documents_run_is_there() {
                 "host/bootstrap",
                 "proxy",
                 "ptx",
+                "build",
                 "examples/train",
             ];
             let there = places.iter().any(|place| {
