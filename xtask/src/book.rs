@@ -13,7 +13,7 @@ use crate::run::root;
 
 /// How to get mdBook; what it can do without is left out, as that takes minutes to compile.
 pub(crate) const INSTALL: &str =
-    "cargo install mdbook --locked --no-default-features --features search";
+    "cargo install mdbook --version ^0.5 --locked --no-default-features --features search";
 
 /// The first page, which mdBook makes of the first chapter, with links that are wrong for where it is.
 const FIRST: &str = "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>FerroCCL</title>\n\
@@ -32,10 +32,7 @@ pub(crate) fn make() -> Result<(), Box<dyn Error>> {
     }
     let book = root.join("target/book");
     for page in pages {
-        let page = book.join(page).with_extension("html");
-        if !page.is_file() {
-            return Err(format!("mdBook has not made {}", page.display()).into());
-        }
+        check_links(&book.join(page).with_extension("html"))?;
     }
     fs::write(book.join("index.html"), FIRST)?;
     println!("{}", book.join("index.html").canonicalize()?.display());
@@ -45,6 +42,29 @@ pub(crate) fn make() -> Result<(), Box<dyn Error>> {
 /// The same as a step.
 pub(crate) fn step() -> Result<(), String> {
     make().map_err(|error| error.to_string())
+}
+
+/// Links of a page that mdBook has made lead to files and headings that it has made.
+fn check_links(page: &Path) -> Result<(), Box<dyn Error>> {
+    let read = |path: &Path| {
+        fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+    };
+    let text = read(page)?;
+    for link in text.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next()) {
+        let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+        if link.contains("://") {
+            continue;
+        }
+        let target = if path.is_empty() { page.to_owned() } else { page.with_file_name(path) };
+        let there = match anchor {
+            "" => target.exists(),
+            anchor => read(&target)?.contains(&format!("id=\"{anchor}\"")),
+        };
+        if !there {
+            return Err(format!("{}: nothing is at {link}", page.display()).into());
+        }
+    }
+    Ok(())
 }
 
 /// Copies the pages of the summary, and the files that they link to; the paths of the pages.
