@@ -8,10 +8,12 @@
 //! cargo xtask ptx NAME           the PTX of one kernel, or of one module
 //! cargo xtask package-kernels    all PTX, packed, for a release to carry: docs/building.md
 //! cargo xtask install            libnccl.so.2 for programs made for NCCL: docs/nccl.md
+//! cargo xtask book               the book, of docs/, by mdBook
 //! ```
 //!
 //! Each step is printed with its command, and at the end with its time. CONTRIBUTING.md says what each tier is for.
 
+mod book;
 mod features;
 mod install;
 mod licences;
@@ -58,6 +60,8 @@ enum Arguments {
     PackageKernels,
     /// Builds libnccl.so.2, and installs it with its header
     Install(install::Where),
+    /// Makes the book in target/book, by mdBook
+    Book,
 }
 
 #[derive(Args)]
@@ -98,6 +102,7 @@ fn main() -> ExitCode {
         Arguments::Ptx(which) => done(ptx::one(&which)),
         Arguments::PackageKernels => done(ptx::package()),
         Arguments::Install(place) => done(install::install(&place)),
+        Arguments::Book => done(book::make()),
     };
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

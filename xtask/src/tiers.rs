@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use crate::run::Step;
-use crate::{features, licences, new_crates, skips, space};
+use crate::{book, features, licences, new_crates, skips, space};
 
 /// The features of lints and documentation: everything.
 const ALL: &str = "cust,cudarc";
@@ -88,6 +88,12 @@ pub(crate) fn nightly() -> Vec<Step> {
             // The database of advisories comes from GitHub.
             .run("cargo deny --workspace check advisories")
             .run(&format!("cargo deny {TRAIN} --config deny.toml check advisories")),
+        Step::new("book", "the book, made by mdBook; `test` checks its links and code")
+            .needs(|| {
+                (!answers("mdbook", &["--version"]))
+                    .then(|| format!("no mdbook: {}", book::INSTALL))
+            })
+            .function(book::step),
         Step::new("msrv", "the oldest Rust that the manifests promise compiles everything")
             .needs(|| toolchain(&oldest_toolchain()))
             .run_with(

@@ -28,6 +28,19 @@ def test_the_numpy_example_runs(path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("path", ["docs/python.md", "docs/first-steps.md", "host/python/README.md"])
+def test_every_block_is_python(path):
+    for code in blocks(path):
+        compile(code, path, "exec")
+
+
+def test_the_first_example_runs():
+    command = [launcher(), "run", "-n", "4", "--", sys.executable, str(ROOT / "examples/all_reduce.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 4: 1 + ... + 4 = 10" for rank in range(4)]
+
+
 def test_the_mpi4py_example_runs():
     pytest.importorskip("mpi4py")
     import shutil

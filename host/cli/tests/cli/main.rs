@@ -1,6 +1,7 @@
 //! The `ferroccl` command as its users meet it: the built binary, its output, its exit codes.
 
 mod bench;
+mod book;
 mod collectives;
 mod explain;
 #[path = "../../../../tests/support/fake_driver.rs"]

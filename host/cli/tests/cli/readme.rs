@@ -8,6 +8,11 @@
 //! | `<!-- output: COMMAND -->` | is lines of what the command prints, in their order |
 //! | `<!-- output, other numbers: COMMAND -->` | the same, with other numbers: times, addresses, names of registers |
 //! | `<!-- output, numbers within 5%: COMMAND -->` | the same, with numbers about as large: compilers of PTX differ a little |
+//! | `<!-- runs -->` | is lines for the shell, each of which ends with status 0 in the project's folder |
+//! | `<!-- drawn: COMMAND -->` | is no block but an image: what the command writes into a file that is its last argument |
+//!
+//! A command may have settings before it, as in `NCCL_ALGO=tree ferroccl explain all_reduce`. `book` checks links, and which blocks have to
+//! have such a comment.
 //!
 //! With `UPDATE_README=1` files and numbers are brought up to date; where words have changed, a block is edited by hand.
 
@@ -16,25 +21,36 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::skip::skip;
-use super::support::{ROOT, ferroccl, finish, text};
+use super::support::{ROOT, ferroccl, finish, plain, text};
 
-/// What is looked at.
-const DOCUMENTS: [&str; 14] = [
+/// What is looked at, besides the chapters of the book, which are in `docs/`.
+const DOCUMENTS: [&str; 8] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
-    "docs/device-api.md",
-    "docs/from-nccl.md",
-    "docs/lab.md",
-    "docs/launch.md",
-    "docs/ring-all-reduce.md",
-    "docs/simulate.md",
-    "docs/verify.md",
+    "GLOSSARY.md",
     "examples/fused/README.md",
     "examples/lab/README.md",
     "examples/train/README.md",
     "fuzz/README.md",
 ];
+
+/// All documents, as paths from the project's folder.
+pub(crate) fn documents() -> Vec<String> {
+    let mut all: Vec<String> = DOCUMENTS.iter().map(|&path| path.to_owned()).collect();
+    all.extend(chapters());
+    all
+}
+
+/// The files of `docs/` that are text, in the order of their names.
+pub(crate) fn chapters() -> Vec<String> {
+    let entries = fs::read_dir(Path::new(ROOT).join("docs")).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut chapters: Vec<String> =
+        names.filter(|name| name.ends_with(".md")).map(|name| format!("docs/{name}")).collect();
+    chapters.sort();
+    chapters
+}
 
 /// How a block's lines have to agree with what a command prints.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,6 +65,7 @@ enum Source<'a> {
     File(&'a str),
     InFile(&'a str),
     Output(Numbers, &'a str),
+    Runs,
 }
 
 /// A fenced block: its lines are `first..end` of the document's.
@@ -59,14 +76,20 @@ struct Block<'a> {
     end: usize,
 }
 
-fn read(path: &str) -> String {
+pub(crate) fn read(path: &str) -> String {
     let path = Path::new(ROOT).join(path);
     fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 fn source(line: &str) -> Option<Source<'_>> {
     let inner = line.strip_prefix("<!-- ")?.strip_suffix(" -->")?;
-    let (kind, what) = inner.split_once(": ")?;
+    if inner == "runs" {
+        return Some(Source::Runs);
+    }
+    let (kind, what) = inner.split_once(": ").unwrap_or((inner, ""));
+    if kind == "drawn" {
+        return None; // an image, for `book`
+    }
     Some(match kind {
         "file" => Source::File(what),
         "in file" => Source::InFile(what),
@@ -162,22 +185,53 @@ fn dedent(lines: &[&str]) -> Vec<String> {
     lines.iter().map(|line| line.get(indent..).unwrap_or("").trim_end().to_owned()).collect()
 }
 
-/// What a command prints, on either output; `None` where the machine lacks something for it.
-fn printed(command: &str) -> Option<String> {
-    let mut words = command.split_whitespace();
-    assert_eq!(words.next(), Some("ferroccl"), "{command}");
+/// Whether the machine has what a command needs; a test that it lacks is skipped.
+fn has_what_it_needs(command: &str) -> bool {
     let kernels = command.contains(" ptx ") && !command.contains("--file");
     if let (true, Some(why)) = (kernels, ferroccl::ptx::unavailable()) {
         skip(&format!("{command}: {why}"));
-        return None;
+        return false;
     }
     if command.contains("ptx stats") && !Path::new(ROOT).join(".toolchain/cuda/bin/ptxas").exists()
     {
         skip("no ptxas: scripts/setup installs it");
+        return false;
+    }
+    true
+}
+
+/// What a command prints, on either output; `None` where the machine lacks something for it.
+fn printed(command: &str) -> Option<String> {
+    let mut words = command.split_whitespace();
+    let mut settings = Vec::new();
+    let program = loop {
+        match words.next().map(|word| word.split_once('=').ok_or(word)) {
+            Some(Ok(setting)) => settings.push(setting),
+            Some(Err(program)) => break program,
+            None => break "",
+        }
+    };
+    assert_eq!(program, "ferroccl", "{command}");
+    if !has_what_it_needs(command) {
         return None;
     }
-    let output = finish(ferroccl([]).args(words).current_dir(ROOT));
+    let output = finish(ferroccl([]).envs(settings).args(words).current_dir(ROOT));
     Some(text(&output.stdout) + &text(&output.stderr))
+}
+
+/// Gives each line to a shell that finds the built command.
+fn run(lines: &[&str]) -> Result<(), String> {
+    let program = Path::new(env!("CARGO_BIN_EXE_ferroccl"));
+    let path = std::env::var("PATH").unwrap_or_default();
+    let path = format!("{}:{path}", program.parent().unwrap().display());
+    for line in lines.iter().filter(|line| !line.is_empty() && has_what_it_needs(line)) {
+        let output = finish(plain("sh").args(["-c", line]).env("PATH", &path).current_dir(ROOT));
+        if !output.status.success() {
+            let said = text(&output.stdout) + &text(&output.stderr);
+            return Err(format!("{line}: {}\n{said}", output.status));
+        }
+    }
+    Ok(())
 }
 
 /// Whether a block is as it should be. To update is to give what it should be.
@@ -193,6 +247,7 @@ fn check(block: &Block<'_>, shown: &[&str], update: bool) -> Result<Option<Vec<S
             let found = file.windows(shown.len()).any(|part| dedent(part) == shown);
             if found { Ok(None) } else { Err(format!("{path} has no such lines")) }
         }
+        Source::Runs => run(shown).map(|()| None),
         Source::Output(numbers, command) => {
             let Some(output) = printed(command) else { return Ok(None) };
             let found = compare(shown, &output, numbers, update);
@@ -206,9 +261,11 @@ fn check(block: &Block<'_>, shown: &[&str], update: bool) -> Result<Option<Vec<S
 #[test]
 fn what_documents_show_is_so() {
     let update = std::env::var_os("UPDATE_README").is_some();
+    // Where some commands leave files.
+    fs::create_dir_all(Path::new(ROOT).join("target")).unwrap();
     let mut checked = 0;
-    for document in DOCUMENTS {
-        let text = read(document);
+    for document in documents() {
+        let text = read(&document);
         let lines: Vec<&str> = text.lines().collect();
         let mut new: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
         for block in blocks(&lines).iter().rev() {
@@ -226,7 +283,7 @@ fn what_documents_show_is_so() {
             checked += 1;
         }
         if update {
-            fs::write(Path::new(ROOT).join(document), new.join("\n") + "\n").unwrap();
+            fs::write(Path::new(ROOT).join(&document), new.join("\n") + "\n").unwrap();
         }
     }
     assert!(checked > 5, "only {checked} blocks say where they are from");
@@ -245,17 +302,11 @@ fn a_wrong_line_is_noticed() {
     assert!(!ok(&["spins 7", "other"], Numbers::Any), "in their order");
 }
 
-/// Where links lead, and what cargo is told to run.
+/// What cargo is told to run.
 #[test]
-fn what_documents_name_is_there() {
-    for document in DOCUMENTS {
-        let text = read(document);
-        let folder = Path::new(ROOT).join(document).parent().unwrap().to_owned();
-        for link in text.split("](").skip(1).filter_map(|rest| rest.split_once(')')) {
-            let path = link.0.split('#').next().unwrap_or_default();
-            let there = path.contains("://") || path.is_empty() || folder.join(path).exists();
-            assert!(there, "{document} has a link to {path}");
-        }
+fn what_documents_run_is_there() {
+    for document in documents() {
+        let text = read(&document);
         let words: Vec<&str> = text.split_whitespace().collect();
         for pair in words.windows(2) {
             let kind = match pair[0] {
@@ -273,6 +324,7 @@ fn what_documents_name_is_there() {
                 "host/bootstrap",
                 "proxy",
                 "ptx",
+                "build",
                 "examples/train",
             ];
             let there = places.iter().any(|place| {
@@ -307,8 +359,8 @@ fn our_options(line: &str) -> Option<(Vec<&str>, Vec<&str>)> {
 fn commands_in_documents_have_these_options() {
     let mut helps: BTreeMap<Vec<String>, String> = BTreeMap::new();
     let mut checked = 0;
-    for document in DOCUMENTS {
-        let text = read(document);
+    for document in documents() {
+        let text = read(&document);
         let mut shell = false;
         for line in text.lines() {
             if line.starts_with("```") {

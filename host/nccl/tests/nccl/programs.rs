@@ -64,6 +64,16 @@ fn processes_meet_by_an_id_and_go_on_when_one_dies() {
     passes("processes.c", &[(&[], &[]), (&[], &two_hosts), (&["die"], &[])]);
 }
 
+/// The example that the book begins with.
+#[test]
+fn the_example_sums_over_its_ranks() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let source = Path::new(CRATE).join("../../examples/all_reduce.c");
+    let program = compile(scratch.path(), &source, &Header::Ours);
+    let sums: String = (0..4).map(|rank| format!("rank {rank} of 4: 1 + ... + 4 = 10\n")).collect();
+    assert_eq!(run(&program, &[], &[]), sums);
+}
+
 /// Without a driver, or a GPU, a program learns what is missing, and how to do without.
 #[test]
 fn without_a_gpu_the_cpu_is_named() {
