@@ -136,6 +136,7 @@ mod tests {
             device: None,
             host: (rank < 2).to_string(),
             pid_namespace: String::new(),
+            cores: ferroccl_topology::CpuSet::default(),
         };
         let peers: Vec<_> = (0..5).map(peer).collect();
         let pair = FarPair { why: "far".to_owned(), net_is_faster: true };

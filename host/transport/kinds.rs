@@ -118,6 +118,7 @@ mod tests {
                 device: None,
                 host: format!("host {}", few(3)),
                 pid_namespace: few(2).to_string(),
+                cores: ferroccl_topology::CpuSet::default(),
             };
             let peers: Vec<_> = (0..1 + seed as u32 % 19).map(peer).collect();
             let pair = FarPair { why: "far".to_owned(), net_is_faster: true };
@@ -154,6 +155,7 @@ mod tests {
                 device: None,
                 host: "host".to_owned(),
                 pid_namespace: String::new(),
+                cores: ferroccl_topology::CpuSet::default(),
             };
             let peers: Vec<_> = (0..1024).map(peer).collect();
             let mut looked = 0;
