@@ -147,3 +147,36 @@ fn apply(communicators: &[(u64, CpuSet)], known: bool) {
         runtime::put_proxy_on(Some(cores).filter(|cores| all && !cores.is_empty()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(rank: u32, process: u64, cores: &[usize]) -> PeerInfo {
+        PeerInfo {
+            rank,
+            pid: 1,
+            process,
+            space: 0,
+            device: None,
+            host: "host".to_owned(),
+            pid_namespace: String::new(),
+            cores: cores.iter().copied().collect(),
+        }
+    }
+
+    #[test]
+    fn cores_of_several_processes_are_counted_once_each() {
+        // Two ranks of one process, and a process that is bound to one of the same cores and one more.
+        let shared = [peer(0, 1, &[0, 40]), peer(1, 1, &[0, 40]), peer(2, 2, &[40, 41])];
+        assert_eq!(processes_and_cores(&shared), (2, 3));
+        // A launcher that binds each process to a core of its own.
+        let bound = [0, 1, 2, 3].map(|i| peer(i, i.into(), &[i as usize]));
+        assert_eq!(processes_and_cores(&bound), (4, 4));
+        // Who does not know its cores may have any.
+        let unknown = [peer(0, 1, &[0]), peer(1, 2, &[]), peer(2, 3, &[0])];
+        assert_eq!(processes_and_cores(&unknown), (3, 3));
+        let own = own_cores().unwrap();
+        assert!(!own.is_empty());
+    }
+}
