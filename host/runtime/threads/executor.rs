@@ -258,7 +258,7 @@ pub(super) struct Backoff {
 
 impl Backoff {
     /// Looks before the first yield, while another thread drives. They are few: with more threads than cores the driver may be the
-    /// thread that needs this core. With 64 of them 4 threads on 2 cores took 6 to 20 us for 8 bytes, with 4 of them 6 to 9
+    /// thread that needs this core. With 64 of them 4 threads on 2 cores took 6 to 20 us for 8 bytes, with 4 of them 6 to 14
     /// (`benches/records/2026-11-26-processes.md`).
     const IDLE_SPINS: u32 = 4;
     /// For how long a thread yields whose work others do.

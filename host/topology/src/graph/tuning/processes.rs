@@ -38,9 +38,9 @@ const BYTE: [f64; 3] = [0.94e-3, 0.37e-3, 0.07e-3];
 /// The part of it where bytes are only copied.
 const COPY: f64 = 0.78;
 
-/// How a call goes between processes.
+/// What a call takes between processes, counted.
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct WaitsAndWork {
     /// Steps of all ranks.
     steps: f64,
     /// Lines of all ranks over the mesh.
@@ -56,13 +56,13 @@ struct Way {
     turn: f64,
 }
 
-impl Way {
+impl WaitsAndWork {
     fn new(
         s: &Situation<'_>,
         collective: Collective,
         algorithm: Algorithm,
         own: AlgorithmFigures,
-    ) -> Way {
+    ) -> WaitsAndWork {
         let n = f64::from(s.ranks());
         let around = ring_steps(collective, n);
         let edges = n * (n - 1.0);
@@ -70,7 +70,7 @@ impl Way {
         let (broadcast, reduce) =
             (collective == Collective::Broadcast, collective == Collective::Reduce);
         let all = if collective == Collective::AllReduce { n } else { 1.0 };
-        let ring = Way {
+        let ring = WaitsAndWork {
             steps: n * around,
             lines: 0.0,
             blocks: 0.0,
@@ -78,17 +78,21 @@ impl Way {
             waits: around,
             turn: 1.04,
         };
-        let along = |times: f64| Way { steps: times * (n - 1.0), moved: times * (n - 1.0), ..ring };
+        let along = |times: f64| WaitsAndWork {
+            steps: times * (n - 1.0),
+            moved: times * (n - 1.0),
+            ..ring
+        };
         match algorithm {
             Algorithm::Ring if collective == Collective::SendRecv => {
-                Way { steps: 1.0, moved: 1.0, waits: 1.0, ..ring }
+                WaitsAndWork { steps: 1.0, moved: 1.0, waits: 1.0, ..ring }
             }
-            Algorithm::Ring if broadcast || reduce => Way { waits: n - 1.0, ..along(1.0) },
+            Algorithm::Ring if broadcast || reduce => WaitsAndWork { waits: n - 1.0, ..along(1.0) },
             Algorithm::Ring => ring,
             Algorithm::Tree if broadcast || reduce => {
-                Way { waits: levels, turn: 2.03, moved: 1.25 * (n - 1.0), ..along(1.0) }
+                WaitsAndWork { waits: levels, turn: 2.03, moved: 1.25 * (n - 1.0), ..along(1.0) }
             }
-            Algorithm::Tree => Way {
+            Algorithm::Tree => WaitsAndWork {
                 blocks: n,
                 waits: 2.0 * levels,
                 turn: 1.45,
@@ -96,21 +100,24 @@ impl Way {
                 ..along(2.0)
             },
             // As in one process: to the last rank, and on to the root or the blocks' owners.
-            Algorithm::Chain if collective == Collective::ReduceScatter => {
-                Way { steps: n * 2.0 * (n - 1.0), waits: 1.5 * (n - 1.0), turn: 0.79, ..along(1.5) }
-            }
+            Algorithm::Chain if collective == Collective::ReduceScatter => WaitsAndWork {
+                steps: n * 2.0 * (n - 1.0),
+                waits: 1.5 * (n - 1.0),
+                turn: 0.79,
+                ..along(1.5)
+            },
             Algorithm::Chain => {
                 let times = if reduce { 1.5 } else { 2.0 };
-                Way { waits: times * (n - 1.0), turn: 0.79, ..along(times) }
+                WaitsAndWork { waits: times * (n - 1.0), turn: 0.79, ..along(times) }
             }
-            Algorithm::Bruck => Way {
+            Algorithm::Bruck => WaitsAndWork {
                 steps: n * rounds(s.ranks()),
                 moved: 0.95 * around,
                 waits: rounds(s.ranks()),
                 turn: 6.0,
                 ..ring
             },
-            Algorithm::OneShot => Way {
+            Algorithm::OneShot => WaitsAndWork {
                 steps: 0.0,
                 lines: edges,
                 moved: 1.48 * all * (n - 1.0),
@@ -118,7 +125,7 @@ impl Way {
                 turn: 1.8,
                 ..ring
             },
-            Algorithm::TwoShot => Way {
+            Algorithm::TwoShot => WaitsAndWork {
                 steps: 0.0,
                 lines: 2.0 * edges,
                 moved: 1.85 * 2.0 * (n - 1.0),
@@ -127,7 +134,7 @@ impl Way {
                 ..ring
             },
             // A barrier before and behind; in between, parts of all inputs, each to all outputs. Not measured.
-            Algorithm::Direct | Algorithm::Nvls => Way {
+            Algorithm::Direct | Algorithm::Nvls => WaitsAndWork {
                 steps: 0.0,
                 lines: 2.0 * edges,
                 moved: if all > 1.0 { n } else { n / 2.0 },
@@ -136,7 +143,7 @@ impl Way {
                 ..ring
             },
             // Peers may change from step to step, as Bruck's do. Not measured.
-            Algorithm::Own(_) => Way {
+            Algorithm::Own(_) => WaitsAndWork {
                 steps: n * own.steps,
                 moved: n * own.sent,
                 waits: own.steps,
@@ -145,11 +152,11 @@ impl Way {
             },
             // To the leader and back, which turns what it has around. Not measured.
             Algorithm::Hierarchical => {
-                Way { steps: 2.0 * n, moved: 2.0 * n, waits: 2.0 * n - 1.0, ..ring }
+                WaitsAndWork { steps: 2.0 * n, moved: 2.0 * n, waits: 2.0 * n - 1.0, ..ring }
             }
             // To the network, and back. Not measured.
             Algorithm::CollnetDirect | Algorithm::CollnetChain => {
-                Way { steps: 2.0 * n, moved: 2.0 * n, waits: 2.0, ..ring }
+                WaitsAndWork { steps: 2.0 * n, moved: 2.0 * n, waits: 2.0, ..ring }
             }
         }
     }
@@ -167,7 +174,7 @@ pub(super) fn cost(
     let p = modelled_as(protocol);
     let at_work = f64::from(processes.min(cores));
     let load = f64::from(processes) / at_work;
-    let way = Way::new(s, collective, algorithm, own);
+    let way = WaitsAndWork::new(s, collective, algorithm, own);
     // Nobody is waited for who has a core of his own.
     let waits = way.waits * way.turn * (load - 1.0).min(1.0);
     let ranks = f64::from(s.ranks()) / at_work;
