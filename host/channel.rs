@@ -305,11 +305,18 @@ impl ConnPlace<'_> {
 
     /// For the proxy.
     fn memory(&self, layout: &ConnLayout, first_step: u64) -> ConnMemory {
-        let calls = self.header + offset_of!(ConnHeader, calls) as u64;
-        let memory = (self.header, self.layout(layout).conn_bytes());
+        let bytes = self.layout(layout).conn_bytes();
+        let ring = self.end.conns();
+        // The signatures of collectives, of all channels, go with the steps of the first connection, behind whose ring it lies: a
+        // call's signature and its first step are then one message of the network.
+        let (calls, memory) = if self.header == ring + SIGNATURE_BYTES as u64 {
+            (ring, (ring, SIGNATURE_BYTES + bytes))
+        } else {
+            (self.header + offset_of!(ConnHeader, calls) as u64, (self.header, bytes))
+        };
         let bytes = layout.slots_bytes(self.end.receiving);
         let on_gpu = self.slots.map(|slots| slots.for_network(bytes));
-        ConnMemory { calls, conn: Some(self.conn(layout, first_step)), memory, on_gpu }
+        ConnMemory { calls, conn: self.conn(layout, first_step), memory, on_gpu }
     }
 }
 
@@ -415,8 +422,8 @@ impl EdgeEnd {
         (self.region.address(), bytes.min(self.region.len()))
     }
 
-    /// The memory that the proxy reads or writes for connection number `index`. The number behind the last connection is the
-    /// edge's ring of signatures. `None` when there is no such connection.
+    /// The memory that the proxy reads or writes for connection number `index`; with the first one, the edge's ring of signatures.
+    /// `None` when there is no such connection.
     pub(crate) fn conn_memory(
         &self,
         layout: &ConnLayout,
@@ -424,12 +431,7 @@ impl EdgeEnd {
         index: usize,
         first_step: u64,
     ) -> Option<ConnMemory> {
-        if index < 2 * channels {
-            return Some(self.place(layout, index).memory(layout, first_step));
-        }
-        let calls = self.conns();
-        let memory = (calls, size_of::<SignatureRing>());
-        (index == 2 * channels).then_some(ConnMemory { calls, conn: None, memory, on_gpu: None })
+        (index < 2 * channels).then(|| self.place(layout, index).memory(layout, first_step))
     }
 
     /// A word of the header of connection number `index`. `None` for a connection in a device's memory, which the host does not

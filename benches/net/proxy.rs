@@ -230,7 +230,7 @@ pub(crate) fn run() -> Outcome<()> {
     };
     let calls = header + offset_of!(ConnHeader, calls) as u64;
     let memory = (at, size_of::<Memory>());
-    let ends = ConnMemory { calls, conn: Some(conn), memory, on_gpu: None };
+    let ends = ConnMemory { calls, conn, memory, on_gpu: None };
     let word = |at: u64| std::ptr::with_exposed_provenance_mut::<u64>(at as usize);
     // SAFETY: words of memory that is never freed and that is only accessed atomically from here on.
     let words = unsafe {

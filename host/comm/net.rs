@@ -288,10 +288,9 @@ impl NetConnections {
     /// What the connection of this number is for.
     fn describe(&self, index: u32) -> String {
         let channels = self.channels;
-        match index {
-            i if i < channels => format!("channel {i:02}"),
-            i if i < 2 * channels => format!("channel {:02} of sends and receives", i - channels),
-            _ => "the comparison of calls".to_owned(),
+        match index.checked_sub(channels) {
+            None => format!("channel {index:02}"),
+            Some(channel) => format!("channel {channel:02} of sends and receives"),
         }
     }
 

@@ -124,7 +124,7 @@ impl End {
             kind: MemoryKind::Cuda,
             flush: !on_gpu.ordered,
         });
-        ConnMemory { calls, conn: Some(conn), memory: (at, size_of::<Memory>()), on_gpu }
+        ConnMemory { calls, conn, memory: (at, size_of::<Memory>()), on_gpu }
     }
 
     /// The buffer of a protocol.

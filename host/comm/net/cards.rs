@@ -100,8 +100,7 @@ impl Cards {
 
     /// The rank of this host that sends on a connection instead of this one, and the device that it does it by.
     pub(in crate::comm) fn relay(&self, key: ConnectionId) -> Option<(u32, usize)> {
-        // Signatures of an edge, behind the connections of channels, are few and small.
-        let graphs = self.graphs.as_ref().filter(|_| key.index < 2 * self.channels)?;
+        let graphs = self.graphs.as_ref()?;
         let (by, device) = graphs.relay(self.rank, key.peer, key.index, self.channels)?;
         Some((by, device as usize)).filter(|(_, device)| *device < self.devices)
     }

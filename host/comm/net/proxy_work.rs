@@ -130,9 +130,9 @@ impl StepCounter {
         let seq = work.signature.seq;
         let work = counts.iter().map(|count| {
             let StepCount { channel, peer, sending, signatures, steps } = *count;
-            // The connections of collectives come first, those of messages follow, and last the edge's ring of signatures.
-            let index = channel.unwrap_or(2 * self.channels);
-            (ConnectionId { peer, index }, sending, Steps { seq, signatures, protocol, steps })
+            // The connections of collectives come first, and those of messages follow.
+            let id = ConnectionId { peer, index: channel };
+            (id, sending, Steps { seq, signatures, protocol, steps })
         });
         Ok(ProxyWork { steps: work.collect(), ..ProxyWork::default() })
     }

@@ -15,10 +15,10 @@ use crate::error::Result;
 /// The steps of a call on one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StepCount {
-    /// The channel; `None` is the ring of signatures of the edge.
-    pub channel: Option<u32>,
+    pub channel: u32,
     pub peer: u32,
     pub sending: bool,
+    /// Of all channels, in channel 0.
     pub signatures: u64,
     pub steps: u64,
 }
@@ -80,17 +80,12 @@ fn counts(
                 let Peer { send, recv } = &peers[channel * ranks + peer];
                 if sending { send } else { recv }
             };
-            // All are told by way of the edge's ring.
-            let signatures = (0..channels).map(|channel| conn(channel).told).sum();
-            push(StepCount { channel: None, peer: rank, sending, signatures, steps: 0 });
+            // All are told by way of the edge's ring, which the first connection sends from and receives into.
+            let all = (0..channels).map(|channel| conn(channel).told).sum();
             for channel in 0..channels {
-                push(StepCount {
-                    channel: Some(channel as u32),
-                    peer: rank,
-                    sending,
-                    signatures: 0,
-                    steps: conn(channel).step,
-                });
+                let signatures = if channel == 0 { all } else { 0 };
+                let steps = conn(channel).step;
+                push(StepCount { channel: channel as u32, peer: rank, sending, signatures, steps });
             }
         }
     }

@@ -12,7 +12,7 @@ pub const HELLO_BYTES: usize = size_of::<HelloBytes>();
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FerroCCL");
 /// The version of the messages between proxies. Every change increments it.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The first message of a connection.
 ///

@@ -87,8 +87,8 @@ pub trait StepObserver: Send {
 pub struct ConnMemory {
     /// Address of the [`SignatureRing`].
     pub calls: u64,
-    /// The slots; `None` where only signatures are exchanged.
-    pub conn: Option<Conn>,
+    /// The slots.
+    pub conn: Conn,
     /// The host memory that has all of this but [`ConnMemory::on_gpu`]: address and bytes.
     pub memory: (u64, usize),
     /// Slots in GPU memory that the network reaches. At the sender only Simple's slots may be there: the proxy has to read the
@@ -119,11 +119,9 @@ impl ConnMemory {
         // SAFETY: the caller's.
         let ring = unsafe { self.ring() };
         let signatures = ring.ack.load(orders::OWN);
-        let head = self.conn.as_ref().map(|conn| {
-            // SAFETY: the caller's; a header's words are only accessed atomically.
-            unsafe { word(conn.header + offset_of!(ConnHeader, head) as u64) }.load(orders::OWN)
-        });
-        (signatures, head.unwrap_or(u64::MAX))
+        // SAFETY: the caller's; a header's words are only accessed atomically.
+        let head = unsafe { word(self.conn.header + offset_of!(ConnHeader, head) as u64) };
+        (signatures, head.load(orders::OWN))
     }
 
     /// # Safety
@@ -192,6 +190,12 @@ impl StepCursor {
             self.queue.pop_front();
             (self.signatures, self.steps) = (0, 0);
         }
+    }
+
+    /// Whether all messages of the first call have been begun.
+    fn is_between_calls(&self) -> bool {
+        let done = |first: &Steps| self.signatures >= first.signatures && self.steps >= first.steps;
+        self.queue.front().is_none_or(done)
     }
 
     /// The number of the first call.

@@ -41,6 +41,8 @@ pub struct Receiving {
 struct Pending {
     message: MessageKind,
     at: u64,
+    /// Whether it is the last one of a call.
+    last: bool,
 }
 
 impl Receiving {
@@ -111,6 +113,10 @@ impl Receiving {
             self.requests.pop_front();
             self.arrived(pending, size[0])?;
             moved = true;
+            if pending.last {
+                // The kernel waits for it. What else may have come is the next call's.
+                break;
+            }
         }
         moved |= self.deliver()?;
         let done = !self.is_awaiting() && self.cursor.next().is_none();
@@ -133,7 +139,7 @@ impl Receiving {
                 }
                 (ring.entry(self.heard), SIGNATURE_BYTES, MessageKind::Signature)
             }
-            Some(NextMessage::Step(protocol)) => match self.slot(protocol)? {
+            Some(NextMessage::Step(protocol)) => match self.slot(protocol) {
                 Some((at, bytes)) => (at, bytes, MessageKind::Step),
                 None => return Ok(false),
             },
@@ -142,7 +148,6 @@ impl Receiving {
         // SAFETY: inside the registered memory; the kernel reads it only after `arrived`, or `deliver`.
         let request = unsafe { self.comm.irecv(&[self.buffer(at, bytes)])? };
         let Some(request) = request else { return Ok(false) };
-        self.requests.push_back((request, Pending { message, at }));
         match message {
             MessageKind::Signature => {
                 self.heard += 1;
@@ -154,6 +159,8 @@ impl Receiving {
                 self.cursor.steps += 1;
             }
         }
+        let last = self.cursor.is_between_calls();
+        self.requests.push_back((request, Pending { message, at, last }));
         Ok(true)
     }
 
@@ -174,19 +181,17 @@ impl Receiving {
     }
 
     /// The next slot, once the kernel has emptied it.
-    fn slot(&self, protocol: ProtocolId) -> Result<Option<(*mut u8, usize)>, NetError> {
-        let Some(conn) = &self.memory.conn else {
-            return Err(NetError::new("proxy", "irecv", "a connection without slots has steps"));
-        };
+    fn slot(&self, protocol: ProtocolId) -> Option<(*mut u8, usize)> {
+        let conn = &self.memory.conn;
         // SAFETY: `new`'s contract.
         let head = unsafe { header(conn, offset_of!(ConnHeader, head)) }.load(receiving::HEAD);
         if head + u64::from(conn.slots) <= self.posted {
-            return Ok(None);
+            return None;
         }
         let room = conn.slot_bytes[protocol.index()] as usize;
         let index = self.posted % u64::from(conn.slots);
         let at = conn.buffers[protocol.index()] + index * room as u64;
-        Ok(Some((at as *mut u8, room)))
+        Some((at as *mut u8, room))
     }
 
     fn buffer(&self, at: u64, bytes: usize) -> RecvBuffer {
@@ -194,7 +199,11 @@ impl Receiving {
     }
 
     /// A message has arrived.
-    fn arrived(&mut self, Pending { message, at }: Pending, size: usize) -> Result<(), NetError> {
+    fn arrived(
+        &mut self,
+        Pending { message, at, .. }: Pending,
+        size: usize,
+    ) -> Result<(), NetError> {
         match message {
             MessageKind::Signature if size != SIGNATURE_BYTES => {
                 let reason = format!("a signature of {size} bytes instead of {SIGNATURE_BYTES}");
@@ -249,9 +258,8 @@ impl Receiving {
             self.tell(StepEvent::Ended);
         }
         self.done = until;
-        if let Some(conn) = &self.memory.conn {
-            // SAFETY: `new`'s contract.
-            unsafe { header(conn, offset_of!(ConnHeader, tail)) }.store(until, receiving::TAIL);
-        }
+        // SAFETY: `new`'s contract.
+        let tail = unsafe { header(&self.memory.conn, offset_of!(ConnHeader, tail)) };
+        tail.store(until, receiving::TAIL);
     }
 }

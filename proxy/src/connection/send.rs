@@ -48,7 +48,8 @@ impl Sending {
         mut comm: Box<dyn SendComm>,
         first: u64,
     ) -> Result<Self, NetError> {
-        if let (Some(slots), Some(conn)) = (memory.on_gpu, &memory.conn) {
+        if let Some(slots) = memory.on_gpu {
+            let conn = &memory.conn;
             let (start, end) = (slots.memory.0, slots.memory.0 + slots.memory.1 as u64);
             for protocol in [ProtocolId::Ll, ProtocolId::Ll128] {
                 if (start..end).contains(&conn.buffers[protocol.index()]) {
@@ -161,11 +162,9 @@ impl Sending {
             MessageKind::Step => {
                 self.tell(StepEvent::Ended);
                 self.done += 1;
-                if let Some(conn) = &self.memory.conn {
-                    // SAFETY: `new`'s contract.
-                    unsafe { header(conn, offset_of!(ConnHeader, head)) }
-                        .store(self.done, sending::HEAD);
-                }
+                // SAFETY: `new`'s contract.
+                let head = unsafe { header(&self.memory.conn, offset_of!(ConnHeader, head)) };
+                head.store(self.done, sending::HEAD);
             }
         }
     }
@@ -188,9 +187,7 @@ impl Sending {
 
     /// Address and bytes of the next slot, once the kernel has filled it.
     fn slot(&mut self, protocol: ProtocolId) -> Result<Option<(*const u8, usize)>, NetError> {
-        let Some(conn) = &self.memory.conn else {
-            return Err(NetError::new("proxy", "isend", "a connection without slots has steps"));
-        };
+        let conn = &self.memory.conn;
         let step = self.transmitted;
         let index = step % u64::from(conn.slots);
         // SAFETY: `new`'s contract; an entry for each slot.

@@ -34,6 +34,8 @@ struct ReadBuffer {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
+    /// Whether the last read took all that there was, so that another one at once would find nothing.
+    drained: bool,
 }
 
 impl ReadBuffer {
@@ -43,6 +45,9 @@ impl ReadBuffer {
 
     /// Reads more, of a header only if `sparing`; whether there was any.
     fn more(&mut self, control: &socket2::Socket, sparing: bool) -> io::Result<bool> {
+        if self.drained {
+            return Ok(false);
+        }
         self.bytes.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         let until = if sparing { HEADER } else { self.bytes.len() };
@@ -50,6 +55,7 @@ impl ReadBuffer {
         // SAFETY: these bytes are ours. There are some: at most a part of a header was left.
         let read = unsafe { stream::recv(control, room.as_mut_ptr(), room.len())? };
         self.end += read.unwrap_or(0);
+        self.drained = self.end < until;
         Ok(read.is_some())
     }
 }
@@ -72,7 +78,8 @@ unsafe impl Send for SocketRecvComm {}
 
 impl SocketRecvComm {
     pub(super) fn new(endpoint: SocketEndpoint) -> SocketRecvComm {
-        let read_buffer = ReadBuffer { bytes: vec![0; READ].into(), start: 0, end: 0 };
+        let read_buffer =
+            ReadBuffer { bytes: vec![0; READ].into(), start: 0, end: 0, drained: false };
         let buffers = [const { None }; MAX_REQUESTS];
         SocketRecvComm { endpoint, buffers, read_buffer, sparing: false, reading: 0, ending: None }
     }
@@ -82,6 +89,7 @@ impl SocketRecvComm {
         if self.endpoint.base.is_broken() {
             return;
         }
+        self.read_buffer.drained = false;
         while self.ending.is_none() && self.reading < self.endpoint.base.next {
             match self.read_control() {
                 Ok(true) => {}
