@@ -3,8 +3,8 @@
 //! What the device source promises in its comments is checked here in what the compiler made of it: no
 //! calls, no local memory, wide accesses, no barrier copied into branches; and in what NVIDIA's
 //! assembler says: no spills, no stack, few enough registers for a full block. A trial is a module, or a
-//! module on an architecture: on sm_90 all kernels of the ring all-reduce of floats and all that only move bytes, and a sample of all
-//! others (`FERROCCL_ASSEMBLE=all`: all, some four minutes of two cores; the nightly tier does it). All that were assembled go with their
+//! module on an architecture: on sm_90 all kernels of the ring all-reduce of floats and of the all-gather, and a sample of all others
+//! (`FERROCCL_ASSEMBLE=all`: all, some four minutes of two cores; the nightly tier does it). All that were assembled go with their
 //! registers to `target/ptx-report.txt`.
 //!
 //! Without PTX or without `ptxas` the trials are listed as ignored; with `FERROCCL_TEST_ALL` set
@@ -35,10 +35,8 @@ const WHOLE: u32 = 90;
 
 /// Whether all of a module's kernels are assembled for an architecture.
 fn is_whole(module: &Module, arch: u32) -> bool {
-    let name = module.name();
-    let reduces = name.starts_with("all_reduce") || name.starts_with("reduce");
     let all = std::env::var_os("FERROCCL_ASSEMBLE").is_some_and(|value| value == "all");
-    arch == WHOLE && (all || !reduces || name == "all_reduce_ring_float")
+    arch == WHOLE && (all || ["all_reduce_ring_float", "all_gather_ring"].contains(&module.name()))
 }
 
 /// A row of the report.

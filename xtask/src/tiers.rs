@@ -50,31 +50,25 @@ pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
     ];
     // Who asks for some tests does not ask for these.
     if arguments.iter().all(|argument| argument == "--no-fail-fast") {
-        let cust = format!("--workspace --features {ALL}");
-        steps.push(
-            Step::new("cust", "applications that use the crate cust")
-                .run(&format!("cargo build {cust} --example cust"))
-                .run(&format!("cargo test {cust} --test cuda crates")),
-        );
-        let apart = [NO_PTX[0], ("CARGO_TARGET_DIR", "target/lab")];
-        for (name, what) in [
-            ("lab", "protocols and algorithms of another crate (examples/lab)"),
-            ("fused", "kernels of another crate that communicate by themselves (examples/fused)"),
-        ] {
-            let cargo =
-                |what: &str| format!("cargo {what} --manifest-path examples/{name}/Cargo.toml");
-            steps.push(
-                Step::new(name, what)
-                    .run(&format!("{} -- --check", cargo("fmt")))
-                    .run_with(&cargo("test"), &apart),
-            );
-        }
-        steps.push(
-            Step::new("new", "crates that `ferroccl new` makes compile")
-                .function(new_crates::compile),
-        );
+        steps.push(example("lab", "protocols and algorithms of another crate (examples/lab)"));
     }
     steps
+}
+
+/// An example that is a workspace of its own.
+fn example(name: &'static str, what: &'static str) -> Step {
+    let cargo = |what: &str| format!("cargo {what} --manifest-path examples/{name}/Cargo.toml");
+    Step::new(name, what)
+        .run(&format!("{} -- --check", cargo("fmt")))
+        .run_with(&cargo("test"), &[NO_PTX[0], ("CARGO_TARGET_DIR", "target/lab")])
+}
+
+/// An application that depends on the crate cust.
+fn cust() -> Step {
+    let cust = format!("--workspace --features {ALL}");
+    Step::new("cust", "applications that use the crate cust")
+        .run(&format!("cargo build {cust} --example cust"))
+        .run(&format!("cargo test {cust} --test cuda crates"))
 }
 
 pub(crate) fn nightly() -> Vec<Step> {
@@ -152,6 +146,10 @@ pub(crate) fn nightly() -> Vec<Step> {
             .run_with(
                 "cargo test --release -p ferroccl --test collectives -- under_adversity",
                 &[("FERROCCL_TEST_SEEDS", "96"), ("FERROCCL_PTX", "none")],
+            )
+            .run_with(
+                "cargo test -p ferroccl --test emulator bugs::",
+                &[("FERROCCL_TEST_SEEDS", "5")],
             ),
         Step::new("new", "crates that `ferroccl new` makes pass their tests")
             .run_with(
@@ -159,6 +157,11 @@ pub(crate) fn nightly() -> Vec<Step> {
                 &[NO_PTX[0], ("CARGO_TARGET_DIR", "target/lab")],
             )
             .function(new_crates::test),
+        example(
+            "fused",
+            "kernels of another crate that communicate by themselves (examples/fused)",
+        ),
+        cust(),
         Step::new("lab", "examples/lab with more seeds").run_with(
             "cargo test --manifest-path examples/lab/Cargo.toml",
             &[NO_PTX[0], ("CARGO_TARGET_DIR", "target/lab"), ("FERROCCL_TEST_SEEDS", "10")],
