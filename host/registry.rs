@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Registry (CommConfig::registry) ─┬─► buffers of each protocol in every connection
-//!                                  ├─► names: NCCL_PROTO=ll64, NCCL_ALGO=doubling
+//!                                  ├─► names: NCCL_PROTO=ll64, NCCL_ALGO=halving
 //!                                  ├─► candidates of the tuner, with figures where they are given
 //!                                  └─► kernels of the calls for which it was chosen, and their PTX
 //! ```

@@ -61,6 +61,7 @@ pub(super) fn algorithm(algorithm: Algorithm) -> (&'static CStr, u8) {
         Algorithm::TwoShot => (c"TWO_SHOT", UNDEFINED),
         Algorithm::Direct => (c"DIRECT", UNDEFINED),
         Algorithm::Chain => (c"CHAIN", UNDEFINED),
+        Algorithm::Doubling => (c"DOUBLING", UNDEFINED),
         Algorithm::Own(_) => (c"OWN", UNDEFINED),
     }
 }

@@ -359,6 +359,7 @@ fn place(algorithm: Algorithm, protocol: ProtocolId) -> Option<(usize, usize)> {
         | Algorithm::TwoShot
         | Algorithm::Direct
         | Algorithm::Chain
+        | Algorithm::Doubling
         | Algorithm::Own(_) => return None,
     };
     let column = match protocol {

@@ -22,7 +22,7 @@ fn configs(protocol: ProtocolId) -> [(CommConfig, &'static str); 2] {
     [(usual, "usual"), (hostile, "hostile")]
 }
 
-const ALGORITHMS: [Algorithm; 9] = [
+const ALGORITHMS: [Algorithm; 10] = [
     Algorithm::Ring,
     Algorithm::Tree,
     Algorithm::OneShot,
@@ -31,6 +31,7 @@ const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::Nvls,
     Algorithm::Bruck,
     Algorithm::Chain,
+    Algorithm::Doubling,
     Algorithm::Hierarchical,
 ];
 

@@ -50,7 +50,7 @@ suites! {
 }
 
 /// What reduces, and by what.
-const WAYS: [(Reduction, Algorithm); 17] = [
+const WAYS: [(Reduction, Algorithm); 18] = [
     (Reduction::AllReduce, Algorithm::Tree),
     (Reduction::AllReduce, Algorithm::OneShot),
     (Reduction::AllReduce, Algorithm::TwoShot),
@@ -60,6 +60,7 @@ const WAYS: [(Reduction, Algorithm); 17] = [
     (Reduction::ReduceScatter, Algorithm::Direct),
     (Reduction::ReduceScatter, Algorithm::Nvls),
     (Reduction::AllReduce, Algorithm::Chain),
+    (Reduction::AllReduce, Algorithm::Doubling),
     (Reduction::AllReduce, Algorithm::Hierarchical),
     (Reduction::AllReduce, Algorithm::CollnetDirect),
     (Reduction::ReduceScatter, Algorithm::Ring),

@@ -96,6 +96,7 @@ fn world(device: &Device, random: &mut Random, small: bool) -> Result<World, Err
                 Algorithm::TwoShot,
                 Algorithm::Bruck,
                 Algorithm::Chain,
+                Algorithm::Doubling,
                 Algorithm::Hierarchical,
             ]));
         }

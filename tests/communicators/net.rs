@@ -57,6 +57,7 @@ fn every_protocol_and_algorithm() {
         Some(Algorithm::Chain),
         Some(Algorithm::OneShot),
         Some(Algorithm::Bruck),
+        Some(Algorithm::Doubling),
         Some(Algorithm::Hierarchical),
     ];
     for &protocol in ProtocolId::ALL {

@@ -19,6 +19,7 @@ const CALLS: &[(Collective, Algorithm, bool)] = &[
     (Collective::AllReduce, Algorithm::Ring, true),
     (Collective::AllReduce, Algorithm::Tree, true),
     (Collective::AllReduce, Algorithm::Chain, true),
+    (Collective::AllReduce, Algorithm::Doubling, true),
     (Collective::AllReduce, Algorithm::OneShot, false),
     (Collective::AllReduce, Algorithm::TwoShot, false),
     (Collective::AllReduce, Algorithm::Direct, true),

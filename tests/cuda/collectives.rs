@@ -25,6 +25,7 @@ fn every_collective_by_every_algorithm_and_protocol() {
             Algorithm::TwoShot,
             Algorithm::Direct,
             Algorithm::Bruck,
+            Algorithm::Doubling,
             Algorithm::Hierarchical,
         ] {
             let mut config = CommConfig::default();

@@ -59,9 +59,10 @@ fn all_kernels() -> BTreeSet<&'static str> {
 }
 
 /// What reduces, and by what: together every kernel that does.
-const WAYS: [(Reduction, Algorithm); 12] = [
+const WAYS: [(Reduction, Algorithm); 13] = [
     (Reduction::AllReduce, Algorithm::Ring),
     (Reduction::AllReduce, Algorithm::Tree),
+    (Reduction::AllReduce, Algorithm::Doubling),
     (Reduction::AllReduce, Algorithm::OneShot),
     (Reduction::AllReduce, Algorithm::TwoShot),
     (Reduction::AllReduce, Algorithm::Direct),
@@ -213,6 +214,7 @@ fn calls_in_a_row(protocol: ProtocolId, unit: Unit, seed: u64) -> Result<(), Str
         Algorithm::Ring,
         Algorithm::Ring,
         Algorithm::Tree,
+        Algorithm::Doubling,
         Algorithm::OneShot,
         Algorithm::TwoShot,
         Algorithm::TwoShot,

@@ -75,6 +75,7 @@ fn trials() -> Vec<Trial> {
             Algorithm::TwoShot,
             Algorithm::Direct,
             Algorithm::Bruck,
+            Algorithm::Doubling,
         ] {
             for n in [2, 3, 4, 8] {
                 let name = format!("collectives and messages, {n} ranks, {algorithm} {protocol}");
@@ -131,9 +132,10 @@ fn trials() -> Vec<Trial> {
     all
 }
 
-const WAYS: [(Reduction, Algorithm); 10] = [
+const WAYS: [(Reduction, Algorithm); 11] = [
     (Reduction::AllReduce, Algorithm::Ring),
     (Reduction::AllReduce, Algorithm::Tree),
+    (Reduction::AllReduce, Algorithm::Doubling),
     (Reduction::AllReduce, Algorithm::OneShot),
     (Reduction::AllReduce, Algorithm::TwoShot),
     (Reduction::AllReduce, Algorithm::Direct),

@@ -236,7 +236,7 @@ fn by_network() -> CommConfig {
 /// The host counts the steps of a call over a network, by the kernel's own code: it must find all that this reads in its own memory.
 pub(crate) fn collectives_and_messages_over_a_network(device: &Device) {
     for &protocol in ProtocolId::ALL {
-        for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Bruck] {
+        for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Bruck, Algorithm::Doubling] {
             let mut config = by_network();
             (config.protocol, config.algorithm) = (Some(protocol), Some(algorithm));
             let name = format!("{algorithm} {protocol} over a network");

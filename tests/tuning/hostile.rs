@@ -173,7 +173,9 @@ fn every_prediction_is_a_time_or_a_reason() {
                         prop_assert!(!open || time >= best * (1.0 - NOISE), "{choice:?}");
                     }
                     let own = settings.own.kernels.iter().filter(|own| own.0 == collective);
-                    prop_assert_eq!(choice.alternatives.len(), 32 + own.count());
+                    // All but the one that is chosen.
+                    let all = 3 * Algorithm::ALL.len() + own.count();
+                    prop_assert_eq!(choice.alternatives.len(), all - 1);
                     choice.alternatives
                 }
                 Err(none) => none.alternatives,

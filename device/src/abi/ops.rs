@@ -228,6 +228,8 @@ pub enum Algorithm {
     /// Along the ranks from 0 to the last, and on around the ring: whatever the size, values are combined in the
     /// order of the ranks.
     Chain,
+    /// In pairs at distances of 1, 2, 4, ..., each with all that it has: recursive doubling.
+    Doubling,
     /// One of another crate.
     Own(OwnAlgorithm),
 }
@@ -246,6 +248,7 @@ impl Algorithm {
         Self::Nvls,
         Self::Bruck,
         Self::Chain,
+        Self::Doubling,
     ];
     /// The names of the library's.
     const NAMES: &'static [&'static str] = &[
@@ -260,6 +263,7 @@ impl Algorithm {
         "NVLS",
         "Bruck",
         "Chain",
+        "Doubling",
     ];
     /// Algorithms that there can be, those of other crates included.
     pub const MOST: usize = Self::ALL.len() + OwnAlgorithm::MOST as usize;
@@ -269,8 +273,8 @@ impl Algorithm {
     /// ```
     /// use ferroccl_device::abi::Algorithm;
     ///
-    /// const DOUBLING: Algorithm = Algorithm::own(0, "Doubling");
-    /// assert_eq!((DOUBLING.name(), DOUBLING.index()), ("Doubling", 11));
+    /// const HALVING: Algorithm = Algorithm::own(0, "Halving");
+    /// assert_eq!((HALVING.name(), HALVING.index()), ("Halving", 12));
     /// ```
     #[must_use]
     pub const fn own(number: u8, name: &'static str) -> Self {
@@ -292,6 +296,7 @@ impl Algorithm {
             Algorithm::Nvls => 8,
             Algorithm::Bruck => 9,
             Algorithm::Chain => 10,
+            Algorithm::Doubling => 11,
             Algorithm::Own(OwnAlgorithm { number, .. }) => {
                 let last = OwnAlgorithm::MOST - 1;
                 Self::ALL.len() + (if number < last { number } else { last }) as usize

@@ -6,6 +6,7 @@
 //! | `all_gather`, `reduce_scatter`, `broadcast` | ring | they |
 //! | `chain` | along the ranks and on | reduce, and all that reduces when the order counts |
 //! | `tree` | up and down | all-reduce, reduce, broadcast |
+//! | `doubling` | in pairs, at distances of 1, 2, 4, ... | all-reduce of few bytes |
 //! | `bruck` | distances of 1, 2, 4, ... | all-gather and reduce-scatter of few bytes |
 //! | `one_shot` | all to all, through the [`mesh`] | all-reduce, all-gather and reduce-scatter of few bytes |
 //! | `two_shot` | all to all, and once more | all-reduce |
@@ -26,6 +27,7 @@ mod bruck;
 mod chain;
 pub mod chunks;
 mod direct;
+mod doubling;
 mod mesh;
 mod nvls;
 mod one_shot;
@@ -41,6 +43,7 @@ pub use broadcast::BroadcastRing;
 pub use bruck::{AllGatherBruck, ReduceScatterBruck};
 pub use chain::Chain;
 pub use direct::{AllGatherDirect, AllReduceDirect, DirectCode, ReduceScatterDirect};
+pub use doubling::AllReduceDoubling;
 pub use mesh::{Mesh, MeshCode, MeshSide};
 pub use nvls::{AllGatherNvls, AllReduceNvls, ReduceScatterNvls};
 pub use one_shot::{AllGatherOneShot, AllReduceOneShot, ReduceScatterOneShot};

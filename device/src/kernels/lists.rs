@@ -14,6 +14,8 @@ macro_rules! families {
             "all_reduce_ring" AllReduce Ring AllReduceRing: reductions;
             #[cfg(feature = "tree")]
             "all_reduce_tree" AllReduce Tree AllReduceTree: sums;
+            #[cfg(feature = "doubling")]
+            "all_reduce_doubling" AllReduce Doubling AllReduceDoubling: sums;
             #[cfg(feature = "one-shot")]
             "all_reduce_one_shot" AllReduce OneShot AllReduceOneShot: line_sums;
             #[cfg(feature = "one-shot")]

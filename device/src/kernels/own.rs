@@ -58,7 +58,7 @@ macro_rules! kernels {
 /// }
 /// assert!(ROWS.iter().any(|row| row.kernel.name == "all_reduce_tree_mine_any_float"));
 /// assert!(ROWS.iter().any(|row| row.kernel.name == "all_gather_bruck_mine"));
-/// assert_eq!(ROWS.len(), 4 + 3 * 5);
+/// assert_eq!(ROWS.len(), 4 + 3 * 6);
 /// ```
 #[macro_export]
 macro_rules! protocol_kernels {
@@ -85,6 +85,7 @@ macro_rules! protocol_rows {
         $($(
             $crate::$row!(concat!("all_reduce_ring_", $proto, "_", $op, "_", $type), $crate::collectives::AllReduceRing, $T, $R, $P),
             $crate::$row!(concat!("all_reduce_tree_", $proto, "_", $op, "_", $type), $crate::collectives::AllReduceTree, $T, $R, $P),
+            $crate::$row!(concat!("all_reduce_doubling_", $proto, "_", $op, "_", $type), $crate::collectives::AllReduceDoubling, $T, $R, $P),
             $crate::$row!(concat!("reduce_scatter_ring_", $proto, "_", $op, "_", $type), $crate::collectives::ReduceScatterRing, $T, $R, $P),
             $crate::$row!(concat!("reduce_scatter_bruck_", $proto, "_", $op, "_", $type), $crate::collectives::ReduceScatterBruck, $T, $R, $P),
             $crate::$row!(concat!("reduce_chain_", $proto, "_", $op, "_", $type), $crate::collectives::Chain, $T, $R, $P),

@@ -2,7 +2,7 @@
 #![no_std]
 #![feature(abi_ptx)]
 
-mod doubling;
+mod halving;
 mod ll64;
 mod scan;
 mod stamped;

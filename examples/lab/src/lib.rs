@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `ll64.rs` | a protocol: lines of 64 bytes, 56 of them data |
-//! | `doubling.rs` | an algorithm: an all-reduce in as many steps as the number of ranks has binary digits |
+//! | `halving.rs` | an algorithm: an all-reduce by recursive halving and doubling |
 //! | `stamped.rs` | a protocol: slots of plain data whose first word says whose turn it is |
 //! | `hasty.rs` | a protocol that is wrong on purpose |
 //! | `scan.rs` | a kernel that is no call of the library's |
@@ -11,7 +11,7 @@
 //! | `kernels.rs` | the crate that is compiled to PTX: the same files |
 //! | `build.rs` | makes the PTX |
 
-pub mod doubling;
+pub mod halving;
 pub mod hasty;
 pub mod ll64;
 pub mod scan;

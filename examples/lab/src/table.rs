@@ -6,7 +6,7 @@ use ferroccl_device::collectives::{
 use ferroccl_device::prims::{Ll, Ll128, Simple};
 use ferroccl_device::reduce::{AnyFloat, Sum};
 
-use crate::doubling::AllReduceDoubling;
+use crate::halving::AllReduceHalving;
 use crate::ll64::Ll64;
 use crate::scan::Scan;
 use crate::stamped::Stamped;
@@ -36,12 +36,12 @@ ferroccl_device::kernels! {
     pub LL128 = "all_reduce_ring_ll128_sum_float": AllReduceRing, f32, Sum, Ll128;
     /// Simple.
     pub SIMPLE = "all_reduce_ring_simple_sum_float": AllReduceRing, f32, Sum, Simple;
-    /// Recursive doubling, in a protocol of the library's.
-    pub DOUBLING_LL = "all_reduce_doubling_ll_sum_float": AllReduceDoubling, f32, Sum, Ll;
+    /// Recursive halving, in a protocol of the library's.
+    pub HALVING_LL = "all_reduce_halving_ll_sum_float": AllReduceHalving, f32, Sum, Ll;
     /// The same in another.
-    pub DOUBLING_SIMPLE = "all_reduce_doubling_simple_sum_float": AllReduceDoubling, f32, Sum, Simple;
+    pub HALVING_SIMPLE = "all_reduce_halving_simple_sum_float": AllReduceHalving, f32, Sum, Simple;
     /// The same in the lab's own.
-    pub DOUBLING_LL64 = "all_reduce_doubling_ll64_sum_float": AllReduceDoubling, f32, Sum, Ll64;
+    pub HALVING_LL64 = "all_reduce_halving_ll64_sum_float": AllReduceHalving, f32, Sum, Ll64;
 }
 
 ferroccl_device::kernels! {

@@ -35,9 +35,9 @@ fn perf_runs_what_is_named() {
     for (line, settings, how) in [
         ("-g 3 --proto ll64", &[][..], "LL64"),
         ("-g 3 --proto Stamped", &[], "Stamped"),
-        ("-g 5 --algo doubling", &[], "Doubling"),
+        ("-g 5 --algo halving", &[], "Halving"),
         ("-g 3", &[("NCCL_PROTO", "ll64")], "LL64"),
-        ("-g 5", &[("NCCL_ALGO", "doubling"), ("NCCL_PROTO", "ll64")], "Doubling    LL64"),
+        ("-g 5", &[("NCCL_ALGO", "halving"), ("NCCL_PROTO", "ll64")], "Halving     LL64"),
         ("-g 3", &[("NCCL_PROTO", "simple;allreduce:stamped")], "Stamped"),
     ] {
         let text = prints(&format!("perf all_reduce {sizes} {line}"), settings);
@@ -54,9 +54,9 @@ fn names_that_nobody_has_are_errors() {
     assert!(known.contains("LL, LL128, Simple, LL64, Stamped"), "{known}");
     let known = complains("perf all_reduce -g 2 -e 8", &[("NCCL_PROTO", "ll65")]);
     assert!(known.contains("one of LL LL128 Simple LL64 Stamped"), "{known}");
-    let known = complains("explain all_reduce --bytes 8", &[("NCCL_ALGO", "halving")]);
-    assert!(known.contains("Chain Doubling"), "{known}");
-    let none = complains("perf all_gather -g 2 -e 8 --algo doubling", &[]);
+    let known = complains("explain all_reduce --bytes 8", &[("NCCL_ALGO", "quartering")]);
+    assert!(known.contains("Chain Doubling Halving"), "{known}");
+    let none = complains("perf all_gather -g 2 -e 8 --algo halving", &[]);
     assert!(none.contains("all_gather is not done this way"), "{none}");
 }
 

@@ -67,7 +67,7 @@ pub(super) fn all<E>(
     let CrateNames { snake, .. } = names;
     let (file, old) = match kind {
         Kind::Protocol => ("src/ll64.rs", ["ll64", "Ll64", "LL64"]),
-        Kind::Collective => ("src/doubling.rs", ["mod doubling", "Doubling", "DOUBLING"]),
+        Kind::Collective => ("src/halving.rs", ["mod halving", "Halving", "HALVING"]),
         Kind::Kernel => ("src/scan.rs", ["pub fn scan", "Scan", "SCAN"]),
     };
     let source = names.rename(&read(file)?, old);

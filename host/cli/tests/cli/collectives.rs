@@ -120,7 +120,10 @@ fn every_rank_can_be_the_root() {
 #[test]
 fn algorithms_and_protocols_are_forced() {
     for (collective, algorithms) in [
-        ("all_reduce", &["ring", "tree", "chain", "oneshot", "twoshot", "hierarchical"][..]),
+        (
+            "all_reduce",
+            &["ring", "tree", "chain", "doubling", "oneshot", "twoshot", "hierarchical"][..],
+        ),
         ("all_gather", &["ring", "bruck", "oneshot"]),
         ("reduce_scatter", &["ring", "bruck", "oneshot", "chain"]),
         ("broadcast", &["ring", "tree"]),

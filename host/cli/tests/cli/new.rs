@@ -9,7 +9,7 @@ fn a_crate_has_the_name_and_nothing_of_the_labs() {
     let folder = tempfile::tempdir().unwrap();
     for (kind, name, has) in [
         ("protocol", "my_lines", "pub struct MyLines<L = Correct>"),
-        ("collective", "halving", "pub struct AllReduceHalving;"),
+        ("collective", "in_pairs", "pub struct AllReduceInPairs;"),
         ("kernel", "prefix_sum", "pub fn prefix_sum("),
     ] {
         let out = ferroccl(["new", kind, name]).current_dir(&folder).output().unwrap();
@@ -30,7 +30,7 @@ fn a_crate_has_the_name_and_nothing_of_the_labs() {
         ];
         for file in files.map(str::to_owned).into_iter().chain([format!("tests/{name}.rs")]) {
             let text = fs::read_to_string(made.join(&file)).unwrap();
-            for other in ["lab", "ll64", "Ll64", "LL64", "Doubling", "SCAN", "@"] {
+            for other in ["lab", "ll64", "Ll64", "LL64", "Halving", "SCAN", "@"] {
                 assert!(!text.contains(other), "{name}/{file} has {other}: {text}");
             }
         }

@@ -23,8 +23,8 @@ fn algorithms_are_side_by_side_and_all_that_is_simulated_says_so() {
     assert!(out.status.success(), "{}", text(&out.stderr));
     assert!(shown.starts_with("# SIMULATED: all_reduce on 2 hosts of 8 ranks, tests/"), "{shown}");
     let rows: Vec<&str> = shown.lines().filter(|line| !line.starts_with('#')).collect();
-    // 8, 64, 512, 4K, 32K and 64K, by ring, tree, hierarchical and chain.
-    assert_eq!(rows.len(), 24, "{shown}");
+    // 8, 64, 512, 4K, 32K and 64K, by ring, tree, hierarchical, chain and doubling.
+    assert_eq!(rows.len(), 30, "{shown}");
     assert_eq!(rows.iter().filter(|row| row.contains('*')).count(), 6, "{shown}");
     for word in ["Hierarchical", "Not simulated", "NVLS: ", "The fullest links of 64K"] {
         assert!(shown.contains(word), "{word}: {shown}");

@@ -57,7 +57,13 @@ fn all_collectives_with_steps_are_simulated() {
     for (collective, ways) in [
         (
             Collective::AllReduce,
-            &[Algorithm::Ring, Algorithm::Tree, Algorithm::Chain, Algorithm::Hierarchical][..],
+            &[
+                Algorithm::Ring,
+                Algorithm::Tree,
+                Algorithm::Chain,
+                Algorithm::Doubling,
+                Algorithm::Hierarchical,
+            ][..],
         ),
         (Collective::Barrier, &[Algorithm::Ring, Algorithm::Tree]),
         (Collective::AllGather, &[Algorithm::Ring, Algorithm::Bruck]),

@@ -20,6 +20,7 @@ pub(super) fn bandwidth_of_channel(graph: &ChannelGraph, nodes: u32, algorithm: 
         | Algorithm::Hierarchical
         | Algorithm::Bruck
         | Algorithm::Chain
+        | Algorithm::Doubling
         | Algorithm::Own(_) => graph.bw_inter,
         Algorithm::Tree if nodes > 2 => graph.bw_inter,
         _ => 2.0 * graph.bw_inter,

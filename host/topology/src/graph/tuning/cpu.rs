@@ -32,7 +32,7 @@ use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
 use super::rules::{LEAST_BW, modelled_as};
 use super::tables::{Hardware, STEP};
-use super::{AlgorithmFigures, Cost, Situation, UNMEASURED, ring_steps, rounds};
+use super::{AlgorithmFigures, Cost, Situation, UNMEASURED, doubling_rounds, ring_steps, rounds};
 use crate::graph::ChannelGraph;
 use crate::speed;
 
@@ -124,13 +124,19 @@ struct Workload {
     sent: f64,
 }
 
+/// How much longer all bytes take at once over a network by doubling than a ring's halves, one after the other: the record of
+/// [`WIRE`], between 2 MiB (0.92) and 16 MiB (1.08).
+const DOUBLED: f64 = 1.03;
+
 /// What a byte of data costs on the way over a network, by [`ProtocolId`], with Simple as 1: slots go as they are, half of an
 /// LL line is flags, their slots are smaller, and a proxy looks at each line before it sends it. The times of 16 MiB over
-/// sockets, `benches/records/2026-11-22-network.md`.
-const WIRE: [f64; 3] = [5.5, 2.6, 1.0];
-/// What a step over a network takes, in microseconds, with any protocol: from a kernel through two proxies and sockets to
-/// the other kernel. The same record, half of an all-reduce of 8 bytes over 2 hosts.
-const CROSSING: f64 = 21.0;
+/// sockets, `benches/records/2026-11-26-two-hosts.md`.
+const WIRE: [f64; 3] = [4.3, 2.1, 1.0];
+/// What sockets carry with Simple between two processes of that record's machine, 10^9 bytes a second.
+const SOCKETS: f64 = 3.4;
+/// What a step over a network takes, in microseconds, by [`ProtocolId`]: from a kernel through two proxies and sockets to the other
+/// kernel. The same record, all-reduces of 8 bytes over 2 hosts: two such steps around the ring, and one by doubling.
+const CROSSING: [f64; 3] = [8.6, 7.9, 7.7];
 
 impl Workload {
     fn new(
@@ -226,6 +232,19 @@ impl Workload {
                 sent: (n - 1.0) / hosts,
                 ..ring
             },
+            // All bytes in every round, of every rank.
+            Algorithm::Doubling => {
+                let rounds = doubling_rounds(s.ranks());
+                let crossings = doubling_rounds(s.nodes());
+                Workload {
+                    steps: OPENED * n * rounds,
+                    moved: SPREAD[0] * n * rounds,
+                    parts: 1.0,
+                    crossings,
+                    sent: DOUBLED * crossings * n / hosts,
+                    ..ring
+                }
+            }
             // Peers may change from step to step, as Bruck's do.
             Algorithm::Own(_) => Workload {
                 steps: OPENED * n * own.steps,
@@ -279,10 +298,10 @@ pub(super) fn cost(
     // Microseconds a byte of the call.
     let mut a_byte = more * work.moved * share * each;
     if s.nodes() > 1 {
-        latency += work.crossings * CROSSING;
-        // What its ports do, or would if they were of 10 Gbit/s: about what sockets on one machine did.
+        latency += work.crossings * CROSSING[modelled_as(protocol)];
+        // What its ports do, or what sockets on one machine did.
         let known = net.map(|net| net.bw_inter * net.channels.len() as f64);
-        let bw = known.filter(|bw| bw.is_finite() && *bw >= LEAST_BW).unwrap_or(speed::net(0.0));
+        let bw = known.filter(|bw| bw.is_finite() && *bw >= LEAST_BW).unwrap_or(SOCKETS);
         a_byte = f64::max(a_byte, work.sent * WIRE[modelled_as(protocol)] / bw * 1e-3);
     }
     if matches!(algorithm, Algorithm::CollnetDirect | Algorithm::CollnetChain) {

@@ -157,6 +157,11 @@ fn ratio(
         // As with NCCL for PAT, of one rank a node. With more, all of them send to other nodes what a ring sends once.
         Algorithm::Bruck if s.nodes() > 1 => tables::PAT / locals,
         Algorithm::Bruck => tables::PAT,
+        // Every rank of a node sends all bytes to another node, in each of the rounds between nodes.
+        Algorithm::Doubling if s.nodes() > 1 => {
+            tables::DOUBLING / (super::doubling_rounds(s.nodes()) * locals).max(1.0)
+        }
+        Algorithm::Doubling => tables::DOUBLING / super::doubling_rounds(s.ranks()).max(1.0),
         // Its parts come one after the other: the chain's two ways within a node, and the leaders' ring, which has a
         // leader's share of the node's ports.
         Algorithm::Hierarchical => {
@@ -197,6 +202,7 @@ fn bus_bandwidth(
             | Algorithm::Hierarchical
             | Algorithm::Bruck
             | Algorithm::Chain
+            | Algorithm::Doubling
             | Algorithm::Own(_)
     );
     match (algorithm, protocol) {
@@ -275,6 +281,10 @@ fn latency(
         Algorithm::Bruck => {
             let within = super::rounds(s.local_ranks());
             within * intra + (super::rounds(s.ranks()) - within) * inter
+        }
+        Algorithm::Doubling => {
+            let between = super::doubling_rounds(s.nodes());
+            super::doubling_rounds(s.local_ranks()) * intra + between * inter
         }
         Algorithm::CollnetDirect => {
             let peers = locals - 1.0;

@@ -21,7 +21,7 @@
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
 use super::rules::modelled_as;
-use super::situation::{ring_steps, rounds};
+use super::situation::{doubling_rounds, ring_steps, rounds};
 use super::{AlgorithmFigures, Cost, Situation, cpu};
 use crate::speed;
 
@@ -140,6 +140,14 @@ impl WaitsAndWork {
                 moved: if all > 1.0 { n } else { n / 2.0 },
                 waits: 2.0,
                 turn: 1.8,
+                ..ring
+            },
+            // All bytes in every round, of every rank.
+            Algorithm::Doubling => WaitsAndWork {
+                steps: n * doubling_rounds(s.ranks()),
+                moved: 1.35 * n * doubling_rounds(s.ranks()),
+                waits: doubling_rounds(s.ranks()),
+                turn: 1.3,
                 ..ring
             },
             // Peers may change from step to step, as Bruck's do. Not measured.

@@ -33,6 +33,7 @@ impl Gpus<'_> {
             | Algorithm::Nvls
             | Algorithm::Bruck
             | Algorithm::Chain
+            | Algorithm::Doubling
             | Algorithm::Own(_) => Some(self.ring),
             Algorithm::Tree => self.tree,
             Algorithm::CollnetDirect | Algorithm::CollnetChain => self.collnet,
@@ -53,8 +54,8 @@ pub(super) const fn modelled_as(protocol: ProtocolId) -> usize {
 #[must_use]
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     use Algorithm::{
-        Bruck, Chain, CollnetChain, CollnetDirect, Direct, Hierarchical, Nvls, OneShot, Ring, Tree,
-        TwoShot,
+        Bruck, Chain, CollnetChain, CollnetDirect, Direct, Doubling, Hierarchical, Nvls, OneShot,
+        Ring, Tree, TwoShot,
     };
     match collective {
         Collective::AllReduce | Collective::Barrier => &[
@@ -68,6 +69,7 @@ pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
             Direct,
             Nvls,
             Chain,
+            Doubling,
         ],
         Collective::AllGather => &[Ring, Bruck, OneShot, Direct, Nvls],
         Collective::ReduceScatter => &[Ring, Bruck, OneShot, Direct, Nvls, Chain],

@@ -230,6 +230,13 @@ pub(super) fn rounds(ranks: u32) -> f64 {
     f64::from(u32::BITS - ranks.saturating_sub(1).leading_zeros())
 }
 
+/// Rounds of [`Algorithm::Doubling`] over `ranks`, one after the other: where their number is no power of two, one more before and
+/// one behind.
+pub(super) fn doubling_rounds(ranks: u32) -> f64 {
+    let within = ranks.checked_ilog2().unwrap_or(0);
+    f64::from(within + if ranks.is_power_of_two() { 0 } else { 2 })
+}
+
 /// Factor on the time of a candidate that no machine has measured: a tenth more. Of two candidates with equal work the
 /// measured one is chosen.
 pub(super) const UNMEASURED: f64 = 1.1;

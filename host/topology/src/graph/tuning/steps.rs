@@ -39,6 +39,7 @@ pub(super) fn step(
         | Algorithm::Direct
         | Algorithm::Nvls
         | Algorithm::Chain
+        | Algorithm::Doubling
         | Algorithm::Own(_) => Algorithm::Ring,
         listed => listed,
     };
@@ -80,6 +81,7 @@ pub(super) fn base(algorithm: Algorithm, protocol: ProtocolId) -> f64 {
         | Algorithm::Direct
         | Algorithm::Nvls
         | Algorithm::Chain
+        | Algorithm::Doubling
         | Algorithm::Own(_) => tables::BASE[Algorithm::Ring.index()][p],
         listed => tables::BASE[listed.index()][p],
     }

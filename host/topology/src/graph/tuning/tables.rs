@@ -105,6 +105,9 @@ pub(super) const TREE_CORRECTION: [[f64; 23]; 3] = [
     [0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9],
 ];
 
+/// The share of the links' bandwidth that recursive doubling has: its rounds come one after the other for each chunk, which goes as a
+/// whole. Simulated, not measured: LL128 on two DGX A100, 6 GB/s (`algbw`) of the 22 that the ports would carry.
+pub(super) const DOUBLING: f64 = 0.28;
 /// LL's share of a ring's bandwidth: every second word is a flag.
 pub(super) const RING_LL: f64 = 0.5;
 /// LL128's share of a ring's bandwidth: 120 of 128 bytes, and a little lost.

@@ -1,17 +1,17 @@
-//! All-reduce by recursive doubling: in as many steps as the number of ranks has binary digits.
+//! All-reduce by recursive halving and doubling: in twice as many steps as the number of ranks has binary digits, a ring's bytes.
 //!
-//! In the step of distance `d` = 1, 2, 4, ... a rank exchanges with rank `r ^ d` all that it has, and adds what it gets. Then it has the
-//! sum of `2 d` ranks. Where the number of ranks is no power of two, the ranks beyond the largest one that fits give their values to a
-//! partner before, and get the sum from it behind.
+//! In the step of distance `d` = ..., 4, 2, 1 a rank cuts what it works on in two. It gives one half to rank `r ^ d`, and adds that one's
+//! part of the other. At the end it has the sum of one part, which then grows on the same way back:
 //!
 //! ```text
-//! 5 ranks:   4 ─► 0      0 ◄─► 1   2 ◄─► 3      0 ◄─► 2   1 ◄─► 3      0 ─► 4
+//! 4 ranks, what each works on:   0123 0123 0123 0123 │ 01-- 01-- --23 --23 │ 0--- -1-- --2- ---3 │ 01-- 01-- --23 --23 │ 0123 ...
 //! ```
 //!
-//! Each step sends all bytes: for few bytes it is fast, as a ring has `2 (k - 1)` steps; for many a ring sends less.
+//! Where the number of ranks is no power of two, the ranks beyond the largest one that fits give their values to a partner before,
+//! and get the sum from it behind.
 //!
-//! Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", International Journal of High
-//! Performance Computing Applications 19 (2005), section 4.5.
+//! Source: Rabenseifner's algorithm, as in Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+//! MPICH", International Journal of High Performance Computing Applications 19 (2005), section 4.5.
 
 use ferroccl_device::abi::{Algorithm, Collective};
 use ferroccl_device::collectives::KernelCode;
@@ -22,14 +22,14 @@ use ferroccl_device::reduce::Reduction;
 
 /// The algorithm.
 #[derive(Clone, Copy, Debug)]
-pub struct AllReduceDoubling;
+pub struct AllReduceHalving;
 
 /// Connections that are opened without a way straight into the peer's output.
 const THROUGH_SLOTS: bool = false;
 
-impl KernelCode for AllReduceDoubling {
+impl KernelCode for AllReduceHalving {
     const COLLECTIVE: Collective = Collective::AllReduce;
-    const ALGORITHM: Algorithm = Algorithm::own(0, "Doubling");
+    const ALGORITHM: Algorithm = Algorithm::own(0, "Halving");
     /// More of its state is in registers than 96 hold.
     const THREADS: u32 = 512;
 
@@ -53,8 +53,6 @@ impl KernelCode for AllReduceDoubling {
                 // As much as a slot holds, which is alike on all connections.
                 let mut n = count - at;
                 let (input, output) = (own.wrapping_add(at), sum.wrapping_add(at));
-                // Whether `output` has what this rank has so far; before, it is in `input`.
-                let mut summed = false;
                 if r >= power {
                     let mut prims = open::<T, R, P>(cx, r - power);
                     n = n.min(prims.chunk());
@@ -64,35 +62,48 @@ impl KernelCode for AllReduceDoubling {
                     at += n;
                     continue;
                 }
-                let has_extra = r + power < k;
-                if has_extra {
+                // Whether `output` has what this rank has so far; before, it is in `input`.
+                let mut summed = false;
+                if r + power < k {
                     let mut prims = open::<T, R, P>(cx, r + power);
                     n = n.min(prims.chunk());
                     prims.reduce_partial_into(input, output, n);
                     prims.close_round(&mut cx);
                     summed = true;
                 }
-                let mut d = 1;
-                while d < power {
+                let mut d = power / 2;
+                while d > 0 {
                     let mut prims = open::<T, R, P>(cx, r ^ d);
                     n = n.min(prims.chunk());
-                    let last = d * 2 == power;
+                    let ((to, gives), (from, keeps)) =
+                        (range::<T>(r ^ d, power, d, n), range::<T>(r, power, d, n));
+                    let (mine, kept) = (input.wrapping_add(from), output.wrapping_add(from));
                     if summed {
-                        prims.send_partial_from(output, n);
+                        prims.send_partial_from(output.wrapping_add(to), gives);
                     } else {
-                        prims.send_from(input, n);
+                        prims.send_from(input.wrapping_add(to), gives);
                     }
-                    match (summed, last) {
-                        (false, false) => prims.reduce_partial_into(input, output, n),
-                        (false, true) => prims.reduce_into(input, output, n),
-                        (true, false) => prims.add_partial_into(output, output, n),
-                        (true, true) => prims.add_final_into(output, output, n),
+                    match (summed, d == 1) {
+                        (false, false) => prims.reduce_partial_into(mine, kept, keeps),
+                        (false, true) => prims.reduce_into(mine, kept, keeps),
+                        (true, false) => prims.add_partial_into(kept, kept, keeps),
+                        (true, true) => prims.add_final_into(kept, kept, keeps),
                     }
                     prims.close_round(&mut cx);
                     summed = true;
+                    d /= 2;
+                }
+                d = 1;
+                while d < power {
+                    let mut prims = open::<T, R, P>(cx, r ^ d);
+                    let ((to, gets), (from, has)) =
+                        (range::<T>(r ^ d, power, d, n), range::<T>(r, power, d, n));
+                    prims.send_partial_from(output.wrapping_add(from), has);
+                    prims.recv_into(output.wrapping_add(to), gets);
+                    prims.close_round(&mut cx);
                     d *= 2;
                 }
-                if has_extra {
+                if r + power < k {
                     let mut prims = open::<T, R, P>(cx, r + power);
                     prims.send_partial_from(output, n);
                     prims.close_round(&mut cx);
@@ -105,6 +116,25 @@ impl KernelCode for AllReduceDoubling {
             gpu::sync_threads();
         }
     }
+}
+
+/// Of `n` elements, where the part of rank `r` begins after the step of distance `until`, and how many it has. It begins at a pack.
+#[inline(always)]
+fn range<T>(r: u32, power: u32, until: u32, n: usize) -> (usize, usize) {
+    let pack = (16 / size_of::<T>()).max(1);
+    let (mut from, mut count) = (0, n);
+    let mut d = power / 2;
+    while d >= until {
+        let lower = count.div_ceil(2 * pack).wrapping_mul(pack).min(count);
+        if r & d == 0 {
+            count = lower;
+        } else {
+            from += lower;
+            count -= lower;
+        }
+        d /= 2;
+    }
+    (from, count)
 }
 
 /// The connections with one rank, both ways.

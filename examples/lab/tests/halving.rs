@@ -1,4 +1,4 @@
-//! Recursive doubling under the library's suite, in a protocol of the library's and in one of the lab's; and all that is registered, by
+//! Recursive halving under the library's suite, in a protocol of the library's and in one of the lab's; and all that is registered, by
 //! the calls of a communicator.
 
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use ferroccl::{Algorithm, CommConfig, Communicator, Device, ProtocolId, ReduceOp
 use ferroccl_device::abi::{Collective, DataType};
 use ferroccl_device::collectives::KernelCode;
 use ferroccl_device::prims::Simple;
-use ferroccl_lab::doubling::AllReduceDoubling;
+use ferroccl_lab::halving::AllReduceHalving;
 use ferroccl_lab::ll64::{LL64, Ll64};
-use ferroccl_lab::{DOUBLING_LL64, DOUBLING_SIMPLE, PTX, registry};
+use ferroccl_lab::{HALVING_LL64, HALVING_SIMPLE, PTX, registry};
 
 ferroccl::conformance! {
-    doubling_simple: Simple => AllReduceDoubling, ptx: (DOUBLING_SIMPLE.kernel.name, PTX);
-    doubling_ll64: Ll64 => AllReduceDoubling, ptx: (DOUBLING_LL64.kernel.name, PTX);
+    halving_simple: Simple => AllReduceHalving, ptx: (HALVING_SIMPLE.kernel.name, PTX);
+    halving_ll64: Ll64 => AllReduceHalving, ptx: (HALVING_LL64.kernel.name, PTX);
 }
 
 /// Ranks with the lab's kernels.
@@ -77,14 +77,14 @@ fn calls_take_what_the_settings_name() {
             let (how, _) = all_reduce(&ours, ReduceOp::Max, count);
             assert_eq!(how, (Algorithm::Ring, LL64), "{n} ranks, {count} elements");
         }
-        let ours = ranks(n, |config| config.algorithm = Some(AllReduceDoubling::ALGORITHM));
+        let ours = ranks(n, |config| config.algorithm = Some(AllReduceHalving::ALGORITHM));
         for count in [0, 1, 13, 1000, 9999] {
             let (how, _) = all_reduce(&ours, ReduceOp::Sum, count);
-            assert_eq!(how.0, AllReduceDoubling::ALGORITHM, "{n} ranks, {count} elements");
+            assert_eq!(how.0, AllReduceHalving::ALGORITHM, "{n} ranks, {count} elements");
         }
         // Another operator has no kernel: something else does it.
         let (how, _) = all_reduce(&ours, ReduceOp::Max, 100);
-        assert_ne!(how.0, AllReduceDoubling::ALGORITHM);
+        assert_ne!(how.0, AllReduceHalving::ALGORITHM);
     }
 }
 
@@ -98,13 +98,13 @@ fn the_tuner_takes_what_its_figures_make_the_fastest() {
     assert_eq!(how.1, LL64);
     let few = |_| AlgorithmFigures { steps: 0.01, sent: 0.01 };
     let ours = ranks(4, |config| {
-        config.registry = registry().algorithm_figures(AllReduceDoubling::ALGORITHM, few);
+        config.registry = registry().algorithm_figures(AllReduceHalving::ALGORITHM, few);
     });
     let (how, _) = all_reduce(&ours, ReduceOp::Sum, 100);
-    assert_eq!(how.0, AllReduceDoubling::ALGORITHM);
+    assert_eq!(how.0, AllReduceHalving::ALGORITHM);
     let ours = ranks(4, |_| {});
     let (how, _) = all_reduce(&ours, ReduceOp::Sum, 100);
-    assert!(how.0 != AllReduceDoubling::ALGORITHM && how.1 != LL64, "{how:?}");
+    assert!(how.0 != AllReduceHalving::ALGORITHM && how.1 != LL64, "{how:?}");
 }
 
 #[test]
