@@ -489,14 +489,13 @@ impl<'a> StageMaker<'a> {
                 let block = stage.blocks.len() as u32;
                 let conns = stage.block_conns.len() as u32;
                 for ((sends, peer), bytes) in list.into_iter().zip(bytes) {
+                    let across = rank / cluster.local_ranks() != peer / cluster.local_ranks();
                     let peer = fold.map_or(peer, |most| peer % most);
                     let ends = if sends { (rank, peer) } else { (peer, rank) };
                     let number = *numbers.entry(ends).or_insert_with(|| {
                         let Way { links, remote } = match fold {
                             // Its share and latency are those of the connections that it stands for.
-                            Some(_) => {
-                                Way { links: Vec::new(), remote: sends && member.next != peer }
-                            }
+                            Some(_) => Way { links: Vec::new(), remote: across },
                             None if of_search => cluster.way(ends, port, channel, seed),
                             None => cluster.way(ends, |_| None, channel, seed),
                         };
@@ -518,9 +517,6 @@ impl<'a> StageMaker<'a> {
                     if sends {
                         conn.from = block;
                         conn.bytes += bytes;
-                        if fold.is_some() {
-                            conn.remote = member.next != peer;
-                        }
                     } else {
                         conn.to = block;
                     }
