@@ -261,9 +261,14 @@ impl fmt::Display for Results {
             )?;
         }
         if let Some(last) = self.fastest().last() {
-            let bytes = Bytes(last.call.bytes);
-            writeln!(f, "#\n# The fullest links of {bytes} by {}:", last.choice.algorithm)?;
-            for link in last.links.iter().take(5) {
+            // Of calls of few bytes all links are next to empty.
+            let full: Vec<_> =
+                last.links.iter().take(5).filter(|link| link.busy >= 0.005).collect();
+            if !full.is_empty() {
+                let bytes = Bytes(last.call.bytes);
+                writeln!(f, "#\n# The fullest links of {bytes} by {}:", last.choice.algorithm)?;
+            }
+            for link in full {
                 let waited = link.waited_us.map_or_else(String::new, |us| {
                     format!(", a message waits {} us at most", time(us))
                 });

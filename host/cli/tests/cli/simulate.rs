@@ -121,6 +121,7 @@ fn results_say_under_which_conditions_and_how_closely() {
     let out = of_dgx(&[&late[..], &["--json", "-"]].concat());
     let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!((&json["skew_us"], &json["seed"]), (&20.0.into(), &3.into()), "{json}");
+    assert!(!shown.contains("fullest links"), "of 8 bytes none is full: {shown}");
     let out = simulate(&[&["sendrecv"], &DGX[1..], &["--nodes", "2", "--bytes", "8"]].concat());
     let error = text(&out.stderr);
     assert!(out.status.code() == Some(1) && error.contains("who sends to whom"), "{out:?}");
@@ -200,6 +201,12 @@ fn explanations_have_simulated_times_below() {
 
 #[test]
 fn what_cannot_be_is_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("no-gpus.xml").display().to_string();
+    let cpu = r#"<cpu numaid="0" affinity="ff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85"/>"#;
+    fs::write(&file, format!(r#"<system version="1">{cpu}</system>"#)).unwrap();
+    let error = text(&simulate(&["all_reduce", "--file", &file]).stderr);
+    assert!(error.contains("no-gpus.xml has no GPUs of a known"), "{error}");
     for (args, code, word) in [
         (&["--bytes", "8..4"][..], 2, "no larger than the last"),
         (&["--bytes", "8Q"], 2, "unit of size"),
