@@ -34,6 +34,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod carrier;
 mod cluster;
 mod costs;
 mod engine;
@@ -41,6 +42,8 @@ mod fabric;
 mod failure;
 mod fault;
 mod fit;
+mod folded;
+mod moment;
 mod options;
 mod outcome;
 mod plan;

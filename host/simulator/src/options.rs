@@ -32,7 +32,8 @@ pub enum Detail {
         of: u32,
     },
     /// Rings around hosts that are all alike: one host, or two, stand for all. What leaves the last one is what comes to the first. Links are
-    /// shared as above, and a way through the network takes as long as the mean of all.
+    /// shared as above, and a way through the network takes as long as the mean of all. Each rank of all hosts starts at its own time: a rank
+    /// ends a step between hosts too late at most, for what is coarse about late starts.
     Folded {
         /// The hosts that are simulated.
         hosts: u32,
@@ -58,7 +59,8 @@ impl fmt::Display for Detail {
 /// How a call is simulated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// Steps at most for [`Detail::Steps`]; what has more is simulated more coarsely.
+    /// Steps at most for [`Detail::Steps`]; what has more is simulated more coarsely. Rings from or to a root take up to 20 times as many,
+    /// since their channels have the ranks in different orders.
     pub exact_steps: u64,
     /// Steps at most in all.
     pub most_steps: u64,

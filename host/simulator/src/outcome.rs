@@ -4,9 +4,11 @@ use ferroccl::enqueue::AlgoChoice;
 use ferroccl::{Algorithm, Collective};
 use serde::Serialize;
 
+use crate::carrier::{LinkState, Queues};
 use crate::costs::{Costs, RATE};
-use crate::engine::{LinkState, Run};
+use crate::engine::{run_by_time, run_on_shares};
 use crate::fabric::hash;
+use crate::folded::rank_ends;
 use crate::stage::StageMaker;
 use crate::trace::StepSpan;
 use crate::{Call, Cluster, Detail, Options, SimulateError};
@@ -129,39 +131,31 @@ impl Cluster {
                 steps += stage.steps;
                 let most = options.trace_steps;
                 let kept = (most > 0).then_some((&mut trace, most));
+                let before = state.bytes.clone();
                 let ends = match detail {
                     Detail::Steps => {
-                        let before = state.bytes.clone();
-                        let run = Run::new(&stage, &costs, &self.links, &mut state, &starts, kept);
-                        let ends = run.in_order()?;
-                        let took =
-                            |i: usize| (state.bytes[i] - before[i]) / (self.links[i].0 * RATE);
-                        bound_us += (0..before.len()).map(took).fold(0.0, f64::max);
-                        ends
+                        let queues = Queues { links: &self.links, state: &mut state };
+                        run_by_time(&stage, &costs, queues, &starts, kept)?
                     }
-                    Detail::Shares { .. } | Detail::Folded { .. } => {
-                        bound_us += stage.bound_us;
-                        // One host stands for all: it waits for the last of them.
-                        if let Detail::Folded { .. } = detail {
-                            let last = starts.iter().copied().fold(0.0, f64::max);
-                            starts.fill(last);
-                        }
-                        let run = Run::new(&stage, &costs, &self.links, &mut state, &starts, None);
-                        let ends = run.in_any_order()?;
-                        for (sum, load) in state.bytes.iter_mut().zip(&stage.loads) {
-                            *sum += load;
-                        }
-                        ends
+                    Detail::Shares { .. } => {
+                        run_on_shares(&stage, &costs, |rank| starts[rank as usize])?
+                    }
+                    Detail::Folded { hosts, .. } => {
+                        starts = rank_ends(&stage, &costs, hosts * self.local_ranks(), &starts)?;
+                        Vec::new()
                     }
                 };
                 for (block, end) in stage.blocks.iter().zip(&ends) {
                     let rank = &mut starts[block.rank as usize];
                     *rank = rank.max(*end);
                 }
-                if let Detail::Folded { hosts, .. } = detail {
-                    let there = (hosts * self.local_ranks()) as usize;
-                    for rank in there..starts.len() {
-                        starts[rank] = starts[rank % there];
+                if detail == Detail::Steps {
+                    let took = |i: usize| (state.bytes[i] - before[i]) / (self.links[i].0 * RATE);
+                    bound_us += (0..before.len()).map(took).fold(0.0, f64::max);
+                } else {
+                    bound_us += stage.bound_us;
+                    for (sum, load) in state.bytes.iter_mut().zip(&stage.loads) {
+                        *sum += load;
                     }
                 }
                 details.push(detail);

@@ -101,6 +101,10 @@ impl Cluster {
             let reason = protocols.iter().rev().find_map(of);
             reason.unwrap_or_else(|| "there is no such kernel".to_owned())
         };
+        if call.collective == Collective::SendRecv {
+            let algorithm = call.algorithm.unwrap_or(Algorithm::Ring);
+            return cannot(algorithm, "the caller says who sends to whom".to_owned());
+        }
         if let Some(wanted) = call.algorithm {
             if !algorithms(call.collective).contains(&wanted) {
                 return cannot(wanted, format!("no {wanted} does {}", call.collective));

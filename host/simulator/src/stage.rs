@@ -39,6 +39,8 @@ pub(crate) struct Conn {
     pub to: u32,
     pub way: (u32, u32),
     pub remote: bool,
+    /// Where some hosts stand for all: by how many times as many hosts the receiver is further on around the ring than it stands here.
+    pub hosts: i32,
     /// Bytes of data in all.
     pub bytes: u64,
     /// Of the links' latencies, in microseconds; only where links are shared.
@@ -60,4 +62,21 @@ pub(crate) struct Stage {
     pub bound_us: f64,
     /// By link, bytes on the wire; only where links are shared.
     pub loads: Vec<f64>,
+}
+
+impl Stage {
+    /// The connection that has this number in a block's list.
+    pub(crate) fn conn(&self, block: u32, number: u8) -> u32 {
+        let first = self.blocks[block as usize].conns;
+        self.block_conns[first as usize + number as usize]
+    }
+
+    /// The blocks that a step of a block may let go on.
+    pub(crate) fn neighbours(&self, block: u32, step: &Step) -> impl Iterator<Item = u32> + use<> {
+        let conn =
+            |number: u8| (number != NONE).then(|| &self.conns[self.conn(block, number) as usize]);
+        let from = step.recv.map(|number| conn(number).map(|conn| conn.from));
+        let to = step.send.map(|number| conn(number).map(|conn| conn.to));
+        from.into_iter().chain(to).flatten().filter(|block| *block != u32::MAX)
+    }
 }

@@ -15,29 +15,30 @@ use crate::source::{ASSUME_HELP, Source};
 const AFTER_HELP: &str = "\
 All times are SIMULATED, in microseconds: the plans are the library's own (channels, rings and trees, the steps of its kernels), and \
 what a step takes comes from the tuner's tables. Nothing is measured. busbw is what every link must have carried, 10^9 bytes a second; \
-limit is the part of the time that the fullest link needs for its bytes; tuner is what the tuner predicts; detail says how closely was \
-simulated (docs/simulate.md).
+limit is the part of the time that the fullest link needs for its bytes; tuner is what the tuner predicts; finish is when the first rank \
+has ended and the one in the middle; detail says how closely was simulated (docs/simulate.md).
 
 SPEC of --fabric, with what is taken where a key is left out:
-  rail:hosts=32,groups=32,oversubscription=1,switch-us=0.26       a leaf has one port of each of its hosts
-  fat-tree:hosts=4,groups=32,oversubscription=1,switch-us=0.26    a leaf has all ports of its hosts
-  dragonfly:hosts=2,routers=16,oversubscription=1,switch-us=0.26  a router has all ports of its hosts
-  FILE                                                            switches and links as JSON (docs/simulate.md)
+  rail:hosts=32,groups=32,oversubscription=1,switch-us=0.26       a port of each host on a leaf
+  fat-tree:hosts=4,groups=32,oversubscription=1,switch-us=0.26    all ports of a host on a leaf
+  dragonfly:hosts=2,routers=16,oversubscription=1,switch-us=0.26  all ports of a host on a router
+  FILE                                                            JSON (docs/simulate.md)
 
 FAULT is one of
   slow-link:host=0,port=0,part=0.5      a port's link has a part of its bandwidth
   dead-port:host=0,port=0               a port is not there when the communicator is made
-  dead-node:host=0                      a host is not there; with --what-if it dies, and the others shrink and call again
+  dead-node:host=0                      a host is not there; with --what-if it dies in a job
   straggler:rank=0,us=1000              a rank calls late
   background:links=0.1,load=0.5         other traffic on a part of the links between hosts
 
 Examples:
   ferroccl simulate all_reduce --file dgx-a100.xml --nodes 16 --bytes 8..1G
   ferroccl simulate all_reduce --file dgx-a100.xml --nodes 3072 --bytes 1G --algo ring,tree
-  ferroccl simulate all_reduce --file dgx-a100.xml --nodes 16 --bytes 64M --fabric fat-tree:oversubscription=4
+  ferroccl simulate all_reduce --file dgx-a100.xml --nodes 3072 --algo ring --skew 36
+  ferroccl simulate all_reduce --file dgx-a100.xml --nodes 16 --fabric fat-tree:oversubscription=4
   ferroccl simulate all_reduce --file dgx-a100.xml --nodes 16 --bytes 64M --what-if
-  ferroccl simulate all_reduce --file dgx-a100.xml --nodes 2 --bytes 1M --algo tree --trace tree.json
-  ferroccl simulate all_reduce --file dgx-a100.xml --nodes 2 --bytes 8..256M -f 2 --fit times.json
+  ferroccl simulate all_reduce --file dgx-a100.xml --nodes 2 --bytes 1M --trace trace.json
+  ferroccl simulate all_reduce --file dgx-a100.xml --nodes 2 -f 2 --fit times.json
 
 Exit status: 0 when something was simulated, 1 when nothing was or a file is wrong, 2 for a bad command line.";
 

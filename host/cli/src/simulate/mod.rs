@@ -51,6 +51,10 @@ enum Failure {
     Output(#[from] io::Error),
     #[error("the plot: {0}")]
     Plot(String),
+    #[error(
+        "{0} has no GPUs of a known compute capability; --file takes the topology of a host that has, and --assume what it leaves open"
+    )]
+    NoGpus(String),
     #[error("nothing could be simulated")]
     Nothing,
 }
@@ -104,6 +108,9 @@ fn simulate(args: &SimulateArgs) -> Result<(), Failure> {
         }
     }
     let system = Source::merged(&args.source.system(&config)?, &config)?;
+    if system.min_sm() == 0 {
+        return Err(Failure::NoGpus(args.source.name(&config)));
+    }
     let system = args.used(&system).unwrap_or_else(|reason| refuse(reason));
     let (fabric, name) = fabric(&args.fabric)?;
     let ways: Vec<_> = match &args.algorithms[..] {

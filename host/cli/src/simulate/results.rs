@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ferroccl::graph::tuning::{Algorithm, Collective, FittedCosts, predict};
-use ferroccl_simulator::{Detail, Fault, Outcome, SimulateError};
+use ferroccl_simulator::{Detail, Fault, Options, Outcome, SimulateError};
 use serde_json::{Value, json};
 
 use super::{Failure, Setting};
@@ -16,7 +16,7 @@ type Refused = (Algorithm, String, Option<f64>);
 /// What was simulated.
 pub(super) struct Results {
     title: String,
-    faults: Vec<Fault>,
+    conditions: Conditions,
     outcomes: Vec<Outcome>,
     refused: Vec<Refused>,
     names: [String; 2],
@@ -72,7 +72,7 @@ impl Results {
         };
         Ok(Results {
             title,
-            faults: faults.to_vec(),
+            conditions: Conditions::new(setting, faults),
             outcomes,
             refused,
             names: setting.names.clone(),
@@ -124,7 +124,7 @@ impl Results {
             })
         };
         let refused = |(algorithm, reason, time): &Refused| json!({ "algorithm": algorithm.name(), "reason": reason, "tuner_us": time });
-        let json = json!({
+        let mut json = json!({
             "version": 1,
             "simulated": true,
             "collective": self.collective.name(),
@@ -132,10 +132,10 @@ impl Results {
             "ranks": self.outcomes.first().map_or(0, |outcome| outcome.ranks),
             "machine": self.names[0],
             "fabric": self.names[1],
-            "faults": self.faults.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "calls": self.outcomes.iter().map(outcome).collect::<Vec<Value>>(),
             "not_simulated": self.refused.iter().map(refused).collect::<Vec<Value>>(),
         });
+        self.conditions.add_to(&mut json);
         serde_json::to_string_pretty(&json).unwrap_or_default() + "\n"
     }
 
@@ -177,8 +177,41 @@ impl Results {
     }
 }
 
+/// What is not as it should be from the beginning.
+pub(super) struct Conditions {
+    faults: Vec<Fault>,
+    skew_us: f64,
+    seed: u64,
+}
+
+impl Conditions {
+    pub(super) fn new(setting: &Setting, faults: &[Fault]) -> Self {
+        let Options { skew_us, seed, .. } = setting.options;
+        Conditions { faults: faults.to_vec(), skew_us, seed }
+    }
+
+    /// What JSON has of them.
+    pub(super) fn add_to(&self, json: &mut Value) {
+        json["faults"] = self.faults.iter().map(ToString::to_string).collect();
+        (json["skew_us"], json["seed"]) = (self.skew_us.into(), self.seed.into());
+    }
+}
+
+impl fmt::Display for Conditions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for fault in &self.faults {
+            writeln!(f, "# with {fault}")?;
+        }
+        if self.skew_us > 0.0 {
+            let Conditions { skew_us, seed, .. } = self;
+            writeln!(f, "# with ranks that start late, by {skew_us} us on the mean (seed {seed})")?;
+        }
+        Ok(())
+    }
+}
+
 /// How closely a call was simulated, in words.
-fn details(outcome: &Outcome) -> String {
+pub(super) fn details(outcome: &Outcome) -> String {
     let mut details = outcome.details.clone();
     details.dedup();
     details.iter().map(Detail::to_string).collect::<Vec<_>>().join("; ")
@@ -186,7 +219,7 @@ fn details(outcome: &Outcome) -> String {
 
 /// A time in eight columns, whatever its size.
 pub(super) fn time(us: f64) -> String {
-    let digits = match us {
+    let digits = match us.abs() {
         us if us >= 10_000.0 => 0,
         us if us >= 100.0 => 1,
         _ => 2,
@@ -196,10 +229,7 @@ pub(super) fn time(us: f64) -> String {
 
 impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "# SIMULATED: {}", self.title)?;
-        for fault in &self.faults {
-            writeln!(f, "# with {fault}")?;
-        }
+        write!(f, "# SIMULATED: {}\n{}", self.title, self.conditions)?;
         writeln!(
             f,
             "#\n# * the fastest; finish: when the first rank has ended, and the one in the middle\n#"
@@ -231,9 +261,14 @@ impl fmt::Display for Results {
             )?;
         }
         if let Some(last) = self.fastest().last() {
-            let bytes = Bytes(last.call.bytes);
-            writeln!(f, "#\n# The fullest links of {bytes} by {}:", last.choice.algorithm)?;
-            for link in last.links.iter().take(5) {
+            // Of calls of few bytes all links are next to empty.
+            let full: Vec<_> =
+                last.links.iter().take(5).filter(|link| link.busy >= 0.005).collect();
+            if !full.is_empty() {
+                let bytes = Bytes(last.call.bytes);
+                writeln!(f, "#\n# The fullest links of {bytes} by {}:", last.choice.algorithm)?;
+            }
+            for link in full {
                 let waited = link.waited_us.map_or_else(String::new, |us| {
                     format!(", a message waits {} us at most", time(us))
                 });

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use ferroccl_simulator::{Call, Cluster, Fault, Outcome, RecoveryPart, SimulateError};
+use ferroccl_simulator::{Call, Cluster, Detail, Fault, Outcome, RecoveryPart, SimulateError};
 use serde_json::{Value, json};
 
-use super::results::time;
+use super::results::{Conditions, details, time};
 use super::{Failure, Setting};
 use crate::perf::size::Bytes;
 
@@ -17,9 +17,21 @@ struct Row {
     after: Result<Outcome, String>,
 }
 
+impl Row {
+    /// How closely the calls were simulated: one with, and one without the fault.
+    fn detail(&self) -> String {
+        let before = details(&self.before);
+        match self.after.as_ref().map(details) {
+            Ok(after) if after != before => format!("without {before}, with {after}"),
+            _ => before,
+        }
+    }
+}
+
 /// The cost of each fault.
 pub(super) struct WhatIf {
     title: String,
+    conditions: Conditions,
     rows: Vec<Row>,
     recoveries: Vec<HostLoss>,
 }
@@ -79,7 +91,8 @@ impl WhatIf {
         let (hosts, ranks) = (healthy.hosts(), healthy.local_ranks());
         let [file, fabric] = &setting.names;
         let title = format!("what faults cost on {hosts} hosts of {ranks} ranks, {file}, {fabric}");
-        Ok(WhatIf { title, rows, recoveries })
+        let conditions = Conditions::new(setting, standing);
+        Ok(WhatIf { title, conditions, rows, recoveries })
     }
 
     pub(super) fn json(&self) -> String {
@@ -96,6 +109,7 @@ impl WhatIf {
                 "without_us": row.before.time_us,
                 "with_us": time,
                 "not_simulated": error,
+                "detail": row.detail(),
             })
         };
         let rows = self.rows.iter().map(row).collect::<Vec<Value>>();
@@ -108,25 +122,32 @@ impl WhatIf {
             })
         };
         let recoveries = self.recoveries.iter().map(recovery).collect::<Vec<Value>>();
-        let json = json!({
+        let mut json = json!({
             "version": 1,
             "simulated": true,
             "what": self.title,
             "rows": rows,
             "recoveries": recoveries,
         });
+        self.conditions.add_to(&mut json);
         serde_json::to_string_pretty(&json).unwrap_or_default() + "\n"
     }
 }
 
 impl fmt::Display for WhatIf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "# SIMULATED: {}", self.title)?;
+        write!(f, "# SIMULATED: {}\n{}", self.title, self.conditions)?;
         writeln!(
             f,
             "#\n#    size  algorithm      without (us)   with (us)       more  factor  fault"
         )?;
-        for Row { fault, before, after } in &self.rows {
+        for row in &self.rows {
+            let Row { fault, before, after } = row;
+            // What is coarse says so.
+            let detail = match row.detail() {
+                detail if detail == Detail::Steps.to_string() => String::new(),
+                detail => format!(" ({detail})"),
+            };
             let what = format!(
                 "{:>9}  {:<14} {:>12}",
                 Bytes(before.call.bytes).to_string(),
@@ -136,9 +157,9 @@ impl fmt::Display for WhatIf {
             match after {
                 Ok(after) => writeln!(
                     f,
-                    "{what}  {:>10}  {:>9}  {:>6.2}  {fault}",
+                    "{what}  {:>10}  {:>9}  {:>6.2}  {fault}{detail}",
                     time(after.time_us),
-                    time((after.time_us - before.time_us).max(0.0)),
+                    time(after.time_us - before.time_us),
                     after.time_us / before.time_us.max(f64::MIN_POSITIVE),
                 )?,
                 Err(why) => {

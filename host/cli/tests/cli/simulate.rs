@@ -98,6 +98,35 @@ fn faults_are_beside_the_call_without_them() {
     assert!((400.0..501.0).contains(&more), "{json}");
 }
 
+/// Late starts and what is broken in both cases are in the heading; a ratio below 1 has a difference below 0; what is coarse says so.
+#[test]
+fn results_say_under_which_conditions_and_how_closely() {
+    let late = ["--nodes", "4", "--bytes", "8", "--algo", "ring", "--skew", "20", "--seed", "3"];
+    let broken = ["--fault", "slow-link:host=1", "--what-if", "dead-node:host=3", "--steps", "1"];
+    let out = of_dgx(&[&late[..], &broken].concat());
+    let shown = text(&out.stdout);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    for line in [
+        "# with slow-link:host=1,port=0,part=0.5",
+        "# with ranks that start late, by 20 us on the mean (seed 3)",
+        "dead-node:host=3 (1 of 1 channels, fixed shares of links)",
+    ] {
+        assert!(shown.contains(line), "{line}: {shown}");
+    }
+    assert!(shown.lines().any(|row| row.contains("  Ring ") && row.contains(" -")), "{shown}");
+    let out = of_dgx(&[&late[..], &["--what-if", "dead-port", "--steps", "1"]].concat());
+    let shown = text(&out.stdout);
+    let both = "(without 1 of 4 hosts, fixed shares of links, with 1 of 1 channels, fixed shares of links)";
+    assert!(shown.contains(both), "{shown}");
+    let out = of_dgx(&[&late[..], &["--json", "-"]].concat());
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!((&json["skew_us"], &json["seed"]), (&20.0.into(), &3.into()), "{json}");
+    assert!(!shown.contains("fullest links"), "of 8 bytes none is full: {shown}");
+    let out = simulate(&[&["sendrecv"], &DGX[1..], &["--nodes", "2", "--bytes", "8"]].concat());
+    let error = text(&out.stderr);
+    assert!(out.status.code() == Some(1) && error.contains("who sends to whom"), "{out:?}");
+}
+
 /// What is fitted is read by `explain` and `simulate`, and changes what is chosen.
 #[test]
 fn fitted_times_go_into_a_file_that_is_read() {
@@ -172,6 +201,12 @@ fn explanations_have_simulated_times_below() {
 
 #[test]
 fn what_cannot_be_is_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("no-gpus.xml").display().to_string();
+    let cpu = r#"<cpu numaid="0" affinity="ff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85"/>"#;
+    fs::write(&file, format!(r#"<system version="1">{cpu}</system>"#)).unwrap();
+    let error = text(&simulate(&["all_reduce", "--file", &file]).stderr);
+    assert!(error.contains("no-gpus.xml has no GPUs of a known"), "{error}");
     for (args, code, word) in [
         (&["--bytes", "8..4"][..], 2, "no larger than the last"),
         (&["--bytes", "8Q"], 2, "unit of size"),

@@ -1,5 +1,7 @@
 //! Makes stages: asks the kernels for their steps, and joins the blocks by connections.
 
+mod detail;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -73,75 +75,6 @@ impl<'a> StageMaker<'a> {
         let recorder = StepRecorder::new(cluster.ranks(), plan.shape);
         let (classes, programs) = (HashMap::new(), HashMap::new());
         StageMaker { cluster, plan, options, recorder, classes, programs, wire }
-    }
-
-    /// How closely kernel number `kernel` is to be simulated: as closely as its number of steps allows.
-    pub(crate) fn detail(&mut self, kernel: usize) -> Result<Detail, SimulateError> {
-        let (group, plan) = &self.plan.kernels[kernel];
-        let channels = plan.choice.channels;
-        let mut per_channel = 0u64;
-        // Blocks of the first channel stand for those of the others.
-        let mut classes: HashMap<Class, u64> = HashMap::new();
-        let mut all_known = true;
-        let mut members = 0u64;
-        self.for_members(kernel, 0, |maker, member| {
-            members += 1;
-            for half in 0..plan.kernel.blocks.max(1) {
-                let Some(class) = maker.class(kernel, 0, half, &member) else {
-                    all_known = false;
-                    // The first rank stands for all.
-                    if member.index == 0 && per_channel == 0 {
-                        per_channel = maker.record(kernel, 0, half, &member)?.len() as u64;
-                    }
-                    continue;
-                };
-                *classes.entry(class).or_default() += 1;
-                maker.known(class, kernel, 0, half, &member)?;
-            }
-            Ok(())
-        })?;
-        if all_known {
-            let of = |(class, blocks): (&Class, &u64)| {
-                let program = self.classes.get(class).map_or(0, |known| known.program);
-                let steps = self.program_len(program);
-                steps * blocks
-            };
-            per_channel = classes.iter().map(of).sum();
-        } else {
-            per_channel *= members;
-        }
-        let all = per_channel * u64::from(channels);
-        if all <= self.options.exact_steps {
-            return Ok(Detail::Steps);
-        }
-        let most = self.options.most_steps;
-        if !all_known {
-            return Err(SimulateError::TooManySteps { steps: all, most: self.options.exact_steps });
-        }
-        let period = if self.cluster.alternates() { 2 } else { 1 };
-        let hosts = self.cluster.hosts();
-        let around = matches!(group, Group::World)
-            && plan.choice.algorithm == Algorithm::Ring
-            && plan.root == NO_RANK;
-        let even = self.cluster.is_even() && self.cluster.late.is_empty();
-        let of_period = per_channel / u64::from(hosts) * u64::from(period) * u64::from(channels);
-        let periodic = hosts > period && hosts.is_multiple_of(period);
-        if around && even && periodic && of_period <= most {
-            return Ok(Detail::Folded { hosts: period, of: hosts });
-        }
-        if per_channel > most {
-            return Err(SimulateError::TooManySteps { steps: per_channel, most });
-        }
-        let fit = self.options.exact_steps / per_channel.max(1);
-        let fit = fit.clamp(1, channels.into()) as u32;
-        // One for each of the two trees.
-        let fit = if plan.tree && channels > 1 { fit.max(2) } else { fit };
-        Ok(Detail::Shares { channels: fit, of: channels })
-    }
-
-    fn program_len(&self, program: u32) -> u64 {
-        let found = self.programs.iter().find(|(_, number)| **number == program);
-        found.map_or(0, |(steps, _)| steps.len() as u64)
     }
 
     /// Calls `each` with every rank of a kernel in a channel's ring.
@@ -331,8 +264,7 @@ impl<'a> StageMaker<'a> {
                 stage
             }
             Detail::Shares { channels: some, .. } => {
-                let step = channels.div_ceil(some.max(1)).max(1);
-                let chosen: Vec<u32> = (0..channels).step_by(step as usize).collect();
+                let chosen = self.chosen(kernel, some);
                 self.shared(kernel, &chosen, None)?
             }
             Detail::Folded { hosts, .. } => {
@@ -489,14 +421,21 @@ impl<'a> StageMaker<'a> {
                 let block = stage.blocks.len() as u32;
                 let conns = stage.block_conns.len() as u32;
                 for ((sends, peer), bytes) in list.into_iter().zip(bytes) {
-                    let peer = fold.map_or(peer, |most| peer % most);
+                    let across = rank / cluster.local_ranks() != peer / cluster.local_ranks();
+                    let (further, peer) = fold.map_or((0, peer), |most| {
+                        // The short way round: the first host's neighbour before it is the last one.
+                        let (all, further) = (cluster.ranks() / most, peer / most);
+                        let back = 2 * further > all;
+                        (
+                            if back { further as i32 - all as i32 } else { further as i32 },
+                            peer % most,
+                        )
+                    });
                     let ends = if sends { (rank, peer) } else { (peer, rank) };
                     let number = *numbers.entry(ends).or_insert_with(|| {
                         let Way { links, remote } = match fold {
                             // Its share and latency are those of the connections that it stands for.
-                            Some(_) => {
-                                Way { links: Vec::new(), remote: sends && member.next != peer }
-                            }
+                            Some(_) => Way { links: Vec::new(), remote: across },
                             None if of_search => cluster.way(ends, port, channel, seed),
                             None => cluster.way(ends, |_| None, channel, seed),
                         };
@@ -508,6 +447,7 @@ impl<'a> StageMaker<'a> {
                             to: u32::MAX,
                             way,
                             remote,
+                            hosts: 0,
                             bytes: 0,
                             latency: 0.0,
                             rate: f64::INFINITY,
@@ -519,7 +459,7 @@ impl<'a> StageMaker<'a> {
                         conn.from = block;
                         conn.bytes += bytes;
                         if fold.is_some() {
-                            conn.remote = member.next != peer;
+                            conn.hosts = further;
                         }
                     } else {
                         conn.to = block;

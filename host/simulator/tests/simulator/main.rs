@@ -4,6 +4,7 @@ mod alpha_beta;
 mod coarse;
 mod failure;
 mod faults;
+mod late;
 mod properties;
 mod support;
 mod tuner;
