@@ -55,6 +55,7 @@ mod custom;
 mod device_comm;
 mod device_memory;
 mod events;
+mod exchange;
 mod faults;
 mod fusion;
 #[cfg(any(test, fuzzing))]

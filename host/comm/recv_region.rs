@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use ferroccl_device::abi::TreeLinks;
@@ -9,8 +10,9 @@ use ferroccl_proxy::net::Net;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use super::builder::{CommBuilder, exchange};
+use super::builder::CommBuilder;
 use super::device_memory::MemoryFor;
+use super::exchange::exchange;
 use super::gdr::{self, GdrCards, RelayedSlotsHandle, SlotPlacement};
 use super::net::{Cards, MappedRelays, NetConnections, NetHandles, NetListeners, OpenRelayMemory};
 use super::nodes::Nodes;
@@ -24,14 +26,16 @@ use crate::transport::{self, AllowedTransports, OfferedRegion, PeerInfo, Transpo
 use ferroccl_bootstrap::{Bootstrap, BootstrapError};
 
 impl CommBuilder<'_> {
-    /// Makes the edges with all peers. Handles travel through the bootstrap.
+    /// Makes the edges with all peers. Handles travel through the bootstrap, and with them where this rank listens for `meeting`.
     pub(super) fn connect(
         &self,
         bootstrap: &Bootstrap,
         peers: &[PeerInfo],
-    ) -> Result<(Vec<Option<Edges>>, Option<NetConnections>)> {
-        let region = self.open_recv_region(peers)?;
-        let handles: Vec<PeerHandles> = exchange(bootstrap, &region.handles)?;
+        meeting: SocketAddr,
+    ) -> Result<Connected> {
+        let mut region = self.open_recv_region(peers)?;
+        region.handles.meeting = Some(meeting);
+        let handles = exchange::<_, Vec<PeerHandles>>(bootstrap, &region.handles)?;
         let (edges, relays) = match self.map_peers(&region, peers, &handles) {
             // A rank whose memory is gone may have given up because of another: the bootstrap tells of the first.
             Err(lost @ Error::PeerLost { .. }) => {
@@ -39,10 +43,13 @@ impl CommBuilder<'_> {
             }
             mapped => mapped?,
         };
-        // The memory stays open until all peers have mapped it.
-        bootstrap.barrier()?;
-        let remote = self.net_connections(region, &edges, &handles, relays.as_ref())?;
-        Ok((edges, remote))
+        let net = self.net_connections(&mut region, &edges, &handles, relays.as_ref())?;
+        let address = |(rank, handles): (usize, &PeerHandles)| {
+            let none = || Error::malformed(format!("rank {rank} does not say where to meet"));
+            handles.meeting.ok_or_else(none)
+        };
+        let addresses = handles.iter().enumerate().map(address).collect::<Result<_>>()?;
+        Ok(Connected { edges, net, addresses, open: region })
     }
 
     /// Maps the memory of all peers: this rank's edges, and what ranks of this host send for each other by.
@@ -60,12 +67,12 @@ impl CommBuilder<'_> {
     /// The connections with ranks on other hosts, if there are such ranks.
     pub(super) fn net_connections(
         &self,
-        region: OpenRecvRegion,
+        region: &mut OpenRecvRegion,
         edges: &[Option<Edges>],
         handles: &[PeerHandles],
         relays: Option<&MappedRelays>,
     ) -> Result<Option<NetConnections>> {
-        let Some((mine, mut cards)) = region.network else { return Ok(None) };
+        let Some((mine, mut cards)) = region.network.take() else { return Ok(None) };
         let name = mine.net.name();
         let mut listeners = Vec::with_capacity(handles.len());
         for (rank, handles) in handles.iter().enumerate() {
@@ -83,7 +90,7 @@ impl CommBuilder<'_> {
         }
         cards.listeners = listeners;
         let (group, first_step) = (self.token.group, self.config.first_step);
-        let (layout, served) = (self.layout, Arc::new(region.slots.served));
+        let (layout, served) = (self.layout, Arc::new(std::mem::take(&mut region.slots.served)));
         let net =
             NetConnections::new(mine, group, edges, layout, first_step, cards, relays, &served);
         Ok(Some(net))
@@ -177,6 +184,7 @@ impl CommBuilder<'_> {
             network: of_network,
             relays: of_relays,
             relayed_slots: slots.handle.take(),
+            meeting: None,
         };
         Ok(OpenRecvRegion { handles, recv_region, on_device, network, slots, relays })
     }
@@ -422,6 +430,19 @@ pub(super) struct PeerHandles {
     pub relays: Vec<(String, Vec<u8>)>,
     /// What it sends from for ranks of its host, in its GPU's memory.
     relayed_slots: Option<RelayedSlotsHandle>,
+    /// Where it listens for those that are left after a failure.
+    meeting: Option<SocketAddr>,
+}
+
+/// A rank's edges with all peers, when it has mapped their memory, and they may still be about to map its own.
+pub(super) struct Connected {
+    /// By peer.
+    pub edges: Vec<Option<Edges>>,
+    pub net: Option<NetConnections>,
+    /// Where the ranks meet after a failure.
+    pub addresses: Vec<SocketAddr>,
+    /// To be dropped when all peers have mapped it.
+    pub open: OpenRecvRegion,
 }
 
 /// A rank's receive region, before its peers have mapped it.

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags};
 
+use super::blocks::Blocks;
 use super::doubling::{self, AllGathers, Misplaced};
 use super::limit::{Deadline, Limit};
 use super::link::{Link, LinkError, is_ready, wait};
@@ -119,7 +120,7 @@ impl Links {
     }
 
     /// Every rank's bytes, in the order of ranks.
-    pub(super) fn all_gather(&mut self, mine: &[u8], limit: &Limit) -> Result<Vec<Vec<u8>>> {
+    pub(super) fn all_gather(&mut self, mine: &[u8], limit: &Limit) -> Result<Blocks> {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
@@ -128,7 +129,7 @@ impl Links {
         result
     }
 
-    fn gather(&mut self, mine: &[u8], limit: &Limit) -> Result<Vec<Vec<u8>>> {
+    fn gather(&mut self, mine: &[u8], limit: &Limit) -> Result<Blocks> {
         let deadline = limit.start();
         self.gathers.begin(mine.to_vec());
         // What has come with something else is not waited for.
@@ -222,8 +223,9 @@ impl Links {
                 })
             }
             Message::Goodbye => Err(self.lost(peer, &"it has left")),
-            Message::Gone { peer, reason } => {
-                Err(self.lost(peer, &reason.as_deref().unwrap_or("it has left")))
+            Message::Gone { peer, reason } => Err(self.lost(peer, &reason)),
+            Message::Left { peers } => {
+                Err(self.lost(peers.first().copied().unwrap_or(peer), &"it has left"))
             }
             _ => Err(self.lost(peer, &"it sent what has no place here")),
         }
@@ -258,7 +260,7 @@ impl Links {
             for link in open {
                 loop {
                     match link.read_some().map(|frame| frame.map(|f| f.message())) {
-                        Ok(Some(Ok(Message::Gone { peer, reason: Some(reason) }))) => {
+                        Ok(Some(Ok(Message::Gone { peer, reason }))) => {
                             return Some((peer, reason));
                         }
                         Ok(Some(Ok(_))) => {} // data of a call that has failed here
@@ -292,7 +294,7 @@ impl Links {
 /// The rank that is lost in a failure, and what others are told of it.
 pub(super) fn gone(error: &BootstrapError) -> Option<(u32, Message)> {
     let BootstrapError::PeerLost { peer, reason, .. } = error else { return None };
-    Some((*peer, Message::Gone { peer: *peer, reason: Some(reason.clone()) }))
+    Some((*peer, Message::Gone { peer: *peer, reason: reason.clone() }))
 }
 
 #[cfg(test)]

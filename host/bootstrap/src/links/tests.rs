@@ -82,7 +82,7 @@ fn killed(
                     // Who has all blocks learns of it in the next call.
                     let result = (0..2).try_for_each(|_| {
                         let all = links.all_gather(&[rank as u8], &limit())?;
-                        assert!(all.into_iter().eq((0..nranks).map(|rank| vec![rank as u8])));
+                        assert!(all.to_vecs().into_iter().eq((0..nranks).map(|rank| vec![rank as u8])));
                         Ok(())
                     });
                     if stay {
