@@ -77,16 +77,14 @@ impl CommBuilder<'_> {
     ) -> Result<Communicator> {
         let first = self.config.first_step;
         let channels = self.channels as usize;
-        let mut peer_table = Vec::with_capacity(2 * channels * edges.len());
-        for set in [ConnSet::Collective, ConnSet::P2p] {
-            for channel in 0..channels {
-                peer_table.extend(edges.iter().map(|edges| {
-                    edges.as_ref().map_or_else(Peer::default, |edges| {
-                        edges.peer(&self.layout, channels, set, channel, first)
-                    })
-                }));
-            }
-        }
+        let of_channels = [ConnSet::Collective, ConnSet::P2p]
+            .into_iter()
+            .flat_map(|set| (0..channels).map(move |channel| (set, channel)));
+        let of_channel = |(set, channel)| {
+            let peer = move |edges: &Edges| edges.peer(&self.layout, channels, set, channel, first);
+            edges.iter().map(move |edges| edges.as_ref().map_or_else(Peer::default, peer))
+        };
+        let peer_table = of_channels.flat_map(of_channel);
         let nodes = Nodes::new(self.rank, peers, self.config.ranks_per_node);
         let scratch = self.device.runtime().allocate(channels * SCRATCH_BYTES + BARRIER_BYTES)?;
         let scratch = self.memory.counted(MemoryFor::Calls, scratch);
@@ -102,7 +100,7 @@ impl CommBuilder<'_> {
         let mut groups =
             vec![self.rings.to_vec(), vec![nodes.ring_in_rank_order()], vec![nodes.ring_in_node()]];
         groups.extend(nodes.ring_of_leaders().map(|ring| vec![ring]));
-        let control = ControlBlock::new(params, &peer_table, &groups, (runtime, self.memory))?;
+        let control = ControlBlock::new(params, peer_table, &groups, (runtime, self.memory))?;
         let of_mesh = (self.rank, first, self.tuning.deterministic);
         let mesh = Mesh::new(of_mesh, &edges, &self.layout, channels, (runtime, self.memory))?;
         let may = (mesh.is_some(), self.env.win_enable, self.env.nvls_enable != 0);
@@ -198,8 +196,8 @@ impl CommBuilder<'_> {
         let mut memory = vec![(control.shared(), "a communicator's control block")];
         let host_memory = |end: &EdgeEnd| end.host_memory(&self.layout, self.channels as usize);
         for Edges { send, recv } in edges.iter().flatten() {
-            memory.push((host_memory(send), "an edge to another rank"));
-            memory.push((host_memory(recv), "an edge from another rank"));
+            memory.extend(host_memory(send).map(|memory| (memory, "an edge to another rank")));
+            memory.extend(host_memory(recv).map(|memory| (memory, "an edge from another rank")));
         }
         let runtime = self.device.runtime();
         memory

@@ -98,47 +98,51 @@ impl ControlBlock {
         (ns > 0).then(|| Duration::from_nanos(ns))
     }
 
-    /// The control block of a rank: its connections by set, channel and rank, and the rings of each group of ranks that it is
-    /// in. The first group is of all ranks; channels take a group's rings in turn.
+    /// The control block of a rank: its connections by set, channel and rank, as many as there are, and the rings of each group of
+    /// ranks that it is in. The first group is of all ranks; channels take a group's rings in turn.
     ///
     /// # Errors
     /// When there is no memory for it.
     pub(super) fn new(
         params: GroupParams,
-        peers: &[Peer],
+        peers: impl Iterator<Item = Peer>,
         groups: &[Vec<RankOrder>],
         (runtime, memory): (&dyn Runtime, &MemoryCount),
     ) -> Result<Self> {
         let flags = HostRegion::anonymous(size_of::<HostFlags>().next_multiple_of(4096))?;
-        // The entry of the rank itself is empty.
-        let shape =
-            peers.iter().find(|peer| peer.send.slots > 0).map_or_else(Conn::default, |p| p.send);
+        let mut shape = None;
         let channels = params.channels as usize;
-        let mut sizes = vec![size_of_val(peers)];
+        let table_len = 2 * channels * params.nranks as usize;
+        let mut sizes = vec![table_len * size_of::<Peer>()];
         for rings in groups {
             sizes.extend(rings.iter().map(|ring| ring.ranks.len() * size_of::<u32>()));
             sizes.extend([channels * size_of::<Channel>(), size_of::<Comm>()]);
         }
         let bytes = sizes.iter().map(|size| size.next_multiple_of(CACHE_LINE)).sum();
         let tables = memory.counted(MemoryFor::Calls, runtime.allocate(bytes)?);
-        let mut image = TableImage { base: tables.address(), bytes: Vec::with_capacity(bytes) };
-
-        let peers_at = image.push(peers);
+        let mut image = TableImage::new(&tables, runtime);
+        let peers_at = image.address();
+        // The entry of the rank itself is empty.
+        for peer in peers.take(table_len) {
+            shape = shape.or_else(|| Some(peer.send).filter(|send| send.slots > 0));
+            image.extend(&[peer])?;
+        }
+        image.end_table();
         let of_set = |set: u64, channel: u64| {
             let index = (set * u64::from(params.channels) + channel) * u64::from(params.nranks);
             peers_at + index * size_of::<Peer>() as u64
         };
-        let groups = groups.iter().map(|rings| {
+        let groups = groups.iter().map(|rings| -> Result<GroupTables> {
             let k = rings.first().map_or(0, |ring| ring.ranks.len() as u32);
             // In a group of some of the ranks, data blocks are numbered from 0.
-            let order = |ring: &RankOrder| -> (u64, Arc<[u32]>) {
+            let order = |ring: &RankOrder| -> Result<(u64, Arc<[u32]>)> {
                 let order: Arc<[u32]> = match k == params.nranks {
                     true => ring.ranks.as_slice().into(),
                     false => (0..k).collect(),
                 };
-                (image.push(&order[..]), order)
+                Ok((image.push(&order[..])?, order))
             };
-            let by_ring: Vec<(u64, Arc<[u32]>)> = rings.iter().map(order).collect();
+            let by_ring: Vec<(u64, Arc<[u32]>)> = rings.iter().map(order).collect::<Result<_>>()?;
             let of_channels = by_ring.iter().cycle().take(channels);
             let orders = of_channels.map(|(_, order)| Arc::clone(order)).collect();
             let in_turn = by_ring.iter().map(|(at, _)| at).zip(rings).cycle();
@@ -160,17 +164,17 @@ impl ControlBlock {
             let comm = Comm {
                 rank: params.rank,
                 nranks: k,
-                channels: image.push(&channels),
+                channels: image.push(&channels)?,
                 abort: flags.address() + offset_of!(HostFlags, abort) as u64,
                 fault: flags.address() + offset_of!(HostFlags, fault) as u64,
                 timeout_ns: params.timeout_ns,
             };
-            GroupTables { address: image.push(&[comm]), comm, channels, orders }
+            Ok(GroupTables { address: image.push(&[comm])?, comm, channels, orders })
         });
-        let groups = groups.collect();
-        // SAFETY: the memory is the runtime's, and new.
-        unsafe { runtime.write(&tables, 0, &image.bytes)? };
-        Ok(ControlBlock { flags, _tables: tables, peers: (peers_at, peers.len()), groups, shape })
+        let groups = groups.collect::<Result<_>>()?;
+        image.write()?;
+        let (peers, shape) = ((peers_at, table_len), shape.unwrap_or_default());
+        Ok(ControlBlock { flags, _tables: tables, peers, groups, shape })
     }
 
     /// The memory that kernels and host share: address, and bytes.
@@ -261,19 +265,56 @@ impl ControlBlock {
     }
 }
 
-/// Tables in a row, each on cache lines of its own.
-struct TableImage {
-    /// The address that it will have.
-    base: u64,
+/// Tables in a row, each on cache lines of its own, on their way into the device's memory. Those of 1024 ranks take megabytes, of which
+/// only a piece is held here.
+struct TableImage<'a> {
+    memory: &'a Arc<dyn Memory>,
+    runtime: &'a dyn Runtime,
+    /// Bytes that are written.
+    written: usize,
+    /// Those behind.
     bytes: Vec<u8>,
 }
 
-impl TableImage {
+/// Bytes of tables that are written at once, about. Not measured: it stays in a cache.
+const PIECE: usize = 64 << 10;
+
+impl<'a> TableImage<'a> {
+    fn new(memory: &'a Arc<dyn Memory>, runtime: &'a dyn Runtime) -> Self {
+        TableImage { memory, runtime, written: 0, bytes: Vec::new() }
+    }
+
+    /// The address that what comes next will have.
+    fn address(&self) -> u64 {
+        self.memory.address() + (self.written + self.bytes.len()) as u64
+    }
+
     /// Adds a table; gives its address.
-    fn push<T: bytemuck::Pod>(&mut self, table: &[T]) -> u64 {
-        let at = self.base + self.bytes.len() as u64;
-        self.bytes.extend_from_slice(bytemuck::cast_slice(table));
-        self.bytes.resize(self.bytes.len().next_multiple_of(CACHE_LINE), 0);
-        at
+    fn push<T: bytemuck::Pod>(&mut self, table: &[T]) -> Result<u64> {
+        let at = self.address();
+        self.extend(table)?;
+        self.end_table();
+        Ok(at)
+    }
+
+    /// Adds a part of a table.
+    fn extend<T: bytemuck::Pod>(&mut self, part: &[T]) -> Result<()> {
+        self.bytes.extend_from_slice(bytemuck::cast_slice(part));
+        if self.bytes.len() < PIECE { Ok(()) } else { self.write() }
+    }
+
+    /// What comes next begins on a cache line.
+    fn end_table(&mut self) {
+        let end = (self.written + self.bytes.len()).next_multiple_of(CACHE_LINE);
+        self.bytes.resize(end - self.written, 0);
+    }
+
+    /// Writes all that was added.
+    fn write(&mut self) -> Result<()> {
+        // SAFETY: the memory is the runtime's, and new.
+        unsafe { self.runtime.write(self.memory, self.written, &self.bytes)? };
+        self.written += self.bytes.len();
+        self.bytes.clear();
+        Ok(())
     }
 }

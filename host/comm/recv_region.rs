@@ -22,7 +22,9 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::runtime::Memory;
 use crate::transport::exported::{Exported, Importer};
-use crate::transport::{self, AllowedTransports, OfferedRegion, PeerInfo, Transport, device};
+use crate::transport::{
+    self, AllowedTransports, HostRegion, OfferedRegion, PeerInfo, Transport, device,
+};
 use ferroccl_bootstrap::{Bootstrap, BootstrapError};
 
 impl CommBuilder<'_> {
@@ -134,17 +136,33 @@ impl CommBuilder<'_> {
 
     /// Bytes of a receive region: an edge from each rank. The rank's own part is never touched.
     fn recv_region_bytes(&self) -> Result<usize> {
-        self.edge_bytes()
-            .checked_mul(self.nranks as usize)
-            .filter(|n| *n <= isize::MAX as usize)
-            .ok_or_else(|| {
-                let reason = format!(
-                    "{} connections of {} bytes are more than memory has",
-                    self.nranks,
-                    self.edge_bytes()
-                );
-                Error::argument("nranks", reason)
-            })
+        let bytes = self.layout.recv_region_bytes(self.channels as usize, self.nranks as usize);
+        bytes.ok_or_else(|| {
+            let (ranks, bytes) = (self.nranks, self.edge_bytes());
+            let reason = format!("{ranks} connections of {bytes} bytes are more than memory has");
+            Error::argument("nranks", reason)
+        })
+    }
+
+    /// Where the edge from `sender` is in a receive region.
+    fn edge_offset(&self, sender: u32) -> usize {
+        self.layout.edge_offset(self.channels as usize, self.nranks as usize, sender)
+    }
+
+    /// Address of the header of the edge between these two over `transport`, of which `region` is the part of a receive region.
+    fn header(
+        &self,
+        (sender, receiver): (&PeerInfo, &PeerInfo),
+        transport: &dyn Transport,
+        region: &HostRegion,
+    ) -> u64 {
+        let on_cpu = sender.device.is_none() && receiver.device.is_none();
+        // Of a shared file the sender has mapped its own part alone.
+        if !on_cpu || transport.is_remote() || transport.needs_shared_memory() {
+            return region.address();
+        }
+        let (channels, ranks) = (self.channels as usize, self.nranks as usize);
+        region.address() - self.layout.header_distance(channels, ranks, sender.rank) as u64
     }
 
     /// Allocates the memory that this rank receives in, with a handle for each transport that its peers use.
@@ -213,10 +231,9 @@ impl CommBuilder<'_> {
         let memory = self.memory.counted(MemoryFor::Calls, runtime.allocate_shared(bytes)?);
         let other =
             |peer: &&PeerInfo| peer.process != me.process && device::reaches(peer, me, allowed);
-        let bytes = self.edge_bytes();
         let importer = |peer: &PeerInfo| {
-            let edge = peer.rank as usize * bytes;
-            let word = recv_region.part(edge + MAPPING_WORD, size_of::<u64>());
+            let word = self.edge_offset(peer.rank) + MAPPING_WORD;
+            let word = recv_region.part(word, size_of::<u64>());
             Importer::new(word, peer, me)
         };
         let importers: Vec<_> = peers.iter().filter(other).map(importer).collect();
@@ -266,7 +283,6 @@ impl CommBuilder<'_> {
         let mut relayed = self.relayed_slots(relays, peers, of_server)?;
         let me = &peers[self.rank as usize];
         let (bytes, len) = (self.edge_bytes(), self.recv_region_bytes()?);
-        let offset = |sender: u32| sender as usize * bytes;
         let tree_links = self.tree_links(peers);
         // Most edges have no slots of their own, and share one empty table.
         let none = Arc::default();
@@ -288,7 +304,7 @@ impl CommBuilder<'_> {
             let region = match &mine.relays {
                 Some(relays) if to.is_remote() => relays.edge(rank),
                 _ => to
-                    .accept(handle, len, offset(self.rank), bytes)
+                    .accept(handle, len, self.edge_offset(self.rank), bytes)
                     .map_err(|error| self.cannot_map(rank, error))?,
             };
             let there = match (&handles[rank as usize].device, self.device_offset(me, peer, peers))
@@ -314,6 +330,7 @@ impl CommBuilder<'_> {
             let mut slots = mine.slots.to(rank);
             slots.extend(relayed.remove(&rank).unwrap_or_default());
             let send = EdgeEnd {
+                header: self.header((me, peer), to, &region),
                 region,
                 on_device: there,
                 peer: rank,
@@ -322,9 +339,10 @@ impl CommBuilder<'_> {
                 remote,
                 slots: shared(slots),
             };
-            let region = mine.recv_region.part(offset(rank), bytes);
+            let region = mine.recv_region.part(self.edge_offset(rank), bytes);
             let remote = from.is_remote();
             let recv = EdgeEnd {
+                header: self.header((peer, me), from, &region),
                 region,
                 on_device: here,
                 peer: rank,
