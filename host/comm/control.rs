@@ -1,7 +1,8 @@
 //! The control block of a communicator: the tables that its kernels read, and the flags that kernels and host share.
 //!
 //! The flags (the word that stops kernels, the first fault) are in the host's memory, because both sides write them. The
-//! tables are in the device's memory, and are written once:
+//! tables are in the device's memory. Those of peers are written when they are needed ([`peer_rows`](super::peer_rows)), and the others
+//! once:
 //!
 //! ```text
 //! | peers, by set, channel and rank | for each group of ranks: ring's order | channels | Comm |
@@ -18,8 +19,10 @@ use std::time::Duration;
 use ferroccl_device::abi::{CACHE_LINE, Channel, Comm, Conn, Fault, FaultCell, Peer};
 
 use super::device_memory::{MemoryCount, MemoryFor};
+use super::peer_rows::{PeerRows, TableImage};
+use crate::channel::ConnSet;
 use crate::error::Result;
-use crate::runtime::{Memory, Runtime};
+use crate::runtime::Runtime;
 use crate::transport::HostRegion;
 
 /// The memory of a communicator's tables and flags. Addresses stay the same for as long as it lives.
@@ -27,9 +30,10 @@ use crate::transport::HostRegion;
 pub(super) struct ControlBlock {
     /// A [`HostFlags`].
     flags: HostRegion,
-    _tables: Arc<dyn Memory>,
-    /// Address of the table of peers, and its length.
-    peers: (u64, usize),
+    /// The table of peers, with which the memory of all tables begins.
+    rows: PeerRows,
+    /// Ranks of the communicator.
+    nranks: u32,
     groups: Vec<GroupTables>,
     /// A connection as it is before the first call.
     shape: Conn,
@@ -98,39 +102,31 @@ impl ControlBlock {
         (ns > 0).then(|| Duration::from_nanos(ns))
     }
 
-    /// The control block of a rank: its connections by set, channel and rank, as many as there are, and the rings of each group of
-    /// ranks that it is in. The first group is of all ranks; channels take a group's rings in turn.
+    /// The control block of a rank: the rings of each group of ranks that it is in. The first group is of all ranks; channels take a
+    /// group's rings in turn. `shape` is any of its connections. The rows of the table of peers are still to be written.
     ///
     /// # Errors
     /// When there is no memory for it.
     pub(super) fn new(
         params: GroupParams,
-        peers: impl Iterator<Item = Peer>,
+        shape: Conn,
         groups: &[Vec<RankOrder>],
         (runtime, memory): (&dyn Runtime, &MemoryCount),
     ) -> Result<Self> {
         let flags = HostRegion::anonymous(size_of::<HostFlags>().next_multiple_of(4096))?;
-        let mut shape = None;
         let channels = params.channels as usize;
-        let table_len = 2 * channels * params.nranks as usize;
-        let mut sizes = vec![table_len * size_of::<Peer>()];
+        let peers = PeerRows::count(params.channels, params.nranks) * size_of::<Peer>();
+        let mut sizes = vec![peers];
         for rings in groups {
             sizes.extend(rings.iter().map(|ring| ring.ranks.len() * size_of::<u32>()));
             sizes.extend([channels * size_of::<Channel>(), size_of::<Comm>()]);
         }
         let bytes = sizes.iter().map(|size| size.next_multiple_of(CACHE_LINE)).sum();
         let tables = memory.counted(MemoryFor::Calls, runtime.allocate(bytes)?);
-        let mut image = TableImage::new(&tables, runtime);
-        let peers_at = image.address();
-        // The entry of the rank itself is empty.
-        for peer in peers.take(table_len) {
-            shape = shape.or_else(|| Some(peer.send).filter(|send| send.slots > 0));
-            image.extend(&[peer])?;
-        }
-        image.end_table();
-        let of_set = |set: u64, channel: u64| {
-            let index = (set * u64::from(params.channels) + channel) * u64::from(params.nranks);
-            peers_at + index * size_of::<Peer>() as u64
+        let rows = PeerRows::new(Arc::clone(&tables), params.channels, params.nranks);
+        let mut image = TableImage::at(&tables, runtime, peers.next_multiple_of(CACHE_LINE));
+        let of_set = |set, channel: u64| {
+            rows.address(set, channel as usize, params.nranks as usize, 0)
         };
         let groups = groups.iter().map(|rings| -> Result<GroupTables> {
             let k = rings.first().map_or(0, |ring| ring.ranks.len() as u32);
@@ -149,8 +145,8 @@ impl ControlBlock {
             let channels: Box<[Channel]> = (0..u64::from(params.channels))
                 .zip(in_turn)
                 .map(|(channel, (order, ring))| Channel {
-                    peers: of_set(0, channel),
-                    p2p: of_set(1, channel),
+                    peers: of_set(ConnSet::Collective, channel),
+                    p2p: of_set(ConnSet::P2p, channel),
                     order: *order,
                     scratch: params.scratch.0 + channel * params.scratch.1,
                     scratch_bytes: params.scratch.1,
@@ -173,8 +169,7 @@ impl ControlBlock {
         });
         let groups = groups.collect::<Result<_>>()?;
         image.write()?;
-        let (peers, shape) = ((peers_at, table_len), shape.unwrap_or_default());
-        Ok(ControlBlock { flags, _tables: tables, peers, groups, shape })
+        Ok(ControlBlock { flags, rows, nranks: params.nranks, groups, shape })
     }
 
     /// The memory that kernels and host share: address, and bytes.
@@ -194,8 +189,18 @@ impl ControlBlock {
 
     /// Ranks of the communicator.
     pub(super) fn ranks(&self) -> usize {
-        let channels = self.groups.first().map_or(0, |group| group.channels.len());
-        self.peers.1 / (2 * channels).max(1)
+        self.nranks as usize
+    }
+
+    /// The rows of the table of peers.
+    pub(super) fn rows(&self) -> &PeerRows {
+        &self.rows
+    }
+
+    /// The ranks beside this one in any group's ring.
+    pub(super) fn neighbours(&self) -> Vec<u32> {
+        let channels = self.groups.iter().flat_map(|group| &group.channels);
+        channels.flat_map(|channel| [channel.prev, channel.next]).collect()
     }
 
     /// A connection with the slots that all connections have.
@@ -224,11 +229,11 @@ impl ControlBlock {
 
     /// The channel and the peer of the connection for sends and receives at this address, if there is one.
     pub(super) fn p2p_of(&self, conn: u64) -> Option<(u32, u32)> {
-        let half = self.peers.1 / 2;
-        let first = self.peers.0 + (half * size_of::<Peer>()) as u64;
+        let first = self.rows.address(ConnSet::P2p, 0, self.ranks(), 0);
         let index = (conn.checked_sub(first)? / size_of::<Peer>() as u64) as usize;
+        let channels = self.groups.first().map_or(0, |group| group.channels.len());
         let ranks = self.ranks();
-        (index < half).then(|| ((index / ranks) as u32, (index % ranks) as u32))
+        (index < channels * ranks).then(|| ((index / ranks) as u32, (index % ranks) as u32))
     }
 
     fn flags(&self) -> *mut HostFlags {
@@ -262,59 +267,5 @@ impl ControlBlock {
         let abort = unsafe { AtomicU64::from_ptr(&raw mut (*self.flags()).abort) };
         // Pairs with the acquire in `Context::aborted`.
         abort.store(1, Ordering::Release);
-    }
-}
-
-/// Tables in a row, each on cache lines of its own, on their way into the device's memory. Those of 1024 ranks take megabytes, of which
-/// only a piece is held here.
-struct TableImage<'a> {
-    memory: &'a Arc<dyn Memory>,
-    runtime: &'a dyn Runtime,
-    /// Bytes that are written.
-    written: usize,
-    /// Those behind.
-    bytes: Vec<u8>,
-}
-
-/// Bytes of tables that are written at once, about. Not measured: it stays in a cache.
-const PIECE: usize = 64 << 10;
-
-impl<'a> TableImage<'a> {
-    fn new(memory: &'a Arc<dyn Memory>, runtime: &'a dyn Runtime) -> Self {
-        TableImage { memory, runtime, written: 0, bytes: Vec::new() }
-    }
-
-    /// The address that what comes next will have.
-    fn address(&self) -> u64 {
-        self.memory.address() + (self.written + self.bytes.len()) as u64
-    }
-
-    /// Adds a table; gives its address.
-    fn push<T: bytemuck::Pod>(&mut self, table: &[T]) -> Result<u64> {
-        let at = self.address();
-        self.extend(table)?;
-        self.end_table();
-        Ok(at)
-    }
-
-    /// Adds a part of a table.
-    fn extend<T: bytemuck::Pod>(&mut self, part: &[T]) -> Result<()> {
-        self.bytes.extend_from_slice(bytemuck::cast_slice(part));
-        if self.bytes.len() < PIECE { Ok(()) } else { self.write() }
-    }
-
-    /// What comes next begins on a cache line.
-    fn end_table(&mut self) {
-        let end = (self.written + self.bytes.len()).next_multiple_of(CACHE_LINE);
-        self.bytes.resize(end - self.written, 0);
-    }
-
-    /// Writes all that was added.
-    fn write(&mut self) -> Result<()> {
-        // SAFETY: the memory is the runtime's, and new.
-        unsafe { self.runtime.write(self.memory, self.written, &self.bytes)? };
-        self.written += self.bytes.len();
-        self.bytes.clear();
-        Ok(())
     }
 }

@@ -75,6 +75,7 @@ mod net;
 mod nodes;
 mod out_of_band;
 mod p2p;
+mod peer_rows;
 mod place;
 mod preload;
 mod puts;

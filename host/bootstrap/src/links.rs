@@ -33,6 +33,9 @@ pub(super) const GATHER: u64 = u64::from_be_bytes(*b"\0\0gather");
 /// How long a rank whose time is up listens whether another knows the cause: their times end at other moments.
 const GIVING_UP: Duration = Duration::from_secs(1);
 
+/// How long a rank listens to the partner alone that it waits for. Not measured: long beside a round.
+const SOON: Duration = Duration::from_millis(100);
+
 /// The places of the ring's ranks among the sides.
 pub(super) const NEXT: usize = 0;
 pub(super) const PREV: usize = 1;
@@ -154,11 +157,17 @@ impl Links {
             {
                 return Ok(all);
             }
-            let ready = self.wait(&deadline)?;
+            let partner = waits_for.map(|place| self.places[place]);
+            if let Some(side) = partner
+                && self.listen(side)?
+            {
+                continue;
+            }
+            let ready = self.wait(partner, &deadline)?;
             if ready.is_empty() {
                 let busy = || self.sides.iter().position(|side| !side.is_flushed());
-                let (verb, side) = match waits_for {
-                    Some(place) => ("hear from", self.places[place]),
+                let (verb, side) = match partner {
+                    Some(side) => ("hear from", side),
                     None => ("send to", busy().unwrap_or(NEXT)),
                 };
                 let (rank, peer) = (self.rank, self.sides[side].peer);
@@ -167,22 +176,42 @@ impl Links {
             }
             for side in ready {
                 self.sides[side].flush();
-                while self.is_wanted(side)
-                    && let Some(link) = &mut self.sides[side].link
-                    && let Some(frame) = link.read_some().transpose()
-                {
-                    self.hear(side, frame)?;
-                }
+                self.listen(side)?;
             }
         }
     }
 
-    /// Waits until sides can go on: these; none if the time is up.
-    fn wait(&self, deadline: &Deadline) -> Result<Vec<usize>> {
+    /// Reads what a side has said in the all-gather that is made; whether that is anything.
+    fn listen(&mut self, side: usize) -> Result<bool> {
+        let mut heard = false;
+        while self.is_wanted(side)
+            && let Some(link) = &mut self.sides[side].link
+            && let Some(frame) = link.read_some().transpose()
+        {
+            self.hear(side, frame)?;
+            heard = true;
+        }
+        Ok(heard)
+    }
+
+    /// Waits until sides can go on: these; none if the time is up. What others than the `partner` say is read when it is their turn,
+    /// unless the partner takes long, which has a cause that others may know.
+    fn wait(&self, partner: Option<usize>, deadline: &Deadline) -> Result<Vec<usize>> {
+        if partner.is_some() {
+            let ready = self.wait_for(|side| Some(side) == partner, &deadline.or_within(SOON))?;
+            if !ready.is_empty() {
+                return Ok(ready);
+            }
+        }
+        self.wait_for(|side| self.is_wanted(side), deadline)
+    }
+
+    /// Waits until what is unsent can go on, or one of these sides has said something.
+    fn wait_for(&self, hears: impl Fn(usize) -> bool, deadline: &Deadline) -> Result<Vec<usize>> {
         let mut places = Vec::new();
         let mut fds = Vec::new();
         for (side, one) in self.sides.iter().enumerate() {
-            if let Some(fd) = one.interest(self.is_wanted(side)) {
+            if let Some(fd) = one.interest(hears(side)) {
                 places.push(side);
                 fds.push(fd);
             }
