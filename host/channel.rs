@@ -566,3 +566,27 @@ impl EdgeEnd {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_part_of_a_receive_region_is_in_another() {
+        let layout =
+            ConnLayout { slots: 2, slot_bytes: [256; ProtocolId::MOST], mesh_slot_bytes: [0; 2] };
+        for (channels, ranks) in [(1, 1), (1, 2), (2, 7), (3, 8), (1, 9), (2, 1025)] {
+            let bytes = layout.recv_region_bytes(channels, ranks).unwrap();
+            let edge = |rank| layout.edge_offset(channels, ranks, rank);
+            let header = |rank| edge(rank) - layout.header_distance(channels, ranks, rank);
+            for rank in 0..ranks as u32 {
+                assert_eq!(header(rank), rank as usize * HEADER_IN_TABLE);
+                assert!(header(rank) + HEADER_IN_TABLE <= edge(0), "{rank} of {ranks}");
+                assert!(edge(rank).is_multiple_of(PAGE), "a part of a file is mapped");
+                let end = edge(rank) + layout.edge_bytes(channels);
+                assert!(end <= bytes && end == edge(rank + 1), "{rank} of {ranks}");
+            }
+        }
+        assert_eq!(layout.recv_region_bytes(1, usize::MAX / 4096), None);
+    }
+}
