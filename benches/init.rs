@@ -57,7 +57,9 @@ fn main() -> Outcome<()> {
         println!("init: run as `cargo bench --bench init`"); // `cargo test` starts benches too
         return Ok(());
     }
-    println!("| ranks | processes | together, s | processor, s | memory, MiB | dropped, s | processor, s |");
+    println!(
+        "| ranks | processes | together, s | processor, s | memory, MiB | dropped, s | processor, s |"
+    );
     println!("|---:|---:|---:|---:|---:|---:|---:|");
     let default = [16, 64, 256, 1024];
     let all = if arguments.ranks.is_empty() { &default[..] } else { &arguments.ranks };
@@ -91,21 +93,6 @@ impl Member {
     fn hear(&mut self) -> Outcome<String> {
         Ok(self.output.next().ok_or("a process has ended")??)
     }
-
-    /// A field of a file of its own below /proc that has one number behind its name.
-    fn kib(&self, file: &str, name: &str) -> Outcome<f64> {
-        let text = fs::read_to_string(format!("/proc/{}/{file}", self.child.id()))?;
-        let line = text.lines().find_map(|line| line.strip_prefix(name)).ok_or("no such field")?;
-        Ok(line.split_whitespace().next().ok_or("no number")?.parse()?)
-    }
-
-    /// The processor's time so far, in seconds: utime and stime, in ticks of 10 ms, which are the 12th and 13th behind the
-    /// name, proc(5).
-    fn processor(&self) -> Outcome<f64> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-        Ok(fields.skip(11).take(2).filter_map(|t| t.parse::<f64>().ok()).sum::<f64>() / 100.0)
-    }
 }
 
 /// One group: its line of the table.
@@ -126,20 +113,19 @@ fn run(arguments: &Arguments, ranks: u32) -> Outcome<()> {
     let mut members: Vec<Member> = (0..processes).map(start).collect::<Outcome<_>>()?;
     // The first makes the id.
     let said: Vec<String> = members.iter_mut().map(Member::hear).collect::<Outcome<_>>()?;
-    let processor = |members: &[Member]| -> Outcome<f64> {
-        members.iter().map(Member::processor).sum::<Outcome<f64>>()
-    };
-    let mut begun = (Instant::now(), processor(&members)?);
-    let mut stage = |members: &mut [Member], word: &str| -> Outcome<(f64, f64)> {
-        begun = (Instant::now(), processor(members)?);
+    let mut stage = |word: &str| -> Outcome<(f64, f64)> {
+        let begun = Instant::now();
         members.iter_mut().try_for_each(|member| member.tell(word))?;
-        members.iter_mut().try_for_each(|member| member.hear().map(drop))?;
-        Ok((begun.0.elapsed().as_secs_f64(), processor(members)? - begun.1))
+        let mut processor = 0.0;
+        for member in &mut members {
+            processor += member.hear()?.parse::<f64>()?;
+        }
+        Ok((begun.elapsed().as_secs_f64(), processor))
     };
-    let (together, of_together) = stage(&mut members, &said[0])?;
+    let (together, of_together) = stage(&said[0])?;
     // What processes share is counted once.
-    let kib = members.iter().map(|member| member.kib("smaps_rollup", "Pss:")).sum::<Outcome<f64>>()?;
-    let (dropped, of_dropped) = stage(&mut members, "drop")?;
+    let kib = stage("memory")?.1;
+    let (dropped, of_dropped) = stage("drop")?;
     println!(
         "| {ranks} | {processes} | {together:.3} | {of_together:.2} | {:.0} | {dropped:.3} | {of_dropped:.2} |",
         kib / 1024.0,
@@ -150,12 +136,15 @@ fn run(arguments: &Arguments, ranks: u32) -> Outcome<()> {
 /// One process: makes the ranks that are its own when it is told the id, and drops them at the next word.
 fn serve(arguments: &Arguments, member: u32) -> Outcome<()> {
     let ranks = *arguments.ranks.first().ok_or("no number of ranks")?;
-    let first = |member: u32| (u64::from(ranks) * u64::from(member) / u64::from(arguments.processes)) as u32;
+    let first = |member: u32| {
+        (u64::from(ranks) * u64::from(member) / u64::from(arguments.processes)) as u32
+    };
     let id = match member {
         0 => UniqueId::new(&Config::from_env()?.bootstrap())?.to_secret_hex(),
         _ => String::new(),
     };
     println!("{id}");
+    let begun = processor()?;
     let mut words = std::io::stdin().lines();
     let mut word = || -> Outcome<String> { Ok(words.next().ok_or("nobody is interested")??) };
     let id: UniqueId = word()?.parse()?;
@@ -180,14 +169,36 @@ fn serve(arguments: &Arguments, member: u32) -> Outcome<()> {
         running.push(thread::Builder::new().stack_size(STACK).spawn(one)?);
     }
     made.wait();
-    println!("made");
+    let made = processor()?;
+    println!("{}", made - begun);
     word()?;
+    println!("{}", memory()?);
+    word()?;
+    let begun = processor()?;
     drops.wait();
     let mut kept = Vec::new();
     for thread in running {
         kept.push(thread.join().map_err(|_| "a rank panicked")??);
     }
     drop(kept);
-    println!("dropped");
+    println!("{}", processor()? - begun);
     word().map(drop).or(Ok(()))
+}
+
+/// This process's part of the memory that it has, in KiB: what several share is divided among them, proc(5).
+fn memory() -> Outcome<f64> {
+    let text = fs::read_to_string("/proc/self/smaps_rollup")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).ok_or("no Pss")?;
+    Ok(line.split_whitespace().next().ok_or("no number")?.parse()?)
+}
+
+/// The processor's time of this process, in seconds; that in /proc/self/stat is in ticks, which are longer than a process of one rank
+/// takes.
+fn processor() -> Outcome<f64> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: it writes the time to a place of ours.
+    if unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) } != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    Ok(time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
 }

@@ -498,7 +498,9 @@ impl EdgeEnd {
         channels: usize,
         address: u64,
     ) -> Option<EdgePart> {
-        for (start, bytes) in [(self.header, HEADER_IN_TABLE), (self.region.address(), HEADER_BYTES)] {
+        for (start, bytes) in
+            [(self.header, HEADER_IN_TABLE), (self.region.address(), HEADER_BYTES)]
+        {
             if (start..start + bytes as u64).contains(&address) {
                 return Some(EdgePart::Header);
             }

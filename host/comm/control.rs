@@ -125,9 +125,8 @@ impl ControlBlock {
         let tables = memory.counted(MemoryFor::Calls, runtime.allocate(bytes)?);
         let rows = PeerRows::new(Arc::clone(&tables), params.channels, params.nranks);
         let mut image = TableImage::at(&tables, runtime, peers.next_multiple_of(CACHE_LINE));
-        let of_set = |set, channel: u64| {
-            rows.address(set, channel as usize, params.nranks as usize, 0)
-        };
+        let of_set =
+            |set, channel: u64| rows.address(set, channel as usize, params.nranks as usize, 0);
         let groups = groups.iter().map(|rings| -> Result<GroupTables> {
             let k = rings.first().map_or(0, |ring| ring.ranks.len() as u32);
             // In a group of some of the ranks, data blocks are numbered from 0.

@@ -119,7 +119,10 @@ mod tests {
     use super::*;
 
     /// Ranks of this process exchange words, of which `word` gives each rank's.
-    fn exchanged(nranks: u32, word: impl Fn(u32) -> String + Sync) -> Vec<Arc<Exchanged<Vec<String>>>> {
+    fn exchanged(
+        nranks: u32,
+        word: impl Fn(u32) -> String + Sync,
+    ) -> Vec<Arc<Exchanged<Vec<String>>>> {
         let id = UniqueId::listening_at(([127, 0, 0, 1], 0).into()).unwrap();
         let settings = Settings::default();
         thread::scope(|scope| {

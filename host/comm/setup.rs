@@ -364,10 +364,9 @@ impl Communicator {
         let meeting_place = meeting_place.with(addresses)?;
         let one_process = peers.iter().all(|peer| peer.process == peers[0].process);
         let network = collnet_network(config, &env, &peers, one_process)?;
-        let heads =
-            collnet_heads::join(network.as_ref(), &nodes, |handle| {
-                Ok(exchange::<_, Vec<Vec<u8>>>(&bootstrap, handle)?.to_vec())
-            })?;
+        let heads = collnet_heads::join(network.as_ref(), &nodes, |handle| {
+            Ok(exchange::<_, Vec<Vec<u8>>>(&bootstrap, handle)?.to_vec())
+        })?;
         let communicator = builder.build(edges, &peers, net, heads)?;
         // From here on all have mapped the memory, and the counters of every edge have their first values, so that kernels may start.
         bootstrap.barrier()?;
