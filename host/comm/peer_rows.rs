@@ -1,7 +1,7 @@
 //! The rows of the table of peers, which kernels read: a rank's connections with each other rank, by set, channel and rank.
 //!
 //! A thousand ranks have a table of megabytes each. So where kernels run on the CPU, a row is written before the first call that may
-//! use it: a collective may use those of all ranks, a message that of its peer. For a GPU all are written at once, when the table is
+//! use it: a collective and a kernel of the user's may use those of all ranks, a message that of its peer. For a GPU all are written at once, when the table is
 //! made: it has few ranks, and while its calls are captured nothing can be written.
 
 use std::sync::atomic::{AtomicBool, Ordering};
