@@ -64,7 +64,8 @@ impl Meeting {
             }
             Meeting::Ring(place) => {
                 let index = all.iter().position(|one| *one == rank).unwrap_or(0) as u32;
-                let mine = setup::peer_info(index, device, config);
+                let whole = config.or(&CommConfig::from_env(&env));
+                let mine = setup::peer_info(index, device, &whole);
                 let met = place
                     .connect_with(&setup::card(&mine)?, stop.clone(), all, &env.bootstrap())
                     .map_err(|error| missing(error, all, purpose))?;

@@ -246,7 +246,7 @@ impl Communicator {
         stop: &Stop,
     ) -> Result<Communicator> {
         let env = Config::from_env_with(&config.registry)?;
-        let mine = peer_info(rank, device, config);
+        let mine = peer_info(rank, device, &config.or(&CommConfig::from_env(&env)));
         let met = Bootstrap::connect_with(
             &card(&mine)?,
             stop.clone(),
