@@ -67,7 +67,7 @@ impl Meeting {
                 let whole = config.or(&CommConfig::from_env(&env));
                 let mine = setup::peer_info(index, device, &whole);
                 let met = place
-                    .connect_with(&setup::card(&mine)?, stop.clone(), all, &env.bootstrap())
+                    .connect_with(&setup::introduction(&mine)?, stop.clone(), all, &env.bootstrap())
                     .map_err(|error| missing(error, all, purpose))?;
                 Communicator::from_bootstrap(device, mine.and(Ok(met))?, config)
             }

@@ -248,7 +248,7 @@ impl Communicator {
         let env = Config::from_env_with(&config.registry)?;
         let mine = peer_info(rank, device, &config.or(&CommConfig::from_env(&env)));
         let met = Bootstrap::connect_with(
-            &card(&mine)?,
+            &introduction(&mine)?,
             stop.clone(),
             id,
             rank,
@@ -263,20 +263,20 @@ impl Communicator {
     /// [`gather_rounds`](crate::bootstrap::rounds::gather_rounds) it says how many messages one after the other an init takes.
     pub const INIT_GATHERS: u32 = 4;
 
-    /// A rank of a group that has come together, where each rank's card is its [`card`].
+    /// A rank of a group that has come together, where each rank's introduction is its [`introduction`].
     pub(super) fn from_bootstrap(
         device: &Device,
-        (bootstrap, cards): (Bootstrap, Blocks),
+        (bootstrap, introductions): (Bootstrap, Blocks),
         config: &CommConfig,
     ) -> Result<Communicator> {
         let env = Config::from_env_with(&config.registry)?;
         let config = &config.or(&CommConfig::from_env(&env));
         let (rank, nranks) = (bootstrap.rank(), bootstrap.nranks());
-        if cards.iter().any(<[u8]>::is_empty) {
+        if introductions.iter().any(<[u8]>::is_empty) {
             // A rank that gives none leaves, and the bootstrap says which one it is.
             bootstrap.barrier()?;
         }
-        let peers = exchange::read::<PeerInfo, Arc<[PeerInfo]>>(&bootstrap, cards)?;
+        let peers = exchange::read::<PeerInfo, Arc<[PeerInfo]>>(&bootstrap, introductions)?;
         let peers: Arc<[PeerInfo]> = Arc::clone(&peers);
         check_peers(&peers)?;
 
@@ -422,7 +422,7 @@ fn collnet_network(
 
 /// What a rank gives to its peers when they connect: what it says of itself. One that does not know that gives nothing. It connects
 /// all the same and leaves, so that nobody waits for it.
-pub(super) fn card(mine: &Result<PeerInfo>) -> Result<Vec<u8>> {
+pub(super) fn introduction(mine: &Result<PeerInfo>) -> Result<Vec<u8>> {
     mine.as_ref().map_or(Ok(Vec::new()), encoding::to_bytes)
 }
 

@@ -92,7 +92,7 @@ pub struct Bootstrap {
 /// Bytes of an address in text at most: `[IPv6%scope]:port`.
 const MAX_ADDRESS: usize = 1 + 39 + 1 + 10 + 1 + 1 + 5;
 
-/// The address that a rank's block of the first all-gather begins with, and the bytes before its card.
+/// The address that a rank's block of the first all-gather begins with, and the bytes before its introduction.
 fn address_of(block: &[u8]) -> Option<(SocketAddr, usize)> {
     let (length, rest) = block.split_first()?;
     let text = rest.get(..usize::from(*length))?;
@@ -134,45 +134,45 @@ impl Bootstrap {
         Ok(Self::connect_with(&[], stop, id, rank, nranks, settings)?.0)
     }
 
-    /// As [`Bootstrap::connect_unless`], and an all-gather in one: gives every rank's `card` to every rank. It takes no messages of its
-    /// own. A rank is in the group whatever its card says.
+    /// As [`Bootstrap::connect_unless`], and an all-gather in one: gives every rank's `introduction` to every rank. It takes no messages of its
+    /// own. A rank is in the group whatever its introduction says.
     ///
     /// # Errors
-    /// As there, and [`BootstrapError::InvalidArgument`] when `card` is longer than [`wire::MAX_DATA`] less 256 bytes.
+    /// As there, and [`BootstrapError::InvalidArgument`] when `introduction` is longer than [`wire::MAX_DATA`] less 256 bytes.
     ///
     /// ```
     /// use ferroccl_bootstrap::{Bootstrap, Settings, Stop, UniqueId};
     ///
     /// let id = UniqueId::listening_at(([127, 0, 0, 1], 0).into())?;
     /// let settings = Settings::default();
-    /// let (group, cards) = Bootstrap::connect_with(b"mine", Stop::default(), &id, 0, 1, &settings)?;
-    /// assert_eq!((group.nranks(), cards.iter().next()), (1, Some(&b"mine"[..])));
+    /// let (group, introductions) = Bootstrap::connect_with(b"mine", Stop::default(), &id, 0, 1, &settings)?;
+    /// assert_eq!((group.nranks(), introductions.iter().next()), (1, Some(&b"mine"[..])));
     /// # Ok::<(), ferroccl_bootstrap::BootstrapError>(())
     /// ```
     pub fn connect_with(
-        card: &[u8],
+        introduction: &[u8],
         stop: Stop,
         id: &UniqueId,
         rank: u32,
         nranks: u32,
         settings: &Settings,
     ) -> Result<(Self, Blocks)> {
-        Self::connect_at(None, card, stop, id, rank, nranks, settings)
+        Self::connect_at(None, introduction, stop, id, rank, nranks, settings)
     }
 
     /// The same. Where rank 0 runs the root it does so on `listener`, if there is one.
     pub(crate) fn connect_at(
         listener: Option<TcpListener>,
-        card: &[u8],
+        introduction: &[u8],
         stop: Stop,
         id: &UniqueId,
         rank: u32,
         nranks: u32,
         settings: &Settings,
     ) -> Result<(Self, Blocks)> {
-        if card.len() > wire::MAX_DATA - MAX_ADDRESS - 1 {
-            let reason = format!("{} bytes are too long for an all-gather", card.len());
-            return Err(BootstrapError::argument("card", reason));
+        if introduction.len() > wire::MAX_DATA - MAX_ADDRESS - 1 {
+            let reason = format!("{} bytes are too long for an all-gather", introduction.len());
+            return Err(BootstrapError::argument("introduction", reason));
         }
         if nranks == 0 || nranks > wire::MAX_RANKS {
             let most = wire::MAX_RANKS;
@@ -191,7 +191,7 @@ impl Bootstrap {
             let session = nonce().map_err(|e| BootstrapError::system("random nonce", e))?;
             let key = join::group_key(id, &session);
             let alone = Bootstrap { rank, nranks, limit, key, group: None, own };
-            return Ok((alone, Blocks::alone(card)));
+            return Ok((alone, Blocks::alone(introduction)));
         }
         let deadline = limit.start();
         let joined = join::join(listener, id, rank, nranks, settings, deadline.clone())?;
@@ -199,8 +199,8 @@ impl Bootstrap {
         let mut links = Links::open(rank, nranks, &peers, &joined.key, &joined.called, &deadline)?;
         let address = peers.address().to_string();
         // An address has no more bytes than MAX_ADDRESS, in any family.
-        let mine = [&[address.len() as u8], address.as_bytes(), card].concat();
-        let (addresses, cards) = links
+        let mine = [&[address.len() as u8], address.as_bytes(), introduction].concat();
+        let (addresses, introductions) = links
             .all_gather(&mine, &limit)?
             .split(address_of)
             .ok_or_else(|| BootstrapError::Malformed("a rank's address is none".to_owned()))?;
@@ -210,7 +210,10 @@ impl Bootstrap {
             inbox: Mutex::new(Inbox::new(rank, peers)),
             outbox: Mutex::new(Outbox::new(rank, addresses, joined.key.clone())),
         };
-        Ok((Bootstrap { rank, nranks, limit, key: joined.key, group: Some(group), own }, cards))
+        Ok((
+            Bootstrap { rank, nranks, limit, key: joined.key, group: Some(group), own },
+            introductions,
+        ))
     }
 
     /// This rank.

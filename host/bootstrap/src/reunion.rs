@@ -115,13 +115,13 @@ impl MeetingPlace {
         Ok(self.connect_with(&[], stop, left, settings)?.0)
     }
 
-    /// The same; it gives every rank's `card` to every rank, as [`Bootstrap::connect_with`] does.
+    /// The same; it gives every rank's `introduction` to every rank, as [`Bootstrap::connect_with`] does.
     ///
     /// # Errors
     /// As there.
     pub fn connect_with(
         &self,
-        card: &[u8],
+        introduction: &[u8],
         stop: Stop,
         left: &[u32],
         settings: &Settings,
@@ -149,7 +149,7 @@ impl MeetingPlace {
             _ => None,
         };
         let size = u32::try_from(left.len()).unwrap_or(wire::MAX_RANKS);
-        Bootstrap::connect_at(listener, card, stop, &id, index as u32, size, settings)
+        Bootstrap::connect_at(listener, introduction, stop, &id, index as u32, size, settings)
     }
 }
 
