@@ -19,10 +19,18 @@ pub(super) struct Trees {
     channels: u32,
     nodes: Nodes,
     graphs: Option<Arc<CommGraphs>>,
-    /// The tree of each channel, and this rank's place in it, without a root; made when one is asked for.
-    shapes: OnceLock<(Box<[TreeShape]>, Box<[TreeLinks]>)>,
+    /// Made when a tree is asked for.
+    made: OnceLock<Made>,
     /// By root.
     tables: Mutex<HashMap<u32, TreeTable>>,
+}
+
+/// The trees of all channels.
+#[derive(Debug)]
+struct Made {
+    shapes: Box<[TreeShape]>,
+    /// This rank's place in each, without a root.
+    own: Box<[TreeLinks]>,
 }
 
 /// The links of all channels in the trees with some root.
@@ -42,15 +50,15 @@ impl Trees {
         graphs: Option<&Arc<CommGraphs>>,
     ) -> Self {
         let (nodes, graphs) = (nodes.clone(), graphs.cloned());
-        let (shapes, tables) = (OnceLock::new(), Mutex::default());
-        Trees { rank, channels, nodes, graphs, shapes, tables }
+        let (made, tables) = (OnceLock::new(), Mutex::default());
+        Trees { rank, channels, nodes, graphs, made, tables }
     }
 
-    fn shapes(&self) -> &(Box<[TreeShape]>, Box<[TreeLinks]>) {
-        self.shapes.get_or_init(|| {
+    fn made(&self) -> &Made {
+        self.made.get_or_init(|| {
             let shapes: Box<[_]> = (0..self.channels).map(|channel| self.shape(channel)).collect();
             let own = shapes.iter().map(|shape| shape.links(self.rank, NO_RANK)).collect();
-            (shapes, own)
+            Made { shapes, own }
         })
     }
 
@@ -70,7 +78,7 @@ impl Trees {
 
     /// This rank's place in the tree of each channel.
     pub(super) fn own(&self) -> &[TreeLinks] {
-        &self.shapes().1
+        &self.made().own
     }
 
     /// The table of the trees with this root; with [`NO_RANK`] the trees' own.
@@ -87,7 +95,7 @@ impl Trees {
             return Ok(table.clone());
         }
         let links: Arc<[TreeLinks]> =
-            self.shapes().0.iter().map(|shape| shape.links(self.rank, root)).collect();
+            self.made().shapes.iter().map(|shape| shape.links(self.rank, root)).collect();
         let table = place(runtime, bytemuck::cast_slice(&links))?;
         let memory = memory.counted(MemoryFor::Calls, table);
         let table = TreeTable { links, memory };
