@@ -5,7 +5,12 @@
 //! receive region. The connections follow it, or are in memory of the receiver's device if the sender's kernels reach that.
 //! Both ends compute the same layout from the same numbers.
 //!
+//! A rank that leaves writes into the headers of all its edges. Between ranks on the CPU of one process, which may be a thousand, the
+//! headers are therefore beside each other, at the beginning of the receive region. In a page each they would be a million pages,
+//! and as many pages of page tables.
+//!
 //! ```text
+//! headers (faults) of a process's ranks
 //! header (faults) | signatures | collectives: channel 0, 1, ... | sends and receives: channel 0, 1, ... | mesh: channel 0, 1, ...
 //!                                       connection: header, slots of LL, LL128, Simple and others, step FIFO
 //! ```
@@ -69,6 +74,8 @@ const SENT: &[ProtocolId] = &[ProtocolId::Simple];
 /// A round of a large call is as long for 2 ranks as for 8, so that as much of it is waiting.
 const MESH_SHARES: u32 = 8;
 const MOST_MESH_SHARES: u32 = 4;
+/// Bytes of an edge's header where many are beside each other.
+const HEADER_IN_TABLE: usize = size_of::<EdgeHeader>();
 /// Bytes of the ring of signatures of an edge, before its connections.
 const SIGNATURE_BYTES: usize = size_of::<SignatureRing>().next_multiple_of(PAGE);
 
@@ -128,6 +135,28 @@ impl ConnLayout {
         SIGNATURE_BYTES + channels * (2 * self.conn_bytes() + self.mesh_bytes())
     }
 
+    /// Bytes of the headers, beside each other, of edges from so many ranks.
+    fn headers_bytes(ranks: usize) -> Option<usize> {
+        ranks.checked_mul(HEADER_IN_TABLE)?.checked_next_multiple_of(PAGE)
+    }
+
+    /// Bytes of a receive region with edges from so many ranks; `None` where these are more than memory has.
+    pub(crate) fn recv_region_bytes(&self, channels: usize, ranks: usize) -> Option<usize> {
+        let edges = self.edge_bytes(channels).checked_mul(ranks)?;
+        edges.checked_add(Self::headers_bytes(ranks)?).filter(|n| *n <= isize::MAX as usize)
+    }
+
+    /// Where the edge from `sender` is in a receive region.
+    pub(crate) fn edge_offset(&self, channels: usize, ranks: usize, sender: u32) -> usize {
+        let headers = Self::headers_bytes(ranks).unwrap_or(0);
+        headers + sender as usize * self.edge_bytes(channels)
+    }
+
+    /// Bytes from where the header of the edge from `sender` is, among others, to where the edge is.
+    pub(crate) fn header_distance(&self, channels: usize, ranks: usize, sender: u32) -> usize {
+        self.edge_offset(channels, ranks, sender) - sender as usize * HEADER_IN_TABLE
+    }
+
     /// Bytes of an edge that is in the host's memory as a whole.
     pub(crate) fn edge_bytes(&self, channels: usize) -> usize {
         HEADER_BYTES + self.conns_bytes(channels)
@@ -137,8 +166,11 @@ impl ConnLayout {
 /// One end of an edge.
 #[derive(Clone, Debug)]
 pub(crate) struct EdgeEnd {
-    /// The host's memory that both ends share: the header, and the connections if they are not on a device.
+    /// The host's memory that both ends share: the header, unless that is among others, and the connections if they are not on a
+    /// device.
     pub region: HostRegion,
+    /// Address of the header, in the mapping that `region` is a part of.
+    pub header: u64,
     /// The connections in memory of the receiver's device: the allocation, and their offset in it.
     pub on_device: Option<(Arc<dyn Memory>, usize)>,
     /// The rank at the other end.
@@ -290,7 +322,7 @@ impl ConnPlace<'_> {
             direct: end.direct.into(),
             pad: 0,
             step: first_step,
-            edge: end.region.address(),
+            edge: end.header,
             calls: end.conns(),
             calls_reply: end.conns(),
             fifo: if end.remote && !end.receiving { at } else { 0 },
@@ -323,8 +355,9 @@ impl ConnPlace<'_> {
 impl EdgeEnd {
     /// The sender's end of an edge over a network, as the rank that sends for it sees it: in the host's `region`.
     pub(crate) fn remote_send(region: HostRegion, peer: u32) -> Self {
-        let (direct, receiving, remote) = (false, false, true);
-        EdgeEnd { region, on_device: None, peer, direct, receiving, remote, slots: Arc::default() }
+        let (direct, receiving, remote, header) = (false, false, true, region.address());
+        let (on_device, slots) = (None, Arc::default());
+        EdgeEnd { region, header, on_device, peer, direct, receiving, remote, slots }
     }
 
     /// Connection number `index`.
@@ -336,6 +369,9 @@ impl EdgeEnd {
 
     /// Where connection number `index` begins, or all of them end, behind the edge's header.
     fn conn_offset(&self, layout: &ConnLayout, index: usize) -> usize {
+        if self.slots.is_empty() {
+            return SIGNATURE_BYTES + index * layout.conn_bytes();
+        }
         let (here, _) = layout.parts(self.receiving);
         let elsewhere = self.slots.keys().take_while(|conn| (**conn as usize) < index).count();
         SIGNATURE_BYTES + elsewhere * here.conn_bytes() + (index - elsewhere) * layout.conn_bytes()
@@ -409,8 +445,18 @@ impl EdgeEnd {
         Ok(())
     }
 
-    /// The host's memory that kernels access: address, and bytes.
-    pub(crate) fn host_memory(&self, layout: &ConnLayout, channels: usize) -> (u64, usize) {
+    /// The host's memory that kernels access: address and bytes of the region's, and of the header if that is elsewhere.
+    pub(crate) fn host_memory(
+        &self,
+        layout: &ConnLayout,
+        channels: usize,
+    ) -> impl Iterator<Item = (u64, usize)> + use<> {
+        let elsewhere = self.header != self.region.address();
+        let header = elsewhere.then_some((self.header, HEADER_IN_TABLE));
+        [self.region_memory(layout, channels)].into_iter().chain(header)
+    }
+
+    fn region_memory(&self, layout: &ConnLayout, channels: usize) -> (u64, usize) {
         let bytes = match self.on_device {
             Some(_) => HEADER_BYTES,
             None => {
@@ -454,8 +500,12 @@ impl EdgeEnd {
         channels: usize,
         address: u64,
     ) -> Option<EdgePart> {
-        if (self.region.address()..self.region.address() + HEADER_BYTES as u64).contains(&address) {
-            return Some(EdgePart::Header);
+        for (start, bytes) in
+            [(self.header, HEADER_IN_TABLE), (self.region.address(), HEADER_BYTES)]
+        {
+            if (start..start + bytes as u64).contains(&address) {
+                return Some(EdgePart::Header);
+            }
         }
         let signatures = self.conns()..self.conns() + SIGNATURE_BYTES as u64;
         if signatures.contains(&address) {
@@ -486,8 +536,8 @@ impl EdgeEnd {
 
     /// The fault that the other end has left, and its kind, [`Poison::SET`] or [`Poison::LEFT`].
     pub(crate) fn peer_fault(&self) -> Option<(Fault, u64)> {
-        let header = self.region.address() as *mut EdgeHeader;
-        // SAFETY: the region lives as long as `self`; a word of these two means a written fault, which stays as it is.
+        let header = self.header as *mut EdgeHeader;
+        // SAFETY: the mapping that the header is in lives as long as `self`; a word of these two means a written fault, which stays as it is.
         unsafe {
             let at: *mut Poison = if self.receiving {
                 &raw mut (*header).from_sender
@@ -502,8 +552,8 @@ impl EdgeEnd {
 
     /// Leaves `fault` for the other end, unless there is one. `kind` is [`Poison::SET`] or [`Poison::LEFT`].
     pub(crate) fn poison(&self, fault: &Fault, kind: u64) {
-        let header = self.region.address() as *mut EdgeHeader;
-        // SAFETY: the region lives as long as `self`. A kernel of ours may write the same cell: it takes it by the
+        let header = self.header as *mut EdgeHeader;
+        // SAFETY: the mapping that the header is in lives as long as `self`. A kernel of ours may write the same cell: it takes it by the
         // same word, 0 -> BUSY -> 1, so only one of us writes the fault.
         unsafe {
             let at: *mut Poison = if self.receiving {
@@ -518,5 +568,29 @@ impl EdgeEnd {
                 set.store(kind, Ordering::Release);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_part_of_a_receive_region_is_in_another() {
+        let layout =
+            ConnLayout { slots: 2, slot_bytes: [256; ProtocolId::MOST], mesh_slot_bytes: [0; 2] };
+        for (channels, ranks) in [(1, 1), (1, 2), (2, 7), (3, 8), (1, 9), (2, 1025)] {
+            let bytes = layout.recv_region_bytes(channels, ranks).unwrap();
+            let edge = |rank| layout.edge_offset(channels, ranks, rank);
+            let header = |rank| edge(rank) - layout.header_distance(channels, ranks, rank);
+            for rank in 0..ranks as u32 {
+                assert_eq!(header(rank), rank as usize * HEADER_IN_TABLE);
+                assert!(header(rank) + HEADER_IN_TABLE <= edge(0), "{rank} of {ranks}");
+                assert!(edge(rank).is_multiple_of(PAGE), "a part of a file is mapped");
+                let end = edge(rank) + layout.edge_bytes(channels);
+                assert!(end <= bytes && end == edge(rank + 1), "{rank} of {ranks}");
+            }
+        }
+        assert_eq!(layout.recv_region_bytes(1, usize::MAX / 4096), None);
     }
 }

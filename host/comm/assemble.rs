@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ferroccl_device::abi::Peer;
+use ferroccl_device::abi::Conn;
 use tracing::{info, warn};
 
 use super::affinity::{ProxyCores, processes_and_cores};
@@ -77,16 +77,10 @@ impl CommBuilder<'_> {
     ) -> Result<Communicator> {
         let first = self.config.first_step;
         let channels = self.channels as usize;
-        let mut peer_table = Vec::with_capacity(2 * channels * edges.len());
-        for set in [ConnSet::Collective, ConnSet::P2p] {
-            for channel in 0..channels {
-                peer_table.extend(edges.iter().map(|edges| {
-                    edges.as_ref().map_or_else(Peer::default, |edges| {
-                        edges.peer(&self.layout, channels, set, channel, first)
-                    })
-                }));
-            }
-        }
+        // The entry of the rank itself is empty.
+        let shape = edges.iter().flatten().next().map_or_else(Conn::default, |edges| {
+            edges.peer(&self.layout, channels, ConnSet::Collective, 0, first).send
+        });
         let nodes = Nodes::new(self.rank, peers, self.config.ranks_per_node);
         let scratch = self.device.runtime().allocate(channels * SCRATCH_BYTES + BARRIER_BYTES)?;
         let scratch = self.memory.counted(MemoryFor::Calls, scratch);
@@ -102,13 +96,12 @@ impl CommBuilder<'_> {
         let mut groups =
             vec![self.rings.to_vec(), vec![nodes.ring_in_rank_order()], vec![nodes.ring_in_node()]];
         groups.extend(nodes.ring_of_leaders().map(|ring| vec![ring]));
-        let control = ControlBlock::new(params, &peer_table, &groups, (runtime, self.memory))?;
+        let control = ControlBlock::new(params, shape, &groups, (runtime, self.memory))?;
         let of_mesh = (self.rank, first, self.tuning.deterministic);
         let mesh = Mesh::new(of_mesh, &edges, &self.layout, channels, (runtime, self.memory))?;
         let may = (mesh.is_some(), self.env.win_enable, self.env.nvls_enable != 0);
         let windows = Windows::new(self.rank, peers, self.allowed(), may);
-        let trees =
-            Trees::new(self.rank, self.channels, &nodes, self.graphs.map(|graphs| &**graphs));
+        let trees = Trees::new(self.rank, self.channels, &nodes, self.graphs);
         log_topology::log_channels(self.rank, &groups[0], self.channels, &trees);
         for Edges { send, recv } in edges.iter().flatten() {
             send.set_first_step(&self.layout, channels, first, runtime)?;
@@ -179,6 +172,7 @@ impl CommBuilder<'_> {
             tuner_plugin,
             profiler,
         }));
+        communicator.0.write_first_rows(peers[self.rank as usize].device.is_some())?;
         preload::preload_what_was_called(&communicator.0);
         communicator.0.abort.guard(communicator.0.downgrade());
         stall::watch(&communicator.0, self.config.warn_after.unwrap_or(self.env.warn_after))?;
@@ -198,8 +192,8 @@ impl CommBuilder<'_> {
         let mut memory = vec![(control.shared(), "a communicator's control block")];
         let host_memory = |end: &EdgeEnd| end.host_memory(&self.layout, self.channels as usize);
         for Edges { send, recv } in edges.iter().flatten() {
-            memory.push((host_memory(send), "an edge to another rank"));
-            memory.push((host_memory(recv), "an edge from another rank"));
+            memory.extend(host_memory(send).map(|memory| (memory, "an edge to another rank")));
+            memory.extend(host_memory(recv).map(|memory| (memory, "an edge from another rank")));
         }
         let runtime = self.device.runtime();
         memory

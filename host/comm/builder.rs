@@ -1,11 +1,9 @@
-//! What a rank knows while its communicator is made, and how ranks exchange what they know.
+//! What a rank knows while its communicator is made.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use ferroccl_proxy::net::Net;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use super::CommConfig;
 use super::control::RankOrder;
@@ -16,10 +14,8 @@ use super::init_params::{GroupToken, TuningParams};
 use crate::buffer::Device;
 use crate::channel::ConnLayout;
 use crate::config::Config;
-use crate::encoding;
 use crate::error::{Error, Result};
 use crate::transport::{self, AllowedTransports, PeerInfo, TooFar, select_net};
-use ferroccl_bootstrap::Bootstrap;
 use ferroccl_topology::CpuSet;
 
 /// What a rank knows before its communicator is made.
@@ -63,22 +59,6 @@ impl BlockLimits {
         let p2p = (resident / 4).clamp(1, 16);
         BlockLimits { collectives: resident.saturating_sub(p2p).max(1), p2p }
     }
-}
-
-/// Gives `mine` to all ranks; element `i` of the result is rank `i`'s (an all-gather).
-pub(super) fn exchange<T: Serialize + DeserializeOwned>(
-    bootstrap: &Bootstrap,
-    mine: &T,
-) -> Result<Vec<T>> {
-    bootstrap
-        .all_gather(&encoding::to_bytes(mine)?)?
-        .iter()
-        .enumerate()
-        .map(|(peer, bytes)| {
-            encoding::from_bytes(bytes)
-                .map_err(|e| Error::malformed(format!("what rank {peer} sent: {e}")))
-        })
-        .collect()
 }
 
 /// What ranks say of themselves makes sense together.

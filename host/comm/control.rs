@@ -1,7 +1,8 @@
 //! The control block of a communicator: the tables that its kernels read, and the flags that kernels and host share.
 //!
 //! The flags (the word that stops kernels, the first fault) are in the host's memory, because both sides write them. The
-//! tables are in the device's memory, and are written once:
+//! tables are in the device's memory. Those of peers are written when they are needed ([`peer_rows`](super::peer_rows)), and the others
+//! once:
 //!
 //! ```text
 //! | peers, by set, channel and rank | for each group of ranks: ring's order | channels | Comm |
@@ -18,8 +19,10 @@ use std::time::Duration;
 use ferroccl_device::abi::{CACHE_LINE, Channel, Comm, Conn, Fault, FaultCell, Peer};
 
 use super::device_memory::{MemoryCount, MemoryFor};
+use super::peer_rows::{PeerRows, TableImage};
+use crate::channel::ConnSet;
 use crate::error::Result;
-use crate::runtime::{Memory, Runtime};
+use crate::runtime::Runtime;
 use crate::transport::HostRegion;
 
 /// The memory of a communicator's tables and flags. Addresses stay the same for as long as it lives.
@@ -27,9 +30,10 @@ use crate::transport::HostRegion;
 pub(super) struct ControlBlock {
     /// A [`HostFlags`].
     flags: HostRegion,
-    _tables: Arc<dyn Memory>,
-    /// Address of the table of peers, and its length.
-    peers: (u64, usize),
+    /// The table of peers, with which the memory of all tables begins.
+    rows: PeerRows,
+    /// Ranks of the communicator.
+    nranks: u32,
     groups: Vec<GroupTables>,
     /// A connection as it is before the first call.
     shape: Conn,
@@ -98,55 +102,50 @@ impl ControlBlock {
         (ns > 0).then(|| Duration::from_nanos(ns))
     }
 
-    /// The control block of a rank: its connections by set, channel and rank, and the rings of each group of ranks that it is
-    /// in. The first group is of all ranks; channels take a group's rings in turn.
+    /// The control block of a rank: the rings of each group of ranks that it is in. The first group is of all ranks; channels take a
+    /// group's rings in turn. `shape` is any of its connections. The rows of the table of peers are still to be written.
     ///
     /// # Errors
     /// When there is no memory for it.
     pub(super) fn new(
         params: GroupParams,
-        peers: &[Peer],
+        shape: Conn,
         groups: &[Vec<RankOrder>],
         (runtime, memory): (&dyn Runtime, &MemoryCount),
     ) -> Result<Self> {
         let flags = HostRegion::anonymous(size_of::<HostFlags>().next_multiple_of(4096))?;
-        // The entry of the rank itself is empty.
-        let shape =
-            peers.iter().find(|peer| peer.send.slots > 0).map_or_else(Conn::default, |p| p.send);
         let channels = params.channels as usize;
-        let mut sizes = vec![size_of_val(peers)];
+        let peers = PeerRows::count(params.channels, params.nranks) * size_of::<Peer>();
+        let mut sizes = vec![peers];
         for rings in groups {
             sizes.extend(rings.iter().map(|ring| ring.ranks.len() * size_of::<u32>()));
             sizes.extend([channels * size_of::<Channel>(), size_of::<Comm>()]);
         }
         let bytes = sizes.iter().map(|size| size.next_multiple_of(CACHE_LINE)).sum();
         let tables = memory.counted(MemoryFor::Calls, runtime.allocate(bytes)?);
-        let mut image = TableImage { base: tables.address(), bytes: Vec::with_capacity(bytes) };
-
-        let peers_at = image.push(peers);
-        let of_set = |set: u64, channel: u64| {
-            let index = (set * u64::from(params.channels) + channel) * u64::from(params.nranks);
-            peers_at + index * size_of::<Peer>() as u64
-        };
-        let groups = groups.iter().map(|rings| {
+        let rows = PeerRows::new(Arc::clone(&tables), params.channels, params.nranks);
+        let mut image = TableImage::at(&tables, runtime, peers.next_multiple_of(CACHE_LINE));
+        let of_set =
+            |set, channel: u64| rows.address(set, channel as usize, params.nranks as usize, 0);
+        let groups = groups.iter().map(|rings| -> Result<GroupTables> {
             let k = rings.first().map_or(0, |ring| ring.ranks.len() as u32);
             // In a group of some of the ranks, data blocks are numbered from 0.
-            let order = |ring: &RankOrder| -> (u64, Arc<[u32]>) {
+            let order = |ring: &RankOrder| -> Result<(u64, Arc<[u32]>)> {
                 let order: Arc<[u32]> = match k == params.nranks {
                     true => ring.ranks.as_slice().into(),
                     false => (0..k).collect(),
                 };
-                (image.push(&order[..]), order)
+                Ok((image.push(&order[..])?, order))
             };
-            let by_ring: Vec<(u64, Arc<[u32]>)> = rings.iter().map(order).collect();
+            let by_ring: Vec<(u64, Arc<[u32]>)> = rings.iter().map(order).collect::<Result<_>>()?;
             let of_channels = by_ring.iter().cycle().take(channels);
             let orders = of_channels.map(|(_, order)| Arc::clone(order)).collect();
             let in_turn = by_ring.iter().map(|(at, _)| at).zip(rings).cycle();
             let channels: Box<[Channel]> = (0..u64::from(params.channels))
                 .zip(in_turn)
                 .map(|(channel, (order, ring))| Channel {
-                    peers: of_set(0, channel),
-                    p2p: of_set(1, channel),
+                    peers: of_set(ConnSet::Collective, channel),
+                    p2p: of_set(ConnSet::P2p, channel),
                     order: *order,
                     scratch: params.scratch.0 + channel * params.scratch.1,
                     scratch_bytes: params.scratch.1,
@@ -160,17 +159,16 @@ impl ControlBlock {
             let comm = Comm {
                 rank: params.rank,
                 nranks: k,
-                channels: image.push(&channels),
+                channels: image.push(&channels)?,
                 abort: flags.address() + offset_of!(HostFlags, abort) as u64,
                 fault: flags.address() + offset_of!(HostFlags, fault) as u64,
                 timeout_ns: params.timeout_ns,
             };
-            GroupTables { address: image.push(&[comm]), comm, channels, orders }
+            Ok(GroupTables { address: image.push(&[comm])?, comm, channels, orders })
         });
-        let groups = groups.collect();
-        // SAFETY: the memory is the runtime's, and new.
-        unsafe { runtime.write(&tables, 0, &image.bytes)? };
-        Ok(ControlBlock { flags, _tables: tables, peers: (peers_at, peers.len()), groups, shape })
+        let groups = groups.collect::<Result<_>>()?;
+        image.write()?;
+        Ok(ControlBlock { flags, rows, nranks: params.nranks, groups, shape })
     }
 
     /// The memory that kernels and host share: address, and bytes.
@@ -190,8 +188,18 @@ impl ControlBlock {
 
     /// Ranks of the communicator.
     pub(super) fn ranks(&self) -> usize {
-        let channels = self.groups.first().map_or(0, |group| group.channels.len());
-        self.peers.1 / (2 * channels).max(1)
+        self.nranks as usize
+    }
+
+    /// The rows of the table of peers.
+    pub(super) fn rows(&self) -> &PeerRows {
+        &self.rows
+    }
+
+    /// The ranks beside this one in any group's ring.
+    pub(super) fn neighbours(&self) -> Vec<u32> {
+        let channels = self.groups.iter().flat_map(|group| &group.channels);
+        channels.flat_map(|channel| [channel.prev, channel.next]).collect()
     }
 
     /// A connection with the slots that all connections have.
@@ -220,11 +228,11 @@ impl ControlBlock {
 
     /// The channel and the peer of the connection for sends and receives at this address, if there is one.
     pub(super) fn p2p_of(&self, conn: u64) -> Option<(u32, u32)> {
-        let half = self.peers.1 / 2;
-        let first = self.peers.0 + (half * size_of::<Peer>()) as u64;
+        let first = self.rows.address(ConnSet::P2p, 0, self.ranks(), 0);
         let index = (conn.checked_sub(first)? / size_of::<Peer>() as u64) as usize;
+        let channels = self.groups.first().map_or(0, |group| group.channels.len());
         let ranks = self.ranks();
-        (index < half).then(|| ((index / ranks) as u32, (index % ranks) as u32))
+        (index < channels * ranks).then(|| ((index / ranks) as u32, (index % ranks) as u32))
     }
 
     fn flags(&self) -> *mut HostFlags {
@@ -258,22 +266,5 @@ impl ControlBlock {
         let abort = unsafe { AtomicU64::from_ptr(&raw mut (*self.flags()).abort) };
         // Pairs with the acquire in `Context::aborted`.
         abort.store(1, Ordering::Release);
-    }
-}
-
-/// Tables in a row, each on cache lines of its own.
-struct TableImage {
-    /// The address that it will have.
-    base: u64,
-    bytes: Vec<u8>,
-}
-
-impl TableImage {
-    /// Adds a table; gives its address.
-    fn push<T: bytemuck::Pod>(&mut self, table: &[T]) -> u64 {
-        let at = self.base + self.bytes.len() as u64;
-        self.bytes.extend_from_slice(bytemuck::cast_slice(table));
-        self.bytes.resize(self.bytes.len().next_multiple_of(CACHE_LINE), 0);
-        at
     }
 }

@@ -24,6 +24,7 @@ use super::shared::SharedComm;
 use super::split::at_once;
 use super::window::{RegisteredFor, Window, WindowState, register};
 use crate::buffer::Stream;
+use crate::channel::ConnSet;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::runtime::{self, Argument, Launch, Memory};
@@ -159,6 +160,8 @@ impl Communicator {
         let requests = requests.next_power_of_two();
         let comm = &self.0;
         channels::possible(comm, &channels)?;
+        // Who waits for a rank looks for a fault at the edge with it.
+        comm.need_all_rows(ConnSet::Collective)?;
         let runtime = comm.device.runtime();
         let reached = &comm.windows.teams;
         let (node, rail) = (reached.node(), reached.rail());

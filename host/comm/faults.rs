@@ -182,6 +182,14 @@ impl CommState {
         self.edges.iter().flat_map(|edges| [&edges.send, &edges.recv])
     }
 
+    /// Leaves `fault` for the ranks that share the memory of an edge with this one; `kind` is [`Poison::SET`] or [`Poison::LEFT`]. Others
+    /// hear of it out of band: memory of an edge over a network has no other rank that looks at it.
+    fn poison(&self, fault: &Fault, kind: u64) {
+        for end in self.edge_ends().filter(|end| !end.remote) {
+            end.poison(fault, kind);
+        }
+    }
+
     /// Notes the error behind the fault that is about to be recorded, unless there is a fault already.
     fn set_cause(&self, error: &Error) {
         if self.control.fault().is_none() {
@@ -232,9 +240,7 @@ impl CommState {
             let first = !self.failed.swap(true, Ordering::Relaxed);
             // Before the kernels of neighbours see it: those of this process then know the cause when they stop.
             self.tell_peers(&fault);
-            for end in self.edge_ends() {
-                end.poison(&fault, Poison::SET);
-            }
+            self.poison(&fault, Poison::SET);
             if let (true, Some(file)) = (first, &self.dump) {
                 flight_recorder::on_failure(file, self.rank);
             }
@@ -322,9 +328,7 @@ impl Drop for CommState {
                 (Fault { peer: self.rank, seq, ..fault }, Poison::LEFT)
             }
         };
-        for end in self.edge_ends() {
-            end.poison(&fault, kind);
-        }
+        self.poison(&fault, kind);
         stall::unwatch();
         debug!(target: log::INIT, rank = self.rank, "communicator dropped");
     }

@@ -129,6 +129,7 @@ fn findings(found: &[HostFindings]) {
             assert!(pairs.keys().all(|(a, b)| a < b && *b < ranks));
         }
         let Ok(Some(graphs)) = CommGraphs::agree(&nodes(0), found, 4) else { continue };
+        let graphs = std::sync::Arc::new(graphs);
         for me in 0..peers.len() as u32 {
             let nodes = nodes(me);
             assert!(

@@ -34,6 +34,13 @@ pub(super) struct InitParams {
 }
 
 impl InitParams {
+    /// The parameters with those left out that may differ.
+    fn must_be_equal(&self) -> Self {
+        let channels = if self.all_channels { self.channels } else { 0 };
+        let (blocks, group, timeout_ns, heartbeat_ns) = (0, 0, 0, 0);
+        InitParams { channels, blocks, group, timeout_ns, heartbeat_ns, ..*self }
+    }
+
     /// The numbers of which all ranks take the least are some that a rank can have.
     ///
     /// # Errors
@@ -131,6 +138,10 @@ pub(super) fn heartbeat(params: &[InitParams]) -> Option<Heartbeat> {
 pub(super) fn agree(rank: u32, mine: &InitParams, params: &[InitParams]) -> Result<(u32, u32)> {
     for (peer, theirs) in params.iter().enumerate() {
         theirs.check(peer)?;
+        // What is said below takes longer than comparing a group's 1024 ranks with each other.
+        if theirs.must_be_equal() == mine.must_be_equal() {
+            continue;
+        }
         let differs = |what: &str, ours: String, theirs: String| {
             let text = format!(
                 "{what} of rank {rank} is {ours}, of rank {peer} {theirs}: all ranks need the same"

@@ -18,6 +18,7 @@ use super::shared::SharedComm;
 use super::trees::TreeTable;
 use super::window::WindowPlaces;
 use crate::buffer::Stream;
+use crate::channel::ConnSet;
 use crate::enqueue::{CollectiveCall, KernelPlan};
 use crate::error::Result;
 use crate::log;
@@ -59,6 +60,7 @@ pub(super) fn launch_kernel(
 ) -> Result<()> {
     debug!(target: log::COLL, rank = comm.rank, seq = plan.signature.seq, kernel = plan.kernel.name,
            count = call.count, channels = plan.choice.channels, "{}", call.collective);
+    comm.must(comm.need_all_rows(ConnSet::Collective))?;
     let group = operands.group as usize;
     let address = comm.control.comm_address(group);
     let mut work = plan.work(address, operands.input, operands.output, operands.scalar);

@@ -11,7 +11,7 @@ use ferroccl_bootstrap::{BootstrapError, Limit, MeetingPlace, MissingRanks, Stop
 
 use super::out_of_band::{LocalGroup, OutOfBand};
 use super::state::CommState;
-use super::{CommConfig, Communicator};
+use super::{CommConfig, Communicator, setup};
 use crate::buffer::Device;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -63,10 +63,13 @@ impl Meeting {
                 Ok(made)
             }
             Meeting::Ring(place) => {
-                let bootstrap = place
-                    .connect(stop.clone(), all, &env.bootstrap())
+                let index = all.iter().position(|one| *one == rank).unwrap_or(0) as u32;
+                let whole = config.or(&CommConfig::from_env(&env));
+                let mine = setup::peer_info(index, device, &whole);
+                let met = place
+                    .connect_with(&setup::introduction(&mine)?, stop.clone(), all, &env.bootstrap())
                     .map_err(|error| missing(error, all, purpose))?;
-                Communicator::from_bootstrap(device, bootstrap, config)
+                Communicator::from_bootstrap(device, mine.and(Ok(met))?, config)
             }
             Meeting::Alone => {
                 let mut one = Communicator::init_all_with(device, 1, config)?;

@@ -55,6 +55,7 @@ mod custom;
 mod device_comm;
 mod device_memory;
 mod events;
+mod exchange;
 mod faults;
 mod fusion;
 #[cfg(any(test, fuzzing))]
@@ -74,6 +75,7 @@ mod net;
 mod nodes;
 mod out_of_band;
 mod p2p;
+mod peer_rows;
 mod place;
 mod preload;
 mod puts;

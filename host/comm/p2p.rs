@@ -23,6 +23,7 @@ use super::preload;
 use super::shared::SharedComm;
 use super::state::CommState;
 use crate::buffer::Stream;
+use crate::channel::ConnSet;
 use crate::enqueue::{self, CollectiveCall, Registration};
 use crate::error::{Error, Result};
 use crate::log;
@@ -76,6 +77,7 @@ impl P2pTask {
     /// The message's transfers, each with the address of its connection.
     fn transfers(&self, comm: &CommState) -> Result<Vec<(u64, Transfer)>> {
         let (protocol, signature, parts) = self.parts(comm)?;
+        comm.must(comm.need_rows(ConnSet::P2p, std::iter::once(self.peer)))?;
         let kind = if self.sending { TransferKind::Send } else { TransferKind::Recv };
         let transfers = parts.map(|(channel, part)| {
             let conn = comm.control.p2p_conn(channel, self.peer, self.sending);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use ferroccl_device::abi::TreeLinks;
@@ -9,8 +10,9 @@ use ferroccl_proxy::net::Net;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use super::builder::{CommBuilder, exchange};
+use super::builder::CommBuilder;
 use super::device_memory::MemoryFor;
+use super::exchange::exchange;
 use super::gdr::{self, GdrCards, RelayedSlotsHandle, SlotPlacement};
 use super::net::{Cards, MappedRelays, NetConnections, NetHandles, NetListeners, OpenRelayMemory};
 use super::nodes::Nodes;
@@ -20,18 +22,22 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::runtime::Memory;
 use crate::transport::exported::{Exported, Importer};
-use crate::transport::{self, AllowedTransports, OfferedRegion, PeerInfo, Transport, device};
+use crate::transport::{
+    self, AllowedTransports, HostRegion, OfferedRegion, PeerInfo, Transport, device,
+};
 use ferroccl_bootstrap::{Bootstrap, BootstrapError};
 
 impl CommBuilder<'_> {
-    /// Makes the edges with all peers. Handles travel through the bootstrap.
+    /// Makes the edges with all peers. Handles travel through the bootstrap, and with them where this rank listens for `meeting`.
     pub(super) fn connect(
         &self,
         bootstrap: &Bootstrap,
         peers: &[PeerInfo],
-    ) -> Result<(Vec<Option<Edges>>, Option<NetConnections>)> {
-        let region = self.open_recv_region(peers)?;
-        let handles: Vec<PeerHandles> = exchange(bootstrap, &region.handles)?;
+        meeting: SocketAddr,
+    ) -> Result<Connected> {
+        let mut region = self.open_recv_region(peers)?;
+        region.handles.meeting = Some(meeting);
+        let handles = exchange::<_, Vec<PeerHandles>>(bootstrap, &region.handles)?;
         let (edges, relays) = match self.map_peers(&region, peers, &handles) {
             // A rank whose memory is gone may have given up because of another: the bootstrap tells of the first.
             Err(lost @ Error::PeerLost { .. }) => {
@@ -39,10 +45,13 @@ impl CommBuilder<'_> {
             }
             mapped => mapped?,
         };
-        // The memory stays open until all peers have mapped it.
-        bootstrap.barrier()?;
-        let remote = self.net_connections(region, &edges, &handles, relays.as_ref())?;
-        Ok((edges, remote))
+        let net = self.net_connections(&mut region, &edges, &handles, relays.as_ref())?;
+        let address = |(rank, handles): (usize, &PeerHandles)| {
+            let none = || Error::malformed(format!("rank {rank} does not say where to meet"));
+            handles.meeting.ok_or_else(none)
+        };
+        let addresses = handles.iter().enumerate().map(address).collect::<Result<_>>()?;
+        Ok(Connected { edges, net, addresses, open: region })
     }
 
     /// Maps the memory of all peers: this rank's edges, and what ranks of this host send for each other by.
@@ -60,12 +69,12 @@ impl CommBuilder<'_> {
     /// The connections with ranks on other hosts, if there are such ranks.
     pub(super) fn net_connections(
         &self,
-        region: OpenRecvRegion,
+        region: &mut OpenRecvRegion,
         edges: &[Option<Edges>],
         handles: &[PeerHandles],
         relays: Option<&MappedRelays>,
     ) -> Result<Option<NetConnections>> {
-        let Some((mine, mut cards)) = region.network else { return Ok(None) };
+        let Some((mine, mut cards)) = region.network.take() else { return Ok(None) };
         let name = mine.net.name();
         let mut listeners = Vec::with_capacity(handles.len());
         for (rank, handles) in handles.iter().enumerate() {
@@ -83,7 +92,7 @@ impl CommBuilder<'_> {
         }
         cards.listeners = listeners;
         let (group, first_step) = (self.token.group, self.config.first_step);
-        let (layout, served) = (self.layout, Arc::new(region.slots.served));
+        let (layout, served) = (self.layout, Arc::new(std::mem::take(&mut region.slots.served)));
         let net =
             NetConnections::new(mine, group, edges, layout, first_step, cards, relays, &served);
         Ok(Some(net))
@@ -127,17 +136,33 @@ impl CommBuilder<'_> {
 
     /// Bytes of a receive region: an edge from each rank. The rank's own part is never touched.
     fn recv_region_bytes(&self) -> Result<usize> {
-        self.edge_bytes()
-            .checked_mul(self.nranks as usize)
-            .filter(|n| *n <= isize::MAX as usize)
-            .ok_or_else(|| {
-                let reason = format!(
-                    "{} connections of {} bytes are more than memory has",
-                    self.nranks,
-                    self.edge_bytes()
-                );
-                Error::argument("nranks", reason)
-            })
+        let bytes = self.layout.recv_region_bytes(self.channels as usize, self.nranks as usize);
+        bytes.ok_or_else(|| {
+            let (ranks, bytes) = (self.nranks, self.edge_bytes());
+            let reason = format!("{ranks} connections of {bytes} bytes are more than memory has");
+            Error::argument("nranks", reason)
+        })
+    }
+
+    /// Where the edge from `sender` is in a receive region.
+    fn edge_offset(&self, sender: u32) -> usize {
+        self.layout.edge_offset(self.channels as usize, self.nranks as usize, sender)
+    }
+
+    /// Address of the header of the edge between these two over `transport`, of which `region` is the part of a receive region.
+    fn header(
+        &self,
+        (sender, receiver): (&PeerInfo, &PeerInfo),
+        transport: &dyn Transport,
+        region: &HostRegion,
+    ) -> u64 {
+        let on_cpu = sender.device.is_none() && receiver.device.is_none();
+        // Of a shared file the sender has mapped its own part alone.
+        if !on_cpu || transport.is_remote() || transport.needs_shared_memory() {
+            return region.address();
+        }
+        let (channels, ranks) = (self.channels as usize, self.nranks as usize);
+        region.address() - self.layout.header_distance(channels, ranks, sender.rank) as u64
     }
 
     /// Allocates the memory that this rank receives in, with a handle for each transport that its peers use.
@@ -177,6 +202,7 @@ impl CommBuilder<'_> {
             network: of_network,
             relays: of_relays,
             relayed_slots: slots.handle.take(),
+            meeting: None,
         };
         Ok(OpenRecvRegion { handles, recv_region, on_device, network, slots, relays })
     }
@@ -205,10 +231,9 @@ impl CommBuilder<'_> {
         let memory = self.memory.counted(MemoryFor::Calls, runtime.allocate_shared(bytes)?);
         let other =
             |peer: &&PeerInfo| peer.process != me.process && device::reaches(peer, me, allowed);
-        let bytes = self.edge_bytes();
         let importer = |peer: &PeerInfo| {
-            let edge = peer.rank as usize * bytes;
-            let word = recv_region.part(edge + MAPPING_WORD, size_of::<u64>());
+            let word = self.edge_offset(peer.rank) + MAPPING_WORD;
+            let word = recv_region.part(word, size_of::<u64>());
             Importer::new(word, peer, me)
         };
         let importers: Vec<_> = peers.iter().filter(other).map(importer).collect();
@@ -258,7 +283,6 @@ impl CommBuilder<'_> {
         let mut relayed = self.relayed_slots(relays, peers, of_server)?;
         let me = &peers[self.rank as usize];
         let (bytes, len) = (self.edge_bytes(), self.recv_region_bytes()?);
-        let offset = |sender: u32| sender as usize * bytes;
         let tree_links = self.tree_links(peers);
         // Most edges have no slots of their own, and share one empty table.
         let none = Arc::default();
@@ -280,7 +304,7 @@ impl CommBuilder<'_> {
             let region = match &mine.relays {
                 Some(relays) if to.is_remote() => relays.edge(rank),
                 _ => to
-                    .accept(handle, len, offset(self.rank), bytes)
+                    .accept(handle, len, self.edge_offset(self.rank), bytes)
                     .map_err(|error| self.cannot_map(rank, error))?,
             };
             let there = match (&handles[rank as usize].device, self.device_offset(me, peer, peers))
@@ -306,6 +330,7 @@ impl CommBuilder<'_> {
             let mut slots = mine.slots.to(rank);
             slots.extend(relayed.remove(&rank).unwrap_or_default());
             let send = EdgeEnd {
+                header: self.header((me, peer), to, &region),
                 region,
                 on_device: there,
                 peer: rank,
@@ -314,9 +339,10 @@ impl CommBuilder<'_> {
                 remote,
                 slots: shared(slots),
             };
-            let region = mine.recv_region.part(offset(rank), bytes);
+            let region = mine.recv_region.part(self.edge_offset(rank), bytes);
             let remote = from.is_remote();
             let recv = EdgeEnd {
+                header: self.header((peer, me), from, &region),
                 region,
                 on_device: here,
                 peer: rank,
@@ -422,6 +448,19 @@ pub(super) struct PeerHandles {
     pub relays: Vec<(String, Vec<u8>)>,
     /// What it sends from for ranks of its host, in its GPU's memory.
     relayed_slots: Option<RelayedSlotsHandle>,
+    /// Where it listens for those that are left after a failure.
+    meeting: Option<SocketAddr>,
+}
+
+/// A rank's edges with all peers, when it has mapped their memory, and they may still be about to map its own.
+pub(super) struct Connected {
+    /// By peer.
+    pub edges: Vec<Option<Edges>>,
+    pub net: Option<NetConnections>,
+    /// Where the ranks meet after a failure.
+    pub addresses: Vec<SocketAddr>,
+    /// To be dropped when all peers have mapped it.
+    pub open: OpenRecvRegion,
 }
 
 /// A rank's receive region, before its peers have mapped it.

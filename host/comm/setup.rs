@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! init_all    one process: every edge is made at once
-//! init_rank   1. bootstrap: find each other, exchange PeerInfo and InitParams
+//! init_rank   1. bootstrap: find each other, exchange PeerInfo on the way, then InitParams
 //!             2. choose the transport of each edge, the same on both ends
 //!             3. offer a receive region to all, map a part of everybody's
-//!             4. barrier; from here on the bootstrap only watches for lost peers
+//!             4. make the tables that kernels read
+//!             5. barrier; from here on the bootstrap only watches for lost peers
 //! ```
 
 use std::collections::HashSet;
@@ -15,22 +16,22 @@ use ferroccl_proxy::collnet::CollNet;
 use ferroccl_proxy::net::Net;
 
 use super::affinity::{self, Pinned};
-use super::builder::{
-    BlockLimits, CommBuilder, allowed, check_peers, exchange, open_net, ranks_on_device,
-};
+use super::builder::{BlockLimits, CommBuilder, allowed, check_peers, open_net, ranks_on_device};
 use super::collnet_heads;
 use super::device_memory::MemoryCount;
+use super::exchange::{self, exchange};
 use super::graphs::{self, CommGraphs, GraphQuery, HostFindings};
 use super::init_params::{GroupToken, InitParams, TuningParams, agree, heartbeat, random_number};
 use super::nodes::Nodes;
 use super::out_of_band::{LocalGroup, OutOfBand};
-use super::recv_region::{OpenRecvRegion, PeerHandles};
+use super::recv_region::{Connected, OpenRecvRegion, PeerHandles};
 use super::{AbortHandle, CommConfig, Communicator, gpu_graphs, mesh};
 use crate::buffer::Device;
 use crate::config::Config;
+use crate::encoding;
 use crate::error::{Error, Result};
 use crate::transport::{self, PeerInfo};
-use ferroccl_bootstrap::{Bootstrap, News, Stop, UniqueId};
+use ferroccl_bootstrap::{Blocks, Bootstrap, News, Stop, UniqueId};
 use ferroccl_topology::CpuSet;
 
 impl Communicator {
@@ -170,10 +171,10 @@ impl Communicator {
             .map(|(rank, region)| builder(rank).map_peers(region, &peers, &handles))
             .collect::<Result<Vec<_>>>()?;
         let made = (0..nranks).zip(regions).zip(mapped).zip(heads);
-        let ranks = made.map(|(((rank, region), (edges, relays)), heads)| {
+        let ranks = made.map(|(((rank, mut region), (edges, relays)), heads)| {
             let builder = builder(rank);
             let _pinned = Pinned::to(builder.cores);
-            let net = builder.net_connections(region, &edges, &handles, relays.as_ref())?;
+            let net = builder.net_connections(&mut region, &edges, &handles, relays.as_ref())?;
             builder.build(edges, &peers, net, heads)
         });
         let ranks = ranks.collect::<Result<Vec<_>>>()?;
@@ -245,27 +246,38 @@ impl Communicator {
         stop: &Stop,
     ) -> Result<Communicator> {
         let env = Config::from_env_with(&config.registry)?;
-        let bootstrap =
-            Bootstrap::connect_unless(stop.clone(), id, rank, nranks, &env.bootstrap())?;
-        Self::from_bootstrap(device, bootstrap, config)
+        let mine = peer_info(rank, device, &config.or(&CommConfig::from_env(&env)));
+        let met = Bootstrap::connect_with(
+            &introduction(&mine)?,
+            stop.clone(),
+            id,
+            rank,
+            nranks,
+            &env.bootstrap(),
+        )?;
+        Self::from_bootstrap(device, mine.and(Ok(met))?, config)
     }
 
     /// All-gathers of the bootstrap, one after the other, in which ranks that are connected make a communicator, those of the ranks'
     /// addresses and of barriers among them. A network that reduces takes another one. With
     /// [`gather_rounds`](crate::bootstrap::rounds::gather_rounds) it says how many messages one after the other an init takes.
-    pub const INIT_GATHERS: u32 = 7;
+    pub const INIT_GATHERS: u32 = 4;
 
-    /// A rank of a group that has come together.
+    /// A rank of a group that has come together, where each rank's introduction is its [`introduction`].
     pub(super) fn from_bootstrap(
         device: &Device,
-        bootstrap: Bootstrap,
+        (bootstrap, introductions): (Bootstrap, Blocks),
         config: &CommConfig,
     ) -> Result<Communicator> {
         let env = Config::from_env_with(&config.registry)?;
         let config = &config.or(&CommConfig::from_env(&env));
         let (rank, nranks) = (bootstrap.rank(), bootstrap.nranks());
-        let peers = exchange(&bootstrap, &peer_info(rank, device, config)?)?;
-        let peers: Arc<[PeerInfo]> = peers.into();
+        if introductions.iter().any(<[u8]>::is_empty) {
+            // A rank that gives none leaves, and the bootstrap says which one it is.
+            bootstrap.barrier()?;
+        }
+        let peers = exchange::read::<PeerInfo, Arc<[PeerInfo]>>(&bootstrap, introductions)?;
+        let peers: Arc<[PeerInfo]> = Arc::clone(&peers);
         check_peers(&peers)?;
 
         let host = &peers[rank as usize].host;
@@ -303,12 +315,12 @@ impl Communicator {
             driven: runtime.is_driven(),
         };
         let found = query.search(rank)?;
-        let all: Vec<(InitParams, HostFindings)> = exchange(&bootstrap, &(mine, found))?;
-        let (params, found): (Vec<_>, Vec<_>) = all.into_iter().unzip();
-        let (channels, blocks) = agree(rank, &mine, &params)?;
+        let all = exchange::<_, (Vec<InitParams>, Vec<HostFindings>)>(&bootstrap, &(mine, found))?;
+        let (params, found) = &**all;
+        let (channels, blocks) = agree(rank, &mine, params)?;
         let most = BlockLimits::of(blocks).collectives;
-        let graphs = CommGraphs::agree(&nodes, &found, most)?.map(Arc::new);
-        let too_far = graphs::too_far(&nodes, &found)?;
+        let graphs = CommGraphs::agree(&nodes, found, most)?.map(Arc::new);
+        let too_far = graphs::too_far(&nodes, found)?;
         let mut layout = mine.layout;
         if mesh::possible(&peers, allowed(config, &env, Some(&too_far)))? {
             layout = layout.with_mesh(nranks);
@@ -321,7 +333,7 @@ impl Communicator {
         };
 
         let rings = nodes.rings(graphs.as_deref(), channels);
-        let cores = affinity::cores_of(rank, &nodes, &found, &env);
+        let cores = affinity::cores_of(rank, &nodes, found, &env);
         let _pinned = Pinned::to(&cores);
         let memory = &MemoryCount::default();
         let builder = CommBuilder {
@@ -346,15 +358,19 @@ impl Communicator {
         if nranks == 1 {
             return builder.build(vec![None], &peers, None, None);
         }
-        let (edges, net) = builder.connect(&bootstrap, &peers)?;
+        let meeting_place = bootstrap.meeting_socket()?;
+        let Connected { edges, net, addresses, open } =
+            builder.connect(&bootstrap, &peers, meeting_place.address())?;
+        let meeting_place = meeting_place.with(addresses)?;
         let one_process = peers.iter().all(|peer| peer.process == peers[0].process);
         let network = collnet_network(config, &env, &peers, one_process)?;
-        let heads =
-            collnet_heads::join(network.as_ref(), &nodes, |handle| exchange(&bootstrap, handle))?;
+        let heads = collnet_heads::join(network.as_ref(), &nodes, |handle| {
+            Ok(exchange::<_, Vec<Vec<u8>>>(&bootstrap, handle)?.to_vec())
+        })?;
         let communicator = builder.build(edges, &peers, net, heads)?;
-        let meeting_place = bootstrap.meeting_place()?;
-        // From here on the counters of every edge have their first values, so that kernels may start.
+        // From here on all have mapped the memory, and the counters of every edge have their first values, so that kernels may start.
         bootstrap.barrier()?;
+        drop(open);
         let of_collnet = u32::from(communicator.0.collnet.is_some());
         debug_assert_eq!(bootstrap.gathers(), Communicator::INIT_GATHERS + of_collnet);
         let comm = communicator.0.downgrade();
@@ -366,7 +382,7 @@ impl Communicator {
             }
         };
         let watch =
-            bootstrap.watch_and_hear(heartbeat(&params), on_peer_lost, move |teller, news| {
+            bootstrap.watch_and_hear(heartbeat(params), on_peer_lost, move |teller, news| {
                 if let Some(comm) = listener.visit() {
                     match news {
                         News::First(fault) => comm.on_remote_fault(teller, fault),
@@ -404,8 +420,14 @@ fn collnet_network(
     Ok(net)
 }
 
+/// What a rank gives to its peers when they connect: what it says of itself. One that does not know that gives nothing. It connects
+/// all the same and leaves, so that nobody waits for it.
+pub(super) fn introduction(mine: &Result<PeerInfo>) -> Result<Vec<u8>> {
+    mine.as_ref().map_or(Ok(Vec::new()), encoding::to_bytes)
+}
+
 /// What this rank tells its peers of itself.
-fn peer_info(rank: u32, device: &Device, config: &CommConfig) -> Result<PeerInfo> {
+pub(super) fn peer_info(rank: u32, device: &Device, config: &CommConfig) -> Result<PeerInfo> {
     let boot_id = || {
         let path = "/proc/sys/kernel/random/boot_id";
         std::fs::read_to_string(path)

@@ -1,7 +1,7 @@
 //! A rank's places in the trees, one for each root, and their tables for kernels.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ferroccl_device::abi::{NO_RANK, TreeLinks};
 
@@ -15,12 +15,22 @@ use ferroccl_topology::graph::connect::TreeShape;
 /// This rank's places in the trees, for each root.
 #[derive(Debug)]
 pub(super) struct Trees {
-    /// This rank's place in the tree of each channel, without a root.
-    own: Box<[TreeLinks]>,
     rank: u32,
-    shapes: Box<[TreeShape]>,
+    channels: u32,
+    nodes: Nodes,
+    graphs: Option<Arc<CommGraphs>>,
+    /// Made when a tree is asked for.
+    made: OnceLock<Made>,
     /// By root.
     tables: Mutex<HashMap<u32, TreeTable>>,
+}
+
+/// The trees of all channels.
+#[derive(Debug)]
+struct Made {
+    shapes: Box<[TreeShape]>,
+    /// This rank's place in each, without a root.
+    own: Box<[TreeLinks]>,
 }
 
 /// The links of all channels in the trees with some root.
@@ -37,29 +47,38 @@ impl Trees {
         rank: u32,
         channels: u32,
         nodes: &Nodes,
-        graphs: Option<&CommGraphs>,
+        graphs: Option<&Arc<CommGraphs>>,
     ) -> Self {
+        let (nodes, graphs) = (nodes.clone(), graphs.cloned());
+        let (made, tables) = (OnceLock::new(), Mutex::default());
+        Trees { rank, channels, nodes, graphs, made, tables }
+    }
+
+    fn made(&self) -> &Made {
+        self.made.get_or_init(|| {
+            let shapes: Box<[_]> = (0..self.channels).map(|channel| self.shape(channel)).collect();
+            let own = shapes.iter().map(|shape| shape.links(self.rank, NO_RANK)).collect();
+            Made { shapes, own }
+        })
+    }
+
+    fn shape(&self, channel: u32) -> TreeShape {
         let first = |ranks: Vec<u32>| (ranks, [0, 0]);
-        let shape = |channel: u32| {
-            if let Some(graphs) = graphs
-                && let Some(chains) = graphs.chains(channel)
-            {
-                return TreeShape::new(chains, graphs.second_tree(channel, channels));
-            }
-            let chains = match nodes.members() {
-                [ranks] => ranks.iter().map(|rank| first(vec![*rank])).collect(),
-                nodes => nodes.iter().cloned().map(first).collect(),
-            };
-            TreeShape::new(chains, channel % 2 == 1)
+        if let Some(graphs) = &self.graphs
+            && let Some(chains) = graphs.chains(channel)
+        {
+            return TreeShape::new(chains, graphs.second_tree(channel, self.channels));
+        }
+        let chains = match self.nodes.members() {
+            [ranks] => ranks.iter().map(|rank| first(vec![*rank])).collect(),
+            nodes => nodes.iter().cloned().map(first).collect(),
         };
-        let shapes: Box<[TreeShape]> = (0..channels).map(shape).collect();
-        let own = shapes.iter().map(|shape| shape.links(rank, NO_RANK)).collect();
-        Trees { own, rank, shapes, tables: Mutex::default() }
+        TreeShape::new(chains, channel % 2 == 1)
     }
 
     /// This rank's place in the tree of each channel.
     pub(super) fn own(&self) -> &[TreeLinks] {
-        &self.own
+        &self.made().own
     }
 
     /// The table of the trees with this root; with [`NO_RANK`] the trees' own.
@@ -76,7 +95,7 @@ impl Trees {
             return Ok(table.clone());
         }
         let links: Arc<[TreeLinks]> =
-            self.shapes.iter().map(|shape| shape.links(self.rank, root)).collect();
+            self.made().shapes.iter().map(|shape| shape.links(self.rank, root)).collect();
         let table = place(runtime, bytemuck::cast_slice(&links))?;
         let memory = memory.counted(MemoryFor::Calls, table);
         let table = TreeTable { links, memory };

@@ -22,6 +22,7 @@
 
 use std::collections::VecDeque;
 
+use super::blocks::Blocks;
 use super::wire::MAX_DATA;
 
 /// Bytes of a call's number.
@@ -50,13 +51,13 @@ struct Step {
     /// The partner's place among [`partners`].
     place: usize,
     /// What this rank sends, and what it receives: the blocks of these ranks.
-    sends: Option<Blocks>,
-    receives: Option<Blocks>,
+    sends: Option<Whose>,
+    receives: Option<Whose>,
 }
 
-/// Some ranks' blocks.
+/// Whose blocks.
 #[derive(Clone, Copy, Debug)]
-enum Blocks {
+enum Whose {
     /// Of one rank.
     Of(u32),
     /// Of all but one.
@@ -65,14 +66,14 @@ enum Blocks {
     Group { first: u32, count: u32 },
 }
 
-impl Blocks {
+impl Whose {
     /// The ranks, ascending.
     fn ranks(self, nranks: u32) -> impl Iterator<Item = u32> {
         let core = core(nranks);
         let (some, others) = match self {
-            Blocks::Of(one) => (one..one + 1, 0..0),
-            Blocks::AllBut(one) => (0..one, one + 1..nranks),
-            Blocks::Group { first, count } => {
+            Whose::Of(one) => (one..one + 1, 0..0),
+            Whose::AllBut(one) => (0..one, one + 1..nranks),
+            Whose::Group { first, count } => {
                 let beyond = |rank: u32| (core + rank).min(nranks);
                 (first..first + count, beyond(first)..beyond(first + count))
             }
@@ -86,16 +87,16 @@ fn steps(rank: u32, nranks: u32) -> Vec<Step> {
     let core = core(nranks);
     let step = |place, sends, receives| Step { place, sends, receives };
     if rank >= core {
-        return vec![step(0, Some(Blocks::Of(rank)), Some(Blocks::AllBut(rank)))];
+        return vec![step(0, Some(Whose::Of(rank)), Some(Whose::AllBut(rank)))];
     }
     let beyond = (rank + core < nranks).then_some(rank + core);
     let first_place = usize::from(beyond.is_some());
     let rounds = (0..core.ilog2()).map(|k| {
-        let group = |rank: u32| Blocks::Group { first: rank >> k << k, count: 1 << k };
+        let group = |rank: u32| Whose::Group { first: rank >> k << k, count: 1 << k };
         step(first_place + k as usize, Some(group(rank)), Some(group(rank ^ (1 << k))))
     });
-    let into = beyond.map(|beyond| step(0, None, Some(Blocks::Of(beyond))));
-    let out = beyond.map(|beyond| step(0, Some(Blocks::AllBut(beyond)), None));
+    let into = beyond.map(|beyond| step(0, None, Some(Whose::Of(beyond))));
+    let out = beyond.map(|beyond| step(0, Some(Whose::AllBut(beyond)), None));
     into.into_iter().chain(rounds).chain(out).collect()
 }
 
@@ -117,10 +118,32 @@ struct Inbox {
     /// The call that the next piece is of.
     call: u32,
     /// Of that call.
-    blocks: Vec<Vec<u8>>,
-    rest: Vec<u8>,
+    heard: Heard,
     /// Of the calls before it which this rank has not got to.
-    whole: VecDeque<Vec<Vec<u8>>>,
+    whole: VecDeque<Heard>,
+}
+
+/// Blocks as they have come, each behind its length.
+#[derive(Debug, Default)]
+struct Heard {
+    bytes: Vec<u8>,
+    /// Where the blocks that are whole begin and end.
+    places: Vec<(usize, usize)>,
+}
+
+/// The blocks of the call that is made, as far as this rank has them.
+#[derive(Debug)]
+struct Gathered {
+    bytes: Vec<u8>,
+    /// By rank: where its block begins and ends.
+    places: Vec<Option<(usize, usize)>>,
+}
+
+impl Gathered {
+    fn block(&self, rank: u32) -> Option<&[u8]> {
+        let (start, end) = self.places[rank as usize]?;
+        self.bytes.get(start..end)
+    }
 }
 
 /// The all-gathers of a rank, one after the other.
@@ -135,8 +158,8 @@ pub(super) struct AllGathers {
     inboxes: Vec<(Inbox, usize)>,
     /// The call that is made, or that is next.
     call: u32,
-    /// The blocks of the call that is made, by rank.
-    blocks: Option<Vec<Option<Vec<u8>>>>,
+    /// Of the call that is made.
+    gathered: Option<Gathered>,
     /// The step that the call is at, and whether this has sent.
     next: usize,
     sent: bool,
@@ -159,7 +182,7 @@ impl AllGathers {
             steps,
             inboxes,
             call: 0,
-            blocks: None,
+            gathered: None,
             next: 0,
             sent: false,
         }
@@ -177,9 +200,9 @@ impl AllGathers {
 
     /// Begins the next call.
     pub(super) fn begin(&mut self, mine: Vec<u8>) {
-        let mut blocks = vec![None; self.nranks as usize];
-        blocks[self.rank as usize] = Some(mine);
-        self.blocks = Some(blocks);
+        let mut places = vec![None; self.nranks as usize];
+        places[self.rank as usize] = Some((0, mine.len()));
+        self.gathered = Some(Gathered { bytes: mine, places });
     }
 
     /// Whether something of this partner is still to come before the call is over.
@@ -189,7 +212,7 @@ impl AllGathers {
 
     /// The partner that the call waits for.
     pub(super) fn waits_for(&self) -> Option<usize> {
-        self.blocks.as_ref()?;
+        self.gathered.as_ref()?;
         self.steps.get(self.next).map(|step| step.place)
     }
 
@@ -208,24 +231,26 @@ impl AllGathers {
         if piece.is_empty() {
             return Err(Misplaced::Malformed);
         }
-        inbox.rest.extend_from_slice(piece);
-        let mut rest = &inbox.rest[..];
-        while let Some((length, behind)) = rest.split_first_chunk::<LENGTH>() {
+        let Heard { bytes, places } = &mut inbox.heard;
+        bytes.extend_from_slice(piece);
+        let mut at = places.last().map_or(0, |(_, end)| *end);
+        while let Some((length, behind)) = bytes[at..].split_first_chunk::<LENGTH>() {
             let length = u32::from_le_bytes(*length) as usize;
-            if length > self.longest {
+            if length > self.longest || places.len() == *count {
                 return Err(Misplaced::Malformed);
             }
-            let Some((block, behind)) = behind.split_at_checked(length) else { break };
-            inbox.blocks.push(block.to_vec());
-            rest = behind;
+            if length > behind.len() {
+                break;
+            }
+            let start = at + LENGTH;
+            at = start + length;
+            places.push((start, at));
         }
-        if inbox.blocks.len() > *count || (inbox.blocks.len() == *count && !rest.is_empty()) {
-            return Err(Misplaced::Malformed);
-        }
-        let taken = inbox.rest.len() - rest.len();
-        inbox.rest.drain(..taken);
-        if inbox.blocks.len() == *count {
-            inbox.whole.push_back(std::mem::take(&mut inbox.blocks));
+        if places.len() == *count {
+            if at < bytes.len() {
+                return Err(Misplaced::Malformed);
+            }
+            inbox.whole.push_back(std::mem::take(&mut inbox.heard));
             inbox.call = inbox.call.wrapping_add(1);
         }
         Ok(())
@@ -233,19 +258,20 @@ impl AllGathers {
 
     /// Goes as far as it can: what is to be sent next, in pieces, and to the partner at which place.
     pub(super) fn advance(&mut self) -> Option<(usize, Vec<Vec<u8>>)> {
-        let blocks = self.blocks.as_mut()?;
+        let gathered = self.gathered.as_mut()?;
         while let Some(Step { place, sends, receives }) = self.steps.get(self.next).copied() {
             if let Some(sends) = sends.filter(|_| !self.sent) {
                 self.sent = true;
-                let ranks = sends.ranks(self.nranks).map(|rank| rank as usize);
-                let said = ranks.filter_map(|rank| blocks[rank].as_deref());
+                let said = sends.ranks(self.nranks).filter_map(|rank| gathered.block(rank));
                 return Some((place, pieces(self.call, said)));
             }
             if let Some(receives) = receives {
                 // It is of this call: one that is ahead has said all of this call before.
                 let came = self.inboxes[place].0.whole.pop_front()?;
-                for (rank, block) in receives.ranks(self.nranks).zip(came) {
-                    blocks[rank as usize] = Some(block);
+                let before = gathered.bytes.len();
+                gathered.bytes.extend_from_slice(&came.bytes);
+                for (rank, (start, end)) in receives.ranks(self.nranks).zip(came.places) {
+                    gathered.places[rank as usize] = Some((before + start, before + end));
                 }
             }
             self.next += 1;
@@ -255,14 +281,15 @@ impl AllGathers {
     }
 
     /// Ends the call, if all has come: every rank's block.
-    pub(super) fn finish(&mut self) -> Option<Vec<Vec<u8>>> {
+    pub(super) fn finish(&mut self) -> Option<Blocks> {
         if self.next < self.steps.len() {
             return None;
         }
-        let blocks = self.blocks.take()?.into_iter().collect();
+        let Gathered { bytes, places } = self.gathered.take()?;
+        let places: Option<_> = places.into_iter().collect();
         (self.next, self.sent) = (0, false);
         self.call = self.call.wrapping_add(1);
-        blocks
+        Some(Blocks::at(bytes, places?))
     }
 }
 

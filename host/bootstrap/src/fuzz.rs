@@ -3,7 +3,7 @@
 use ferroccl_handshake::Seals;
 
 use crate::wire::{
-    Decoder, HEADER_BYTES, MAX_CALLED, MAX_NAMED, MAX_REASON, Malformed, Message, Phase,
+    Decoder, HEADER_BYTES, MAX_CALLED, MAX_LEFT, MAX_NAMED, MAX_REASON, Malformed, Message, Phase,
 };
 use crate::{CommId, InterfaceFilter, Invitation, UNIQUE_ID_BYTES, UniqueId, choose};
 use crate::{Interface, Refusal};
@@ -35,7 +35,8 @@ pub fn frames(data: &[u8]) {
                 let _ = missing.to_string();
             }
             Message::Refused(refusal) => drop(refusal.to_string()),
-            Message::Gone { reason, .. } => assert!(reason.is_none_or(|r| r.len() <= MAX_REASON)),
+            Message::Gone { reason, .. } => assert!(reason.len() <= MAX_REASON),
+            Message::Left { peers } => assert!((1..=MAX_LEFT).contains(&peers.len())),
             Message::Hello { listener, .. } => assert_ne!(listener.port(), 0),
             Message::Welcome { called, .. } => {
                 assert!(called.len() <= MAX_CALLED && called.iter().all(|to| to.port() != 0));

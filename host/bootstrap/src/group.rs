@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ferroccl_handshake::{Key, Nonce, nonce};
 
+use crate::blocks::Blocks;
 use crate::departure::Departure;
 use crate::error::{BootstrapError, Result};
 use crate::id::UniqueId;
@@ -88,6 +89,16 @@ pub struct Bootstrap {
     own: Mutex<p2p::Queues>,
 }
 
+/// Bytes of an address in text at most: `[IPv6%scope]:port`.
+const MAX_ADDRESS: usize = 1 + 39 + 1 + 10 + 1 + 1 + 5;
+
+/// The address that a rank's block of the first all-gather begins with, and the bytes before its introduction.
+fn address_of(block: &[u8]) -> Option<(SocketAddr, usize)> {
+    let (length, rest) = block.split_first()?;
+    let text = rest.get(..usize::from(*length))?;
+    Some((std::str::from_utf8(text).ok()?.parse().ok()?, 1 + text.len()))
+}
+
 /// What is only there with other ranks.
 #[derive(Debug)]
 struct Group {
@@ -120,18 +131,49 @@ impl Bootstrap {
         nranks: u32,
         settings: &Settings,
     ) -> Result<Self> {
-        Self::connect_at(None, stop, id, rank, nranks, settings)
+        Ok(Self::connect_with(&[], stop, id, rank, nranks, settings)?.0)
     }
 
-    /// The same. Where rank 0 runs the root it does so on `listener`, if there is one.
-    pub(crate) fn connect_at(
-        listener: Option<TcpListener>,
+    /// As [`Bootstrap::connect_unless`], and an all-gather in one: gives every rank's `introduction` to every rank. It takes no messages of its
+    /// own. A rank is in the group whatever its introduction says.
+    ///
+    /// # Errors
+    /// As there, and [`BootstrapError::InvalidArgument`] when `introduction` is longer than [`wire::MAX_DATA`] less 256 bytes.
+    ///
+    /// ```
+    /// use ferroccl_bootstrap::{Bootstrap, Settings, Stop, UniqueId};
+    ///
+    /// let id = UniqueId::listening_at(([127, 0, 0, 1], 0).into())?;
+    /// let settings = Settings::default();
+    /// let (group, introductions) = Bootstrap::connect_with(b"mine", Stop::default(), &id, 0, 1, &settings)?;
+    /// assert_eq!((group.nranks(), introductions.iter().next()), (1, Some(&b"mine"[..])));
+    /// # Ok::<(), ferroccl_bootstrap::BootstrapError>(())
+    /// ```
+    pub fn connect_with(
+        introduction: &[u8],
         stop: Stop,
         id: &UniqueId,
         rank: u32,
         nranks: u32,
         settings: &Settings,
-    ) -> Result<Self> {
+    ) -> Result<(Self, Blocks)> {
+        Self::connect_at(None, introduction, stop, id, rank, nranks, settings)
+    }
+
+    /// The same. Where rank 0 runs the root it does so on `listener`, if there is one.
+    pub(crate) fn connect_at(
+        listener: Option<TcpListener>,
+        introduction: &[u8],
+        stop: Stop,
+        id: &UniqueId,
+        rank: u32,
+        nranks: u32,
+        settings: &Settings,
+    ) -> Result<(Self, Blocks)> {
+        if introduction.len() > wire::MAX_DATA - MAX_ADDRESS - 1 {
+            let reason = format!("{} bytes are too long for an all-gather", introduction.len());
+            return Err(BootstrapError::argument("introduction", reason));
+        }
         if nranks == 0 || nranks > wire::MAX_RANKS {
             let most = wire::MAX_RANKS;
             return Err(BootstrapError::argument("nranks", format!("{nranks} is not 1 to {most}")));
@@ -148,17 +190,19 @@ impl Bootstrap {
             join::dismiss(id);
             let session = nonce().map_err(|e| BootstrapError::system("random nonce", e))?;
             let key = join::group_key(id, &session);
-            return Ok(Bootstrap { rank, nranks, limit, key, group: None, own });
+            let alone = Bootstrap { rank, nranks, limit, key, group: None, own };
+            return Ok((alone, Blocks::alone(introduction)));
         }
         let deadline = limit.start();
         let joined = join::join(listener, id, rank, nranks, settings, deadline.clone())?;
         let peers = PeerAcceptor::start(joined.acceptor, rank, nranks)?;
         let mut links = Links::open(rank, nranks, &peers, &joined.key, &joined.called, &deadline)?;
-        let addresses = links
-            .all_gather(peers.address().to_string().as_bytes(), &limit)?
-            .iter()
-            .map(|bytes| std::str::from_utf8(bytes).ok()?.parse().ok())
-            .collect::<Option<Vec<SocketAddr>>>()
+        let address = peers.address().to_string();
+        // An address has no more bytes than MAX_ADDRESS, in any family.
+        let mine = [&[address.len() as u8], address.as_bytes(), introduction].concat();
+        let (addresses, introductions) = links
+            .all_gather(&mine, &limit)?
+            .split(address_of)
             .ok_or_else(|| BootstrapError::Malformed("a rank's address is none".to_owned()))?;
         tracing::info!(target: LOG_TARGET, "rank {rank} of {nranks} is connected");
         let group = Group {
@@ -166,7 +210,10 @@ impl Bootstrap {
             inbox: Mutex::new(Inbox::new(rank, peers)),
             outbox: Mutex::new(Outbox::new(rank, addresses, joined.key.clone())),
         };
-        Ok(Bootstrap { rank, nranks, limit, key: joined.key, group: Some(group), own })
+        Ok((
+            Bootstrap { rank, nranks, limit, key: joined.key, group: Some(group), own },
+            introductions,
+        ))
     }
 
     /// This rank.
@@ -196,10 +243,18 @@ impl Bootstrap {
     /// [`BootstrapError`] when it takes too long or ranks are in different calls: every later call then gives the same
     /// error.
     pub fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        Ok(self.gather_blocks(mine)?.to_vecs())
+    }
+
+    /// The same; what large groups say is in one piece of memory.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn gather_blocks(&self, mine: &[u8]) -> Result<Blocks> {
         p2p::check_length("mine", mine)?;
         match &self.group {
             Some(group) => lock(&group.links).all_gather(mine, &self.limit),
-            None => Ok(vec![mine.to_vec()]),
+            None => Ok(Blocks::alone(mine)),
         }
     }
 
@@ -214,7 +269,7 @@ impl Bootstrap {
     /// # Errors
     /// As [`Bootstrap::all_gather`].
     pub fn barrier(&self) -> Result<()> {
-        self.all_gather(&[]).map(drop)
+        self.gather_blocks(&[]).map(drop)
     }
 
     /// Sends bytes to a rank, this one included. Returns when the system has taken them: a message larger than

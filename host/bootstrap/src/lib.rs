@@ -30,7 +30,7 @@
 //! | `acceptor`, `peers` | a listening socket that strangers reach; the thread of a rank's |
 //! | `root`, `join` | the two sides of coming together |
 //! | `links`, `opening` | a rank's connections, and all-gathers over them; how they come to be |
-//! | `doubling` | recursive doubling: who sends what to whom (pure) |
+//! | `doubling`, `blocks` | recursive doubling: who sends what to whom (pure); what comes of it |
 //! | `side` | a connection as one thread serves many |
 //! | `p2p` | send and receive |
 //! | `invitation` | where some ranks meet again |
@@ -39,6 +39,7 @@
 //! | `watch`, `departure`, `gather` | who is still there; all-gathers later |
 
 mod acceptor;
+mod blocks;
 mod departure;
 mod doubling;
 mod error;
@@ -67,6 +68,7 @@ mod sync;
 mod watch;
 pub mod wire;
 
+pub use blocks::Blocks;
 pub use departure::Departure;
 pub use error::{BootstrapError, Result};
 pub use gather::{Gathers, Told};
@@ -75,7 +77,7 @@ pub use id::{CommId, UNIQUE_ID_BYTES, UniqueId};
 pub use interface::{AddressFamily, Interface, InterfaceFilter, choose, choose_all, interfaces};
 pub use invitation::Invitation;
 pub use limit::{Limit, Stop};
-pub use reunion::MeetingPlace;
+pub use reunion::{MeetingPlace, MeetingSocket};
 pub use secret::Secret;
 pub use settings::{LOG_TARGET, Settings};
 pub use watch::{Heartbeat, News, Watch};

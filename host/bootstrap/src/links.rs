@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags};
 
+use super::blocks::Blocks;
 use super::doubling::{self, AllGathers, Misplaced};
 use super::limit::{Deadline, Limit};
 use super::link::{Link, LinkError, is_ready, wait};
@@ -31,6 +32,9 @@ pub(super) const GATHER: u64 = u64::from_be_bytes(*b"\0\0gather");
 
 /// How long a rank whose time is up listens whether another knows the cause: their times end at other moments.
 const GIVING_UP: Duration = Duration::from_secs(1);
+
+/// How long a rank listens to the partner alone that it waits for. Not measured: long beside a round.
+const SOON: Duration = Duration::from_millis(100);
 
 /// The places of the ring's ranks among the sides.
 pub(super) const NEXT: usize = 0;
@@ -119,7 +123,7 @@ impl Links {
     }
 
     /// Every rank's bytes, in the order of ranks.
-    pub(super) fn all_gather(&mut self, mine: &[u8], limit: &Limit) -> Result<Vec<Vec<u8>>> {
+    pub(super) fn all_gather(&mut self, mine: &[u8], limit: &Limit) -> Result<Blocks> {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
@@ -128,7 +132,7 @@ impl Links {
         result
     }
 
-    fn gather(&mut self, mine: &[u8], limit: &Limit) -> Result<Vec<Vec<u8>>> {
+    fn gather(&mut self, mine: &[u8], limit: &Limit) -> Result<Blocks> {
         let deadline = limit.start();
         self.gathers.begin(mine.to_vec());
         // What has come with something else is not waited for.
@@ -153,11 +157,17 @@ impl Links {
             {
                 return Ok(all);
             }
-            let ready = self.wait(&deadline)?;
+            let partner = waits_for.map(|place| self.places[place]);
+            if let Some(side) = partner
+                && self.listen(side)?
+            {
+                continue;
+            }
+            let ready = self.wait(partner, &deadline)?;
             if ready.is_empty() {
                 let busy = || self.sides.iter().position(|side| !side.is_flushed());
-                let (verb, side) = match waits_for {
-                    Some(place) => ("hear from", self.places[place]),
+                let (verb, side) = match partner {
+                    Some(side) => ("hear from", side),
                     None => ("send to", busy().unwrap_or(NEXT)),
                 };
                 let (rank, peer) = (self.rank, self.sides[side].peer);
@@ -166,22 +176,42 @@ impl Links {
             }
             for side in ready {
                 self.sides[side].flush();
-                while self.is_wanted(side)
-                    && let Some(link) = &mut self.sides[side].link
-                    && let Some(frame) = link.read_some().transpose()
-                {
-                    self.hear(side, frame)?;
-                }
+                self.listen(side)?;
             }
         }
     }
 
-    /// Waits until sides can go on: these; none if the time is up.
-    fn wait(&self, deadline: &Deadline) -> Result<Vec<usize>> {
+    /// Reads what a side has said in the all-gather that is made; whether that is anything.
+    fn listen(&mut self, side: usize) -> Result<bool> {
+        let mut heard = false;
+        while self.is_wanted(side)
+            && let Some(link) = &mut self.sides[side].link
+            && let Some(frame) = link.read_some().transpose()
+        {
+            self.hear(side, frame)?;
+            heard = true;
+        }
+        Ok(heard)
+    }
+
+    /// Waits until sides can go on: these; none if the time is up. What others than the `partner` say is read when it is their turn,
+    /// unless the partner takes long, which has a cause that others may know.
+    fn wait(&self, partner: Option<usize>, deadline: &Deadline) -> Result<Vec<usize>> {
+        if partner.is_some() {
+            let ready = self.wait_for(|side| Some(side) == partner, &deadline.or_within(SOON))?;
+            if !ready.is_empty() {
+                return Ok(ready);
+            }
+        }
+        self.wait_for(|side| self.is_wanted(side), deadline)
+    }
+
+    /// Waits until what is unsent can go on, or one of these sides has said something.
+    fn wait_for(&self, hears: impl Fn(usize) -> bool, deadline: &Deadline) -> Result<Vec<usize>> {
         let mut places = Vec::new();
         let mut fds = Vec::new();
         for (side, one) in self.sides.iter().enumerate() {
-            if let Some(fd) = one.interest(self.is_wanted(side)) {
+            if let Some(fd) = one.interest(hears(side)) {
                 places.push(side);
                 fds.push(fd);
             }
@@ -222,8 +252,9 @@ impl Links {
                 })
             }
             Message::Goodbye => Err(self.lost(peer, &"it has left")),
-            Message::Gone { peer, reason } => {
-                Err(self.lost(peer, &reason.as_deref().unwrap_or("it has left")))
+            Message::Gone { peer, reason } => Err(self.lost(peer, &reason)),
+            Message::Left { peers } => {
+                Err(self.lost(peers.first().copied().unwrap_or(peer), &"it has left"))
             }
             _ => Err(self.lost(peer, &"it sent what has no place here")),
         }
@@ -258,7 +289,7 @@ impl Links {
             for link in open {
                 loop {
                     match link.read_some().map(|frame| frame.map(|f| f.message())) {
-                        Ok(Some(Ok(Message::Gone { peer, reason: Some(reason) }))) => {
+                        Ok(Some(Ok(Message::Gone { peer, reason }))) => {
                             return Some((peer, reason));
                         }
                         Ok(Some(Ok(_))) => {} // data of a call that has failed here
@@ -292,7 +323,7 @@ impl Links {
 /// The rank that is lost in a failure, and what others are told of it.
 pub(super) fn gone(error: &BootstrapError) -> Option<(u32, Message)> {
     let BootstrapError::PeerLost { peer, reason, .. } = error else { return None };
-    Some((*peer, Message::Gone { peer: *peer, reason: Some(reason.clone()) }))
+    Some((*peer, Message::Gone { peer: *peer, reason: reason.clone() }))
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use std::net::{SocketAddr, TcpListener};
 use ferroccl_handshake::{Key, Nonce};
 use sha2::{Digest, Sha256};
 
+use crate::blocks::Blocks;
 use crate::error::{BootstrapError, Result};
 use crate::group::Bootstrap;
 use crate::id::UniqueId;
@@ -36,27 +37,69 @@ pub struct MeetingPlace {
     key: Key,
 }
 
+/// A rank's socket for later, when the others do not know of it yet.
+#[derive(Debug)]
+pub struct MeetingSocket {
+    rank: u32,
+    /// `None` in a group of one.
+    listener: Option<TcpListener>,
+    address: SocketAddr,
+    key: Key,
+    nranks: u32,
+}
+
+impl MeetingSocket {
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// With where those of all ranks are, in their order.
+    ///
+    /// # Errors
+    /// [`BootstrapError::InvalidArgument`] when there are not as many addresses as ranks.
+    pub fn with(self, addresses: Vec<SocketAddr>) -> Result<MeetingPlace> {
+        let MeetingSocket { rank, listener, key, nranks, .. } = self;
+        if addresses.len() != nranks as usize {
+            let reason = format!("{} are not one for each of {nranks} ranks", addresses.len());
+            return Err(BootstrapError::argument("addresses", reason));
+        }
+        Ok(MeetingPlace { rank, listener, addresses, key })
+    }
+}
+
 impl Bootstrap {
     /// Opens this rank's socket for later, and learns where those of the others are. Collective.
     ///
     /// # Errors
     /// [`BootstrapError::System`] when the system refuses a socket; the errors of [`Bootstrap::all_gather`].
     pub fn meeting_place(&self) -> Result<MeetingPlace> {
-        let (rank, key) = (self.rank(), self.key().clone());
-        if self.nranks() == 1 {
-            return Ok(MeetingPlace { rank, listener: None, addresses: vec![self.address()], key });
-        }
-        let system = |e| BootstrapError::system("socket where ranks meet after a failure", e);
-        let mut address = self.address();
-        address.set_port(0);
-        let listener = acceptor::listen(address).map_err(system)?;
-        let bound = listener.local_addr().map_err(system)?;
-        let all = self.all_gather(bound.to_string().as_bytes())?;
-        let read = |bytes: &Vec<u8>| std::str::from_utf8(bytes).ok()?.parse().ok();
+        let socket = self.meeting_socket()?;
+        let all = self.gather_blocks(socket.address().to_string().as_bytes())?;
+        let read = |bytes: &[u8]| std::str::from_utf8(bytes).ok()?.parse().ok();
         let addresses = all.iter().map(read).collect::<Option<Vec<SocketAddr>>>();
         let addresses = addresses
             .ok_or_else(|| BootstrapError::Malformed("a rank's address is none".to_owned()))?;
-        Ok(MeetingPlace { rank, listener: Some(listener), addresses, key })
+        socket.with(addresses)
+    }
+
+    /// Opens this rank's socket for later, for those who tell the other ranks themselves where it is: the first half of
+    /// [`Bootstrap::meeting_place`], which [`MeetingSocket::with`] completes.
+    ///
+    /// # Errors
+    /// [`BootstrapError::System`] when the system refuses a socket.
+    pub fn meeting_socket(&self) -> Result<MeetingSocket> {
+        let (rank, nranks, key) = (self.rank(), self.nranks(), self.key().clone());
+        let mut address = self.address();
+        if nranks == 1 {
+            return Ok(MeetingSocket { rank, listener: None, address, key, nranks });
+        }
+        let system = |e| BootstrapError::system("socket where ranks meet after a failure", e);
+        address.set_port(0);
+        let listener = acceptor::listen(address).map_err(system)?;
+        let address = listener.local_addr().map_err(system)?;
+        Ok(MeetingSocket { rank, listener: Some(listener), address, key, nranks })
     }
 }
 
@@ -69,6 +112,20 @@ impl MeetingPlace {
     /// the time of `settings` is over: [`BootstrapError::MissingRanks`], with numbers of the new group, on the ranks that
     /// came, and [`BootstrapError::NoRoot`] where the first rank did not. [`BootstrapError::System`].
     pub fn connect(&self, stop: Stop, left: &[u32], settings: &Settings) -> Result<Bootstrap> {
+        Ok(self.connect_with(&[], stop, left, settings)?.0)
+    }
+
+    /// The same; it gives every rank's `introduction` to every rank, as [`Bootstrap::connect_with`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect_with(
+        &self,
+        introduction: &[u8],
+        stop: Stop,
+        left: &[u32],
+        settings: &Settings,
+    ) -> Result<(Bootstrap, Blocks)> {
         let bad = |reason: String| BootstrapError::argument("left", reason);
         let nranks = self.addresses.len();
         if let Some(rank) = left.iter().find(|rank| **rank as usize >= nranks) {
@@ -92,7 +149,7 @@ impl MeetingPlace {
             _ => None,
         };
         let size = u32::try_from(left.len()).unwrap_or(wire::MAX_RANKS);
-        Bootstrap::connect_at(listener, stop, &id, index as u32, size, settings)
+        Bootstrap::connect_at(listener, introduction, stop, &id, index as u32, size, settings)
     }
 }
 

@@ -7,8 +7,12 @@
 //! news of a few bytes, which mean nothing here. Of each rank only the first news count. A status is passed on in the same
 //! way as often as a rank has one.
 //!
+//! Ranks that have left are passed on together ([`farewells`]).
+//!
 //! A host that disappears without closing anything is found by its silence, where the neighbours have agreed on a
 //! [`Heartbeat`], and else by TCP's keep-alive, in half a minute.
+
+mod farewells;
 
 use std::collections::{HashSet, VecDeque};
 use std::io::{Read, Write};
@@ -19,6 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use farewells::Farewells;
 use ferroccl_handshake::Key;
 use nix::poll::{PollFd, PollFlags};
 
@@ -150,6 +155,7 @@ impl Watch {
             places,
             heartbeat,
             known: HashSet::from([rank]),
+            farewells: Default::default(),
             heard: HashSet::from([rank]),
             on_gone,
             on_news,
@@ -244,6 +250,8 @@ struct Watcher<F, N> {
     heartbeat: Option<Heartbeat>,
     /// Who has been reported; ourselves from the start, we know better.
     known: HashSet<u32>,
+    /// Who has left and is still to be passed on, to each of the ring's sides.
+    farewells: [Farewells; 2],
     /// Whose news have been passed on.
     heard: HashSet<u32>,
     on_gone: F,
@@ -281,6 +289,25 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
             if let Some(heartbeat) = self.heartbeat {
                 RING.for_each(|side| self.keep_in_touch(side, heartbeat));
             }
+            for side in RING {
+                if self.farewells[side].due().is_some_and(|due| due <= Instant::now()) {
+                    self.say_farewells(side);
+                }
+            }
+        }
+    }
+
+    /// Tells a side something, behind the farewells that it is still to hear.
+    fn say(&mut self, side: usize, message: &Message) {
+        if RING.contains(&side) {
+            self.say_farewells(side);
+        }
+        self.sides[side].tell(message);
+    }
+
+    fn say_farewells(&mut self, side: usize) {
+        for message in self.farewells[side].take() {
+            self.sides[side].tell(&message);
         }
     }
 
@@ -292,7 +319,7 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
         }
         let (peer, silent, quiet) = (*peer, heard.elapsed(), told.elapsed());
         if quiet >= heartbeat.every {
-            self.sides[side].tell(&Message::Data { tag: BEAT, bytes: Vec::new() });
+            self.say(side, &Message::Data { tag: BEAT, bytes: Vec::new() });
         }
         if silent >= heartbeat.limit {
             self.sides[side].link = None;
@@ -314,7 +341,9 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
                 fds.push(fd);
             }
         }
-        let until = self.heartbeat.map(|heartbeat| Deadline::within(heartbeat.every));
+        let beat = self.heartbeat.map(|heartbeat| Instant::now() + heartbeat.every);
+        let farewells = self.farewells.iter().filter_map(Farewells::due);
+        let until = beat.into_iter().chain(farewells).min().map(Deadline::at);
         wait(&mut fds, until.as_ref())?;
         let sides = sides.into_iter().zip(&fds[1..]).filter(|(_, fd)| is_ready(fd));
         Ok(Ready { wake: is_ready(&fds[0]), sides: sides.map(|(side, _)| side).collect() })
@@ -342,9 +371,9 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
                 continue;
             }
             if tag == NEWS {
-                self.sides[PREV].tell(&Message::Data { tag, bytes: bytes.clone() });
+                self.say(PREV, &Message::Data { tag, bytes: bytes.clone() });
             }
-            self.sides[NEXT].tell(&Message::Data { tag, bytes });
+            self.say(NEXT, &Message::Data { tag, bytes });
         }
     }
 
@@ -352,13 +381,13 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
     fn gather(&mut self) {
         while let Some((place, pieces)) = self.rounds.advance() {
             for bytes in pieces {
-                self.sides[self.places[place]].tell(&Message::Data { tag: GATHER, bytes });
+                self.say(self.places[place], &Message::Data { tag: GATHER, bytes });
             }
         }
         let Some(place) = self.rounds.waits_for() else {
             let call = self.rounds.call();
             if let Some(blocks) = self.rounds.finish() {
-                self.gathers.finished(call, blocks);
+                self.gathers.finished(call, &blocks);
             }
             return;
         };
@@ -383,7 +412,7 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
             return None;
         }
         if rank != self.sides[NEXT].peer {
-            self.sides[NEXT].tell(&Message::Data { tag: WAITING, bytes: bytes.to_vec() });
+            self.say(NEXT, &Message::Data { tag: WAITING, bytes: bytes.to_vec() });
         }
         self.gathers.is_waiting(call, rank);
         Some(())
@@ -398,7 +427,7 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
             return None;
         }
         if rank != self.sides[NEXT].peer {
-            self.sides[NEXT].tell(&Message::Data { tag: STATUS, bytes: bytes.to_vec() });
+            self.say(NEXT, &Message::Data { tag: STATUS, bytes: bytes.to_vec() });
         }
         (self.on_news)(rank, News::Status(status));
         Some(())
@@ -413,7 +442,7 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
         }
         if self.heard.insert(rank) {
             let on = if from == NEXT { PREV } else { NEXT };
-            self.sides[on].tell(&Message::Data { tag, bytes: bytes.to_vec() });
+            self.say(on, &Message::Data { tag, bytes: bytes.to_vec() });
             (self.on_news)(rank, News::First(news));
         }
         Some(())
@@ -434,11 +463,15 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
                         Departure::Left { peer }
                     }
                     Ok(Message::Gone { peer, reason }) if peer < self.nranks => {
-                        let departure = match reason {
-                            None => Departure::Left { peer },
-                            Some(reason) => Departure::Lost { peer, reason },
-                        };
-                        self.report(departure, side);
+                        self.report(Departure::Lost { peer, reason }, side);
+                        continue;
+                    }
+                    Ok(Message::Left { peers })
+                        if RING.contains(&side) && peers.iter().all(|peer| *peer < self.nranks) =>
+                    {
+                        for peer in peers {
+                            self.report(Departure::Left { peer }, side);
+                        }
                         continue;
                     }
                     Ok(Message::Data { tag: BEAT, bytes }) if bytes.is_empty() => continue,
@@ -481,14 +514,17 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
         if !self.known.insert(departure.peer()) {
             return;
         }
-        let (peer, reason) = match departure.clone() {
-            Departure::Lost { peer, reason } => (peer, Some(reason)),
-            Departure::Left { peer } => (peer, None),
-        };
-        tracing::info!(target: LOG_TARGET, "rank {}: rank {peer} is gone: {}", self.rank,
-            reason.as_deref().unwrap_or("it has left"));
-        for side in RING.filter(|side| *side != from) {
-            self.sides[side].tell(&Message::Gone { peer, reason: reason.clone() });
+        let others = RING.filter(|side| *side != from);
+        match departure.clone() {
+            Departure::Left { peer } => {
+                tracing::info!(target: LOG_TARGET, "rank {}: rank {peer} has left", self.rank);
+                others.for_each(|side| self.farewells[side].add(peer));
+            }
+            Departure::Lost { peer, reason } => {
+                tracing::info!(target: LOG_TARGET, "rank {}: rank {peer} is gone: {reason}", self.rank);
+                let gone = Message::Gone { peer, reason };
+                others.for_each(|side| self.say(side, &gone));
+            }
         }
         self.gathers.gone(&departure);
         (self.on_gone)(departure);
@@ -496,8 +532,8 @@ impl<F: FnMut(Departure), N: FnMut(u32, News<'_>)> Watcher<F, N> {
 
     fn leave(mut self) {
         let until = &Deadline::within(FAREWELL);
-        for side in &mut self.sides {
-            side.tell(&Message::Goodbye);
+        for side in 0..self.sides.len() {
+            self.say(side, &Message::Goodbye);
         }
         for side in &mut self.sides {
             side.write_all(until);

@@ -21,7 +21,7 @@ use std::fmt::{self, Display};
 use std::net::SocketAddr;
 
 /// The version of these messages; ranks of different versions do not talk.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
 /// The longest payload of a [`Message::Data`]. Set-up data is kilobytes; the bound is generous, not measured.
@@ -35,6 +35,8 @@ pub const MAX_NAMED: usize = 32;
 pub const MAX_CALLED: usize = MAX_RANKS.ilog2() as usize + 2;
 /// The most bytes of a reason.
 pub const MAX_REASON: usize = 256;
+/// The most ranks of a [`Message::Left`]: more are told in several.
+pub const MAX_LEFT: usize = 1024;
 
 const MAGIC: [u8; 4] = *b"FCCL";
 /// No body of a message that joins is longer, but for a welcome.
@@ -187,12 +189,17 @@ pub enum Message {
     },
     /// The sender leaves, and means to.
     Goodbye,
-    /// News around the ring: a rank is no longer there.
+    /// News around the ring: a rank is lost.
     Gone {
         /// The rank.
         peer: u32,
-        /// Why it is lost; `None` when it left as it should.
-        reason: Option<String>,
+        /// Why.
+        reason: String,
+    },
+    /// News around the ring: ranks have left as they should.
+    Left {
+        /// The ranks: 1 to [`MAX_LEFT`].
+        peers: Vec<u32>,
     },
 }
 
@@ -238,6 +245,7 @@ const MET: u8 = 6;
 const DATA: u8 = 7;
 const GOODBYE: u8 = 8;
 const GONE: u8 = 9;
+const LEFT: u8 = 10;
 
 /// What a connection may carry at a time, so that it cannot make us hold much before we know whose it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,7 +263,8 @@ fn longest(kind: u8, phase: Phase) -> Option<usize> {
         (WELCOME, Phase::Joining) => Some(MAX_WELCOME),
         (DATA, Phase::Open) => Some(8 + MAX_DATA),
         (GOODBYE, Phase::Open) => Some(0),
-        (GONE, Phase::Open) => Some(4 + 1 + 2 + MAX_REASON),
+        (GONE, Phase::Open) => Some(4 + 2 + MAX_REASON),
+        (LEFT, Phase::Open) => Some(4 * MAX_LEFT),
         _ => None,
     }
 }
@@ -385,6 +394,7 @@ impl Message {
             Message::Data { .. } => DATA,
             Message::Goodbye => GOODBYE,
             Message::Gone { .. } => GONE,
+            Message::Left { .. } => LEFT,
         }
     }
 

@@ -233,9 +233,9 @@ fn strangers_are_turned_away_and_disturb_nobody() {
         // A member that sends nonsense is told so, too.
         let refusal_to = |bytes: &[u8]| member(&id).say(bytes).hear_refusal();
         assert_eq!(refusal_to(b"GET / HTTP/1.1\r\n\r\n"), Refusal::Malformed);
-        assert_eq!(refusal_to(b"FCCL\x03\x02\0\0\x10\0\0\0"), Refusal::WrongVersion { ours: 4 });
-        assert_eq!(refusal_to(b"FCCL\x04\x02\0\0\xff\xff\xff\xff"), Refusal::Malformed);
-        assert_eq!(refusal_to(b"FCCL\x04\x07\0\0\x10\0\0\0"), Refusal::Malformed, "data");
+        assert_eq!(refusal_to(b"FCCL\x03\x02\0\0\x10\0\0\0"), Refusal::WrongVersion { ours: 5 });
+        assert_eq!(refusal_to(b"FCCL\x05\x02\0\0\xff\xff\xff\xff"), Refusal::Malformed);
+        assert_eq!(refusal_to(b"FCCL\x05\x07\0\0\x10\0\0\0"), Refusal::Malformed, "data");
         let refusal_of = |message: &Message| member(&id).tell(message).hear_refusal();
         assert_eq!(refusal_of(&Message::Met), Refusal::NotExpected);
         for cut in [0, 1, 11, 12, 20] {

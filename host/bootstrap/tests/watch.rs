@@ -105,6 +105,48 @@ fn leaving_is_not_failing_and_all_hear_of_it() {
     }
 }
 
+/// Ranks that leave one behind the other do not cut the others off, and their news go around together.
+#[test]
+fn those_that_stay_hear_of_each_that_leaves_once() {
+    for (nranks, leavers) in [(5, 1..4), (9, 0..7), (17, 3..16), (33, 1..32)] {
+        let mut ranks = watched(&loopback(), 0..nranks, nranks);
+        let stay = ranks.split_off(leavers.end as usize);
+        let gone: Vec<_> = ranks.drain(leavers.start as usize..).collect();
+        ranks.extend(stay);
+        let (watches, ears): (Vec<_>, Vec<_>) = gone.into_iter().unzip();
+        watches.into_iter().for_each(Watch::goodbye);
+        drop(ears);
+        for (_, hear) in &ranks {
+            let mut heard: Vec<u32> = leavers
+                .clone()
+                .map(|_| match hear.recv_timeout(PATIENCE).unwrap() {
+                    Departure::Left { peer } => peer,
+                    lost => panic!("{nranks} ranks: {lost:?}"),
+                })
+                .collect();
+            heard.sort_unstable();
+            assert!(heard.into_iter().eq(leavers.clone()), "{nranks} ranks");
+            assert!(hear.try_recv().is_err(), "{nranks} ranks: nobody else has left");
+        }
+    }
+}
+
+#[test]
+fn those_that_leave_at_the_same_time_are_lost_to_nobody() {
+    for nranks in [2, 3, 7, 16, 33] {
+        let (watches, ears): (Vec<_>, Vec<_>) =
+            watched(&loopback(), 0..nranks, nranks).into_iter().unzip();
+        std::thread::scope(|scope| {
+            watches.into_iter().for_each(|watch| drop(scope.spawn(|| watch.goodbye())));
+        });
+        for hear in ears {
+            let heard: Vec<_> = hear.iter().collect();
+            let left = heard.iter().all(|gone| matches!(gone, Departure::Left { .. }));
+            assert!(left, "{nranks} ranks: {heard:?}");
+        }
+    }
+}
+
 #[test]
 fn a_rank_that_fails_before_it_watches_has_left() {
     let id = loopback();

@@ -296,8 +296,7 @@ impl Ends<'_> {
         }
         // The faults of the two ranks, and of the neighbours of the communicator's ring, are at the communicator's edges.
         let edges = self.comm.edges.iter().find(|edges| edges.send.peer == rank);
-        let (to, from) = edges
-            .map_or((0, 0), |edges| (edges.send.region.address(), edges.recv.region.address()));
+        let (to, from) = edges.map_or((0, 0), |edges| (edges.send.header, edges.recv.header));
         (send.edge, recv.edge) = (to, from);
         if self.channel >= self.channels.count as usize {
             return Peer { send, recv };

@@ -45,7 +45,7 @@ fn take_part(links: &mut Links, partners: usize) -> bool {
         if links.gathers.waits_for().is_none() {
             return false;
         }
-        for side in links.wait(&deadline).unwrap() {
+        for side in links.wait(None, &deadline).unwrap() {
             while links.is_wanted(side)
                 && let Some(frame) =
                     links.sides[side].link.as_mut().unwrap().read_some().transpose()
@@ -82,7 +82,9 @@ fn killed(
                     // Who has all blocks learns of it in the next call.
                     let result = (0..2).try_for_each(|_| {
                         let all = links.all_gather(&[rank as u8], &limit())?;
-                        assert!(all.into_iter().eq((0..nranks).map(|rank| vec![rank as u8])));
+                        assert!(
+                            all.to_vecs().into_iter().eq((0..nranks).map(|rank| vec![rank as u8]))
+                        );
                         Ok(())
                     });
                     if stay {

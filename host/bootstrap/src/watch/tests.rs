@@ -53,8 +53,9 @@ fn a_neighbour_that_talks_of_ranks_that_nobody_has_is_lost() {
         data(WAITING, &[0, 1, 1]),
         data(BEAT, &[1]),
         data(7, &[1]),
-        Message::Gone { peer: 3, reason: None },
-        Message::Gone { peer: u32::MAX, reason: Some("it is no more".to_owned()) },
+        Message::Gone { peer: u32::MAX, reason: "it is no more".to_owned() },
+        Message::Left { peers: vec![3] },
+        Message::Left { peers: vec![1, 3] },
     ] {
         let expected = lost(2, "it sent what has no place here");
         assert_eq!(heard(&message), (expected, false), "{message:?}");
@@ -65,8 +66,8 @@ fn a_neighbour_that_talks_of_ranks_that_nobody_has_is_lost() {
     assert_eq!(heard(&data(WAITING, &[0, 1])), (end.clone(), false));
     assert_eq!(heard(&data(GATHER, &[0, 0])), (end.clone(), false));
     assert_eq!(heard(&data(BEAT, &[])), (end, false));
-    let gone = Message::Gone { peer: 1, reason: None };
-    assert_eq!(heard(&gone), (Departure::Left { peer: 1 }, false));
+    let left = Message::Left { peers: vec![1, 2, 1] };
+    assert_eq!(heard(&left), (Departure::Left { peer: 1 }, false));
 }
 
 /// A neighbour that is done with set-up may go on at once, and what it says be read along with the end of that.

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use super::{
-    DATA, GONE, GOODBYE, HELLO, MAX_CALLED, MAX_NAMED, MAX_REASON, MET, Malformed, Message,
-    MissingRanks, PEER, Purpose, REFUSED, Refusal, WELCOME,
+    DATA, GONE, GOODBYE, HELLO, LEFT, MAX_CALLED, MAX_LEFT, MAX_NAMED, MAX_REASON, MET, Malformed,
+    Message, MissingRanks, PEER, Purpose, REFUSED, Refusal, WELCOME,
 };
 
 /// Reads the body of a message of `kind`; `None` when it is too short or too long.
@@ -56,13 +56,16 @@ pub(super) fn write(message: &Message, to: &mut Vec<u8>) {
             to.extend_from_slice(bytes);
         }
         Message::Gone { peer, reason } => {
-            let text = reason.as_deref().unwrap_or_default();
-            let cut = (0..=text.len().min(MAX_REASON)).rev().find(|i| text.is_char_boundary(*i));
-            let text = &text[..cut.unwrap_or(0)];
+            let cut = (0..=reason.len().min(MAX_REASON)).rev();
+            let cut = cut.into_iter().find(|i| reason.is_char_boundary(*i));
+            let text = &reason[..cut.unwrap_or(0)];
             to.extend_from_slice(&peer.to_le_bytes());
-            to.push(u8::from(reason.is_some()));
             to.extend_from_slice(&(text.len() as u16).to_le_bytes()); // at most MAX_REASON
             to.extend_from_slice(text.as_bytes());
+        }
+        Message::Left { peers } => {
+            let peers = &peers[..peers.len().min(MAX_LEFT)];
+            peers.iter().for_each(|rank| to.extend_from_slice(&rank.to_le_bytes()));
         }
     }
 }
@@ -201,13 +204,19 @@ impl Reader<'_> {
             }
             GOODBYE => Message::Goodbye,
             GONE => {
-                let (peer, lost, bytes) = (self.u32()?, self.u8()?, self.u16()?);
-                let reason = std::str::from_utf8(self.take(bytes.into())?);
-                match (lost, reason) {
-                    (0, Ok("")) => Message::Gone { peer, reason: None },
-                    (1, Ok(text)) => Message::Gone { peer, reason: Some(text.to_owned()) },
-                    _ => return Some(Err(Malformed::Value("reason"))),
+                let (peer, bytes) = (self.u32()?, self.u16()?);
+                match std::str::from_utf8(self.take(bytes.into())?) {
+                    Ok(reason) => Message::Gone { peer, reason: reason.to_owned() },
+                    Err(_) => return Some(Err(Malformed::Value("reason"))),
                 }
+            }
+            LEFT => {
+                let (peers, []) = std::mem::take(&mut self.0).as_chunks() else { return None };
+                if peers.is_empty() {
+                    return None;
+                }
+                let peers = peers.iter().map(|rank| u32::from_le_bytes(*rank)).collect();
+                Message::Left { peers }
             }
             _ => return Some(Err(Malformed::Kind(kind))),
         }))

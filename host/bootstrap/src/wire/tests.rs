@@ -55,8 +55,8 @@ fn message() -> impl Strategy<Value = Message> {
         (any::<u64>(), vec(any::<u8>(), 0..300))
             .prop_map(|(tag, bytes)| Message::Data { tag, bytes }),
         Just(Message::Goodbye),
-        (any::<u32>(), proptest::option::of("[a-zé]{0,100}"))
-            .prop_map(|(peer, reason)| Message::Gone { peer, reason }),
+        (any::<u32>(), "[a-zé]{0,100}").prop_map(|(peer, reason)| Message::Gone { peer, reason }),
+        vec(any::<u32>(), 1..=MAX_LEFT).prop_map(|peers| Message::Left { peers }),
     ]
 }
 
@@ -155,6 +155,7 @@ fn a_stranger_is_told_no_before_its_bytes_come() {
         (HELLO, 257, Phase::Joining),
         (WELCOME, 18 + 22 * 23, Phase::Joining),
         (HELLO, 35, Phase::Open),
+        (LEFT, 4 + 4 * MAX_LEFT as u32, Phase::Open),
         (DATA, 9 + (16 << 20), Phase::Open),
         (DATA, u32::MAX, Phase::Open),
         (0, 0, Phase::Open),
@@ -195,8 +196,15 @@ fn fields_that_a_refusal_does_not_have_are_zero() {
 fn the_longest_data_passes_and_long_reasons_are_cut() {
     let data = Message::Data { tag: 1, bytes: vec![7; MAX_DATA] };
     assert_eq!(decode(&framed(&data), 64 << 10, Phase::Open), (vec![data], None));
-    let long = Message::Gone { peer: 3, reason: Some("é".repeat(MAX_REASON)) };
+    let long = Message::Gone { peer: 3, reason: "é".repeat(MAX_REASON) };
     let (read, error) = decode(&framed(&long), 64, Phase::Open);
-    let cut = Message::Gone { peer: 3, reason: Some("é".repeat(MAX_REASON / 2)) };
+    let cut = Message::Gone { peer: 3, reason: "é".repeat(MAX_REASON / 2) };
     assert_eq!((read, error), (vec![cut], None));
+    for (bytes, read) in [(4, 1), (0, 0), (3, 0), (5, 0)] {
+        let mut frame = Message::Left { peers: vec![7, 7] }.encode();
+        frame.truncate(HEADER_BYTES + bytes);
+        frame[8] = bytes as u8;
+        frame.extend([0; SEAL]);
+        assert_eq!(decode(&frame, 64, Phase::Open).0.len(), read, "{bytes} bytes of ranks");
+    }
 }

@@ -22,7 +22,7 @@ fn the_parts_are_the_watchs_the_bootstraps_and_the_calls() {
         let parts: Vec<_> = recovery.parts.iter().map(|part| (part.name, part.us)).collect();
         let message = recovery.parts[1].us / 12.0; // 24 ranks hear it from both ends
         assert!((SOCKET_US..SOCKET_US + 5.0).contains(&message), "{message}");
-        let agreed = f64::from(7 * 6) * message;
+        let agreed = f64::from(4 * 6) * message;
         let near = |us: f64, want: f64| (us - want).abs() < 1e-6;
         assert_eq!(parts[0], ("noticed", seconds * 1e6));
         assert!(parts[1].0 == "told" && parts[2].0 == "connected" && parts[3].0 == "agreed");
