@@ -521,12 +521,12 @@ mod tests {
             assert_eq!((a.index(), Algorithm::from_index(i as u64)), (i, Some(a)));
             assert_eq!(a.name().to_lowercase().parse::<Algorithm>(), Ok(a));
         }
-        let own = Algorithm::own(3, "Doubling");
-        assert_eq!((own.index(), own.to_string()), (Algorithm::MOST - 1, "Doubling".to_owned()));
+        let own = Algorithm::own(3, "Halving");
+        assert_eq!((own.index(), own.to_string()), (Algorithm::MOST - 1, "Halving".to_owned()));
         let index = own.index() as u64;
         assert_eq!(Algorithm::from_index(index).unwrap().to_string(), "own algorithm 3");
         assert_eq!(Algorithm::from_index(index + 1), None);
-        let unknown = "Doubling".parse::<Algorithm>().unwrap_err().to_string();
+        let unknown = "Halving".parse::<Algorithm>().unwrap_err().to_string();
         assert!(unknown.contains("Tree Ring CollnetDirect"), "{unknown}");
     }
 
