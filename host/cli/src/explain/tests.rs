@@ -82,26 +82,27 @@ fn one_size_shows_every_way_and_why_it_lost() {
     let text = report("--bytes 1K --nodes 16", &[]).to_string();
     assert!(text.starts_with("# all_reduce: 128 ranks on 16 hosts, this machine, "), "{text}");
     assert!(
-        text.contains("# 1K: Tree with LL, 1 channel of 640 threads, chunks of at most 32K"),
+        text.contains("# 1K: Doubling with LL, 1 channel of 128 threads, chunks of at most 32K"),
         "{text}"
     );
     let line = |a: &str, p: &str| {
         let is = |l: &&str| l.split_whitespace().take(2).eq([a, p]);
         text.lines().find(is).unwrap_or_else(|| panic!("{a} {p} in {text}")).to_owned()
     };
-    assert!(line("Tree", "LL").ends_with("chosen"), "{text}");
+    assert!(line("Doubling*", "LL").ends_with("chosen"), "{text}");
+    assert!(line("Tree", "LL").ends_with("times slower"), "{text}");
     assert!(line("Ring", "Simple").ends_with("times slower"), "{text}");
     assert!(line("CollnetChain", "Simple").ends_with("there is no network that reduces"), "{text}");
     assert!(line("OneShot*", "LL").ends_with("memory of one host"), "{text}");
     assert!(!text.contains("Bruck"), "no Bruck does all_reduce: {text}");
-    assert_eq!(text.lines().filter(|l| !l.starts_with('#')).count(), 30, "{text}");
+    assert_eq!(text.lines().filter(|l| !l.starts_with('#')).count(), 33, "{text}");
     // What may be chosen comes first, ordered by time.
     let times: Vec<f64> = text
         .lines()
         .filter(|l| l.ends_with("slower") || l.ends_with("chosen"))
         .map(|l| l.split_whitespace().nth(2).unwrap().parse().unwrap())
         .collect();
-    assert!(times.len() == 12 && times.is_sorted(), "{text}");
+    assert!(times.len() == 15 && times.is_sorted(), "{text}");
     let order: Vec<bool> =
         text.lines().filter(|l| !l.starts_with('#')).map(|l| l.contains(" - ")).collect();
     assert!(order.is_sorted(), "what cannot be done comes last: {text}");
@@ -122,7 +123,7 @@ fn settings_are_heard_and_named() {
 #[test]
 fn every_collective_is_explained() {
     for (collective, small, ways) in [
-        ("all_reduce", "OneShot* LL", 30),
+        ("all_reduce", "OneShot* LL", 33),
         ("all_gather", "OneShot* LL", 15),
         ("reduce_scatter", "OneShot* LL", 18),
         ("broadcast", "Ring LL", 6),
@@ -154,10 +155,10 @@ fn several_sizes_are_a_table_with_switch_points() {
     let text = report("-b 8 -e 8G -f 8 --nodes 16", &[]).to_string();
     let rows: Vec<&str> = text.lines().filter(|l| !l.starts_with('#')).collect();
     assert_eq!(rows.len(), 11, "{text}");
-    assert!(rows[0].split_whitespace().take(3).eq(["8", "Tree", "LL"]), "{text}");
+    assert!(rows[0].split_whitespace().take(3).eq(["8", "Doubling*", "LL"]), "{text}");
     assert!(rows[10].split_whitespace().take(3).eq(["8G", "Ring", "Simple"]), "{text}");
     let points: Vec<&str> = text.lines().filter(|l| l.starts_with("# from ")).collect();
-    assert_eq!(points[0], "# from 0 bytes on: Tree with LL");
+    assert_eq!(points[0], "# from 0 bytes on: Doubling with LL");
     assert!(points.last().unwrap().ends_with("on: Ring with Simple"), "{text}");
     // Numbers end where their headings do.
     let end = |line: &str, word: &str| line.find(word).map(|at| at + word.len());
@@ -178,7 +179,7 @@ fn json_has_all_of_it() {
     let sizes = json["sizes"].as_array().unwrap();
     assert_eq!(sizes.len(), 2);
     let others = sizes[0]["alternatives"].as_array().unwrap();
-    assert_eq!(others.len(), 32);
+    assert_eq!(others.len(), 35);
     let bruck = others.iter().find(|o| o["algorithm"] == "Bruck").unwrap();
     assert_eq!(bruck["exists"], false);
     assert!(others.iter().all(|o| !o["lost"].as_str().unwrap().is_empty()));
