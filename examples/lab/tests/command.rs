@@ -37,7 +37,7 @@ fn perf_runs_what_is_named() {
         ("-g 3 --proto Stamped", &[], "Stamped"),
         ("-g 5 --algo halving", &[], "Halving"),
         ("-g 3", &[("NCCL_PROTO", "ll64")], "LL64"),
-        ("-g 5", &[("NCCL_ALGO", "halving"), ("NCCL_PROTO", "ll64")], "Halving     LL64"),
+        ("-g 5", &[("NCCL_ALGO", "halving"), ("NCCL_PROTO", "ll64")], "Halving    LL64"),
         ("-g 3", &[("NCCL_PROTO", "simple;allreduce:stamped")], "Stamped"),
     ] {
         let text = prints(&format!("perf all_reduce {sizes} {line}"), settings);
