@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
 
-use ferroccl_bootstrap::{Blocks, Bootstrap};
+use ferroccl_bootstrap::{Bootstrap, GatheredBlocks};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub(super) struct Exchanged<C> {
     /// As it came.
-    blocks: Blocks,
+    blocks: GatheredBlocks,
     all: C,
 }
 
@@ -73,7 +73,7 @@ where
 ///
 /// # Errors
 /// [`Error::Malformed`], which names the rank.
-pub(super) fn read<T, C>(bootstrap: &Bootstrap, blocks: Blocks) -> Result<Arc<Exchanged<C>>>
+pub(super) fn read<T, C>(bootstrap: &Bootstrap, blocks: GatheredBlocks) -> Result<Arc<Exchanged<C>>>
 where
     T: DeserializeOwned,
     C: FromIterator<T> + Send + Sync + 'static,
@@ -81,7 +81,7 @@ where
     read_once((bootstrap.secret("what ranks say"), bootstrap.gathers()), blocks)
 }
 
-fn read_once<T, C>(key: Key, blocks: Blocks) -> Result<Arc<Exchanged<C>>>
+fn read_once<T, C>(key: Key, blocks: GatheredBlocks) -> Result<Arc<Exchanged<C>>>
 where
     T: DeserializeOwned,
     C: FromIterator<T> + Send + Sync + 'static,
@@ -101,7 +101,7 @@ where
     Ok(read)
 }
 
-fn decode<T: DeserializeOwned, C: FromIterator<T>>(blocks: Blocks) -> Result<Exchanged<C>> {
+fn decode<T: DeserializeOwned, C: FromIterator<T>>(blocks: GatheredBlocks) -> Result<Exchanged<C>> {
     let all = blocks.iter().enumerate().map(|(peer, bytes)| {
         encoding::from_bytes(bytes)
             .map_err(|e| Error::malformed(format!("what rank {peer} sent: {e}")))

@@ -34,7 +34,7 @@ impl CommBuilder<'_> {
         bootstrap: &Bootstrap,
         peers: &[PeerInfo],
         meeting: SocketAddr,
-    ) -> Result<Connected> {
+    ) -> Result<ConnectedEdges> {
         let mut region = self.open_recv_region(peers)?;
         region.handles.meeting = Some(meeting);
         let handles = exchange::<_, Vec<PeerHandles>>(bootstrap, &region.handles)?;
@@ -51,7 +51,7 @@ impl CommBuilder<'_> {
             handles.meeting.ok_or_else(none)
         };
         let addresses = handles.iter().enumerate().map(address).collect::<Result<_>>()?;
-        Ok(Connected { edges, net, addresses, open: region })
+        Ok(ConnectedEdges { edges, net, addresses, open: region })
     }
 
     /// Maps the memory of all peers: this rank's edges, and what ranks of this host send for each other by.
@@ -453,7 +453,7 @@ pub(super) struct PeerHandles {
 }
 
 /// A rank's edges with all peers, when it has mapped their memory, and they may still be about to map its own.
-pub(super) struct Connected {
+pub(super) struct ConnectedEdges {
     /// By peer.
     pub edges: Vec<Option<Edges>>,
     pub net: Option<NetConnections>,

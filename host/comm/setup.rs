@@ -24,14 +24,14 @@ use super::graphs::{self, CommGraphs, GraphQuery, HostFindings};
 use super::init_params::{GroupToken, InitParams, TuningParams, agree, heartbeat, random_number};
 use super::nodes::Nodes;
 use super::out_of_band::{LocalGroup, OutOfBand};
-use super::recv_region::{Connected, OpenRecvRegion, PeerHandles};
+use super::recv_region::{ConnectedEdges, OpenRecvRegion, PeerHandles};
 use super::{AbortHandle, CommConfig, Communicator, gpu_graphs, mesh};
 use crate::buffer::Device;
 use crate::config::Config;
 use crate::encoding;
 use crate::error::{Error, Result};
 use crate::transport::{self, PeerInfo};
-use ferroccl_bootstrap::{Blocks, Bootstrap, News, Stop, UniqueId};
+use ferroccl_bootstrap::{Bootstrap, GatheredBlocks, News, Stop, UniqueId};
 use ferroccl_topology::CpuSet;
 
 impl Communicator {
@@ -266,7 +266,7 @@ impl Communicator {
     /// A rank of a group that has come together, where each rank's introduction is its [`introduction`].
     pub(super) fn from_bootstrap(
         device: &Device,
-        (bootstrap, introductions): (Bootstrap, Blocks),
+        (bootstrap, introductions): (Bootstrap, GatheredBlocks),
         config: &CommConfig,
     ) -> Result<Communicator> {
         let env = Config::from_env_with(&config.registry)?;
@@ -359,7 +359,7 @@ impl Communicator {
             return builder.build(vec![None], &peers, None, None);
         }
         let meeting_place = bootstrap.meeting_socket()?;
-        let Connected { edges, net, addresses, open } =
+        let ConnectedEdges { edges, net, addresses, open } =
             builder.connect(&bootstrap, &peers, meeting_place.address())?;
         let meeting_place = meeting_place.with(addresses)?;
         let one_process = peers.iter().all(|peer| peer.process == peers[0].process);

@@ -20,14 +20,14 @@ pub(super) struct Trees {
     nodes: Nodes,
     graphs: Option<Arc<CommGraphs>>,
     /// Made when a tree is asked for.
-    made: OnceLock<Made>,
+    made: OnceLock<MadeTrees>,
     /// By root.
     tables: Mutex<HashMap<u32, TreeTable>>,
 }
 
 /// The trees of all channels.
 #[derive(Debug)]
-struct Made {
+struct MadeTrees {
     shapes: Box<[TreeShape]>,
     /// This rank's place in each, without a root.
     own: Box<[TreeLinks]>,
@@ -54,11 +54,11 @@ impl Trees {
         Trees { rank, channels, nodes, graphs, made, tables }
     }
 
-    fn made(&self) -> &Made {
+    fn made(&self) -> &MadeTrees {
         self.made.get_or_init(|| {
             let shapes: Box<[_]> = (0..self.channels).map(|channel| self.shape(channel)).collect();
             let own = shapes.iter().map(|shape| shape.links(self.rank, NO_RANK)).collect();
-            Made { shapes, own }
+            MadeTrees { shapes, own }
         })
     }
 

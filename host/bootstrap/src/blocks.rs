@@ -2,21 +2,21 @@
 
 /// What each of a group's ranks has said: its block. All are in one piece of memory.
 #[derive(Clone, Debug, Default)]
-pub struct Blocks {
+pub struct GatheredBlocks {
     bytes: Vec<u8>,
     /// By rank: where its block begins and ends.
     places: Vec<(usize, usize)>,
 }
 
-impl Blocks {
+impl GatheredBlocks {
     /// Those at these places in `bytes`, which are inside.
     pub(super) fn at(bytes: Vec<u8>, places: Vec<(usize, usize)>) -> Self {
-        Blocks { bytes, places }
+        GatheredBlocks { bytes, places }
     }
 
     /// Of a group of one.
     pub(super) fn alone(mine: &[u8]) -> Self {
-        Blocks { bytes: mine.to_vec(), places: vec![(0, mine.len())] }
+        GatheredBlocks { bytes: mine.to_vec(), places: vec![(0, mine.len())] }
     }
 
     /// In the order of ranks.
@@ -55,10 +55,10 @@ impl Blocks {
 }
 
 /// Equal are blocks of the same bytes, wherever these are.
-impl PartialEq for Blocks {
+impl PartialEq for GatheredBlocks {
     fn eq(&self, other: &Self) -> bool {
         self.iter().eq(other.iter())
     }
 }
 
-impl Eq for Blocks {}
+impl Eq for GatheredBlocks {}

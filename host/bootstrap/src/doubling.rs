@@ -22,7 +22,7 @@
 
 use std::collections::VecDeque;
 
-use super::blocks::Blocks;
+use super::blocks::GatheredBlocks;
 use super::wire::MAX_DATA;
 
 /// Bytes of a call's number.
@@ -281,7 +281,7 @@ impl AllGathers {
     }
 
     /// Ends the call, if all has come: every rank's block.
-    pub(super) fn finish(&mut self) -> Option<Blocks> {
+    pub(super) fn finish(&mut self) -> Option<GatheredBlocks> {
         if self.next < self.steps.len() {
             return None;
         }
@@ -289,7 +289,7 @@ impl AllGathers {
         let places: Option<_> = places.into_iter().collect();
         (self.next, self.sent) = (0, false);
         self.call = self.call.wrapping_add(1);
-        Some(Blocks::at(bytes, places?))
+        Some(GatheredBlocks::at(bytes, places?))
     }
 }
 

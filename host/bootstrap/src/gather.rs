@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::blocks::Blocks;
+use super::blocks::GatheredBlocks;
 use super::departure::Departure;
 use super::limit::{Deadline, Limit};
 use super::wire::{MAX_NAMED, MissingRanks};
@@ -101,7 +101,7 @@ impl Gathers {
     }
 
     /// What all ranks say in a call has come.
-    pub(super) fn finished(&self, call: u32, blocks: &Blocks) {
+    pub(super) fn finished(&self, call: u32, blocks: &GatheredBlocks) {
         self.change(|state| {
             let blocks = (0..).zip(blocks.iter().map(<[u8]>::to_vec));
             state.calls.entry(call).or_default().blocks = blocks.collect();

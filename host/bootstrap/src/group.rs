@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ferroccl_handshake::{Key, Nonce, nonce};
 
-use crate::blocks::Blocks;
+use crate::blocks::GatheredBlocks;
 use crate::departure::Departure;
 use crate::error::{BootstrapError, Result};
 use crate::id::UniqueId;
@@ -156,7 +156,7 @@ impl Bootstrap {
         rank: u32,
         nranks: u32,
         settings: &Settings,
-    ) -> Result<(Self, Blocks)> {
+    ) -> Result<(Self, GatheredBlocks)> {
         Self::connect_at(None, introduction, stop, id, rank, nranks, settings)
     }
 
@@ -169,7 +169,7 @@ impl Bootstrap {
         rank: u32,
         nranks: u32,
         settings: &Settings,
-    ) -> Result<(Self, Blocks)> {
+    ) -> Result<(Self, GatheredBlocks)> {
         if introduction.len() > wire::MAX_DATA - MAX_ADDRESS - 1 {
             let reason = format!("{} bytes are too long for an all-gather", introduction.len());
             return Err(BootstrapError::argument("introduction", reason));
@@ -191,7 +191,7 @@ impl Bootstrap {
             let session = nonce().map_err(|e| BootstrapError::system("random nonce", e))?;
             let key = join::group_key(id, &session);
             let alone = Bootstrap { rank, nranks, limit, key, group: None, own };
-            return Ok((alone, Blocks::alone(introduction)));
+            return Ok((alone, GatheredBlocks::alone(introduction)));
         }
         let deadline = limit.start();
         let joined = join::join(listener, id, rank, nranks, settings, deadline.clone())?;
@@ -250,11 +250,11 @@ impl Bootstrap {
     ///
     /// # Errors
     /// As there.
-    pub fn gather_blocks(&self, mine: &[u8]) -> Result<Blocks> {
+    pub fn gather_blocks(&self, mine: &[u8]) -> Result<GatheredBlocks> {
         p2p::check_length("mine", mine)?;
         match &self.group {
             Some(group) => lock(&group.links).all_gather(mine, &self.limit),
-            None => Ok(Blocks::alone(mine)),
+            None => Ok(GatheredBlocks::alone(mine)),
         }
     }
 

@@ -68,7 +68,7 @@ mod sync;
 mod watch;
 pub mod wire;
 
-pub use blocks::Blocks;
+pub use blocks::GatheredBlocks;
 pub use departure::Departure;
 pub use error::{BootstrapError, Result};
 pub use gather::{Gathers, Told};

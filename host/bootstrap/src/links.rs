@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags};
 
-use super::blocks::Blocks;
+use super::blocks::GatheredBlocks;
 use super::doubling::{self, AllGathers, Misplaced};
 use super::limit::{Deadline, Limit};
 use super::link::{Link, LinkError, is_ready, wait};
@@ -123,7 +123,7 @@ impl Links {
     }
 
     /// Every rank's bytes, in the order of ranks.
-    pub(super) fn all_gather(&mut self, mine: &[u8], limit: &Limit) -> Result<Blocks> {
+    pub(super) fn all_gather(&mut self, mine: &[u8], limit: &Limit) -> Result<GatheredBlocks> {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
@@ -132,7 +132,7 @@ impl Links {
         result
     }
 
-    fn gather(&mut self, mine: &[u8], limit: &Limit) -> Result<Blocks> {
+    fn gather(&mut self, mine: &[u8], limit: &Limit) -> Result<GatheredBlocks> {
         let deadline = limit.start();
         self.gathers.begin(mine.to_vec());
         // What has come with something else is not waited for.

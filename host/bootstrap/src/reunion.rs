@@ -18,7 +18,7 @@ use std::net::{SocketAddr, TcpListener};
 use ferroccl_handshake::{Key, Nonce};
 use sha2::{Digest, Sha256};
 
-use crate::blocks::Blocks;
+use crate::blocks::GatheredBlocks;
 use crate::error::{BootstrapError, Result};
 use crate::group::Bootstrap;
 use crate::id::UniqueId;
@@ -125,7 +125,7 @@ impl MeetingPlace {
         stop: Stop,
         left: &[u32],
         settings: &Settings,
-    ) -> Result<(Bootstrap, Blocks)> {
+    ) -> Result<(Bootstrap, GatheredBlocks)> {
         let bad = |reason: String| BootstrapError::argument("left", reason);
         let nranks = self.addresses.len();
         if let Some(rank) = left.iter().find(|rank| **rank as usize >= nranks) {
