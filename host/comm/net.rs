@@ -252,8 +252,8 @@ impl NetConnections {
     /// A rank on another host has left in good order.
     pub(super) fn on_peer_left(&self, rank: u32) {
         let mut state = self.lock();
-        let left = state.connections.left(rank);
-        let left = left.and_then(|()| state.client.left(rank, &self.name));
+        state.connections.on_peer_left(rank);
+        let left = state.client.left(rank, &self.name);
         state.fail(left);
     }
 

@@ -6,6 +6,7 @@ mod card;
 
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,7 +17,9 @@ use ferroccl_device::abi::{
     fifo_entry,
 };
 use ferroccl_device::gpu::{self, LINE_WORDS};
-use ferroccl_proxy::connection::{ConnMemory, GpuSlots, Receiving, Sending, Steps};
+use ferroccl_proxy::connection::{
+    ConnMemory, ConnectionId, Connections, GpuSlots, Receiving, Sending, Steps,
+};
 use ferroccl_proxy::net::socket::{SocketConfig, SocketInterface, SocketNet};
 use ferroccl_proxy::net::{LocalNet, MemoryKind, Net, RecvComm, SendComm};
 use ferroccl_proxy::{NetError, Progress};
@@ -336,15 +339,19 @@ fn crosses(net: &dyn Net, protocol: ProtocolId, on_gpu: [Option<OnGpu>; 2]) {
 /// Within the process, and over several sockets, each with a thread.
 fn crosses_all(protocol: ProtocolId) {
     crosses(&LocalNet::default(), protocol, [None; 2]);
+    crosses(&sockets(), protocol, [None; 2]);
+}
+
+fn sockets() -> SocketNet {
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let sockets = SocketConfig {
+    let config = SocketConfig {
         interfaces: vec![SocketInterface { name: "lo".to_owned(), address, scope_id: 0 }],
         threads: Some(2),
         sockets_per_thread: Some(2),
         secret: [42; 32],
         connect_timeout: HANG,
     };
-    crosses(&SocketNet::new(sockets).unwrap(), protocol, [None; 2]);
+    SocketNet::new(config).unwrap()
 }
 
 #[test]
@@ -411,4 +418,78 @@ fn lines_are_not_sent_from_gpu_memory() {
         let error = unsafe { Sending::new(end.ends(), send, 0) }.err().unwrap();
         assert!(error.to_string().contains("in a GPU's memory"), "{error}");
     }
+}
+
+/// The connections of rank 0 or 1 with the other, whose listener has `handle`.
+fn of_rank(rank: u32, net: &Arc<dyn Net>, end: End, handle: Vec<u8>) -> (Connections, Vec<u8>) {
+    let listener = net.listen(0).unwrap();
+    let own = listener.handle().to_vec();
+    let route = Box::new(move |_| Some((0, handle.clone())));
+    let memory = Box::new(move |_, _| Some(end.ends()));
+    // SAFETY: the test's memory lives longer than the connections.
+    let connections =
+        unsafe { Connections::new(Arc::clone(net), (7, rank), 0, vec![listener], route, memory) };
+    (connections, own)
+}
+
+/// A rank makes a connection, sends, and leaves before the other has accepted it: what it has sent arrives all the same.
+#[test]
+fn what_a_rank_has_sent_before_it_left_arrives() {
+    let nets: [Arc<dyn Net>; 2] = [Arc::new(LocalNet::default()), Arc::new(sockets())];
+    for net in nets {
+        // SAFETY: as in `crosses`.
+        let mut memories = [(); 2].map(|()| unsafe { Box::<Memory>::new_zeroed().assume_init() });
+        let [to, from] = memories.each_mut().map(|memory| End {
+            memory: &raw mut **memory,
+            gpu: std::ptr::null_mut(),
+            on_gpu: None,
+            protocol: ProtocolId::Simple,
+        });
+        let steps = Steps { seq: 3, signatures: 1, protocol: ProtocolId::Simple, steps: 2 };
+        let (mut stays, handle) = of_rank(0, &net, to, Vec::new());
+        let (mut leaves, _) = of_rank(1, &net, from, handle);
+        stays.recv(ConnectionId { peer: 1, index: 0 }, steps);
+        leaves.send(ConnectionId { peer: 0, index: 0 }, steps).unwrap();
+        // SAFETY: the memory is this thread's.
+        unsafe {
+            from.tell(0);
+            (0..2).for_each(|step| from.put(step));
+        }
+        // The one that stays answers in one round, and the other does the rest before the next round.
+        until(|| {
+            let sent = (0..1000).any(|_| leaves.progress().unwrap() == Progress::Done);
+            sent || stays.progress().unwrap() == Progress::Done
+        });
+        drop(leaves);
+        stays.on_peer_left(1);
+        until(|| stays.progress().unwrap() == Progress::Done);
+        // SAFETY: as above.
+        unsafe {
+            to.hear(0);
+            (0..2).for_each(|step| to.take(step));
+        }
+    }
+}
+
+/// A rank that has left makes no connection: who waits for one is told.
+#[test]
+fn a_connection_of_a_rank_that_has_left_is_not_awaited() {
+    // SAFETY: as in `crosses`.
+    let mut memory = unsafe { Box::<Memory>::new_zeroed().assume_init() };
+    let protocol = ProtocolId::Simple;
+    let end = End { memory: &raw mut *memory, gpu: std::ptr::null_mut(), on_gpu: None, protocol };
+    let net: Arc<dyn Net> = Arc::new(sockets());
+    let (mut stays, _) = of_rank(0, &net, end, Vec::new());
+    let key = ConnectionId { peer: 1, index: 4 };
+    stays.recv(key, Steps { seq: 9, signatures: 0, protocol, steps: 1 });
+    stays.on_peer_left(1);
+    stays.recv(key, Steps { seq: 10, signatures: 0, protocol, steps: 1 });
+    let mut failure = None;
+    until(|| {
+        failure = stays.progress().err();
+        failure.is_some()
+    });
+    let failure = failure.unwrap();
+    assert_eq!((failure.key, failure.sending, failure.seq), (key, false, 9));
+    assert!(failure.error.to_string().contains("it has left the group"), "{failure:?}");
 }

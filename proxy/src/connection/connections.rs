@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tracing::{debug, warn};
 
@@ -55,6 +56,8 @@ pub struct Connections {
     active: Vec<(ConnectionId, bool)>,
     /// Accepted connections whose hello has not come yet.
     unidentified: Vec<HelloRecv>,
+    /// The ranks that have left, and when this rank was told so.
+    left: BTreeMap<u32, Instant>,
     /// Where the next round begins: each connection is the first in turn.
     turn: usize,
     observer: Option<Box<dyn StepObserver>>,
@@ -64,6 +67,10 @@ pub struct Connections {
 
 /// Accepted connections whose hello has not come, at most; further ones are accepted when some have sent it.
 const MAX_UNIDENTIFIED: usize = 256;
+
+/// How long a connection of a rank that has left is still awaited. The rank may have made it, sent all of its data and left
+/// before this rank accepts it, and the word that it leaves comes by another way than the connection.
+const LEFT_GRACE: Duration = Duration::from_millis(500);
 
 impl fmt::Debug for Connections {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -135,6 +142,7 @@ impl Connections {
             receiving: BTreeMap::new(),
             active: Vec::new(),
             unidentified: Vec::new(),
+            left: BTreeMap::new(),
             turn: 0,
             observer: None,
             memory,
@@ -208,28 +216,31 @@ impl Connections {
         self.active.is_empty()
     }
 
-    /// A rank has left. What it has sent still arrives; it will make no more connections.
-    ///
-    /// # Errors
-    /// When we wait for such a connection.
-    pub fn left(&mut self, rank: u32) -> Result<(), ConnectionFailure> {
-        let awaited = |(key, incoming): (&ConnectionId, &RecvState)| match incoming {
-            RecvState::Awaited(queue) if key.peer == rank => queue.first().map(|s| (*key, s.seq)),
-            _ => None,
-        };
-        match self.receiving.iter().find_map(awaited) {
-            None => Ok(()),
-            Some((key, seq)) => {
+    /// A rank has left. What it has sent still arrives, over connections that this rank has yet to accept, too. It makes no
+    /// more connections: [`progress`](Self::progress) fails when one is still awaited half a second later.
+    pub fn on_peer_left(&mut self, rank: u32) {
+        self.left.entry(rank).or_insert_with(Instant::now);
+    }
+
+    /// The first awaited connection of a rank that left too long ago.
+    fn never_made(&self) -> Result<(), ConnectionFailure> {
+        for (&key, incoming) in &self.receiving {
+            if let RecvState::Awaited(queue) = incoming
+                && let Some(first) = queue.first()
+                && self.left.get(&key.peer).is_some_and(|since| since.elapsed() > LEFT_GRACE)
+            {
                 let error = NetError::new(self.net.name(), "accept", "it has left the group");
-                Err(ConnectionFailure { key, sending: false, seq, error: error.with_peer(rank) })
+                let error = error.with_peer(key.peer);
+                return Err(ConnectionFailure { key, sending: false, seq: first.seq, error });
             }
         }
+        Ok(())
     }
 
     /// Makes progress on all connections, in turn, without waiting.
     ///
     /// # Errors
-    /// The first connection that has failed. The others can go on.
+    /// The first connection that has failed, or that a rank which has left never made. The others can go on.
     pub fn progress(&mut self) -> Result<Progress, ConnectionFailure> {
         let mut moved = self.accept()?;
         let count = self.active.len();
@@ -254,11 +265,13 @@ impl Connections {
             self.active.retain(|entry| !done.contains(entry));
             moved = true;
         }
-        Ok(match (self.active.is_empty(), moved) {
-            (true, _) => Progress::Done,
-            (_, true) => Progress::Moved,
-            _ => Progress::Idle,
-        })
+        match (self.active.is_empty(), moved) {
+            (true, _) => return Ok(Progress::Done),
+            (_, true) => return Ok(Progress::Moved),
+            _ if self.left.is_empty() => {}
+            _ => self.never_made()?,
+        }
+        Ok(Progress::Idle)
     }
 
     /// Makes progress on a connection that sends. An error comes with the number of its call.
