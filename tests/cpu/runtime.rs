@@ -4,11 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
+use ferroccl::device::abi::Work;
+use ferroccl::device::gpu;
 use ferroccl::runtime::cpu::CpuRuntime;
 use ferroccl::runtime::{Runtime, StreamOps};
 use ferroccl::{Device, Error};
 
-use crate::kernels::{Cells, add_one, launch, meet, noop, panics, spin_until_set};
+use crate::kernels::{Cells, add_one, launch, meet, noop, panics, spin_until_set, waiting};
 
 /// Longer than any of this takes on a busy machine: only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
@@ -156,6 +158,39 @@ fn threads_wait_for_each_other() {
             });
             assert!((0..24).all(|i| cells.get(i) == 200));
         }
+    }
+}
+
+/// Counts in cell 0 the turns that workers give it once the thread that waits has given it one, and in cell 1 that thread's, up to
+/// 200,000, which outlasts a worker's nap. Of eight turns one moves: behind the others the thread yields.
+unsafe fn count_turns(work: *const Work) {
+    // SAFETY: the launch's.
+    let cell = |i| unsafe { &*((*work).input as *const AtomicU64).add(i) };
+    while cell(1).load(Ordering::Relaxed) < 200_000 {
+        let is_worker = std::thread::current().name().is_some_and(|n| n.starts_with("ferroccl-"));
+        if !is_worker {
+            cell(1).fetch_add(1, Ordering::Relaxed);
+        } else if cell(1).load(Ordering::Relaxed) > 0 {
+            cell(0).fetch_add(1, Ordering::Relaxed);
+        }
+        let step = cell(1).load(Ordering::Relaxed) / 8;
+        if gpu::pause(|| waiting(0, step)).is_some() {
+            return;
+        }
+    }
+}
+
+/// Where a thread waits for a stream, it drives: a worker beside it would take a core for nothing.
+#[test]
+fn workers_leave_the_work_to_a_thread_that_waits() {
+    for bytes in [0, 1 << 30] {
+        let runtime: Arc<dyn Runtime> = Arc::new(CpuRuntime::with_workers(1));
+        let stream = runtime.stream().unwrap();
+        let cells = Cells::new(&runtime, 2);
+        launch(&stream, count_turns, cells.address(), 0, 1).bytes(bytes).go();
+        stream.synchronize().unwrap();
+        let [workers, waiter] = [0, 1].map(|i| cells.get(i));
+        assert!(workers < 100 && waiter == 200_000, "{workers} by workers, {waiter} by the waiter");
     }
 }
 

@@ -38,6 +38,8 @@ pub(super) struct Executor<B: Blocks> {
     /// How many of the queues, and of the workers, are in use: fewer when other processes share the host.
     active: AtomicUsize,
     sleepers: Sleepers,
+    /// Threads in [`Executor::wait`] that do not sleep.
+    attending: AtomicUsize,
     pub(super) pool: WorkerPool,
 }
 
@@ -60,6 +62,7 @@ impl<B: Blocks> Executor<B> {
             queues: (0..queues).map(|_| Queue::new()).collect(),
             active: AtomicUsize::new(queues),
             sleepers: Sleepers::default(),
+            attending: AtomicUsize::new(0),
             pool: WorkerPool::new(queues),
         }
     }
@@ -86,6 +89,13 @@ impl<B: Blocks> Executor<B> {
     /// Whether some queue has work that nobody runs and that is worth another core.
     pub(super) fn wants_core(&self) -> bool {
         self.queues.iter().any(Queue::wants_core)
+    }
+
+    /// Whether threads that wait for streams do all that there is to do. A worker beside them would only take their cores: with 16
+    /// processes on 2 cores, a thread and a worker each, a call of 8 bytes took twice as many switches.
+    pub(super) fn is_attended(&self) -> bool {
+        let attending = self.attending.load(Ordering::Relaxed);
+        attending >= self.active() || attending > 0 && !self.wants_core()
     }
 
     /// The blocks that wait, of those queues that can be looked into until then.
@@ -159,6 +169,7 @@ impl<B: Blocks> Executor<B> {
         end: Option<Instant>,
     ) {
         let (mut home, mut backoff) = (0, Backoff::default());
+        let mut attends = Attends::new(&self.attending);
         while !done() && end.is_none_or(|end| Instant::now() < end) {
             let nap = match self.pass(&mut home, STINT_ROUNDS, &done) {
                 Pass::Moved => {
@@ -175,9 +186,12 @@ impl<B: Blocks> Executor<B> {
             };
             if let Some(nap) = nap {
                 let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+                drop(attends);
                 self.sleepers.sleep(stream, &done, left.map_or(nap, |left| left.min(nap)));
+                attends = Attends::new(&self.attending);
             }
         }
+        drop(attends);
         self.hand_over();
     }
 
@@ -195,6 +209,22 @@ impl<B: Blocks> Executor<B> {
         // fence in `Sleepers::sleep`.
         fence(Ordering::SeqCst);
         self.sleepers.wake_for(stream);
+    }
+}
+
+/// A thread among those that attend to the queues.
+struct Attends<'a>(&'a AtomicUsize);
+
+impl<'a> Attends<'a> {
+    fn new(attending: &'a AtomicUsize) -> Self {
+        attending.fetch_add(1, Ordering::Relaxed);
+        Attends(attending)
+    }
+}
+
+impl Drop for Attends<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -28,6 +28,8 @@ const STINT_ROUNDS: u32 = 4096;
 const LINGER: Duration = Duration::from_micros(50);
 /// The first and the longest nap.
 const NAP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(8));
+/// The nap while threads that wait do the work.
+const ATTENDED_NAP: Duration = Duration::from_millis(2);
 /// After this long without a launch a worker sleeps deeply.
 const DROWSY: Duration = Duration::from_millis(100);
 
@@ -158,6 +160,12 @@ impl WorkerPool {
         let (mut nap, mut launches, mut life) = (NAP.0, 0, Instant::now());
         let mut warm = false;
         loop {
+            if executor.is_attended() && !self.closed.load(Ordering::SeqCst) {
+                // Whoever attends may leave work behind: it is picked up at the end of the nap.
+                self.doze(me, NAPS, Some(ATTENDED_NAP), || !executor.is_attended());
+                (warm, life) = (false, Instant::now());
+                continue;
+            }
             match executor.pass(&mut home, STINT_ROUNDS, || false) {
                 Pass::Moved => {
                     backoff.reset();
