@@ -62,6 +62,7 @@ pub(super) fn algorithm(algorithm: Algorithm) -> (&'static CStr, u8) {
         Algorithm::Direct => (c"DIRECT", UNDEFINED),
         Algorithm::Chain => (c"CHAIN", UNDEFINED),
         Algorithm::Doubling => (c"DOUBLING", UNDEFINED),
+        Algorithm::Linear => (c"LINEAR", UNDEFINED),
         Algorithm::Own(_) => (c"OWN", UNDEFINED),
     }
 }

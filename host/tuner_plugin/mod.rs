@@ -360,6 +360,7 @@ fn place(algorithm: Algorithm, protocol: ProtocolId) -> Option<(usize, usize)> {
         | Algorithm::Direct
         | Algorithm::Chain
         | Algorithm::Doubling
+        | Algorithm::Linear
         | Algorithm::Own(_) => return None,
     };
     let column = match protocol {

@@ -22,7 +22,7 @@ fn configs(protocol: ProtocolId) -> [(CommConfig, &'static str); 2] {
     [(usual, "usual"), (hostile, "hostile")]
 }
 
-const ALGORITHMS: [Algorithm; 10] = [
+const ALGORITHMS: [Algorithm; 11] = [
     Algorithm::Ring,
     Algorithm::Tree,
     Algorithm::OneShot,
@@ -32,6 +32,7 @@ const ALGORITHMS: [Algorithm; 10] = [
     Algorithm::Bruck,
     Algorithm::Chain,
     Algorithm::Doubling,
+    Algorithm::Linear,
     Algorithm::Hierarchical,
 ];
 

@@ -50,7 +50,7 @@ suites! {
 }
 
 /// What reduces, and by what.
-const WAYS: [(Reduction, Algorithm); 18] = [
+const WAYS: [(Reduction, Algorithm); 19] = [
     (Reduction::AllReduce, Algorithm::Tree),
     (Reduction::AllReduce, Algorithm::OneShot),
     (Reduction::AllReduce, Algorithm::TwoShot),
@@ -65,6 +65,7 @@ const WAYS: [(Reduction, Algorithm); 18] = [
     (Reduction::AllReduce, Algorithm::CollnetDirect),
     (Reduction::ReduceScatter, Algorithm::Ring),
     (Reduction::ReduceScatter, Algorithm::Bruck),
+    (Reduction::ReduceScatter, Algorithm::Linear),
     (Reduction::ReduceScatter, Algorithm::Chain),
     (Reduction::Reduce, Algorithm::Ring),
     (Reduction::Reduce, Algorithm::Tree),

@@ -97,6 +97,7 @@ fn world(device: &Device, random: &mut Random, small: bool) -> Result<World, Err
                 Algorithm::Bruck,
                 Algorithm::Chain,
                 Algorithm::Doubling,
+                Algorithm::Linear,
                 Algorithm::Hierarchical,
             ]));
         }

@@ -58,6 +58,7 @@ fn every_protocol_and_algorithm() {
         Some(Algorithm::OneShot),
         Some(Algorithm::Bruck),
         Some(Algorithm::Doubling),
+        Some(Algorithm::Linear),
         Some(Algorithm::Hierarchical),
     ];
     for &protocol in ProtocolId::ALL {

@@ -26,6 +26,7 @@ fn every_collective_by_every_algorithm_and_protocol() {
             Algorithm::Direct,
             Algorithm::Bruck,
             Algorithm::Doubling,
+            Algorithm::Linear,
             Algorithm::Hierarchical,
         ] {
             let mut config = CommConfig::default();

@@ -59,7 +59,7 @@ fn all_kernels() -> BTreeSet<&'static str> {
 }
 
 /// What reduces, and by what: together every kernel that does.
-const WAYS: [(Reduction, Algorithm); 13] = [
+const WAYS: [(Reduction, Algorithm); 14] = [
     (Reduction::AllReduce, Algorithm::Ring),
     (Reduction::AllReduce, Algorithm::Tree),
     (Reduction::AllReduce, Algorithm::Doubling),
@@ -72,6 +72,7 @@ const WAYS: [(Reduction, Algorithm); 13] = [
     (Reduction::ReduceScatter, Algorithm::Nvls),
     (Reduction::ReduceScatter, Algorithm::Ring),
     (Reduction::ReduceScatter, Algorithm::Bruck),
+    (Reduction::ReduceScatter, Algorithm::Linear),
     (Reduction::Reduce, Algorithm::Ring),
 ];
 
@@ -96,14 +97,14 @@ fn every_op<T: Case>(
 
 /// Algorithms that only move data, and messages.
 fn moves(device: &Device, config: &CommConfig, seed: u64, counts: &[usize]) {
-    use Algorithm::{Bruck, Direct, Nvls, OneShot, Ring, Tree};
-    // Over a network there is no mesh.
+    use Algorithm::{Bruck, Direct, Linear, Nvls, OneShot, Ring, Tree};
+    // Some need memory that all share.
     let near = config.p2p != Some(false);
     let knows = |a: &Algorithm| {
         let has = config.protocol.is_none_or(|protocol| knows(*a, protocol));
-        has && (near || !a.is_over_mesh())
+        has && (near || !(a.is_over_mesh() || *a == Linear))
     };
-    for algorithm in [Ring, Tree, Bruck, OneShot, Direct, Nvls].into_iter().filter(knows) {
+    for algorithm in [Ring, Tree, Bruck, Linear, OneShot, Direct, Nvls].into_iter().filter(knows) {
         let mut config = config.clone();
         config.algorithm = Some(algorithm);
         let name = format!("{algorithm}, {:?}, seed {seed}", config.protocol);

@@ -76,6 +76,7 @@ fn trials() -> Vec<Trial> {
             Algorithm::Direct,
             Algorithm::Bruck,
             Algorithm::Doubling,
+            Algorithm::Linear,
         ] {
             for n in [2, 3, 4, 8] {
                 let name = format!("collectives and messages, {n} ranks, {algorithm} {protocol}");
@@ -132,7 +133,7 @@ fn trials() -> Vec<Trial> {
     all
 }
 
-const WAYS: [(Reduction, Algorithm); 11] = [
+const WAYS: [(Reduction, Algorithm); 12] = [
     (Reduction::AllReduce, Algorithm::Ring),
     (Reduction::AllReduce, Algorithm::Tree),
     (Reduction::AllReduce, Algorithm::Doubling),
@@ -143,6 +144,7 @@ const WAYS: [(Reduction, Algorithm); 11] = [
     (Reduction::ReduceScatter, Algorithm::Direct),
     (Reduction::ReduceScatter, Algorithm::Ring),
     (Reduction::ReduceScatter, Algorithm::Bruck),
+    (Reduction::ReduceScatter, Algorithm::Linear),
     (Reduction::Reduce, Algorithm::Ring),
 ];
 

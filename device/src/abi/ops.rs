@@ -230,6 +230,8 @@ pub enum Algorithm {
     Chain,
     /// In pairs at distances of 1, 2, 4, ..., each with all that it has: recursive doubling.
     Doubling,
+    /// Who has data sends it to all who want it, one after the other.
+    Linear,
     /// One of another crate.
     Own(OwnAlgorithm),
 }
@@ -249,6 +251,7 @@ impl Algorithm {
         Self::Bruck,
         Self::Chain,
         Self::Doubling,
+        Self::Linear,
     ];
     /// The names of the library's.
     const NAMES: &'static [&'static str] = &[
@@ -264,6 +267,7 @@ impl Algorithm {
         "Bruck",
         "Chain",
         "Doubling",
+        "Linear",
     ];
     /// Algorithms that there can be, those of other crates included.
     pub const MOST: usize = Self::ALL.len() + OwnAlgorithm::MOST as usize;
@@ -274,7 +278,7 @@ impl Algorithm {
     /// use ferroccl_device::abi::Algorithm;
     ///
     /// const HALVING: Algorithm = Algorithm::own(0, "Halving");
-    /// assert_eq!((HALVING.name(), HALVING.index()), ("Halving", 12));
+    /// assert_eq!((HALVING.name(), HALVING.index()), ("Halving", 13));
     /// ```
     #[must_use]
     pub const fn own(number: u8, name: &'static str) -> Self {
@@ -297,6 +301,7 @@ impl Algorithm {
             Algorithm::Bruck => 9,
             Algorithm::Chain => 10,
             Algorithm::Doubling => 11,
+            Algorithm::Linear => 12,
             Algorithm::Own(OwnAlgorithm { number, .. }) => {
                 let last = OwnAlgorithm::MOST - 1;
                 Self::ALL.len() + (if number < last { number } else { last }) as usize

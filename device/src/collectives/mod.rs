@@ -8,6 +8,7 @@
 //! | `tree` | up and down | all-reduce, reduce, broadcast |
 //! | `doubling` | in pairs, at distances of 1, 2, 4, ... | all-reduce of few bytes |
 //! | `bruck` | distances of 1, 2, 4, ... | all-gather and reduce-scatter of few bytes |
+//! | `linear` | to all, one after the other | broadcast, all-gather and reduce-scatter of few bytes |
 //! | `one_shot` | all to all, through the [`mesh`] | all-reduce, all-gather and reduce-scatter of few bytes |
 //! | `two_shot` | all to all, and once more | all-reduce |
 //! | `direct` | into and out of the others' buffers | all-reduce, all-gather, reduce-scatter |
@@ -28,6 +29,7 @@ mod chain;
 pub mod chunks;
 mod direct;
 mod doubling;
+mod linear;
 mod mesh;
 mod nvls;
 mod one_shot;
@@ -44,6 +46,7 @@ pub use bruck::{AllGatherBruck, ReduceScatterBruck};
 pub use chain::Chain;
 pub use direct::{AllGatherDirect, AllReduceDirect, DirectCode, ReduceScatterDirect};
 pub use doubling::AllReduceDoubling;
+pub use linear::{AllGatherLinear, BroadcastLinear, ReduceScatterLinear};
 pub use mesh::{Mesh, MeshCode, MeshSide};
 pub use nvls::{AllGatherNvls, AllReduceNvls, ReduceScatterNvls};
 pub use one_shot::{AllGatherOneShot, AllReduceOneShot, ReduceScatterOneShot};

@@ -30,6 +30,9 @@ macro_rules! families {
             #[cfg(feature = "bruck")]
             "all_gather_bruck" AllGather Bruck AllGatherBruck: bytes;
             #[cfg(feature = "all-gather")]
+            #[cfg(feature = "linear")]
+            "all_gather_linear" AllGather Linear AllGatherLinear: bytes;
+            #[cfg(feature = "all-gather")]
             #[cfg(feature = "one-shot")]
             "all_gather_one_shot" AllGather OneShot AllGatherOneShot: line_bytes;
             #[cfg(feature = "all-gather")]
@@ -44,6 +47,9 @@ macro_rules! families {
             #[cfg(feature = "bruck")]
             "reduce_scatter_bruck" ReduceScatter Bruck ReduceScatterBruck: sums;
             #[cfg(feature = "reduce-scatter")]
+            #[cfg(feature = "linear")]
+            "reduce_scatter_linear" ReduceScatter Linear ReduceScatterLinear: sums;
+            #[cfg(feature = "reduce-scatter")]
             #[cfg(feature = "one-shot")]
             "reduce_scatter_one_shot" ReduceScatter OneShot ReduceScatterOneShot: line_sums;
             #[cfg(feature = "reduce-scatter")]
@@ -57,6 +63,9 @@ macro_rules! families {
             #[cfg(feature = "broadcast")]
             #[cfg(feature = "tree")]
             "broadcast_tree" Broadcast Tree BroadcastTree: bytes;
+            #[cfg(feature = "broadcast")]
+            #[cfg(feature = "linear")]
+            "broadcast_linear" Broadcast Linear BroadcastLinear: bytes;
             #[cfg(feature = "reduce")]
             "reduce_chain" Reduce Chain Chain: reductions;
             #[cfg(feature = "direct")]

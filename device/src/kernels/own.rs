@@ -42,7 +42,7 @@ macro_rules! kernels {
     )* };
 }
 
-/// Kernels of a protocol of another crate for every collective that is written in verbs: rings, trees, chains and Bruck's, for the
+/// Kernels of a protocol of another crate for every collective that is written in verbs: rings, trees, chains, Bruck's and the others, for the
 /// given element types and reductions. As [`kernels!`](crate::kernels!), with the names that the library's kernels have:
 /// `all_reduce_ring_ll64_sum_float`.
 ///
@@ -58,7 +58,7 @@ macro_rules! kernels {
 /// }
 /// assert!(ROWS.iter().any(|row| row.kernel.name == "all_reduce_tree_mine_any_float"));
 /// assert!(ROWS.iter().any(|row| row.kernel.name == "all_gather_bruck_mine"));
-/// assert_eq!(ROWS.len(), 4 + 3 * 6);
+/// assert_eq!(ROWS.len(), 6 + 3 * 7);
 /// ```
 #[macro_export]
 macro_rules! protocol_kernels {
@@ -80,14 +80,17 @@ macro_rules! protocol_rows {
     ($row:ident $proto:literal $P:ty: $($type:literal $T:ty: $($op:literal $R:ty),*;)*) => { [
         $crate::$row!(concat!("all_gather_ring_", $proto), $crate::collectives::AllGatherRing, u8, $crate::reduce::Sum, $P),
         $crate::$row!(concat!("all_gather_bruck_", $proto), $crate::collectives::AllGatherBruck, u8, $crate::reduce::Sum, $P),
+        $crate::$row!(concat!("all_gather_linear_", $proto), $crate::collectives::AllGatherLinear, u8, $crate::reduce::Sum, $P),
         $crate::$row!(concat!("broadcast_ring_", $proto), $crate::collectives::BroadcastRing, u8, $crate::reduce::Sum, $P),
         $crate::$row!(concat!("broadcast_tree_", $proto), $crate::collectives::BroadcastTree, u8, $crate::reduce::Sum, $P),
+        $crate::$row!(concat!("broadcast_linear_", $proto), $crate::collectives::BroadcastLinear, u8, $crate::reduce::Sum, $P),
         $($(
             $crate::$row!(concat!("all_reduce_ring_", $proto, "_", $op, "_", $type), $crate::collectives::AllReduceRing, $T, $R, $P),
             $crate::$row!(concat!("all_reduce_tree_", $proto, "_", $op, "_", $type), $crate::collectives::AllReduceTree, $T, $R, $P),
             $crate::$row!(concat!("all_reduce_doubling_", $proto, "_", $op, "_", $type), $crate::collectives::AllReduceDoubling, $T, $R, $P),
             $crate::$row!(concat!("reduce_scatter_ring_", $proto, "_", $op, "_", $type), $crate::collectives::ReduceScatterRing, $T, $R, $P),
             $crate::$row!(concat!("reduce_scatter_bruck_", $proto, "_", $op, "_", $type), $crate::collectives::ReduceScatterBruck, $T, $R, $P),
+            $crate::$row!(concat!("reduce_scatter_linear_", $proto, "_", $op, "_", $type), $crate::collectives::ReduceScatterLinear, $T, $R, $P),
             $crate::$row!(concat!("reduce_chain_", $proto, "_", $op, "_", $type), $crate::collectives::Chain, $T, $R, $P),
         )*)*
     ] };

@@ -124,9 +124,9 @@ fn algorithms_and_protocols_are_forced() {
             "all_reduce",
             &["ring", "tree", "chain", "doubling", "oneshot", "twoshot", "hierarchical"][..],
         ),
-        ("all_gather", &["ring", "bruck", "oneshot"]),
-        ("reduce_scatter", &["ring", "bruck", "oneshot", "chain"]),
-        ("broadcast", &["ring", "tree"]),
+        ("all_gather", &["ring", "bruck", "linear", "oneshot"]),
+        ("reduce_scatter", &["ring", "bruck", "linear", "oneshot", "chain"]),
+        ("broadcast", &["ring", "tree", "linear"]),
         ("reduce", &["ring", "tree", "chain"]),
     ] {
         for algorithm in algorithms {

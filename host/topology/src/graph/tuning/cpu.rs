@@ -245,6 +245,16 @@ impl Workload {
                     ..ring
                 }
             }
+            // From rank to rank; each two have compared their calls before.
+            Algorithm::Linear if collective == Collective::Broadcast => Workload {
+                steps: OPENED * (n - 1.0),
+                moved: SPREAD[0] * (n - 1.0),
+                parts: 1.0,
+                ..ring
+            },
+            Algorithm::Linear => {
+                Workload { steps: OPENED * n * (n - 1.0), moved: SPREAD[0] * steps, ..ring }
+            }
             // Peers may change from step to step, as Bruck's do.
             Algorithm::Own(_) => Workload {
                 steps: OPENED * n * own.steps,

@@ -162,6 +162,9 @@ fn ratio(
             tables::DOUBLING / (super::doubling_rounds(s.nodes()) * locals).max(1.0)
         }
         Algorithm::Doubling => tables::DOUBLING / super::doubling_rounds(s.ranks()).max(1.0),
+        // A root sends to each of the others; blocks go as often as around a ring.
+        Algorithm::Linear if collective == Collective::Broadcast => 1.0 / (ranks - 1.0).max(1.0),
+        Algorithm::Linear => ranks / super::ring_steps(collective, ranks),
         // Its parts come one after the other: the chain's two ways within a node, and the leaders' ring, which has a
         // leader's share of the node's ports.
         Algorithm::Hierarchical => {
@@ -203,6 +206,7 @@ fn bus_bandwidth(
             | Algorithm::Bruck
             | Algorithm::Chain
             | Algorithm::Doubling
+            | Algorithm::Linear
             | Algorithm::Own(_)
     );
     match (algorithm, protocol) {
@@ -286,6 +290,8 @@ fn latency(
             let between = super::doubling_rounds(s.nodes());
             super::doubling_rounds(s.local_ranks()) * intra + between * inter
         }
+        // Of one host. What it saves of a ring's steps, which wait for each other, is not reckoned with: nobody has measured it.
+        Algorithm::Linear => (locals - 1.0) * intra,
         Algorithm::CollnetDirect => {
             let peers = locals - 1.0;
             2.0 * (peers.min(1.0) * intra + peers * tables::COLLNET_DIRECT_PEER) + inter

@@ -70,6 +70,7 @@ impl WaitsAndWork {
         let (broadcast, reduce) =
             (collective == Collective::Broadcast, collective == Collective::Reduce);
         let all = if collective == Collective::AllReduce { n } else { 1.0 };
+        let reduces = collective == Collective::ReduceScatter;
         let ring = WaitsAndWork {
             steps: n * around,
             lines: 0.0,
@@ -148,6 +149,14 @@ impl WaitsAndWork {
                 moved: 1.35 * n * doubling_rounds(s.ranks()),
                 waits: doubling_rounds(s.ranks()),
                 turn: 1.3,
+                ..ring
+            },
+            // Each two ranks have a connection, whose slots take room in the caches.
+            Algorithm::Linear => WaitsAndWork {
+                steps: if broadcast { n - 1.0 } else { 0.46 * edges },
+                moved: (n - 1.0) * if reduces { 1.0 } else { 0.87 + 0.035 * n },
+                waits: 1.0,
+                turn: 2.2,
                 ..ring
             },
             // Peers may change from step to step, as Bruck's do. Not measured.

@@ -34,6 +34,7 @@ impl Gpus<'_> {
             | Algorithm::Bruck
             | Algorithm::Chain
             | Algorithm::Doubling
+            | Algorithm::Linear
             | Algorithm::Own(_) => Some(self.ring),
             Algorithm::Tree => self.tree,
             Algorithm::CollnetDirect | Algorithm::CollnetChain => self.collnet,
@@ -54,8 +55,8 @@ pub(super) const fn modelled_as(protocol: ProtocolId) -> usize {
 #[must_use]
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     use Algorithm::{
-        Bruck, Chain, CollnetChain, CollnetDirect, Direct, Doubling, Hierarchical, Nvls, OneShot,
-        Ring, Tree, TwoShot,
+        Bruck, Chain, CollnetChain, CollnetDirect, Direct, Doubling, Hierarchical, Linear, Nvls,
+        OneShot, Ring, Tree, TwoShot,
     };
     match collective {
         Collective::AllReduce | Collective::Barrier => &[
@@ -71,9 +72,9 @@ pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
             Chain,
             Doubling,
         ],
-        Collective::AllGather => &[Ring, Bruck, OneShot, Direct, Nvls],
-        Collective::ReduceScatter => &[Ring, Bruck, OneShot, Direct, Nvls, Chain],
-        Collective::Broadcast => &[Tree, Ring],
+        Collective::AllGather => &[Ring, Bruck, OneShot, Direct, Nvls, Linear],
+        Collective::ReduceScatter => &[Ring, Bruck, OneShot, Direct, Nvls, Chain, Linear],
+        Collective::Broadcast => &[Tree, Ring, Linear],
         Collective::Reduce => &[Tree, Ring, Chain],
         Collective::SendRecv => &[Ring],
         // Otherwise it is a group of sends and receives.
@@ -108,11 +109,11 @@ pub(super) fn impossible(
     if collnet && protocol != ProtocolId::Simple {
         return Some(format!("a network that reduces knows no {protocol}"));
     }
+    if (algorithm.is_over_mesh() || algorithm == Algorithm::Linear) && !s.has_mesh() {
+        let why = "ranks do not all reach each other's memory, or memory of one host";
+        return Some(why.to_owned());
+    }
     if algorithm.is_over_mesh() {
-        if !s.has_mesh() {
-            let why = "ranks do not all reach each other's memory, or memory of one host";
-            return Some(why.to_owned());
-        }
         if algorithm.is_on_windows() {
             if protocol != ProtocolId::Simple {
                 return Some(format!("{algorithm} moves plain data, as Simple does"));

@@ -157,12 +157,18 @@ impl<'a> Situation<'a> {
     /// bytes that they move.
     #[must_use]
     pub fn is_measured(&self, collective: Collective, algorithm: Algorithm) -> bool {
-        use Algorithm::{Bruck, Chain, CollnetChain, CollnetDirect, OneShot, Ring, Tree, TwoShot};
+        use Algorithm::{
+            Bruck, Chain, CollnetChain, CollnetDirect, Doubling, Linear, OneShot, Ring, Tree,
+            TwoShot,
+        };
         match self.devices {
             Devices::Cpu { .. } if self.processes.is_some() => {
                 use Collective::{AllGather, AllReduce, Broadcast, ReduceScatter};
                 matches!(collective, AllReduce | AllGather | ReduceScatter | Broadcast)
-                    && matches!(algorithm, Ring | Tree | Chain | Bruck | OneShot | TwoShot)
+                    && matches!(
+                        algorithm,
+                        Ring | Tree | Chain | Bruck | OneShot | TwoShot | Doubling | Linear
+                    )
             }
             Devices::Cpu { .. } => (collective, algorithm) == (Collective::AllReduce, Ring),
             Devices::Gpus(_) => {

@@ -40,6 +40,7 @@ pub(super) fn step(
         | Algorithm::Nvls
         | Algorithm::Chain
         | Algorithm::Doubling
+        | Algorithm::Linear
         | Algorithm::Own(_) => Algorithm::Ring,
         listed => listed,
     };
@@ -82,6 +83,7 @@ pub(super) fn base(algorithm: Algorithm, protocol: ProtocolId) -> f64 {
         | Algorithm::Nvls
         | Algorithm::Chain
         | Algorithm::Doubling
+        | Algorithm::Linear
         | Algorithm::Own(_) => tables::BASE[Algorithm::Ring.index()][p],
         listed => tables::BASE[listed.index()][p],
     }
