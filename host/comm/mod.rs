@@ -67,6 +67,7 @@ mod group;
 mod grow;
 mod in_progress;
 mod init_params;
+mod last_choices;
 mod launch;
 mod log_topology;
 mod meeting;

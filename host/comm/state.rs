@@ -10,6 +10,7 @@ use super::config::CommConfig;
 use super::control::ControlBlock;
 use super::device_memory::MemoryCount;
 use super::grow::Growth;
+use super::last_choices::LastChoices;
 use super::mesh::Mesh;
 use super::net::NetConnections;
 use super::nodes::Nodes;
@@ -58,6 +59,7 @@ pub(super) struct CommState {
     /// The settings, which communicators that are split off take over.
     pub config: CommConfig,
     pub plan_context: PlanContext,
+    pub choices: LastChoices,
     pub nodes: Nodes,
     pub trees: Trees,
     /// The mesh, where all ranks reach each other's memory.
@@ -166,7 +168,9 @@ impl CommState {
         match &self.tuner_plugin {
             // One rank copies, and there is nothing to choose.
             Some(plugin) if self.nranks > 1 => plugin.choose(call, &self.plan_context, buffers),
-            _ => Ok(enqueue::choose(call, &self.plan_context, buffers)?),
+            _ => self
+                .choices
+                .get(call, buffers, || Ok(enqueue::choose(call, &self.plan_context, buffers)?)),
         }
     }
 
