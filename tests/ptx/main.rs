@@ -3,8 +3,8 @@
 //! What the device source promises in its comments is checked here in what the compiler made of it: no
 //! calls, no local memory, wide accesses, no barrier copied into branches; and in what NVIDIA's
 //! assembler says: no spills, no stack, few enough registers for a full block. A trial is a module, or a
-//! module on an architecture: on sm_90 all kernels of the ring all-reduce of floats and of the all-gather, and a sample of all others
-//! (`FERROCCL_ASSEMBLE=all`: all, some four minutes of two cores; the nightly tier does it). All that were assembled go with their
+//! module on an architecture: on sm_90 all kernels of the ring all-reduce of floats and of the all-gather, and a sample of all others;
+//! on sm_100 a sample of those of floats and bytes (`FERROCCL_ASSEMBLE=all`: all, some four minutes of two cores; the nightly tier does it). All that were assembled go with their
 //! registers to `target/ptx-report.txt`.
 //!
 //! Without PTX or without `ptxas` the trials are listed as ignored; with `FERROCCL_TEST_ALL` set
@@ -20,7 +20,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use ferroccl::device::abi::Algorithm;
+use ferroccl::device::abi::{Algorithm, DataType};
 use ferroccl::device::kernels;
 use ferroccl::ptx::{self, Module};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -33,10 +33,24 @@ const ARCHS: [u32; 3] = [80, 90, 100];
 /// The one on which whole modules are assembled.
 const WHOLE: u32 = 90;
 
+/// The one on which only modules of floats, and of what moves bytes, are assembled, to save time: the nightly tier assembles all.
+const FEW: u32 = 100;
+
+/// Whether all is to be assembled.
+fn all() -> bool {
+    std::env::var_os("FERROCCL_ASSEMBLE").is_some_and(|value| value == "all")
+}
+
 /// Whether all of a module's kernels are assembled for an architecture.
 fn is_whole(module: &Module, arch: u32) -> bool {
-    let all = std::env::var_os("FERROCCL_ASSEMBLE").is_some_and(|value| value == "all");
-    arch == WHOLE && (all || ["all_reduce_ring_float", "all_gather_ring"].contains(&module.name()))
+    let named = || ["all_reduce_ring_float", "all_gather_ring"].contains(&module.name());
+    arch == WHOLE && (all() || named())
+}
+
+/// Whether any of a module's kernels is assembled for an architecture.
+fn is_sampled(module: &Module, arch: u32) -> bool {
+    let other = |t: &DataType| *t != DataType::F32 && module.name().ends_with(&format!("_{t}"));
+    arch != FEW || all() || !DataType::ALL.iter().any(other)
 }
 
 /// A row of the report.
@@ -130,6 +144,7 @@ fn assembled(ptxas: &Path, rows: &Arc<Mutex<Vec<Row>>>) -> Vec<Trial> {
             kernels::all().filter_map(|k| ptx::module(k.name, arch)).collect();
         modules.sort_by_key(|m| (m.arch(), m.name()));
         modules.dedup();
+        modules.retain(|module| is_sampled(module, arch));
         trials.extend(modules.into_iter().map(|module| {
             let (ptxas, rows) = (ptxas.to_path_buf(), Arc::clone(rows));
             Trial::test(format!("{module} assembled for sm_{arch}"), move || {

@@ -179,7 +179,7 @@ fn json_has_all_of_it() {
     let sizes = json["sizes"].as_array().unwrap();
     assert_eq!(sizes.len(), 2);
     let others = sizes[0]["alternatives"].as_array().unwrap();
-    assert_eq!(others.len(), 35);
+    assert_eq!(others.len(), 38);
     let bruck = others.iter().find(|o| o["algorithm"] == "Bruck").unwrap();
     assert_eq!(bruck["exists"], false);
     assert!(others.iter().all(|o| !o["lost"].as_str().unwrap().is_empty()));
