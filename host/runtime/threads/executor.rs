@@ -15,7 +15,7 @@
 //! anybody here, so a stuck driver sleeps only for short and growing times, and not before a wait has
 //! lasted longer than what a busy machine takes to come round.
 
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -40,6 +40,8 @@ pub(super) struct Executor<B: Blocks> {
     sleepers: Sleepers,
     /// Threads in [`Executor::wait`] that do not sleep.
     attending: AtomicUsize,
+    /// Their passes over the queues so far: whether they go on. One may be in a host function of the user's that waits for something.
+    passes: AtomicU64,
     pub(super) pool: WorkerPool,
 }
 
@@ -63,6 +65,7 @@ impl<B: Blocks> Executor<B> {
             active: AtomicUsize::new(queues),
             sleepers: Sleepers::default(),
             attending: AtomicUsize::new(0),
+            passes: AtomicU64::new(0),
             pool: WorkerPool::new(queues),
         }
     }
@@ -93,7 +96,16 @@ impl<B: Blocks> Executor<B> {
 
     /// Whether threads that wait for streams do all that there is to do, and it is not worth another core. A worker beside them would
     /// only take theirs: with 16 processes on 2 cores, a thread and a worker each, a call of 8 bytes took 27 switches instead of 18.
-    pub(super) fn is_attended(&self) -> bool {
+    ///
+    /// `passes` is what this has stored there before. Without a pass since then they do not count.
+    pub(super) fn is_attended(&self, passes: &mut u64) -> bool {
+        let now = self.passes.load(Ordering::Relaxed);
+        let goes_on = std::mem::replace(passes, now) != now;
+        goes_on && self.may_be_attended()
+    }
+
+    /// Whether threads that wait attend to the queues, if they go on.
+    pub(super) fn may_be_attended(&self) -> bool {
         self.attending.load(Ordering::Relaxed) > 0 && !self.wants_core()
     }
 
@@ -170,6 +182,7 @@ impl<B: Blocks> Executor<B> {
         let (mut home, mut backoff) = (0, Backoff::default());
         let mut attends = Attends::new(&self.attending);
         while !done() && end.is_none_or(|end| Instant::now() < end) {
+            self.passes.fetch_add(1, Ordering::Relaxed);
             let nap = match self.pass(&mut home, STINT_ROUNDS, &done) {
                 Pass::Moved => {
                     backoff.reset();

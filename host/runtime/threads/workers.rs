@@ -158,11 +158,11 @@ impl WorkerPool {
         let me = &self.workers[id];
         let (mut home, mut backoff) = (id, Backoff::default());
         let (mut nap, mut launches, mut life) = (NAP.0, 0, Instant::now());
-        let mut warm = false;
+        let (mut warm, mut passes) = (false, 0);
         loop {
-            if executor.is_attended() && !self.closed.load(Ordering::SeqCst) {
+            if executor.is_attended(&mut passes) && !self.closed.load(Ordering::SeqCst) {
                 // Whoever attends may leave work behind: it is picked up at the end of the nap.
-                self.doze(me, NAPS, Some(ATTENDED_NAP), || !executor.is_attended());
+                self.doze(me, NAPS, Some(ATTENDED_NAP), || !executor.may_be_attended());
                 (warm, life) = (false, Instant::now());
                 continue;
             }
