@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferroccl::device::abi::Work;
 use ferroccl::device::gpu;
@@ -161,29 +161,32 @@ fn threads_wait_for_each_other() {
     }
 }
 
-/// Counts in cell 0 how often a worker takes it from the thread that waits, and in cell 1 that thread's turns, up to 200,000, which outlasts
-/// a worker's nap. Of eight turns one moves: behind the others the thread yields.
+/// Counts in cell 0 how often a worker takes it from the thread that waits, and in cell 1 how often that thread did not go on for a
+/// moment, as on a busy machine. It has 200,000 turns of that thread, which outlasts a worker's nap. Of eight one moves: behind the
+/// others the thread yields.
 unsafe fn count_takeovers(work: *const Work) {
     // SAFETY: the launch's.
     let cell = |i| unsafe { &*((*work).input as *const AtomicU64).add(i) };
-    let mut with_waiter = false;
-    while cell(1).load(Ordering::Relaxed) < 200_000 {
+    let (mut with_waiter, mut turns, mut before) = (false, 0u64, Instant::now());
+    while turns < 200_000 {
         let is_worker = std::thread::current().name().is_some_and(|n| n.starts_with("ferroccl-"));
         if !is_worker {
-            cell(1).fetch_add(1, Ordering::Relaxed);
+            let now = Instant::now();
+            let stalled = now.duration_since(before) > Duration::from_micros(200);
+            cell(1).fetch_add(u64::from(stalled), Ordering::Relaxed);
+            (turns, before) = (turns + 1, now);
         } else if with_waiter {
             cell(0).fetch_add(1, Ordering::Relaxed);
         }
         with_waiter = !is_worker;
-        let step = cell(1).load(Ordering::Relaxed) / 8;
-        if gpu::pause(|| waiting(0, step)).is_some() {
+        if gpu::pause(|| waiting(0, turns / 8)).is_some() {
             return;
         }
     }
 }
 
 /// Where a thread waits for a stream, it drives: a worker beside it would take a core for nothing. It takes over when the thread does not
-/// go on, as on a busy machine.
+/// go on.
 #[test]
 fn workers_leave_the_work_to_a_thread_that_waits() {
     let runtime: Arc<dyn Runtime> = Arc::new(CpuRuntime::with_workers(1));
@@ -191,9 +194,9 @@ fn workers_leave_the_work_to_a_thread_that_waits() {
     let cells = Cells::new(&runtime, 2);
     launch(&stream, count_takeovers, cells.address(), 0, 1).go();
     stream.synchronize().unwrap();
-    let [takeovers, turns] = [0, 1].map(|i| cells.get(i));
-    println!("{takeovers} times in {turns} turns");
-    assert!(takeovers < 60 && turns == 200_000);
+    let [takeovers, stalls] = [0, 1].map(|i| cells.get(i));
+    println!("{takeovers} takeovers, {stalls} stalls");
+    assert!(takeovers <= 10 + stalls);
 }
 
 #[test]
