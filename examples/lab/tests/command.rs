@@ -55,7 +55,7 @@ fn names_that_nobody_has_are_errors() {
     let known = complains("perf all_reduce -g 2 -e 8", &[("NCCL_PROTO", "ll65")]);
     assert!(known.contains("one of LL LL128 Simple LL64 Stamped"), "{known}");
     let known = complains("explain all_reduce --bytes 8", &[("NCCL_ALGO", "quartering")]);
-    assert!(known.contains("Chain Doubling Halving"), "{known}");
+    assert!(known.contains("Doubling Linear Halving"), "{known}");
     let none = complains("perf all_gather -g 2 -e 8 --algo halving", &[]);
     assert!(none.contains("all_gather is not done this way"), "{none}");
 }
