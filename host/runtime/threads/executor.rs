@@ -41,7 +41,7 @@ pub(super) struct Executor<B: Blocks> {
     /// Threads in [`Executor::wait`] that do not sleep.
     attending: AtomicUsize,
     /// Their passes over the queues so far: whether they go on. One may be in a host function of the user's that waits for something.
-    passes: AtomicU64,
+    passes: Passes,
     pub(super) pool: WorkerPool,
 }
 
@@ -65,7 +65,7 @@ impl<B: Blocks> Executor<B> {
             active: AtomicUsize::new(queues),
             sleepers: Sleepers::default(),
             attending: AtomicUsize::new(0),
-            passes: AtomicU64::new(0),
+            passes: Passes::default(),
             pool: WorkerPool::new(queues),
         }
     }
@@ -99,7 +99,7 @@ impl<B: Blocks> Executor<B> {
     ///
     /// `passes` is what this has stored there before. Without a pass since then they do not count.
     pub(super) fn is_attended(&self, passes: &mut u64) -> bool {
-        let now = self.passes.load(Ordering::Relaxed);
+        let now = self.passes.0.load(Ordering::Relaxed);
         let goes_on = std::mem::replace(passes, now) != now;
         goes_on && self.may_be_attended()
     }
@@ -182,7 +182,7 @@ impl<B: Blocks> Executor<B> {
         let (mut home, mut backoff) = (0, Backoff::default());
         let mut attends = Attends::new(&self.attending);
         while !done() && end.is_none_or(|end| Instant::now() < end) {
-            self.passes.fetch_add(1, Ordering::Relaxed);
+            self.passes.count();
             let nap = match self.pass(&mut home, STINT_ROUNDS, &done) {
                 Pass::Moved => {
                     backoff.reset();
@@ -221,6 +221,19 @@ impl<B: Blocks> Executor<B> {
         // fence in `Sleepers::sleep`.
         fence(Ordering::SeqCst);
         self.sleepers.wake_for(stream);
+    }
+}
+
+/// On a cache line of its own: all threads that wait write it, and what is beside it they read.
+#[derive(Default)]
+#[repr(align(128))]
+struct Passes(AtomicU64);
+
+impl Passes {
+    /// Whether it changes is what counts: of two threads at the same time one may be lost.
+    #[inline]
+    fn count(&self) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 }
 
