@@ -13,10 +13,10 @@ const KEPT: usize = 8;
 
 /// The choices for the last different calls.
 #[derive(Debug, Default)]
-pub(super) struct LastChoices(Mutex<Kept>);
+pub(super) struct LastChoices(Mutex<KeptChoices>);
 
 #[derive(Debug, Default)]
-struct Kept {
+struct KeptChoices {
     choices: [Option<(Question, AlgoChoice)>; KEPT],
     /// Which is replaced next.
     next: usize,

@@ -16,7 +16,8 @@
 //!
 //! The figures are the least squares of the logarithms of the times of `benches/records/2026-11-26-processes.md`: 2 to 16 processes on
 //! 2 cores, 8 B to 256 KiB, all-reduce, all-gather, reduce-scatter and broadcast by each algorithm and protocol. That record says how
-//! far what is chosen by them is from the fastest, and a test compares the two.
+//! far what is chosen by them is from the fastest, and a test compares the two. Those of Doubling and Linear were measured later, and
+//! fitted by hand to their rows of that table.
 
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
