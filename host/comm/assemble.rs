@@ -12,7 +12,6 @@ use super::collnet_heads::CollnetHeads;
 use super::control::{ControlBlock, GroupParams};
 use super::device_memory::MemoryFor;
 use super::init_params::TuningParams;
-use super::last_choices::LastChoices;
 use super::mesh::Mesh;
 use super::net::NetConnections;
 use super::nodes::Nodes;
@@ -131,7 +130,6 @@ impl CommBuilder<'_> {
             device: self.device.clone(),
             memory: self.memory.clone(),
             config: self.config.clone(),
-            choices: LastChoices::default(),
             plan_context: PlanContext {
                 ranks: self.nranks,
                 nodes: nodes.count() as u32,

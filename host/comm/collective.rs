@@ -17,11 +17,12 @@ use ferroccl_device::kernels::Kernel;
 
 use super::collnet;
 use super::custom::CustomKernel;
+use super::last_choices::ChosenPlan;
 use super::launch::{KeepAlive, KernelOperands, launch_kernel};
 use super::preload;
 use super::recorder::RecordId;
 use super::shared::SharedComm;
-use super::state::CommState;
+use super::state::{CallOrder, CommState};
 use super::window::WindowPlaces;
 use crate::buffer::Stream;
 use crate::enqueue::{self, AlgoChoice, CollectiveCall, Registration};
@@ -47,8 +48,8 @@ pub(super) struct CollTask {
     pub keep: KeepAlive,
     /// The events that it belongs to.
     pub parents: Parents,
-    /// How it is done, for buffers that are registered so.
-    pub chosen: OnceCell<(Registration, AlgoChoice)>,
+    /// How a tuner's plugin wants it done, for buffers that are registered so.
+    pub chosen: OnceCell<Box<(Registration, ChosenPlan)>>,
 }
 
 /// The ranks that a kernel runs over; the value is the index of their tables in the control block.
@@ -63,34 +64,39 @@ pub(super) enum Subgroup {
 }
 
 impl CollTask {
-    /// Puts the kernels of the call into the stream, as the communicator's next call. The caller has locked the order.
-    pub(super) fn launch(mut self, comm: &SharedComm, stream: &Stream) -> Result<()> {
+    /// Puts the kernels of the call into the stream, as the communicator's next call: once. The caller has locked the order.
+    pub(super) fn launch(
+        &mut self,
+        comm: &SharedComm,
+        order: &mut CallOrder,
+        stream: &Stream,
+    ) -> Result<()> {
         if !self.is_done(comm) {
             self.preload(comm);
         }
-        let (choice, places) = self.choose(comm)?;
-        let seq = comm.last_seq() + 1;
+        let (chosen, places) =
+            self.choose_by(comm, |call, buffers| comm.choose_in_order(order, call, buffers))?;
+        let (choice, seq) = (chosen.choice, comm.last_seq() + 1);
         // It ends when all is launched.
         let event = comm.tell(|| self.happened(seq, choice), self.parents);
         self.parents.api = event.as_ref().map(ProfilerEvent::parent).unwrap_or_default();
-        let AlgoChoice { algorithm, protocol, channels, .. } = choice;
-        let mut signature = self.call.signature(seq, algorithm, protocol, channels);
+        let mut signature = chosen.signature(&self.call, seq);
         if let Some(custom) = &self.custom {
             signature.set_tag(custom.tag);
         }
         let record = comm.recorder.enter(&signature, stream.identity());
         let id = (seq, record);
-        let launched = match (algorithm, &comm.collnet) {
+        let launched = match (choice.algorithm, &comm.collnet) {
             _ if self.is_done(comm) => {
                 // Calls before it in the stream may not have ended: those are the last to be known.
                 comm.recorder.end(record, None);
                 Ok(())
             }
             (Algorithm::CollnetDirect, Some(heads)) => {
-                collnet::all_reduce(heads, comm, id, &self, choice, stream)
+                collnet::all_reduce(heads, comm, id, self, choice, stream)
             }
             (Algorithm::Hierarchical, _) => self.hierarchical(comm, id, choice, stream),
-            _ => self.flat(comm, id, (choice, places), stream),
+            _ => self.flat(comm, id, (chosen, places), stream),
         };
         match launched {
             Ok(()) => comm.seq.store(seq, Ordering::Relaxed), // as `last_seq`
@@ -99,20 +105,31 @@ impl CollTask {
         launched
     }
 
-    /// The algorithm, protocol, channels and threads of the call; and for a direct one, where its buffers are.
-    fn choose(&self, comm: &CommState) -> Result<(AlgoChoice, Option<WindowPlaces>)> {
+    /// The algorithm, protocol, channels and threads of the call, with its plan; and for a direct one, where its buffers are.
+    fn choose(&self, comm: &CommState) -> Result<(ChosenPlan, Option<WindowPlaces>)> {
+        self.choose_by(comm, |call, buffers| comm.choose(call, buffers))
+    }
+
+    /// The same by this function, where the call's buffers matter.
+    fn choose_by(
+        &self,
+        comm: &CommState,
+        choose: impl FnOnce(&CollectiveCall, Registration) -> Result<ChosenPlan>,
+    ) -> Result<(ChosenPlan, Option<WindowPlaces>)> {
         if let Some(custom) = &self.custom {
-            return Ok((custom.choice, None));
+            return Ok((ChosenPlan::of_custom(custom.choice), None));
         }
         let places = comm.windows.places(&self.call, (self.input, self.output));
         let registration = places.as_ref().map_or(Registration::None, WindowPlaces::registration);
-        let choice = match self.chosen.get() {
-            Some((before, choice)) if *before == registration => *choice,
-            _ => comm.choose(&self.call, registration)?,
+        let chosen = match self.chosen.get().map(Box::as_ref) {
+            Some((before, chosen)) if *before == registration => *chosen,
+            _ => choose(&self.call, registration)?,
         };
-        // A plugin is asked once for a call.
-        let _ = self.chosen.set((registration, choice));
-        Ok((choice, places.filter(|_| choice.algorithm.is_on_windows())))
+        if comm.tuner_plugin.is_some() {
+            // It is asked once for a call.
+            let _ = self.chosen.set(Box::new((registration, chosen)));
+        }
+        Ok((chosen, places.filter(|_| chosen.choice.algorithm.is_on_windows())))
     }
 
     /// What the tuning model predicts.
@@ -120,7 +137,7 @@ impl CollTask {
         if self.is_done(comm) {
             return Ok(Duration::ZERO);
         }
-        let (choice, _) = self.choose(comm)?;
+        let (ChosenPlan { choice, .. }, _) = self.choose(comm)?;
         let chosen = (choice.algorithm, choice.protocol);
         let bytes = self.call.largest_bytes(comm.nranks);
         Ok(comm.plan_context.tuner.time(self.call.collective, bytes, chosen))
@@ -148,7 +165,7 @@ impl CollTask {
     /// Whether the call is done by a kernel on windows.
     pub(super) fn is_on_windows(&self, comm: &CommState) -> bool {
         let there = comm.windows.places(&self.call, (self.input, self.output)).is_some();
-        there && self.choose(comm).is_ok_and(|(choice, _)| choice.algorithm.is_on_windows())
+        there && self.choose(comm).is_ok_and(|(chosen, _)| chosen.choice.algorithm.is_on_windows())
     }
 
     /// Whether the result is there before the call: one rank's, in place, or of nothing. Nothing is launched then, as with NCCL.
@@ -168,7 +185,7 @@ impl CollTask {
             return Ok(());
         }
         self.preload(comm);
-        let (choice, _) = self.choose(comm)?;
+        let (ChosenPlan { choice, .. }, _) = self.choose(comm)?;
         let kernels = match &self.custom {
             Some(custom) => vec![custom.kernel],
             None => kernels_of(&comm.plan_context.registry, &self.call, choice)?,
@@ -185,24 +202,27 @@ impl CollTask {
 
     /// One kernel over all ranks.
     fn flat(
-        self,
+        &mut self,
         comm: &SharedComm,
         (seq, record): (u64, RecordId),
-        (choice, places): (AlgoChoice, Option<WindowPlaces>),
+        (chosen, places): (ChosenPlan, Option<WindowPlaces>),
         stream: &Stream,
     ) -> Result<()> {
-        let CollTask { call, input, output, scalar, custom, keep, parents, .. } = self;
+        let choice = chosen.choice;
+        let CollTask { ref call, input, output, scalar, parents, .. } = *self;
         let mut scratch = None;
-        let plan = match custom {
-            Some(custom) => {
-                let mut plan = enqueue::plan_of(custom.kernel, &call, choice, seq);
+        let plan = match (self.custom.take(), chosen.kernel(seq)) {
+            (Some(custom), _) => {
+                let mut plan = enqueue::plan_of(custom.kernel, call, choice, seq);
                 plan.signature.set_tag(custom.tag);
                 plan.tree &= custom.word.is_none() && custom.scratch.is_none();
                 plan.mode = custom.word.unwrap_or(plan.mode);
                 scratch = custom.scratch.map(|memory| (custom.scratch_address, memory));
                 plan
             }
-            None => enqueue::plan(&comm.plan_context.registry, &call, choice, seq)?,
+            (None, Some(plan)) => plan,
+            // The reason why there is none.
+            (None, None) => enqueue::plan(&comm.plan_context.registry, call, choice, seq)?,
         };
         // A chain combines the ranks' values in their order. What goes over the mesh, or is direct, does so by itself. It compares calls with
         // the same neighbours as what else may run: which of them does depends on the size, in which calls may differ by
@@ -216,7 +236,8 @@ impl CollTask {
         let (group, last) = (if ordered { Subgroup::InRankOrder } else { Subgroup::World }, true);
         let operands =
             KernelOperands { group, input, output, scalar, places, scratch, record, last, parents };
-        launch_kernel(comm, &plan, &call, operands, keep, stream)
+        let keep = std::mem::take(&mut self.keep);
+        launch_kernel(comm, &plan, call, operands, keep, stream)
     }
 
     /// Three kernels, each a ring: in each node to its leader, among the leaders, in each node to all.

@@ -123,8 +123,8 @@ impl KernelEvents {
 }
 
 impl LaunchObserver for KernelEvents {
-    fn on_started(&self, launch: u64) {
-        self.recorder.on_started(launch);
+    fn on_started(&self, launch: u64, at_once: bool) {
+        self.recorder.on_started(launch, at_once);
         *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = self.begin(now());
     }
 }

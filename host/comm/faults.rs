@@ -72,9 +72,11 @@ impl CommState {
     /// Lets go of the memory of a call that has ended. After a failure it is kept until the last rank is gone that may still
     /// write to it: a sender whose kernels reach our buffers was offered one, and may be in the middle of a copy.
     pub(super) fn release(&self, memory: impl Any + Send + Sync, result: &Result<()>) {
+        if result.is_ok() {
+            return;
+        }
         // A sender of this process has the mapping that this rank receives in, too.
-        let direct = self.edges.iter().map(|edges| &edges.recv).find(|end| end.direct);
-        if let (Err(_), Some(end)) = (result, direct) {
+        if let Some(end) = self.edges.iter().map(|edges| &edges.recv).find(|end| end.direct) {
             end.region.keep(Arc::new(memory));
         }
     }

@@ -146,32 +146,28 @@ pub(crate) fn in_group() -> bool {
 
 /// Launches a task, or keeps it for the end of the group that this thread is in.
 pub(super) fn submit(comm: &SharedComm, mut task: AnyTask, stream: &Stream) -> Result<()> {
-    let mut alone = None;
-    let task = GROUP.with_borrow_mut(|group| match group {
-        None => {
-            alone = comm.tell_group(1, stream);
-            comm.tell_call(&mut task, alone.as_ref(), stream);
-            Some(task)
-        }
-        Some(OpenGroup { queued, event }) => {
+    if GROUP.with_borrow(Option::is_some) {
+        GROUP.with_borrow_mut(|group| {
+            let OpenGroup { queued, event } = group.get_or_insert_default();
             if queued.is_empty() {
                 *event = comm.tell_group(2, stream);
             }
             comm.tell_call(&mut task, event.as_ref(), stream);
             queued.push(QueuedTask { comm: comm.clone(), task, stream: stream.clone() });
-            None
-        }
-    });
+        });
+        return Ok(());
+    }
+    let alone = comm.tell_group(1, stream);
+    comm.tell_call(&mut task, alone.as_ref(), stream);
     match task {
-        None => Ok(()),
-        Some(AnyTask::Coll(mut task)) => {
+        AnyTask::Coll(ref mut task) => {
             let mut order = comm.lock_order()?;
             order.continue_on(stream);
             let group = comm.tell(|| Happened::Group, Parents::default());
             task.parents.group = group.as_ref().map(ProfilerEvent::parent).unwrap_or_default();
-            task.launch(comm, stream)
+            task.launch(comm, &mut order, stream)
         }
-        Some(AnyTask::P2p(task)) => {
+        AnyTask::P2p(task) => {
             let batch = P2pBatch::new(comm, vec![task])?;
             let mut order = comm.lock_order()?;
             order.continue_on(stream);
@@ -360,7 +356,7 @@ impl TaskBatch {
                 for mut task in tasks {
                     task.parents.group =
                         group.as_ref().map(ProfilerEvent::parent).unwrap_or_default();
-                    result = result.and_then(|()| task.launch(&comm, &on));
+                    result = result.and_then(|()| task.launch(&comm, &mut order, &on));
                 }
             }
             BatchTasks::P2p(batch) => result = batch.launch(&comm, comm.last_seq(), &on),

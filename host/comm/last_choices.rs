@@ -1,23 +1,58 @@
-//! How the last calls were done: the same call is done in the same way, and is not looked up again.
+//! How the last calls were done: the same call is done in the same way. Its choice and its plan are not looked up again.
 
-use std::sync::{Mutex, PoisonError};
+use ferroccl_device::abi::{Algorithm, Signature};
 
-use crate::enqueue::{AlgoChoice, CollectiveCall, Registration};
+use crate::enqueue::{self, AlgoChoice, CollectiveCall, KernelPlan, Registration};
 use crate::error::Result;
+use crate::registry::Registry;
 
 /// What a choice depends on, in one communicator.
 type Question = (CollectiveCall, Registration);
+
+/// How a call is done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChosenPlan {
+    pub choice: AlgoChoice,
+    /// What is planned of its one kernel; `None` for a call of several kernels, and for one that there is none for.
+    kernel: Option<KernelPlan>,
+}
+
+impl ChosenPlan {
+    pub(super) fn new(registry: &Registry, call: &CollectiveCall, choice: AlgoChoice) -> Self {
+        let several =
+            matches!(choice.algorithm, Algorithm::Hierarchical | Algorithm::CollnetDirect);
+        let plan = || enqueue::plan(registry, call, choice, 0).ok();
+        ChosenPlan { choice, kernel: if several { None } else { plan() } }
+    }
+
+    /// A kernel of the caller's, which is planned with what the caller gives.
+    pub(super) fn of_custom(choice: AlgoChoice) -> Self {
+        ChosenPlan { choice, kernel: None }
+    }
+
+    /// The plan of its one kernel as the communicator's call `seq`.
+    pub(super) fn kernel(&self, seq: u64) -> Option<KernelPlan> {
+        let plan = self.kernel.as_ref()?;
+        Some(KernelPlan { signature: Signature { seq, ..plan.signature }, ..*plan })
+    }
+
+    /// The call's signature as call `seq`.
+    pub(super) fn signature(&self, call: &CollectiveCall, seq: u64) -> Signature {
+        if let Some(KernelPlan { signature, .. }) = &self.kernel {
+            return Signature { seq, ..*signature };
+        }
+        let AlgoChoice { algorithm, protocol, channels, .. } = self.choice;
+        call.signature(seq, algorithm, protocol, channels)
+    }
+}
 
 /// A loop of a program has some different calls: this many are kept.
 const KEPT: usize = 8;
 
 /// The choices for the last different calls.
 #[derive(Debug, Default)]
-pub(super) struct LastChoices(Mutex<KeptChoices>);
-
-#[derive(Debug, Default)]
-struct KeptChoices {
-    choices: [Option<(Question, AlgoChoice)>; KEPT],
+pub(super) struct LastChoices {
+    choices: [Option<(Question, ChosenPlan)>; KEPT],
     /// Which is replaced next.
     next: usize,
 }
@@ -28,22 +63,19 @@ impl LastChoices {
     /// # Errors
     /// Those of `choose`.
     pub(super) fn get(
-        &self,
+        &mut self,
         call: &CollectiveCall,
         buffers: Registration,
-        choose: impl FnOnce() -> Result<AlgoChoice>,
-    ) -> Result<AlgoChoice> {
+        choose: impl FnOnce() -> Result<ChosenPlan>,
+    ) -> Result<ChosenPlan> {
         let question = (*call, buffers);
-        // A choice is whole or not there: a thread that panicked has left none half.
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = kept.choices.iter().flatten().find(|(asked, _)| *asked == question);
+        let known = self.choices.iter().flatten().find(|(asked, _)| *asked == question);
         if let Some((_, choice)) = known {
             return Ok(*choice);
         }
         let choice = choose()?;
-        let next = kept.next;
-        kept.choices[next] = Some((question, choice));
-        kept.next = (next + 1) % KEPT;
+        self.choices[self.next] = Some((question, choice));
+        self.next = (self.next + 1) % KEPT;
         Ok(choice)
     }
 }
@@ -55,7 +87,7 @@ mod tests {
 
     #[test]
     fn the_last_calls_are_not_looked_up_again() {
-        let last = LastChoices::default();
+        let mut last = LastChoices::default();
         let choice = |channels| AlgoChoice {
             algorithm: Algorithm::Ring,
             protocol: ProtocolId::Ll,
@@ -69,8 +101,10 @@ mod tests {
             op: ReduceOp::Sum,
             root: None,
         };
-        let ask = |count: usize, buffers, answer: u32| {
-            last.get(&call(count), buffers, || Ok(choice(answer))).unwrap().channels
+        let registry = Registry::new();
+        let mut ask = |count: usize, buffers, answer: u32| {
+            let chosen = || Ok(ChosenPlan::new(&registry, &call(count), choice(answer)));
+            last.get(&call(count), buffers, chosen).unwrap().choice.channels
         };
         for count in 0..KEPT {
             assert_eq!(ask(count, Registration::None, count as u32), count as u32);
@@ -83,8 +117,30 @@ mod tests {
         assert_eq!(ask(0, Registration::None, 60), 60);
         assert_eq!(ask(2, Registration::None, 99), 2);
         // An error is not kept.
+        drop(ask);
         let failed = last.get(&call(77), Registration::None, || Err(Error::argument("a", "b")));
         assert!(failed.is_err());
-        assert_eq!(ask(77, Registration::None, 7), 7);
+        let found = last.get(&call(77), Registration::None, || {
+            Ok(ChosenPlan::new(&registry, &call(77), choice(7)))
+        });
+        assert_eq!(found.unwrap().choice.channels, 7);
+    }
+
+    #[test]
+    fn a_plan_is_that_of_its_call() {
+        let (registry, collective) = (Registry::new(), Collective::AllReduce);
+        let (data_type, op) = (DataType::F32, ReduceOp::Sum);
+        let call = CollectiveCall { collective, count: 10, data_type, op, root: None };
+        for (algorithm, kernels) in [(Algorithm::Ring, 1), (Algorithm::Hierarchical, 3)] {
+            let choice =
+                AlgoChoice { algorithm, protocol: ProtocolId::Ll, channels: 2, threads: 1 };
+            let chosen = ChosenPlan::new(&registry, &call, choice);
+            let signature = call.signature(77, algorithm, ProtocolId::Ll, 2);
+            assert_eq!(chosen.signature(&call, 77), signature);
+            let plan = chosen.kernel(77);
+            assert_eq!(plan.is_some(), kernels == 1);
+            let fresh = enqueue::plan(&registry, &call, choice, 77).ok();
+            assert_eq!(format!("{plan:?}"), format!("{:?}", fresh.filter(|_| kernels == 1)));
+        }
     }
 }

@@ -168,7 +168,7 @@ impl Communicator {
     /// # Ok::<(), ferroccl::Error>(())
     /// ```
     pub fn plan(&self, call: &CollectiveCall) -> Result<AlgoChoice> {
-        self.0.choose(call, Registration::None)
+        Ok(self.0.choose(call, Registration::None)?.choice)
     }
 
     /// [`Communicator::plan`] for a call whose buffers are in [`Window`]s.
@@ -178,7 +178,7 @@ impl Communicator {
     pub fn plan_in_windows(&self, call: &CollectiveCall) -> Result<AlgoChoice> {
         let premultiplied = call.op == ReduceOp::PreMulSum;
         let buffers = if premultiplied { Registration::None } else { self.0.windows.expected() };
-        self.0.choose(call, buffers)
+        Ok(self.0.choose(call, buffers)?.choice)
     }
 
     /// Stops the kernels of this communicator on all its ranks. Calls that have not ended fail, and no more can be made

@@ -10,7 +10,7 @@ use super::config::CommConfig;
 use super::control::ControlBlock;
 use super::device_memory::MemoryCount;
 use super::grow::Growth;
-use super::last_choices::LastChoices;
+use super::last_choices::{ChosenPlan, LastChoices};
 use super::mesh::Mesh;
 use super::net::NetConnections;
 use super::nodes::Nodes;
@@ -23,7 +23,7 @@ use super::trees::Trees;
 use super::window::Windows;
 use crate::buffer::{Device, Stream};
 use crate::channel::{ConnLayout, Edges};
-use crate::enqueue::{self, AlgoChoice, CollectiveCall, PlanContext, Registration};
+use crate::enqueue::{self, CollectiveCall, PlanContext, Registration};
 use crate::error::{Error, Result};
 use crate::flight_recorder::DumpFile;
 use crate::fork::Maker;
@@ -59,7 +59,6 @@ pub(super) struct CommState {
     /// The settings, which communicators that are split off take over.
     pub config: CommConfig,
     pub plan_context: PlanContext,
-    pub choices: LastChoices,
     pub nodes: Nodes,
     pub trees: Trees,
     /// The mesh, where all ranks reach each other's memory.
@@ -125,6 +124,8 @@ pub(super) struct CallOrder {
     pub stream: Option<Stream>,
     /// The communicator's own streams, for calls of a group that run beside the user's stream.
     side_streams: Vec<Stream>,
+    /// How the last calls were done.
+    choices: LastChoices,
     /// Whether there can be no more calls.
     pub finalized: bool,
 }
@@ -164,13 +165,27 @@ impl CommState {
         &self,
         call: &CollectiveCall,
         buffers: Registration,
-    ) -> Result<AlgoChoice> {
+    ) -> Result<ChosenPlan> {
+        let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        self.choose_in_order(&mut order, call, buffers)
+    }
+
+    /// The same by who has locked the order.
+    pub(super) fn choose_in_order(
+        &self,
+        order: &mut CallOrder,
+        call: &CollectiveCall,
+        buffers: Registration,
+    ) -> Result<ChosenPlan> {
+        let planned = |choice| ChosenPlan::new(&self.plan_context.registry, call, choice);
         match &self.tuner_plugin {
             // One rank copies, and there is nothing to choose.
-            Some(plugin) if self.nranks > 1 => plugin.choose(call, &self.plan_context, buffers),
-            _ => self
-                .choices
-                .get(call, buffers, || Ok(enqueue::choose(call, &self.plan_context, buffers)?)),
+            Some(plugin) if self.nranks > 1 => {
+                plugin.choose(call, &self.plan_context, buffers).map(planned)
+            }
+            _ => order.choices.get(call, buffers, || {
+                Ok(planned(enqueue::choose(call, &self.plan_context, buffers)?))
+            }),
         }
     }
 

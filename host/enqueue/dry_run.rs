@@ -13,8 +13,8 @@ use std::cell::RefCell;
 use std::mem::offset_of;
 
 use ferroccl_device::abi::{
-    Algorithm, Channel, Comm, Conn, ConnHeader, EdgeHeader, FaultCell, FaultKind, NO_RANK, Peer,
-    ProtocolId, Signature, SignatureLines, SignatureRing, TreeLinks, Work,
+    Algorithm, Channel, Comm, Conn, ConnHeader, EdgeHeader, FaultCell, FaultKind, MAX_CHANNELS,
+    NO_RANK, Peer, ProtocolId, Signature, SignatureLines, SignatureRing, TreeLinks, Work,
 };
 pub use ferroccl_device::gpu::cpu::CountedStep;
 use ferroccl_device::gpu::cpu::{Adversary, Block, CheckedGuard, Machine, set_current};
@@ -267,7 +267,7 @@ impl StepRecorder {
         if !known(rank) || !known(place.prev) || !known(place.next) || !tree.all(known) {
             return wrong("rank", "a rank that the recorder was not made for");
         }
-        if channel >= plan.choice.channels || channel as usize >= plan.parts.len() {
+        if channel >= plan.choice.channels || channel as usize >= MAX_CHANNELS {
             return wrong("channel", "the plan does not have it");
         }
         let blocks = plan.kernel.blocks.max(1);

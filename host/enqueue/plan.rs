@@ -105,8 +105,8 @@ pub struct KernelPlan {
     pub tree: bool,
     /// Whether it is that of the links of the mesh.
     pub mesh: bool,
-    /// Each channel's part.
-    pub parts: [ChannelWork; MAX_CHANNELS],
+    /// Elements that the channels' parts are multiples of, but for the last.
+    pub grain: usize,
 }
 
 /// A call for which there is no kernel.
@@ -196,8 +196,14 @@ impl KernelPlan {
             input_peers: 0,
             output_peers: 0,
             pad: 0,
-            channels: self.parts,
+            channels: split(self.count as usize, self.choice.channels, self.grain),
         }
+    }
+
+    /// The part of a channel.
+    #[must_use]
+    pub fn part(&self, channel: u32) -> ChannelWork {
+        part(self.count as usize, self.choice.channels, self.grain, channel)
     }
 }
 
@@ -207,17 +213,24 @@ impl KernelPlan {
 #[must_use]
 pub fn split(count: usize, channels: u32, grain: usize) -> [ChannelWork; MAX_CHANNELS] {
     let mut parts = [ChannelWork::default(); MAX_CHANNELS];
-    let channels = (channels as usize).clamp(1, MAX_CHANNELS);
-    let grain = grain.max(1);
-    let grains = count.div_ceil(grain);
-    let (each, more) = (grains / channels, grains % channels);
-    let mut offset = 0;
-    for (i, part) in parts.iter_mut().take(channels).enumerate() {
-        let n = ((each + usize::from(i < more)) * grain).min(count - offset);
-        *part = ChannelWork { offset: offset as u64, count: n as u64 };
-        offset += n;
+    for (i, part_of) in (0..channels.max(1)).zip(&mut parts) {
+        *part_of = part(count, channels, grain, i);
     }
     parts
+}
+
+/// Part `index` of [`split`].
+fn part(count: usize, channels: u32, grain: usize, index: u32) -> ChannelWork {
+    let channels = (channels as usize).clamp(1, MAX_CHANNELS);
+    let (index, grain) = (index as usize, grain.max(1));
+    if index >= channels {
+        return ChannelWork::default();
+    }
+    let grains = count.div_ceil(grain);
+    let (each, more) = (grains / channels, grains % channels);
+    let start = |i: usize| (each * i + i.min(more)).saturating_mul(grain).min(count);
+    let (start, end) = (start(index), start(index + 1));
+    ChannelWork { offset: start as u64, count: (end - start) as u64 }
 }
 
 /// What kernels may do with the buffers of a call on other ranks.
@@ -428,7 +441,7 @@ pub fn plan_of(kernel: Kernel, call: &CollectiveCall, choice: AlgoChoice, seq: u
         tree,
         mesh: algorithm.is_over_mesh(),
         // Parts start on a cache line of a well-aligned buffer.
-        parts: split(count, channels, 128 / size),
+        grain: 128 / size,
     }
 }
 

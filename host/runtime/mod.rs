@@ -408,8 +408,9 @@ pub struct WaitingBlock {
 /// Who wants to know when a launch begins.
 pub trait LaunchObserver: Send + Sync {
     /// Launch number `launch`, in the observer's own numbers, has come to the head of its stream: its blocks start now.
-    /// Called at most once for a launch. A GPU does not tell when that is.
-    fn on_started(&self, launch: u64);
+    /// Called at most once for a launch. `at_once`: the stream had nothing to do, and [`StreamOps::launch`] has not returned yet. A GPU does
+    /// not tell when that is.
+    fn on_started(&self, launch: u64, at_once: bool);
 }
 
 /// One kernel launch.

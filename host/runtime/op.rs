@@ -9,12 +9,12 @@ use ferroccl_device::abi::Work;
 use ferroccl_device::kernels::Kernel;
 
 use super::memory;
-use super::{Argument, Done, Event, Keep, Launch, Memory};
+use super::{Argument, Done, Event, Keep, Launch, LaunchObserver, Memory};
 use crate::error::{Error, Result};
 
-/// One operation. `R` is what a runtime has made ready for a launch.
-pub(super) enum Op<R> {
-    Kernel(Launch, R),
+/// One operation. `K` is a launch, as a runtime keeps it.
+pub(super) enum Op<K> {
+    Kernel(K),
     /// `bytes` to `to[offset..]`, which has been checked.
     CopyIn {
         to: Arc<dyn Memory>,
@@ -52,7 +52,7 @@ pub(super) fn copy_out(from: &Arc<dyn Memory>, offset: usize, bytes: &mut [u8]) 
     Ok(())
 }
 
-/// A launch whose blocks run. They share it; the last one to end gets it for itself.
+/// A launch with what a runtime needs for it. Its blocks share it; the last one to end gets it for itself.
 pub(super) struct Launched<S, R> {
     pub(super) kernel: Kernel,
     pub(super) blocks: u32,
@@ -61,13 +61,14 @@ pub(super) struct Launched<S, R> {
     /// What the runtime has made ready for it. Before `argument`, which it may refer to.
     pub(super) ready: R,
     argument: Argument,
+    observer: Option<(Arc<dyn LaunchObserver>, u64)>,
     /// Used by the thread that ends the launch alone; the mutex only makes it `Sync`.
     done: Mutex<Done>,
     keep: Vec<Keep>,
-    /// What went wrong in a block, as far as the runtime saw it.
-    failure: OnceLock<Error>,
+    /// What went wrong in a block, as far as the runtime saw it. In boxes, because a launch is moved when it has ended.
+    failure: OnceLock<Box<Error>>,
     /// What the blocks were told to give up for: the error unless `done` has one.
-    verdict: OnceLock<Error>,
+    verdict: OnceLock<Box<Error>>,
     /// The stream to go on with.
     stream: S,
 }
@@ -80,14 +81,28 @@ pub(super) struct WorkPtr(pub(super) *const Work);
 unsafe impl Send for WorkPtr {}
 
 impl<S, R> Launched<S, R> {
-    /// The launch has come to the head of its stream.
     pub(super) fn new(launch: Launch, ready: R, stream: S) -> Self {
         let Launch { kernel, blocks, argument, keep, bytes, observer, done, .. } = launch;
-        if let Some((observer, number)) = observer {
-            observer.on_started(number);
+        Launched {
+            kernel,
+            blocks,
+            bytes,
+            ready,
+            argument,
+            observer,
+            done: Mutex::new(done),
+            keep,
+            failure: OnceLock::new(),
+            verdict: OnceLock::new(),
+            stream,
         }
-        let (done, failure, verdict) = (Mutex::new(done), OnceLock::new(), OnceLock::new());
-        Launched { kernel, blocks, bytes, ready, argument, done, keep, failure, verdict, stream }
+    }
+
+    /// The launch has come to the head of its stream; `at_once` before [`StreamOps::launch`](super::StreamOps::launch) has returned.
+    pub(super) fn begin(&self, at_once: bool) {
+        if let Some((observer, number)) = &self.observer {
+            observer.on_started(*number, at_once);
+        }
     }
 
     pub(super) fn work(&self) -> WorkPtr {
@@ -106,12 +121,12 @@ impl<S, R> Launched<S, R> {
 
     /// Notes an error of a block; the first counts.
     pub(super) fn fail(&self, error: Error) {
-        let _ = self.failure.set(error);
+        let _ = self.failure.set(Box::new(error));
     }
 
     /// Notes why the blocks were told to give up; the first reason counts.
     pub(super) fn give_up(&self, error: Error) {
-        let _ = self.verdict.set(error);
+        let _ = self.verdict.set(Box::new(error));
     }
 
     /// Runs `done` and drops what was kept, after the last block.
@@ -120,7 +135,7 @@ impl<S, R> Launched<S, R> {
         let done = self.done.into_inner().unwrap_or_else(PoisonError::into_inner);
         let (keep, failure) = (self.keep, self.failure.into_inner());
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let result = done(failure.as_ref());
+            let result = done(failure.as_deref());
             drop(keep);
             result
         }));
@@ -129,9 +144,9 @@ impl<S, R> Launched<S, R> {
             Err(Error::Panicked { kernel: name.to_owned(), message })
         });
         // A panic comes first: what `done` says is often its consequence.
-        let result = failure.map_or(result, Err);
-        let result = result.and_then(|()| self.verdict.into_inner().map_or(Ok(()), Err));
-        (result, self.stream)
+        let result = failure.map_or(result, |failure| Err(*failure));
+        let verdict = || self.verdict.into_inner().map_or(Ok(()), |verdict| Err(*verdict));
+        (result.and_then(|()| verdict()), self.stream)
     }
 }
 

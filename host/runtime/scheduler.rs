@@ -90,7 +90,7 @@ const TURNS: u32 = 16;
 const IDLE_ROUNDS: u32 = 1000;
 
 struct Stream<R> {
-    waiting: VecDeque<Op<R>>,
+    waiting: VecDeque<Op<(Launch, R)>>,
     /// Whether a kernel of it runs.
     busy: bool,
     error: Option<Error>,
@@ -215,14 +215,16 @@ impl<T: Scheduler> ScheduledStreams<T> {
                 id += 1;
                 continue;
             };
-            stream.busy = matches!(op, Op::Kernel(..) | Op::Wait(..));
+            stream.busy = matches!(op, Op::Kernel(_) | Op::Wait(_));
             drop(streams); // what follows may call the streams
             let result = match op {
-                Op::Kernel(launch, ready) => {
-                    self.scheduler.start(schedule, Launched::<T>::new(launch, ready, id), ended);
-                    while let Some((launch, ready)) = self.chained(id) {
-                        let next = Launched::<T>::new(launch, ready, id);
-                        self.scheduler.start(schedule, next, ended);
+                Op::Kernel(launch) => {
+                    let launches =
+                        std::iter::once(launch).chain(std::iter::from_fn(|| self.chained(id)));
+                    for (launch, ready) in launches {
+                        let launched = Launched::<T>::new(launch, ready, id);
+                        launched.begin(false);
+                        self.scheduler.start(schedule, launched, ended);
                     }
                     continue;
                 }
@@ -250,8 +252,8 @@ impl<T: Scheduler> ScheduledStreams<T> {
     fn chained(&self, id: StreamId) -> Option<(Launch, T::Ready)> {
         let mut streams = lock(&self.streams);
         let waiting = &mut streams.get_mut(id)?.waiting;
-        match waiting.pop_front_if(|op| self.scheduler.chains() && matches!(op, Op::Kernel(..)))? {
-            Op::Kernel(launch, ready) => Some((launch, ready)),
+        match waiting.pop_front_if(|op| self.scheduler.chains() && matches!(op, Op::Kernel(_)))? {
+            Op::Kernel(launch) => Some(launch),
             _ => None,
         }
     }
@@ -282,7 +284,7 @@ impl<T: Scheduler> fmt::Debug for ScheduledStream<T> {
 }
 
 impl<T: Scheduler> ScheduledStream<T> {
-    fn push(&self, op: Op<T::Ready>) {
+    fn push(&self, op: Op<(Launch, T::Ready)>) {
         lock(&self.streams.streams)[self.id].waiting.push_back(op);
         self.streams.fresh.store(true, Ordering::SeqCst);
     }
@@ -295,7 +297,7 @@ impl<T: Scheduler> StreamOps for ScheduledStream<T> {
 
     unsafe fn launch(&self, launch: Launch) -> Result<()> {
         let ready = self.streams.scheduler.prepare(&launch, self.id, self.space)?;
-        self.push(Op::Kernel(launch, ready));
+        self.push(Op::Kernel((launch, ready)));
         Ok(())
     }
 

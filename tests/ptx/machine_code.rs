@@ -81,10 +81,10 @@ const SUMS: &[Limit] = &[
 const ANY: &[Limit] =
     &[SUMS[0], SUMS[1], Limit { tenths: 225, ..SUMS[2] }, Limit { tenths: 188, ..SUMS[3] }];
 
-/// One trial for each of the types that are counted.
+/// One trial for each of the types that are counted: of floats, and of the halves with `FERROCCL_ASSEMBLE=all`, which takes a minute more.
 pub(crate) fn trials(ptxas: &Path) -> Vec<Trial> {
-    let types =
-        [("float", true), ("half", cfg!(feature = "half")), ("bfloat16", cfg!(feature = "half"))];
+    let halves = cfg!(feature = "half") && super::all();
+    let types = [("float", true), ("half", halves), ("bfloat16", halves)];
     let there = types.into_iter().filter(|(_, there)| *there).map(|(element, _)| element);
     there
         .flat_map(|element| COUNTED.iter().map(move |counted| (element, counted)))

@@ -4,8 +4,8 @@
 //! calls, no local memory, wide accesses, no barrier copied into branches; and in what NVIDIA's
 //! assembler says: no spills, no stack, few enough registers for a full block. A trial is a module, or a
 //! module on an architecture: on sm_90 all kernels of the ring all-reduce of floats and of the all-gather, and a sample of all others;
-//! on sm_100 a sample of those of floats and bytes (`FERROCCL_ASSEMBLE=all`: all, some four minutes of two cores; the nightly tier does it). All that were assembled go with their
-//! registers to `target/ptx-report.txt`.
+//! on sm_100 a sample of those of floats and bytes. The machine code of loops is looked at for floats. `FERROCCL_ASSEMBLE=all` is all of
+//! this for all types, some five minutes of two cores; the nightly tier does it. All that were assembled go with their registers to `target/ptx-report.txt`.
 //!
 //! Without PTX or without `ptxas` the trials are listed as ignored; with `FERROCCL_TEST_ALL` set
 //! (`scripts/test`) they fail.

@@ -123,11 +123,10 @@ impl<B: Blocks> Executor<B> {
     }
 
     /// Starts the blocks of a launch; there is at least one.
-    pub(super) fn spawn(&self, launched: Launched<B>) {
-        let (active, home) = (self.active(), B::home(&launched.ready));
-        let (heavy, blocks) = (heavy(&launched), launched.blocks);
+    pub(super) fn spawn(&self, launch: Arc<Launched<B>>) {
+        let (active, home) = (self.active(), B::home(&launch.ready));
+        let (heavy, blocks) = (heavy(&launch), launch.blocks);
         let queue = |index: u32| &self.queues[(home + index as usize) % active];
-        let launch = Arc::new(launched);
         for index in 0..blocks - 1 {
             queue(index).push(Task::Block { launch: Arc::clone(&launch), index });
         }
@@ -180,7 +179,8 @@ impl<B: Blocks> Executor<B> {
         end: Option<Instant>,
     ) {
         let (mut home, mut backoff) = (0, Backoff::default());
-        let mut attends = Attends::new(&self.attending);
+        // Only a thread that has to wait: what it can do at once it does, whoever else is there.
+        let mut attends = None;
         while !done() && end.is_none_or(|end| Instant::now() < end) {
             self.passes.count();
             let nap = match self.pass(&mut home, STINT_ROUNDS, &done) {
@@ -193,14 +193,19 @@ impl<B: Blocks> Executor<B> {
                     backoff.reset();
                     continue;
                 }
-                Pass::Stuck => backoff.stuck(),
-                Pass::Idle => backoff.idle(),
+                Pass::Stuck => {
+                    attends.get_or_insert_with(|| Attends::new(&self.attending));
+                    backoff.stuck()
+                }
+                Pass::Idle => {
+                    attends.get_or_insert_with(|| Attends::new(&self.attending));
+                    backoff.idle()
+                }
             };
             if let Some(nap) = nap {
                 let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-                drop(attends);
+                attends = None;
                 self.sleepers.sleep(stream, &done, left.map_or(nap, |left| left.min(nap)));
-                attends = Attends::new(&self.attending);
             }
         }
         drop(attends);

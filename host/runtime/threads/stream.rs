@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -17,20 +17,26 @@ use crate::runtime::op::{Op, copy_in, copy_out, run_host};
 use crate::runtime::sync::lock;
 use crate::runtime::{Event, Launch, Memory, StreamOps, memory};
 
+/// An operation of a stream.
+type StreamOp<B> = Op<Arc<Launched<B>>>;
+
 /// What a stream shares with its operations under way.
 pub(super) struct StreamState<B: Blocks> {
     executor: Arc<Executor<B>>,
-    list: Mutex<List<B::Ready>>,
+    list: Mutex<List<B>>,
+    /// Operations that were put in. Written under `list`'s lock.
+    submitted: AtomicU64,
     /// Operations that have ended. Written under `list`'s lock, with release: who reads it sees what
     /// they did.
     completed: AtomicU64,
+    /// Whether `list` has an error. Written under its lock, before `completed`.
+    failed: AtomicBool,
 }
 
-struct List<R> {
-    waiting: VecDeque<Op<R>>,
+struct List<B: Blocks> {
+    waiting: VecDeque<StreamOp<B>>,
     /// Whether an operation is under way.
     busy: bool,
-    submitted: u64,
     /// The first error since the last `synchronize`.
     error: Option<Error>,
     /// What happens with the end of the operation under way.
@@ -45,9 +51,9 @@ impl<B: Blocks> StreamState<B> {
     }
 
     /// Puts in an operation, or gives it back to be started by the caller, who then must.
-    fn submit(&self, op: Op<B::Ready>) -> Option<Op<B::Ready>> {
+    fn submit(&self, op: StreamOp<B>) -> Option<StreamOp<B>> {
         let mut list = lock(&self.list);
-        list.submitted += 1;
+        self.count_submitted();
         if list.busy {
             list.waiting.push_back(op);
             return None;
@@ -62,8 +68,10 @@ impl<B: Blocks> StreamState<B> {
             let mut list = lock(&self.list);
             if let Err(error) = result {
                 list.error.get_or_insert(error);
+                self.failed.store(true, Ordering::Relaxed);
             }
-            self.completed.fetch_add(1, Ordering::Release);
+            // Not by a read-modify-write: only who has the lock writes it. Release pairs with the acquire in `has_done`.
+            self.completed.store(self.completed.load(Ordering::Relaxed) + 1, Ordering::Release);
             let next = list.waiting.pop_front();
             list.busy = next.is_some();
             let happens = list.happens.take();
@@ -74,20 +82,20 @@ impl<B: Blocks> StreamState<B> {
             }
             self.executor.stream_moved(self);
             let Some(next) = next else { return };
-            match self.start(next) {
+            match self.start(next, false) {
                 Some(ended) => result = ended,
                 None => return,
             }
         }
     }
 
-    /// Starts an operation; `Some` result when it has ended already.
-    fn start(self: &Arc<Self>, op: Op<B::Ready>) -> Option<Result<()>> {
+    /// Starts an operation, `at_once` when it was put in just now; `Some` result when it has ended already.
+    fn start(self: &Arc<Self>, op: StreamOp<B>, at_once: bool) -> Option<Result<()>> {
         match op {
-            Op::Kernel(launch, ready) => {
-                let launched = Launched::<B>::new(launch, ready, Arc::clone(self));
+            Op::Kernel(launched) => {
+                launched.begin(at_once);
                 if launched.blocks == 0 {
-                    return Some(launched.result().0);
+                    return Arc::into_inner(launched).map(|launched| launched.result().0);
                 }
                 self.executor.spawn(launched);
                 None
@@ -96,7 +104,7 @@ impl<B: Blocks> StreamState<B> {
             Op::Host(function) => Some(run_host(function)),
             Op::Record(event, with_error) => {
                 let mut list = lock(&self.list);
-                let error = if with_error { list.error.take() } else { None };
+                let error = if with_error { self.take_from(&mut list) } else { None };
                 list.happens = Some((event, error.map_or(Ok(()), Err)));
                 Some(Ok(()))
             }
@@ -110,34 +118,48 @@ impl<B: Blocks> StreamState<B> {
         }
     }
 
-    /// Puts in an operation that is not a kernel, and starts it if nothing is before it.
-    fn put(self: &Arc<Self>, op: Op<B::Ready>) {
+    /// Puts in an operation, and starts it if nothing is before it.
+    fn put(self: &Arc<Self>, op: StreamOp<B>) {
         if let Some(op) = self.submit(op)
-            && let Some(result) = self.start(op)
+            && let Some(result) = self.start(op, true)
         {
             self.end(result);
         }
     }
 
-    /// Everything put in so far.
+    /// An operation is put in. The caller has locked the list.
+    fn count_submitted(&self) {
+        self.submitted.store(self.submitted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Everything put in so far: by this thread, or before something that this thread has seen.
     fn ticket(&self) -> u64 {
-        lock(&self.list).submitted
+        self.submitted.load(Ordering::Relaxed)
     }
 
     fn take_error(&self) -> Result<()> {
-        lock(&self.list).error.take().map_or(Ok(()), Err)
+        // Who has seen that an operation has ended sees whether it failed.
+        if !self.failed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.take_from(&mut lock(&self.list)).map_or(Ok(()), Err)
+    }
+
+    fn take_from(&self, list: &mut List<B>) -> Option<Error> {
+        self.failed.store(false, Ordering::Relaxed);
+        list.error.take()
     }
 }
 
 /// An operation that waits in a queue to be run by its driver.
 pub(super) struct Job<B: Blocks> {
     stream: Arc<StreamState<B>>,
-    op: Op<B::Ready>,
+    op: StreamOp<B>,
 }
 
 impl<B: Blocks> Job<B> {
     pub(super) fn run(self) {
-        if let Some(result) = self.stream.start(self.op) {
+        if let Some(result) = self.stream.start(self.op, false) {
             self.stream.end(result);
         }
     }
@@ -162,14 +184,10 @@ pub(super) struct ThreadStream<B: Blocks> {
 impl<B: Blocks> ThreadStream<B> {
     pub(super) fn new(handle: &Arc<Handle<B>>, number: u32) -> Self {
         let executor = Arc::clone(&handle.0);
-        let list = List {
-            waiting: VecDeque::new(),
-            busy: false,
-            submitted: 0,
-            error: None,
-            happens: None,
-        };
-        let state = StreamState { executor, list: Mutex::new(list), completed: AtomicU64::new(0) };
+        let list = List { waiting: VecDeque::new(), busy: false, error: None, happens: None };
+        let [submitted, completed] = [0, 0].map(AtomicU64::new);
+        let (list, failed) = (Mutex::new(list), AtomicBool::new(false));
+        let state = StreamState { executor, list, submitted, completed, failed };
         ThreadStream { state: Arc::new(state), number, _handle: Arc::clone(handle) }
     }
 
@@ -198,18 +216,16 @@ impl<B: Blocks> StreamOps for ThreadStream<B> {
         let executor = &self.state.executor;
         let ready = executor.blocks.prepare(&launch, self.number)?;
         executor.prepare(launch.bytes >= B::HEAVY_BYTES)?;
-        if let Some(op) = self.state.submit(Op::Kernel(launch, ready))
-            && let Some(result) = self.state.start(op)
-        {
-            self.state.end(result);
-        }
+        // Where it is now it stays: to move it from step to step was a tenth of a small call.
+        let launched = Launched::<B>::new(launch, ready, Arc::clone(&self.state));
+        self.state.put(Op::Kernel(Arc::new(launched)));
         Ok(())
     }
 
     fn copy_in(&self, to: &Arc<dyn Memory>, offset: usize, bytes: &[u8]) -> Result<()> {
         memory::range(to, offset, bytes.len())?;
         let mut list = lock(&self.state.list);
-        list.submitted += 1;
+        self.state.count_submitted();
         if list.busy {
             let (to, bytes) = (Arc::clone(to), bytes.into());
             list.waiting.push_back(Op::CopyIn { to, offset, bytes });

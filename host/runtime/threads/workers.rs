@@ -108,7 +108,9 @@ impl WorkerPool {
     /// at least one watches.
     #[inline]
     pub(super) fn notify(&self, cores: usize) {
-        self.launches.fetch_add(1, Ordering::Relaxed);
+        // Whether it changes is what counts: of two launches at the same time one may be lost.
+        self.launches
+            .store(self.launches.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         // SeqCst pairs with `doze`: the work was pushed before this load.
         if cores > 0 || self.watching.load(Ordering::SeqCst) == 0 {
             self.wake(cores.max(1));

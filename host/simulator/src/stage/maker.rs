@@ -187,7 +187,7 @@ impl<'a> StageMaker<'a> {
             }
             _ => return None,
         };
-        let elements = plan.parts[channel as usize].count;
+        let elements = plan.part(channel).count;
         Some(Class { kernel, elements, half, place })
     }
 
