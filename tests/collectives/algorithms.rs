@@ -100,7 +100,7 @@ fn three_slots() {
 /// of them.
 #[test]
 fn under_adversity() {
-    let seeds = std::env::var("FERROCCL_TEST_SEEDS").map_or(16, |seeds| seeds.parse().unwrap());
+    let seeds = std::env::var("FERROCCL_TEST_SEEDS").map_or(8, |seeds| seeds.parse().unwrap());
     for &protocol in ProtocolId::ALL {
         for algorithm in ALGORITHMS.into_iter().filter(|a| knows(*a, protocol)) {
             for seed in 0..seeds {
