@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::run::Step;
+use crate::run::{Step, root};
 use crate::{book, features, licences, new_crates, skips, space};
 
 /// The features of lints and documentation: everything.
@@ -168,6 +168,7 @@ pub(crate) fn nightly() -> Vec<Step> {
         ),
         train(),
         cuda_core(),
+        instructions(),
         Step::new("mutants", "planning and parsing: tests notice changed code (cargo-mutants)")
             .needs(|| cargo_tool("mutants"))
             .run_with("cargo mutants --package ferroccl-ptx --timeout 300", &NO_PTX),
@@ -181,6 +182,23 @@ fn train() -> Step {
         .run(&format!("cargo fmt {TRAIN} -- --check"))
         .run_with(&format!("cargo clippy {TRAIN} --all-targets -- -D warnings"), &apart)
         .run_with(&format!("cargo test {TRAIN}"), &apart)
+}
+
+/// A benchmark that is a workspace of its own.
+fn instructions() -> Step {
+    let cargo =
+        |what: &str| format!("cargo {what} --manifest-path benches/instructions/Cargo.toml");
+    // gungraun takes a relative path from elsewhere.
+    let target = root().join("target/instructions");
+    let apart = [NO_PTX[0], ("CARGO_TARGET_DIR", target.to_str().unwrap_or_default())];
+    Step::new("instructions", "how many instructions small calls take on the CPU, against a bar")
+        .needs(|| {
+            (!answers("valgrind", &["--version"])).then(|| "no valgrind: scripts/setup".to_owned())
+        })
+        .needs(gungraun_runner)
+        .run(&format!("{} -- --check", cargo("fmt")))
+        .run_with(&format!("{} --all-targets -- -D warnings", cargo("clippy --release")), &apart)
+        .run_with(&cargo("run --release"), &apart)
 }
 
 /// What no other build has: cuda-core takes CUDA's headers to build. Of the kernels those that its tests need.
@@ -250,6 +268,18 @@ fn oldest_toolchain() -> String {
     let exact = format!("{version}.0");
     let has = |name: &str| toolchain(name).is_none();
     if !has(&version) && has(&exact) { exact } else { version }
+}
+
+/// gungraun's runner, which must be of the version that the benchmark is built with.
+fn gungraun_runner() -> Option<String> {
+    let manifest = include_str!("../../benches/instructions/Cargo.toml");
+    let version = |line: &'static str| line.strip_prefix("gungraun = \"=")?.strip_suffix('"');
+    let version = manifest.lines().find_map(version).unwrap_or_default();
+    let output = Command::new("gungraun-runner").arg("--version").output();
+    let is = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    let there = is.is_ok_and(|is| is == format!("gungraun-runner {version}"));
+    let how = format!("cargo install gungraun-runner --version {version} --locked");
+    (!there).then(|| format!("no gungraun-runner {version}: {how}"))
 }
 
 /// What takes NCCL's kernels out of its library.
