@@ -117,7 +117,6 @@ mod tests {
         assert_eq!(ask(0, Registration::None, 60), 60);
         assert_eq!(ask(2, Registration::None, 99), 2);
         // An error is not kept.
-        drop(ask);
         let failed = last.get(&call(77), Registration::None, || Err(Error::argument("a", "b")));
         assert!(failed.is_err());
         let found = last.get(&call(77), Registration::None, || {
