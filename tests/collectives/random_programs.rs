@@ -313,7 +313,7 @@ fn seeds(n: u64) -> std::ops::Range<u64> {
 
 #[test]
 fn on_threads() {
-    for seed in seeds(300) {
+    for seed in seeds(150) {
         if let Err(why) = program(&Device::cpu(), seed, false) {
             panic!("seed {seed}: {why}");
         }
@@ -322,7 +322,7 @@ fn on_threads() {
 
 #[test]
 fn under_adversity() {
-    for seed in seeds(400) {
+    for seed in seeds(200) {
         let device = Device::new(Arc::new(CpuRuntime::seeded(Adversity::new(seed))));
         if let Err(why) = program(&device, seed, true) {
             panic!("seed {seed}: {why}");

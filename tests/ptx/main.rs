@@ -4,7 +4,7 @@
 //! calls, no local memory, wide accesses, no barrier copied into branches; and in what NVIDIA's
 //! assembler says: no spills, no stack, few enough registers for a full block. A trial is a module, or a
 //! module on an architecture: on sm_90 all kernels of the ring all-reduce of floats and of the all-gather, and a sample of all others;
-//! on sm_100 a sample of those of floats and bytes. The machine code of loops is looked at for floats. `FERROCCL_ASSEMBLE=all` is all of
+//! on sm_80 and sm_100 a sample of those of floats and bytes. The machine code of loops is looked at for floats. `FERROCCL_ASSEMBLE=all` is all of
 //! this for all types, some five minutes of two cores; the nightly tier does it. All that were assembled go with their registers to `target/ptx-report.txt`.
 //!
 //! Without PTX or without `ptxas` the trials are listed as ignored; with `FERROCCL_TEST_ALL` set
@@ -33,9 +33,6 @@ const ARCHS: [u32; 3] = [80, 90, 100];
 /// The one on which whole modules are assembled.
 const WHOLE: u32 = 90;
 
-/// The one on which only modules of floats, and of what moves bytes, are assembled, to save time: the nightly tier assembles all.
-const FEW: u32 = 100;
-
 /// Whether all is to be assembled.
 fn all() -> bool {
     std::env::var_os("FERROCCL_ASSEMBLE").is_some_and(|value| value == "all")
@@ -47,10 +44,11 @@ fn is_whole(module: &Module, arch: u32) -> bool {
     arch == WHOLE && (all() || named())
 }
 
-/// Whether any of a module's kernels is assembled for an architecture.
+/// Whether any of a module's kernels is assembled for an architecture: of modules that are not of floats, and do not just move bytes, on one
+/// architecture alone, to save time. The nightly tier assembles all.
 fn is_sampled(module: &Module, arch: u32) -> bool {
     let other = |t: &DataType| *t != DataType::F32 && module.name().ends_with(&format!("_{t}"));
-    arch != FEW || all() || !DataType::ALL.iter().any(other)
+    arch == WHOLE || all() || !DataType::ALL.iter().any(other)
 }
 
 /// A row of the report.
