@@ -12,7 +12,7 @@ use ferroccl_proxy::net::verbs::VerbsNet;
 use ferroccl_proxy::net::{FaultNet, Net, TraceNet};
 
 use crate::support::{
-    HANG, Random, Receiving, Sending, address, connect, exchange, log_until, meet, until,
+    HANG, Message, Random, Receiving, Sending, address, connect, exchange, log_until, meet, until,
 };
 use crate::{cable, config, conformance, net};
 
@@ -206,10 +206,14 @@ impl Drop for Lossy {
     }
 }
 
-/// Sends until there is an error.
-fn until_broken(send: &mut Sending, recv: &mut Receiving, bytes: usize) -> (NetError, NetError) {
+/// Sends until there is an error, and what both ends say then. The receiver begins with this buffer, if it has one.
+fn until_broken(
+    (send, recv): &mut (Sending, Receiving),
+    mut theirs: Option<Message>,
+    bytes: usize,
+) -> (NetError, NetError) {
     let data = vec![3; bytes];
-    let (mut ours, mut theirs, mut ends) = (None, None, [None, None]);
+    let (mut ours, mut ends) = (None, [None, None]);
     let since = Instant::now();
     while ends.iter().any(Option::is_none) {
         assert!(since.elapsed() < HANG, "it hangs: {ends:?}");
@@ -237,25 +241,52 @@ fn until_broken(send: &mut Sending, recv: &mut Receiving, bytes: usize) -> (NetE
     (ours, theirs)
 }
 
-/// A cable that loses everything: the card gives up after its retries, and both ends say which port that was.
+/// A buffer of a receiver that has nothing more to write: two messages come after its place was written, so that write has
+/// been acknowledged. Whatever breaks then, the receiver's device has nothing to give up.
+fn begun_and_quiet(ends: &mut (Sending, Receiving), bytes: usize) -> Message {
+    let (send, recv) = ends;
+    let buffers = [1, 1, bytes].map(|bytes| recv.begin(bytes, 0, 0).unwrap().unwrap());
+    for buffer in &buffers[..2] {
+        let message = until(|| send.begin(&[1], 0, 0).unwrap());
+        until(|| recv.is_done(buffer).unwrap());
+        until(|| send.is_done(&message).unwrap().then_some(()));
+    }
+    buffers.into_iter().last().unwrap()
+}
+
+const BROKEN: usize = 1 << 20;
+
+/// A cable that loses everything: the card gives up after its retries, and both ends say which port that was. An end whose
+/// card has nothing to give up is told by the other.
 #[test]
 #[ignore = "needs an RDMA device: `in_a_vm` has one"]
 fn a_cable_that_loses_everything_is_an_error() {
     // 2^10 * 4.096 us, twice: some milliseconds, but what the kernel makes of it.
     let net = cable(|c| (c.timeout, c.retry_cnt) = (10, 1));
-    let mut ends = connect(&net, 0);
-    exchange(&mut ends, b"before", 6, [0, 0]);
-    let (mut send, mut recv) = ends;
-    let lossy = Lossy::new();
-    let (ours, theirs) = until_broken(&mut send, &mut recv, 1 << 20);
-    drop(lossy);
-    let all = format!("{ours}; {theirs}");
-    // Linux 6.12's soft-RoCE may say no more than that the queue pair is in the error state.
-    let causes = ["failed: transport retry counter", "failed: Work Request Flushed"];
-    assert!(all.contains("queue pair "), "{all}");
-    assert!(causes.iter().any(|cause| all.contains(cause)), "{all}");
-    assert!(all.contains("rxa:1, ") || all.contains("rxb:1, "), "{all}");
-    assert!(all.contains("it ended the connection: "), "the other is told: {all}");
+    for both_write in [false, true] {
+        let mut ends = connect(&net, 0);
+        exchange(&mut ends, b"before", 6, [0, 0]);
+        let begun = (!both_write).then(|| begun_and_quiet(&mut ends, BROKEN));
+        let lossy = Lossy::new();
+        let (ours, theirs) = until_broken(&mut ends, begun, BROKEN);
+        drop(lossy);
+        // Linux 6.12's soft-RoCE may say no more than that the queue pair is in the error state.
+        let causes = ["failed: transport retry counter", "failed: Work Request Flushed"];
+        let own = |error: &NetError, port: &str| {
+            error.reason.contains(&format!("{port}, queue pair "))
+                && causes.iter().any(|cause| error.reason.contains(cause))
+        };
+        let told = |error: &NetError| error.reason.contains("it ended the connection: ");
+        let text = format!("both write: {both_write}; {ours}; {theirs}");
+        if both_write {
+            // Who gives up first tells the other, which may have given up in the meantime.
+            assert!(own(&ours, "rxa:1") || own(&theirs, "rxb:1"), "{text}");
+            assert!(own(&ours, "rxa:1") || told(&ours), "{text}");
+            assert!(own(&theirs, "rxb:1") || told(&theirs), "{text}");
+        } else {
+            assert!(own(&ours, "rxa:1") && told(&theirs), "{text}");
+        }
+    }
     // It is not the device that is broken.
     exchange(&mut connect(&net, 0), b"again", 5, [0, 0]);
 }
@@ -265,14 +296,15 @@ fn a_cable_that_loses_everything_is_an_error() {
 #[ignore = "needs an RDMA device: `in_a_vm` has one"]
 fn a_cable_that_is_pulled_is_an_error() {
     let net = cable(|c| (c.timeout, c.retry_cnt) = (10, 1));
-    let (mut send, mut recv) = connect(&net, 0);
+    let mut ends = connect(&net, 0);
+    let begun = begun_and_quiet(&mut ends, BROKEN);
     {
         let _pulled = Pulled::new();
-        let (ours, theirs) = until_broken(&mut send, &mut recv, 1 << 20);
-        let all = format!("{ours}; {theirs}");
-        assert!(all.contains(", queue pair ") && all.contains(" failed: "), "{all}");
-        assert!(all.contains("it ended the connection: "), "the other is told: {all}");
-        assert!(all.contains("rxa:1") || all.contains("rxb:1"), "{all}");
+        let (ours, theirs) = until_broken(&mut ends, Some(begun), BROKEN);
+        let text = format!("{ours}; {theirs}");
+        assert!(ours.reason.contains("rxa:1, queue pair "), "{text}");
+        assert!(ours.reason.contains(" failed: "), "{text}");
+        assert!(theirs.reason.contains("it ended the connection: "), "the other is told: {text}");
         // Nor can there be new connections.
         let mut listener = net.listen(0).unwrap();
         let mut connecting = net.connect(0, listener.handle()).unwrap();
