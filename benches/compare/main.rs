@@ -1,4 +1,4 @@
-//! FerroCCL against Open MPI, MPICH and gloo, side by side, and against the machine's memory.
+//! FerroCCL against Open MPI, also over UCX, MPICH and gloo, side by side, and against the machine's memory.
 //!
 //! ```text
 //! cargo bench --bench compare                      4 and 16 ranks, 8 B to 64 MiB, to the terminal
@@ -15,7 +15,7 @@
 //! One thread's FerroCCL runs also with other settings than its own choice ([`VARIANTS`]): the constants that
 //! choose rest on that table.
 //!
-//! It needs `mpicc` and `mpirun` (Debian's openmpi-bin and libopenmpi-dev). MPICH (Debian's mpich and libmpich-dev) takes part where it
+//! It needs `mpicc` and `mpirun` (Debian's openmpi-bin and libopenmpi-dev); one of Open MPI's settings is UCX. MPICH (Debian's mpich and libmpich-dev) takes part where it
 //! is; `scripts/python-tests torch` makes a Python that has torch. At the end it says where FerroCCL is slower than the fastest peer.
 
 mod ferro;
@@ -42,7 +42,8 @@ type Outcome<T> = Result<T, Failure>;
 /// Name and `mpirun` arguments of what OpenMPI is tried with. The single copy through the kernel (CMA)
 /// and yielding when oversubscribed are its own choices in all of them; without either it is slower
 /// here at every size, and without yielding by three orders of magnitude.
-const MPI_SETTINGS: [(&str, &[&str]); 3] = [
+/// The last one needs an Open MPI with UCX, as Debian's is; that takes what this machine has for want of the networks that it is made for.
+const MPI_SETTINGS: [(&str, &[&str]); 4] = [
     ("default", &["--bind-to", "none"]),
     ("eager 64 KiB", &["--bind-to", "none", "--mca", "btl_vader_eager_limit", "65536"]),
     (
@@ -56,6 +57,22 @@ const MPI_SETTINGS: [(&str, &[&str]); 3] = [
             "--mca",
             "coll_tuned_allreduce_algorithm",
             "4",
+        ],
+    ),
+    (
+        "UCX",
+        &[
+            "--bind-to",
+            "none",
+            "--mca",
+            "pml",
+            "ucx",
+            "--mca",
+            "pml_ucx_tls",
+            "any",
+            "--mca",
+            "pml_ucx_devices",
+            "any",
         ],
     ),
 ];
@@ -173,6 +190,7 @@ fn main() -> Outcome<()> {
     }
     let programs = Programs {
         open_mpi: peer::OPEN_MPI.compile()?,
+        settings: MPI_SETTINGS.len() - usize::from(!peer::open_mpi_has_ucx()),
         mpich: peer::MPICH
             .version()
             .filter(|_| !options.no_mpich)
@@ -202,6 +220,8 @@ fn main() -> Outcome<()> {
 /// What the peers run.
 struct Programs {
     open_mpi: String,
+    /// How many of [`MPI_SETTINGS`] it has.
+    settings: usize,
     /// Where there is MPICH.
     mpich: Option<String>,
 }
@@ -216,7 +236,7 @@ fn compare(
     results: &mut Results,
 ) -> Outcome<()> {
     let device = Device::cpu();
-    let mut mpi = MPI_SETTINGS
+    let mut mpi = MPI_SETTINGS[..programs.settings]
         .iter()
         .map(|(_, setting)| Peer::mpi(&programs.open_mpi, ranks, setting))
         .collect::<Outcome<Vec<_>>>()?;
@@ -244,7 +264,7 @@ fn compare(
     for (collective, bytes) in cases {
         let all_reduce = collective == Collective::AllReduce;
         let variants_there = if all_reduce { variants.len() } else { 0 };
-        let mut turns = turns(ranks, bytes, processes.is_some(), variants_there);
+        let mut turns = turns(ranks, bytes, (mpi.len(), processes.is_some(), variants_there));
         turns.retain(|who| all_reduce || !matches!(who, Contestant::MpiRing(_)));
         turns.extend(mpich.as_ref().map(|_| Contestant::Mpich));
         turns.extend(gloo.as_ref().map(|_| Contestant::Gloo));
@@ -296,16 +316,22 @@ fn compare(
     Ok(())
 }
 
-fn turns(ranks: u32, bytes: u64, processes: bool, variants: usize) -> Vec<Contestant> {
-    let settings = 0..MPI_SETTINGS.len();
+/// Who is measured, of so many settings of Open MPI, processes, and so many variants.
+fn turns(
+    ranks: u32,
+    bytes: u64,
+    (settings, processes, variants): (usize, bool, usize),
+) -> Vec<Contestant> {
     // FerroCCL's between MPI's, so that none of them has the quiet seconds for itself.
-    let mut turns = vec![Contestant::Mpi(0), Contestant::OneThread, Contestant::Mpi(1)];
-    turns.extend([Contestant::Threads, Contestant::Mpi(2)]);
-    if processes {
-        turns.push(Contestant::Processes);
+    let ours = [Contestant::OneThread, Contestant::Threads, Contestant::Processes];
+    let ours = &ours[..if processes { 3 } else { 2 }];
+    let mut turns = Vec::new();
+    for i in 0..settings.max(ours.len()) {
+        turns.extend((i < settings).then_some(Contestant::Mpi(i)));
+        turns.extend(ours.get(i));
     }
     if (ranks, bytes) == RING_CASE {
-        turns.extend(settings.map(Contestant::MpiRing));
+        turns.extend((0..settings).map(Contestant::MpiRing));
     }
     let worth = |i: &usize| VARIANTS[*i].1.contains(&bytes);
     turns.extend((0..variants).filter(worth).map(Contestant::Variant));

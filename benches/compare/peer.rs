@@ -277,6 +277,12 @@ impl Mpi {
     }
 }
 
+/// Whether Open MPI says that it can send by UCX.
+pub(crate) fn open_mpi_has_ucx() -> bool {
+    let output = Command::new("ompi_info").args(["--parsable", "--param", "pml", "ucx"]).output();
+    output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("mca:pml:ucx:"))
+}
+
 const PACKAGES: &str = "Debian's packages are openmpi-bin libopenmpi-dev (scripts/setup)";
 
 fn pipes(child: &mut Child) -> Outcome<(ChildStdin, ChildStdout)> {

@@ -220,6 +220,9 @@ impl Communicator {
 
     /// The failure of this communicator, if it has failed (NCCL's `ncclCommGetAsyncError`).
     ///
+    /// All ranks learn of the failure of one. A call in which a rank still waits fails; one that has all of its data ends well, even if
+    /// it ends on another rank with an error. Each later call is refused.
+    ///
     /// # Errors
     /// The first failure.
     pub fn async_error(&self) -> Result<()> {

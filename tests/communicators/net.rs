@@ -244,7 +244,7 @@ fn a_broken_connection_is_an_error_of_all_ranks() {
         let device = Device::cpu();
         let ranks = Communicator::init_all_with(&device, 3, &config).unwrap();
         let streams: Vec<_> = ranks.iter().map(|_| device.stream().unwrap()).collect();
-        let buffers: Vec<_> = ranks.iter().map(|_| device.alloc::<f32>(5000).unwrap()).collect();
+        let buffers: Vec<_> = ranks.iter().map(|_| device.alloc::<f32>(20_000).unwrap()).collect();
         let mut calls = Vec::new();
         for ((rank, buffer), stream) in ranks.iter().zip(&buffers).zip(&streams) {
             let call = rank.all_reduce(buffer, buffer, ReduceOp::Sum, stream);

@@ -1,10 +1,10 @@
 //! Topologies: files and machines that are read, paths, channels that are searched for, and how hosts are joined.
 
+mod choices;
 mod detect;
 mod files;
 mod graphs;
 mod merge;
-mod processes;
 mod systems;
 mod xml;
 

@@ -1,32 +1,25 @@
-//! The model of CPU devices, measured.
+//! The model of CPU devices whose ranks are in one process, measured.
 //!
 //! All ranks of a process run their block of a channel on one core (`runtime::cpu`), one after the other; what
 //! counts is the work of all ranks together:
 //!
 //! ```text
-//! time = call + steps (step + f filled) + moved (bytes / k) byte     steps of all ranks, f of them with data;
-//!                                                                    moved: how often each byte of the call is;
-//!                                                                    k channels, each on a core of its own
+//! time = ranks call + steps (step + f filled) + moved (bytes / k) byte     steps of all ranks, f of them with data;
+//!                                                                          moved: how often each byte of the call is;
+//!                                                                          k channels, each on a core of its own
 //!
 //! ring:  n ranks with 2 (n - 1) steps each for an all-reduce, each of an n-th of the bytes
 //! tree, chain:  2 (n - 1) steps for all ranks together, each of all bytes: a byte is moved as often as by a ring
 //! ```
 //!
-//! [`Workload`] has these two numbers for every algorithm.
+//! [`Workload`] has these two numbers for every algorithm, and how much of a ring's step and byte one of its own takes
+//! ([`Share`]).
 //!
-//! [`COSTS`] are fitted to `benches/records/2026-11-21-foundation.md`, section "other settings": the times of LL,
-//! LL128 and Simple for 8 B to 256 KiB with 4 and with 16 ranks, all-reduce, operations in a row, one thread; each
-//! protocol's four figures are the least squares of the relative error, but for LL128's step, which is LL's. They meet each of its 36 times within
-//! 12 %, but for two, of 64 B with 16 ranks, which the record's other section has a third lower: 19 %. Which
-//! protocol of a ring is the fastest comes out as measured: LL to 64 B with 4 ranks and to 512 B with 16, then Simple,
-//! LL128 never.
-//!
-//! Only the ring's all-reduce has been fitted. All else is the same figures times its own number of steps and of
-//! bytes moved; an algorithm that is not the ring counts a tenth more ([`UNMEASURED`]). Three figures of theirs are
-//! ratios of `ferroccl perf` in a debug build on a busy machine, 4 and 16 ranks, the least of 12 runs ([`OPENED`],
-//! [`SPREAD`], [`BLOCK`]): good for which is the faster, not for how long it takes. What came out is what they were made
-//! to give: for small all-reduces the chain before the tree, the ring and last one-shot; for all-gathers the ring before
-//! Bruck's rounds up to 16 ranks at least.
+//! The figures are the least squares of the logarithms of the times of `benches/records/2026-11-27-one-thread.md`: 2 to 16 ranks of
+//! one thread, 8 B to 256 KiB, all-reduce, all-gather, reduce-scatter, broadcast and reduce by each algorithm and protocol. Some shares
+//! were then rounded by hand to the side on which the better way is chosen. That record says how far what is chosen is from the
+//! fastest, and a test compares the two. What is over the network, in windows or an algorithm of the user's is not measured there: it
+//! has figures of its own, or counts as [`UNMEASURED`].
 
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
@@ -45,27 +38,28 @@ pub const BUFFER_BYTES: [usize; 3] = [64 << 10, 128 << 10, 256 << 10];
 
 /// What a protocol costs, in microseconds.
 struct Costs {
-    /// A call, before and after its steps.
+    /// A call of a rank, before and after its steps.
     call: f64,
     /// A step of a rank.
     step: f64,
     /// More, for a step that has data.
     filled: f64,
-    /// A byte of data: for LL a quarter of a line (8 bytes, 4 of them data, 3.2 ns); for LL128 a 120th of one
-    /// (36 ns).
+    /// A byte of data that is reduced.
     byte: f64,
 }
 
 /// By [`ProtocolId`]; see the module's text.
 const COSTS: [Costs; 3] = [
-    Costs { call: 1.56, step: 0.0343, filled: 0.0, byte: 0.802e-3 },
-    Costs { call: 2.01, step: 0.0343, filled: 0.116, byte: 0.299e-3 },
-    Costs { call: 1.45, step: 0.0656, filled: 0.0131, byte: 0.0332e-3 },
+    Costs { call: 0.562, step: 0.0213, filled: 0.0, byte: 0.436e-3 },
+    Costs { call: 0.609, step: 0.0310, filled: 0.0750, byte: 0.196e-3 },
+    Costs { call: 0.558, step: 0.0497, filled: 0.0, byte: 0.025e-3 },
 ];
+/// The part of a byte's time where it is only copied.
+const COPY: f64 = 0.707;
 
-/// What a byte costs more, all cores together, when it comes from memory: the same record, Simple from 16 MiB on,
-/// 0.047 ns (4 ranks) and 0.044 ns (16) with two cores at work, less what it costs them from cache.
-const MEMORY_BYTE: f64 = 0.0289e-3;
+/// What a byte costs more, all cores together, when it comes from memory: `benches/records/2026-11-21-foundation.md`, Simple from 16 MiB
+/// on, 0.047 ns (4 ranks) and 0.044 ns (16) with two cores at work, less what it costs them from cache.
+const MEMORY_BYTE: f64 = 0.0345e-3;
 /// Bytes of all ranks' buffers from which they come from memory: half of the record's L3.
 const CACHE: u64 = 16 << 20;
 /// Bytes of a chunk are a multiple of this: the ring's kernel cuts no finer.
@@ -74,18 +68,36 @@ const GRAIN: u64 = 16;
 /// at 256 KiB, where they halve the time.
 pub(super) const BYTES_A_CHANNEL: u64 = 32 << 10;
 
-/// How much more a step takes over a connection that is opened for it: of Bruck's rounds, whose peers change from step to step. A
-/// rank's lines for another over the mesh count as one, which is not measured: it was so when one-shot opened its peers.
-const OPENED: f64 = 5.0;
-/// How much more of their bytes they move: Bruck through slots, where a ring writes into the next rank's buffer; over the mesh
-/// line by line, as much as one-shot did through slots and scratch memory, which is not measured either.
-const SPREAD: [f64; 2] = [2.0, 4.0];
-/// What a byte takes in a direct call for each rank that reads it or gets it: `benches/records/2026-11-25-direct.md`.
-const DIRECT: f64 = 0.8;
+/// How much of a ring's step, and of its byte, one of an algorithm takes.
+struct Share {
+    step: f64,
+    byte: f64,
+}
+
+/// Both ways of a tree are blocks of their own, which wait for each other.
+const TREE: Share = Share { step: 1.8, byte: 1.3 };
+/// Its ranks have their steps in the order in which they run.
+const CHAIN: Share = Share { step: 0.777, byte: 1.3 };
+/// The peers change from round to round, and blocks are put in order.
+const BRUCK: Share = Share { step: 4.5, byte: 1.6 };
+/// The peers change from round to round.
+const DOUBLING: Share = Share { step: 2.2, byte: 1.25 };
+/// A step is a rank's message to another. Not of the least squares, which gave small sizes too much.
+const LINEAR: Share = Share { step: 1.8, byte: 1.1 };
+/// A step is a rank's lines for another.
+const ONE_SHOT: Share = Share { step: 0.5, byte: 1.93 };
+/// The same where each rank has its own for another: of all-gathers and reduce-scatters.
+const ONE_SHOT_PARTS: Share = Share { step: 0.6, byte: 2.2 };
+/// The same twice, of an n-th of the bytes.
+const TWO_SHOT: Share = Share { step: 1.0, byte: 1.74 };
+/// An algorithm of the user's, whose peers may change from step to step: a third more than the most of the others. Not measured.
+const OWN: Share = Share { step: 6.0, byte: 2.0 };
+/// A direct call: what a byte takes for each rank that reads it or gets it, `benches/records/2026-11-25-direct.md`.
+const DIRECT: Share = Share { step: 1.3, byte: 1.1 };
 /// The same where a rank plays the switch of NVLS. Not measured.
-const NVLS: f64 = 3.0;
+const NVLS: Share = Share { step: 1.3, byte: 4.0 };
 /// What a block of a rank takes beyond the first, in microseconds: trees have one for each way.
-const BLOCK: f64 = 0.25;
+const BLOCK: f64 = 0.129;
 
 /// Bytes of the largest call that stays in cache.
 fn cached(s: &Situation<'_>) -> u64 {
@@ -136,9 +148,14 @@ const WIRE: [f64; 3] = [4.3, 2.1, 1.0];
 const SOCKETS: f64 = 3.4;
 /// What a step over a network takes, in microseconds, by [`ProtocolId`]: from a kernel through two proxies and sockets to the other
 /// kernel. The same record, all-reduces of 8 bytes over 2 hosts: two such steps around the ring, and one by doubling.
-const CROSSING: [f64; 3] = [8.6, 7.9, 7.7];
+const CROSSING: [f64; 3] = [9.2, 8.5, 8.3];
 
 impl Workload {
+    /// With its steps and bytes in those of a ring.
+    fn at(self, share: &Share) -> Workload {
+        Workload { steps: share.step * self.steps, moved: share.byte * self.moved, ..self }
+    }
+
     fn new(
         s: &Situation<'_>,
         collective: Collective,
@@ -176,17 +193,21 @@ impl Workload {
                 Workload { steps: 1.0, moved: 1.0, parts: 1.0, ..ring }
             }
             Algorithm::Ring => ring,
-            Algorithm::Tree if collective == Collective::Broadcast => along(1.0, levels),
-            Algorithm::Tree if passes_down => Workload { blocks: n, ..along(1.0, levels) },
-            Algorithm::Tree => Workload { blocks: n, ..along(2.0, 2.0 * levels) },
+            Algorithm::Tree if collective == Collective::Broadcast => along(1.0, levels).at(&TREE),
+            Algorithm::Tree if passes_down => {
+                Workload { blocks: n, ..along(1.0, levels) }.at(&TREE)
+            }
+            Algorithm::Tree => Workload { blocks: n, ..along(2.0, 2.0 * levels) }.at(&TREE),
             // To the last rank, and on to the root or the blocks' owners: half of the way on the average. Blocks go
             // each by itself.
             Algorithm::Chain if collective == Collective::ReduceScatter => {
                 let whole = along(1.5, 2.0 * (hosts - 1.0));
-                Workload { steps: n * 2.0 * (n - 1.0), parts: n, ..whole }
+                Workload { steps: n * 2.0 * (n - 1.0), parts: n, ..whole }.at(&CHAIN)
             }
-            Algorithm::Chain if collective == Collective::Reduce => along(1.5, 2.0 * (hosts - 1.0)),
-            Algorithm::Chain => along(2.0, 2.0 * (hosts - 1.0)),
+            Algorithm::Chain if collective == Collective::Reduce => {
+                along(1.5, 2.0 * (hosts - 1.0)).at(&CHAIN)
+            }
+            Algorithm::Chain => along(2.0, 2.0 * (hosts - 1.0)).at(&CHAIN),
             // The leader turns what it has around: a step more.
             Algorithm::Hierarchical => {
                 let leaders = ring_steps(collective, hosts);
@@ -200,69 +221,64 @@ impl Workload {
                     crossings: leaders,
                     sent: leaders / hosts,
                 }
+                .at(&CHAIN)
             }
             // Line by line, over the mesh.
-            Algorithm::OneShot => {
+            Algorithm::OneShot if collective == Collective::AllReduce => {
                 let edges = n * (n - 1.0);
-                let parts = if collective == Collective::AllReduce { n } else { 1.0 };
-                let moved = SPREAD[1] * parts * (n - 1.0);
-                Workload { steps: OPENED * edges, moved, parts: 1.0, ..ring }
+                Workload { steps: edges, moved: edges, parts: 1.0, ..ring }.at(&ONE_SHOT)
+            }
+            Algorithm::OneShot => {
+                Workload { steps: n * (n - 1.0), moved: n - 1.0, ..ring }.at(&ONE_SHOT_PARTS)
             }
             Algorithm::TwoShot => {
                 let edges = n * (n - 1.0);
-                let moved = SPREAD[1] * 2.0 * (n - 1.0);
-                Workload { steps: 2.0 * OPENED * edges, moved, ..ring }
+                Workload { steps: 2.0 * edges, moved: 2.0 * (n - 1.0), ..ring }.at(&TWO_SHOT)
             }
             // Parts of all inputs, each to all outputs.
-            Algorithm::Direct => {
-                let moved = DIRECT * if collective == Collective::AllReduce { n } else { n / 2.0 };
-                Workload { steps: 2.0 * n * (n - 1.0), moved, ..ring }
+            Algorithm::Direct | Algorithm::Nvls => {
+                let moved = if collective == Collective::AllReduce { n } else { n / 2.0 };
+                // With NVLS pack by pack instead of by whole buffers: a rank plays the switch.
+                let share = if algorithm == Algorithm::Direct { &DIRECT } else { &NVLS };
+                Workload { steps: 2.0 * n * (n - 1.0), moved, ..ring }.at(share)
             }
-            // The same, pack by pack instead of by whole buffers: a rank plays the switch.
-            Algorithm::Nvls => {
-                let moved = NVLS * if collective == Collective::AllReduce { n } else { n / 2.0 };
-                Workload { steps: 2.0 * n * (n - 1.0), moved, ..ring }
-            }
-            // Blocks are read again when a later round sends them on, where a ring has them in its slots.
             Algorithm::Bruck => Workload {
-                steps: OPENED * n * rounds(s.ranks()),
-                moved: SPREAD[0] * steps,
-                from_memory: 1.0,
+                steps: n * rounds(s.ranks()),
+                moved: steps,
                 crossings: rounds(s.nodes()),
                 sent: (n - 1.0) / hosts,
                 ..ring
-            },
-            // All bytes in every round, of every rank.
+            }
+            .at(&BRUCK),
+            // All bytes in every message.
             Algorithm::Doubling => {
-                let rounds = doubling_rounds(s.ranks());
+                let messages = doubling_messages(s.ranks());
                 let crossings = doubling_rounds(s.nodes());
                 Workload {
-                    steps: OPENED * n * rounds,
-                    moved: SPREAD[0] * n * rounds,
+                    steps: messages,
+                    moved: messages,
                     parts: 1.0,
                     crossings,
                     sent: DOUBLED * crossings * n / hosts,
                     ..ring
                 }
+                .at(&DOUBLING)
             }
-            // From rank to rank; each two have compared their calls before.
-            Algorithm::Linear if collective == Collective::Broadcast => Workload {
-                steps: OPENED * (n - 1.0),
-                moved: SPREAD[0] * (n - 1.0),
-                parts: 1.0,
-                ..ring
-            },
+            // From rank to rank.
+            Algorithm::Linear if collective == Collective::Broadcast => {
+                Workload { steps: n - 1.0, moved: n - 1.0, parts: 1.0, ..ring }.at(&LINEAR)
+            }
             Algorithm::Linear => {
-                Workload { steps: OPENED * n * (n - 1.0), moved: SPREAD[0] * steps, ..ring }
+                Workload { steps: n * (n - 1.0), moved: steps, ..ring }.at(&LINEAR)
             }
-            // Peers may change from step to step, as Bruck's do.
             Algorithm::Own(_) => Workload {
-                steps: OPENED * n * own.steps,
-                moved: SPREAD[0] * n * own.sent,
+                steps: n * own.steps,
+                moved: n * own.sent,
                 crossings: if s.nodes() > 1 { own.steps } else { 0.0 },
                 sent: n * own.sent / hosts,
                 ..ring
-            },
+            }
+            .at(&OWN),
             // To the network, and back.
             Algorithm::CollnetDirect | Algorithm::CollnetChain => Workload {
                 steps: 2.0 * n,
@@ -277,9 +293,22 @@ impl Workload {
     }
 }
 
+/// Messages of all ranks by doubling: a round for each binary digit, and one to and one from each rank beyond a power of two.
+fn doubling_messages(ranks: u32) -> f64 {
+    let rounds = ranks.max(1).ilog2();
+    let paired = 1 << rounds;
+    f64::from(paired) * f64::from(rounds) + 2.0 * f64::from(ranks.max(1) - paired)
+}
+
 /// What a step over a network that reduces takes: NCCL's figures, not measured.
 pub(super) fn collnet_crossing(algorithm: Algorithm, protocol: ProtocolId) -> f64 {
     STEP[Hardware::Net as usize][algorithm.index()][modelled_as(protocol)]
+}
+
+/// Whether a collective adds up, or only moves.
+fn reduces(collective: Collective) -> bool {
+    use Collective::{AllReduce, Reduce, ReduceScatter};
+    matches!(collective, AllReduce | Reduce | ReduceScatter)
 }
 
 /// The time of an algorithm and protocol on `channels` channels. `net` is the ring's path over the network, for several
@@ -299,12 +328,16 @@ pub(super) fn cost(
     let work = Workload::new(s, collective, algorithm, own);
     // Of all ranks' work a host has that of its own.
     let share = (ranks / nodes).ceil() / ranks;
-    let more = if algorithm == Algorithm::Ring { 1.0 } else { UNMEASURED };
+    let more = match algorithm {
+        Algorithm::Hierarchical | Algorithm::CollnetDirect | Algorithm::CollnetChain => UNMEASURED,
+        _ => 1.0,
+    };
     let filled = (bytes / (GRAIN as f64 * at_once * work.parts)).min(1.0);
     let steps = work.steps * (costs.step + filled * costs.filled) + work.blocks * BLOCK;
-    let mut latency = costs.call + more * share * steps;
+    let mut latency = share * (ranks * costs.call + more * steps);
 
-    let each = costs.byte / at_once + if in_memory { work.from_memory * MEMORY_BYTE } else { 0.0 };
+    let byte = if reduces(collective) { costs.byte } else { COPY * costs.byte };
+    let each = byte / at_once + if in_memory { work.from_memory * MEMORY_BYTE } else { 0.0 };
     // Microseconds a byte of the call.
     let mut a_byte = more * work.moved * share * each;
     if s.nodes() > 1 {

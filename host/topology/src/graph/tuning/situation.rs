@@ -153,8 +153,7 @@ impl<'a> Situation<'a> {
     }
 
     /// Whether the model's figures of this algorithm come from measurements: NCCL's for its own algorithms on GPUs, and those
-    /// of `benches/records/` for the ring's all-reduce of CPU devices. All others are reckoned from their steps and the
-    /// bytes that they move.
+    /// of `benches/records/` on CPU devices. All others are reckoned from their steps and the bytes that they move.
     #[must_use]
     pub fn is_measured(&self, collective: Collective, algorithm: Algorithm) -> bool {
         use Algorithm::{
@@ -162,15 +161,20 @@ impl<'a> Situation<'a> {
             TwoShot,
         };
         match self.devices {
-            Devices::Cpu { .. } if self.processes.is_some() => {
-                use Collective::{AllGather, AllReduce, Broadcast, ReduceScatter};
-                matches!(collective, AllReduce | AllGather | ReduceScatter | Broadcast)
-                    && matches!(
-                        algorithm,
-                        Ring | Tree | Chain | Bruck | OneShot | TwoShot | Doubling | Linear
-                    )
+            Devices::Cpu { .. } => {
+                use Collective::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
+                // Between processes reductions to one rank were not measured.
+                let known = match collective {
+                    AllReduce | AllGather | ReduceScatter | Broadcast => true,
+                    Reduce => self.processes.is_none(),
+                    _ => false,
+                };
+                let way = matches!(
+                    algorithm,
+                    Ring | Tree | Chain | Bruck | OneShot | TwoShot | Doubling | Linear
+                );
+                known && way
             }
-            Devices::Cpu { .. } => (collective, algorithm) == (Collective::AllReduce, Ring),
             Devices::Gpus(_) => {
                 matches!(algorithm, Ring | Tree | CollnetDirect | CollnetChain)
             }

@@ -1,0 +1,141 @@
+//! The choice on CPU devices beside what was measured there.
+
+use std::collections::BTreeMap;
+
+use ferroccl_topology::graph::tuning::{
+    Algorithm, Collective, Devices, ProtocolId, Settings, Situation, choose, predict,
+};
+
+/// Ranks in processes of their own. A record has a table: collective, ranks, algorithm, protocol, and then microseconds by size.
+const PROCESSES: &str = include_str!("../../../../benches/records/2026-11-26-processes.md");
+/// Ranks of one thread.
+const ONE_THREAD: &str = include_str!("../../../../benches/records/2026-11-27-one-thread.md");
+/// The sizes of their columns, in bytes.
+const SIZES: [u64; 6] = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10];
+/// The cores of their machine.
+const CORES: u32 = 2;
+
+/// Collective, ranks and bytes.
+type Case = (String, u32, u64);
+/// Algorithm, protocol and microseconds.
+type Way = (String, String, f64);
+type Times = BTreeMap<Case, Vec<Way>>;
+
+/// The times of a record. What was not measured has a `-` there.
+fn measured(record: &str) -> Times {
+    let mut times = Times::new();
+    for line in record.lines() {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [collective, ranks, algorithm, protocol, by_size @ ..] = &cells[..] else {
+            continue;
+        };
+        let (Ok(ranks), true) = (ranks.parse(), by_size.len() == SIZES.len()) else {
+            continue;
+        };
+        for (bytes, time) in SIZES.iter().zip(by_size).filter(|(_, time)| **time != "-") {
+            let row = times.entry(((*collective).to_owned(), ranks, *bytes)).or_default();
+            row.push(((*algorithm).to_owned(), (*protocol).to_owned(), time.parse().unwrap()));
+        }
+    }
+    times
+}
+
+fn named(collective: &str) -> Collective {
+    *Collective::ALL.iter().find(|c| c.to_string() == collective).unwrap()
+}
+
+/// How far the chosen ways are from the fastest.
+struct Ratios(Vec<(f64, String)>);
+
+impl Ratios {
+    /// Of what is chosen in the situation of so many ranks, the largest first.
+    fn new(times: &Times, situation: impl Fn(u32) -> Situation<'static>) -> Ratios {
+        let ratio = |((collective, ranks, bytes), ways): (&Case, &Vec<Way>)| {
+            let collective = named(collective);
+            let choice =
+                choose(&situation(*ranks), collective, *bytes, &Settings::default()).unwrap();
+            let way = (choice.algorithm.to_string(), choice.protocol.to_string());
+            let chosen = ways.iter().find(|(a, p, _)| (a, p) == (&way.0, &way.1));
+            let best = ways.iter().min_by(|a, b| a.2.total_cmp(&b.2)).unwrap();
+            let chosen =
+                chosen.unwrap_or_else(|| panic!("{way:?} of {collective} was not measured"));
+            let text = format!("{collective}, {ranks} ranks, {bytes} B: {chosen:?}, not {best:?}");
+            (chosen.2 / best.2, text)
+        };
+        let mut ratios: Vec<(f64, String)> = times.iter().map(ratio).collect();
+        ratios.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let ratios = Ratios(ratios);
+        println!("{} within 1.1, {} within 1.25", ratios.within(1.1), ratios.within(1.25));
+        ratios.0.iter().take(12).for_each(|r| println!("{r:?}"));
+        ratios
+    }
+
+    /// The part of them that is at most that.
+    fn within(&self, limit: f64) -> f64 {
+        let count = self.0.iter().filter(|r| r.0 <= limit).count();
+        count as f64 / self.0.len() as f64
+    }
+}
+
+#[test]
+fn what_is_chosen_between_processes_is_about_the_fastest_that_was_measured() {
+    let times = measured(PROCESSES);
+    assert_eq!(times.len(), 4 * 4 * SIZES.len(), "four collectives, four numbers of processes");
+    let ratios = Ratios::new(&times, |processes| {
+        Situation::new(1, processes, Devices::Cpu { ring: None }).with_processes(processes, CORES)
+    });
+    // The record's figures differ by up to 2.5 times from one second to another: it is the bulk of them that counts.
+    assert!(ratios.within(1.1) >= 0.6 && ratios.within(1.5) >= 0.9);
+}
+
+#[test]
+fn what_is_chosen_in_one_process_is_the_fastest_that_was_measured_or_a_tenth_slower() {
+    let times = measured(ONE_THREAD);
+    // Five collectives of 8 numbers of ranks; two of them have at least 16 bytes a rank, which leaves out 8 B, and 64 B of 5 numbers.
+    assert_eq!(times.len(), 8 * 5 * SIZES.len() - 2 * (8 + 5));
+    let ratios = Ratios::new(&times, |ranks| {
+        Situation::new(1, ranks, Devices::Cpu { ring: None }).with_channels(CORES)
+    });
+    assert!(ratios.within(1.1) >= 0.95 && ratios.within(1.3) >= 1.0);
+}
+
+/// Not only the order: what the model says is what a call takes.
+#[test]
+fn what_calls_take_in_one_process_is_what_was_measured() {
+    let mut off = Vec::new();
+    for ((collective, ranks, bytes), ways) in &measured(ONE_THREAD) {
+        let s = Situation::new(1, *ranks, Devices::Cpu { ring: None }).with_channels(CORES);
+        let collective = named(collective);
+        for (algorithm, protocol, time) in ways {
+            let algorithm = Algorithm::ALL.iter().find(|a| a.to_string() == *algorithm).unwrap();
+            let protocol = ProtocolId::ALL.iter().find(|p| p.to_string() == *protocol).unwrap();
+            let settings = Settings::default();
+            let model = predict(&s, collective, *algorithm, *protocol, *bytes, &settings);
+            off.push((model.cost.unwrap().time_us / time).max(time / model.cost.unwrap().time_us));
+        }
+    }
+    off.sort_by(f64::total_cmp);
+    let of = |part: f64| off[(off.len() as f64 * part) as usize];
+    println!("{} times: {} {} {}", off.len(), of(0.5), of(0.9), off[off.len() - 1]);
+    assert!(of(0.5) < 1.15 && of(0.9) < 1.5);
+}
+
+#[test]
+fn processes_with_a_core_each_and_one_process_are_told_from_those_that_share_cores() {
+    let fastest = |processes: u32, cores: u32| {
+        let situation = Situation::new(1, 8, Devices::Cpu { ring: None });
+        let situation = situation.with_processes(processes, cores);
+        choose(&situation, Collective::AllReduce, 8, &Settings::default()).unwrap()
+    };
+    let time = |processes, cores| fastest(processes, cores).cost.time_us;
+    assert!(time(8, 8) < time(8, 4) && time(8, 4) < time(8, 2) && time(8, 2) < time(8, 1));
+    // No process, no core, and more processes than ranks are numbers that a caller may have.
+    assert_eq!(fastest(0, 0).algorithm, fastest(1, 2).algorithm);
+    assert_eq!(fastest(u32::MAX, 0).cost, fastest(8, 1).cost);
+    // Several hosts have the network in between.
+    let hosts = Situation::new(2, 8, Devices::Cpu { ring: None });
+    let cost = |s: &Situation<'_>| choose(s, Collective::AllReduce, 8, &Settings::default());
+    assert_eq!(cost(&hosts.clone().with_processes(8, 2)), cost(&hosts));
+    assert_ne!(fastest(8, 2).algorithm, Algorithm::Chain);
+    assert_eq!(fastest(1, 2).protocol, ProtocolId::Ll);
+}
