@@ -7,7 +7,7 @@ use ferroccl_topology::graph::tuning::{
 };
 
 /// Ranks in processes of their own. A record has a table: collective, ranks, algorithm, protocol, and then microseconds by size.
-const PROCESSES: &str = include_str!("../../../../benches/records/2026-11-26-processes.md");
+const PROCESSES: &str = include_str!("../../../../benches/records/2026-11-27-between-processes.md");
 /// Ranks of one thread.
 const ONE_THREAD: &str = include_str!("../../../../benches/records/2026-11-27-one-thread.md");
 /// The sizes of their columns, in bytes.
@@ -78,14 +78,14 @@ impl Ratios {
 }
 
 #[test]
-fn what_is_chosen_between_processes_is_about_the_fastest_that_was_measured() {
+fn what_is_chosen_between_processes_is_the_fastest_that_was_measured_or_a_tenth_slower() {
     let times = measured(PROCESSES);
-    assert_eq!(times.len(), 4 * 4 * SIZES.len(), "four collectives, four numbers of processes");
+    // Five collectives of 6 numbers of processes; two of them have at least 16 bytes a rank, which leaves out 8 B, and 64 B of 3 numbers.
+    assert_eq!(times.len(), 6 * 5 * SIZES.len() - 2 * (6 + 3));
     let ratios = Ratios::new(&times, |processes| {
         Situation::new(1, processes, Devices::Cpu { ring: None }).with_processes(processes, CORES)
     });
-    // The record's figures differ by up to 2.5 times from one second to another: it is the bulk of them that counts.
-    assert!(ratios.within(1.1) >= 0.6 && ratios.within(1.5) >= 0.9);
+    assert!(ratios.within(1.1) >= 0.95 && ratios.within(1.3) >= 1.0);
 }
 
 #[test]

@@ -24,8 +24,9 @@
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
 use super::rules::{LEAST_BW, modelled_as};
+use super::situation::{UNMEASURED, doubling_messages, doubling_rounds, ring_steps, rounds};
 use super::tables::{Hardware, STEP};
-use super::{AlgorithmFigures, Cost, Situation, UNMEASURED, doubling_rounds, ring_steps, rounds};
+use super::{AlgorithmFigures, Cost, Situation};
 use crate::graph::ChannelGraph;
 use crate::speed;
 
@@ -293,20 +294,13 @@ impl Workload {
     }
 }
 
-/// Messages of all ranks by doubling: a round for each binary digit, and one to and one from each rank beyond a power of two.
-fn doubling_messages(ranks: u32) -> f64 {
-    let rounds = ranks.max(1).ilog2();
-    let paired = 1 << rounds;
-    f64::from(paired) * f64::from(rounds) + 2.0 * f64::from(ranks.max(1) - paired)
-}
-
 /// What a step over a network that reduces takes: NCCL's figures, not measured.
 pub(super) fn collnet_crossing(algorithm: Algorithm, protocol: ProtocolId) -> f64 {
     STEP[Hardware::Net as usize][algorithm.index()][modelled_as(protocol)]
 }
 
 /// Whether a collective adds up, or only moves.
-fn reduces(collective: Collective) -> bool {
+pub(super) fn reduces(collective: Collective) -> bool {
     use Collective::{AllReduce, Reduce, ReduceScatter};
     matches!(collective, AllReduce | Reduce | ReduceScatter)
 }

@@ -49,4 +49,4 @@ pub use tuner::Tuner;
 
 pub use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
-use situation::{MAX_CHANNELS, UNMEASURED, doubling_rounds, is_faster, ring_steps, rounds};
+use situation::{MAX_CHANNELS, doubling_rounds, is_faster, ring_steps, rounds};

@@ -11,33 +11,68 @@
 //! work:   calls and steps of all ranks, and their lines over the mesh
 //! ```
 //!
-//! A one-shot call has one wait, a chain one for each of its ranks, up and down. So with 16 processes on 2 cores one-shot takes 60 us
-//! for 8 bytes, where a chain, the fastest way of 16 ranks in one thread, takes 200.
+//! A one-shot call has one wait, a chain one for each of its ranks, up and down. So with 16 processes on 2 cores one-shot takes 40 to 50 us
+//! for 8 bytes, where a chain, the fastest way of 16 ranks in one thread, takes 140.
 //!
-//! The figures are the least squares of the logarithms of the times of `benches/records/2026-11-26-processes.md`: 2 to 16 processes on
-//! 2 cores, 8 B to 256 KiB, all-reduce, all-gather, reduce-scatter and broadcast by each algorithm and protocol. That record says how
-//! far what is chosen by them is from the fastest, and a test compares the two. Those of Doubling and Linear were measured later, and
-//! fitted by hand to their rows of that table.
+//! The figures are the least squares of the logarithms of the times of `benches/records/2026-11-27-between-processes.md`: 2 to 16 processes on
+//! 2 cores, 8 B to 256 KiB, all-reduce, all-gather, reduce-scatter, broadcast and reduce by each algorithm and protocol; some were then
+//! changed by hand to the side on which the better way is chosen. That record says how far what is chosen by them is from the fastest, and
+//! a test compares the two.
 
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
 use super::rules::modelled_as;
-use super::situation::{doubling_rounds, ring_steps, rounds};
+use super::situation::{doubling_messages, doubling_rounds, ring_steps, rounds};
 use super::{AlgorithmFigures, Cost, Situation, cpu};
 use crate::speed;
 
 /// A call of a rank, before and after its steps, in microseconds.
-const CALL: f64 = 0.93;
+const CALL: f64 = 0.352;
 /// A block of a rank beyond the first: trees have one for each way.
-const BLOCK: f64 = 1.06;
+const BLOCK: f64 = 0.0265;
 /// A step of a rank, by [`ProtocolId`], in microseconds.
-const STEP: [f64; 3] = [0.56, 0.93, 0.91];
+const STEP: [f64; 3] = [0.299, 0.421, 0.299];
 /// A rank's line for another over the mesh: to write it, and to read it. Simple has none; it counts as LL128.
-const LINE: [f64; 3] = [0.35, 0.47, 0.47];
+const LINE: [f64; 3] = [0.305, 0.385, 0.385];
 /// Microseconds a byte, by [`ProtocolId`], of calls that reduce.
-const BYTE: [f64; 3] = [0.94e-3, 0.37e-3, 0.07e-3];
+const BYTE: [f64; 3] = [0.574e-3, 0.278e-3, 0.0431e-3];
 /// The part of it where bytes are only copied.
-const COPY: f64 = 0.78;
+const COPY: f64 = 0.705;
+
+/// What an algorithm's own waits, steps and bytes take.
+#[derive(Debug)]
+struct Share {
+    /// What a wait takes for each process of a core, in microseconds. Below a switch of processes (1.6 us on the record's machine) where a
+    /// process does several of them in its turn.
+    turn: f64,
+    /// How much of a ring's step one takes, or of a line over the mesh.
+    step: f64,
+    /// How much of a ring's byte.
+    byte: f64,
+}
+
+const RING: Share = Share { turn: 0.934, step: 1.0, byte: 1.0 };
+/// Around once: broadcast and reduce.
+const RING_DOWN: Share = Share { turn: 0.404, step: 2.59, byte: 1.17 };
+const TREE: Share = Share { turn: 1.03, step: 2.17, byte: 1.14 };
+/// One way: broadcast and reduce.
+const TREE_DOWN: Share = Share { turn: 0.892, step: 6.61, byte: 1.29 };
+const CHAIN: Share = Share { turn: 0.498, step: 3.84, byte: 0.987 };
+/// Part by part: reduce-scatter.
+const CHAIN_PARTS: Share = Share { turn: 0.748, step: 1.2, byte: 1.02 };
+const BRUCK: Share = Share { turn: 2.17, step: 1.75, byte: 1.31 };
+const ONE_SHOT: Share = Share { turn: 0.732, step: 0.942, byte: 1.72 };
+/// Each rank has lines of its own for another: all-gather and reduce-scatter.
+const ONE_SHOT_PARTS: Share = Share { turn: 1.03, step: 0.943, byte: 2.18 };
+const TWO_SHOT: Share = Share { turn: 0.665, step: 0.729, byte: 1.95 };
+const DOUBLING: Share = Share { turn: 1.3, step: 1.13, byte: 1.15 };
+const LINEAR: Share = Share { turn: 1.21, step: 1.22, byte: 1.03 };
+/// From one rank: broadcast.
+const LINEAR_DOWN: Share = Share { turn: 1.31, step: 1.94, byte: 1.18 };
+/// What is not measured: an algorithm of the user's, whose peers may change from step to step.
+const OWN: Share = Share { turn: 2.17, step: 2.0, byte: 1.4 };
+/// What is not measured, as lines over the mesh.
+const DIRECT: Share = Share { turn: 1.8, step: 1.0, byte: 1.0 };
 
 /// What a call takes between processes, counted.
 #[derive(Clone, Copy, Debug)]
@@ -52,9 +87,7 @@ struct WaitsAndWork {
     moved: f64,
     /// Waits for another rank, one after the other.
     waits: f64,
-    /// What such a wait takes for each process of a core, in microseconds. Below a switch of processes (1.6 us on the record's machine)
-    /// where a process does several of them in its turn.
-    turn: f64,
+    share: &'static Share,
 }
 
 impl WaitsAndWork {
@@ -70,107 +103,79 @@ impl WaitsAndWork {
         let levels = n.log2();
         let (broadcast, reduce) =
             (collective == Collective::Broadcast, collective == Collective::Reduce);
-        let all = if collective == Collective::AllReduce { n } else { 1.0 };
-        let reduces = collective == Collective::ReduceScatter;
         let ring = WaitsAndWork {
             steps: n * around,
             lines: 0.0,
             blocks: 0.0,
             moved: around,
             waits: around,
-            turn: 1.04,
+            share: &RING,
         };
-        let along = |times: f64| WaitsAndWork {
+        // From rank to rank, each step with all bytes.
+        let along = |times: f64, waits: f64, share| WaitsAndWork {
             steps: times * (n - 1.0),
             moved: times * (n - 1.0),
+            waits,
+            share,
+            ..ring
+        };
+        let over_mesh = |times: f64, moved: f64, share| WaitsAndWork {
+            steps: 0.0,
+            lines: times * edges,
+            moved,
+            waits: times,
+            share,
             ..ring
         };
         match algorithm {
             Algorithm::Ring if collective == Collective::SendRecv => {
                 WaitsAndWork { steps: 1.0, moved: 1.0, waits: 1.0, ..ring }
             }
-            Algorithm::Ring if broadcast || reduce => WaitsAndWork { waits: n - 1.0, ..along(1.0) },
+            Algorithm::Ring if broadcast || reduce => along(1.0, n - 1.0, &RING_DOWN),
             Algorithm::Ring => ring,
-            Algorithm::Tree if broadcast || reduce => {
-                WaitsAndWork { waits: levels, turn: 2.03, moved: 1.25 * (n - 1.0), ..along(1.0) }
-            }
-            Algorithm::Tree => WaitsAndWork {
-                blocks: n,
-                waits: 2.0 * levels,
-                turn: 1.45,
-                moved: 1.25 * 2.0 * (n - 1.0),
-                ..along(2.0)
-            },
+            Algorithm::Tree if broadcast || reduce => along(1.0, levels, &TREE_DOWN),
+            Algorithm::Tree => WaitsAndWork { blocks: n, ..along(2.0, 2.0 * levels, &TREE) },
             // As in one process: to the last rank, and on to the root or the blocks' owners.
-            Algorithm::Chain if collective == Collective::ReduceScatter => WaitsAndWork {
-                steps: n * 2.0 * (n - 1.0),
-                waits: 1.5 * (n - 1.0),
-                turn: 0.79,
-                ..along(1.5)
-            },
+            Algorithm::Chain if collective == Collective::ReduceScatter => {
+                WaitsAndWork { steps: 2.0 * edges, ..along(1.5, 1.5 * (n - 1.0), &CHAIN_PARTS) }
+            }
             Algorithm::Chain => {
                 let times = if reduce { 1.5 } else { 2.0 };
-                WaitsAndWork { waits: times * (n - 1.0), turn: 0.79, ..along(times) }
+                along(times, times * (n - 1.0), &CHAIN)
             }
-            Algorithm::Bruck => WaitsAndWork {
-                steps: n * rounds(s.ranks()),
-                moved: 0.95 * around,
-                waits: rounds(s.ranks()),
-                turn: 6.0,
-                ..ring
-            },
-            Algorithm::OneShot => WaitsAndWork {
-                steps: 0.0,
-                lines: edges,
-                moved: 1.48 * all * (n - 1.0),
-                waits: 1.0,
-                turn: 1.8,
-                ..ring
-            },
-            Algorithm::TwoShot => WaitsAndWork {
-                steps: 0.0,
-                lines: 2.0 * edges,
-                moved: 1.85 * 2.0 * (n - 1.0),
-                waits: 2.0,
-                turn: 0.91,
-                ..ring
-            },
-            // A barrier before and behind; in between, parts of all inputs, each to all outputs. Not measured.
-            Algorithm::Direct | Algorithm::Nvls => WaitsAndWork {
-                steps: 0.0,
-                lines: 2.0 * edges,
-                moved: if all > 1.0 { n } else { n / 2.0 },
-                waits: 2.0,
-                turn: 1.8,
-                ..ring
-            },
-            // All bytes in every round, of every rank.
-            Algorithm::Doubling => WaitsAndWork {
-                steps: n * doubling_rounds(s.ranks()),
-                moved: 1.35 * n * doubling_rounds(s.ranks()),
-                waits: doubling_rounds(s.ranks()),
-                turn: 1.3,
-                ..ring
-            },
-            // Each two ranks have a connection, whose slots take room in the caches.
-            Algorithm::Linear => WaitsAndWork {
-                steps: if broadcast { n - 1.0 } else { 0.46 * edges },
-                moved: (n - 1.0) * if reduces { 1.0 } else { 0.87 + 0.035 * n },
-                waits: 1.0,
-                turn: 2.2,
-                ..ring
-            },
-            // Peers may change from step to step, as Bruck's do. Not measured.
+            Algorithm::Bruck => {
+                let rounds = rounds(s.ranks());
+                WaitsAndWork { steps: n * rounds, waits: rounds, share: &BRUCK, ..ring }
+            }
+            Algorithm::OneShot if collective == Collective::AllReduce => {
+                over_mesh(1.0, edges, &ONE_SHOT)
+            }
+            Algorithm::OneShot => over_mesh(1.0, n - 1.0, &ONE_SHOT_PARTS),
+            Algorithm::TwoShot => over_mesh(2.0, 2.0 * (n - 1.0), &TWO_SHOT),
+            // A barrier before and behind; in between, parts of all inputs, each to all outputs.
+            Algorithm::Direct | Algorithm::Nvls => {
+                let all = collective == Collective::AllReduce;
+                over_mesh(2.0, if all { n } else { n / 2.0 }, &DIRECT)
+            }
+            // All bytes in every message.
+            Algorithm::Doubling => {
+                let messages = doubling_messages(s.ranks());
+                let waits = doubling_rounds(s.ranks());
+                WaitsAndWork { steps: messages, moved: messages, waits, share: &DOUBLING, ..ring }
+            }
+            Algorithm::Linear if broadcast => along(1.0, 1.0, &LINEAR_DOWN),
+            Algorithm::Linear => WaitsAndWork { steps: edges, waits: 1.0, share: &LINEAR, ..ring },
             Algorithm::Own(_) => WaitsAndWork {
                 steps: n * own.steps,
                 moved: n * own.sent,
                 waits: own.steps,
-                turn: 6.0,
+                share: &OWN,
                 ..ring
             },
             // To the leader and back, which turns what it has around. Not measured.
             Algorithm::Hierarchical => {
-                WaitsAndWork { steps: 2.0 * n, moved: 2.0 * n, waits: 2.0 * n - 1.0, ..ring }
+                let whole = along(2.0, 2.0 * n - 1.0, &CHAIN);
+                WaitsAndWork { steps: 2.0 * n, moved: 2.0 * n, ..whole }
             }
             // To the network, and back. Not measured.
             Algorithm::CollnetDirect | Algorithm::CollnetChain => {
@@ -194,21 +199,19 @@ pub(super) fn cost(
     let load = f64::from(processes) / at_work;
     let way = WaitsAndWork::new(s, collective, algorithm, own);
     // Nobody is waited for who has a core of his own.
-    let waits = way.waits * way.turn * (load - 1.0).min(1.0);
+    let share = way.share;
+    let waits = way.waits * share.turn * (load - 1.0).min(1.0);
     let ranks = f64::from(s.ranks()) / at_work;
-    let work = (way.steps * STEP[p] + way.lines * LINE[p] + way.blocks * BLOCK) / at_work;
+    let steps = share.step * (way.steps * STEP[p] + way.lines * LINE[p]);
+    let work = (steps + way.blocks * BLOCK) / at_work;
     let mut latency = ranks * CALL + load * waits + work;
     if matches!(algorithm, Algorithm::CollnetDirect | Algorithm::CollnetChain) {
         latency += cpu::collnet_crossing(algorithm, protocol);
     }
-    let reduces = matches!(
-        collective,
-        Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce
-    );
-    let byte = BYTE[p] * if reduces { 1.0 } else { COPY };
+    let byte = BYTE[p] * if cpu::reduces(collective) { 1.0 } else { COPY };
     // Channels of a process are on cores of their own, if there are such.
     let busy = f64::from(processes.saturating_mul(channels.max(1)).min(cores)).max(at_work);
-    let a_byte = way.moved * byte / busy;
+    let a_byte = share.byte * way.moved * byte / busy;
     let bandwidth = if a_byte > 0.0 { 1e-3 / a_byte } else { speed::LOC };
     Cost { time_us: latency + bytes as f64 * a_byte, latency_us: latency, bandwidth }
 }

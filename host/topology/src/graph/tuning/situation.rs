@@ -163,12 +163,10 @@ impl<'a> Situation<'a> {
         match self.devices {
             Devices::Cpu { .. } => {
                 use Collective::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
-                // Between processes reductions to one rank were not measured.
-                let known = match collective {
-                    AllReduce | AllGather | ReduceScatter | Broadcast => true,
-                    Reduce => self.processes.is_none(),
-                    _ => false,
-                };
+                let known = matches!(
+                    collective,
+                    AllReduce | AllGather | ReduceScatter | Broadcast | Reduce
+                );
                 let way = matches!(
                     algorithm,
                     Ring | Tree | Chain | Bruck | OneShot | TwoShot | Doubling | Linear
@@ -255,4 +253,11 @@ pub(super) const UNMEASURED: f64 = 1.1;
 /// NCCL's order is taken.
 pub(super) fn is_faster(new: f64, old: f64) -> bool {
     new < old * (1.0 - 1e-9)
+}
+
+/// Messages of all ranks by doubling: a round for each binary digit, and one to and one from each rank beyond a power of two.
+pub(super) fn doubling_messages(ranks: u32) -> f64 {
+    let rounds = ranks.max(1).ilog2();
+    let paired = 1 << rounds;
+    f64::from(paired) * f64::from(rounds) + 2.0 * f64::from(ranks.max(1) - paired)
 }
