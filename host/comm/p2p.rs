@@ -179,7 +179,8 @@ impl P2pBatch {
         (bytes, keep): (u64, Vec<Arc<dyn Memory>>),
         messages: Vec<(Happened, Parents)>,
     ) -> Result<Self> {
-        let most = MAX_BLOCKS.min(comm.p2p_blocks as usize);
+        let most = comm.p2p_blocks.min(MAX_BLOCKS as u32);
+        let most = comm.plan_context.tuner.message_blocks(bytes, most) as usize;
         let blocks = in_order.len().clamp(1, most);
         let mut dealt: Vec<Vec<Vec<(Transfer, usize)>>> = vec![Vec::new(); blocks];
         for (i, transfers) in in_order.into_iter().enumerate() {

@@ -119,6 +119,38 @@ fn nobody_is_absent_from_messages() {
     assert!(error.to_string().starts_with("timeout: rank 0 channel 0 step "), "{error}");
 }
 
+/// Several messages of a block wait at the same time: who waits for them sleeps before long, as for one.
+#[test]
+fn who_waits_for_several_messages_gives_its_core_away() {
+    // Nanoseconds that this thread has had a core.
+    let on_core = || {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+        text.split_whitespace().next().unwrap().parse::<u64>().unwrap()
+    };
+    let ranks = group(5, &CommConfig::default(), false);
+    let device = ranks[0].device();
+    let streams: Vec<_> = ranks.iter().map(|_| device.stream().unwrap()).collect();
+    let buffers: Vec<_> = ranks.iter().map(|_| device.alloc::<f32>(10).unwrap()).collect();
+    let receives = || -> ferroccl::Result<()> {
+        (1..5).try_for_each(|peer| ranks[0].recv(&buffers[peer], peer as u32, &streams[0]))
+    };
+    ferroccl::group(receives).unwrap();
+    let waited = thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(400));
+            for peer in 1..5 {
+                ranks[peer].send(&buffers[peer], 0, &streams[peer]).unwrap();
+            }
+        });
+        let before = on_core();
+        streams[0].synchronize().unwrap();
+        Duration::from_nanos(on_core() - before)
+    });
+    streams.iter().for_each(|stream| stream.synchronize().unwrap());
+    // A thread that does not notice that nothing moves has a core for all of the 400 ms.
+    assert!(waited < Duration::from_millis(100), "{waited:?}");
+}
+
 #[test]
 fn calls_that_wait_are_warned_of() {
     let file = std::env::temp_dir().join(format!("ferroccl-stalls-{}.log", std::process::id()));

@@ -75,6 +75,12 @@ impl Entry {
         before.0.is_null() || before.is_done()
     }
 
+    /// Whether it waits for its peer.
+    #[inline(always)]
+    fn waits(self) -> bool {
+        !self.is_done() && self.can_begin() && !self.conn().is_null()
+    }
+
     /// Changes its state, which all lanes have read.
     #[inline(always)]
     fn set_state(self, cx: &KernelContext, state: TransferState) {
@@ -118,7 +124,7 @@ impl KernelCode for SendRecv {
         let count = part.count as usize;
         let entry = |i: usize| Entry(first.wrapping_add(i));
         let mut check = AbortCheck::default();
-        let mut turn = 0;
+        let (mut turn, mut last) = (0, 0);
         loop {
             let (mut left, mut moved) = (0, false);
             for i in 0..count {
@@ -130,11 +136,14 @@ impl KernelCode for SendRecv {
                 if !transfer.can_begin() {
                     continue;
                 }
-                if field!(transfer, kind) == TransferKind::Copy as u32 {
+                let went_on = if field!(transfer, kind) == TransferKind::Copy as u32 {
                     copy::<T, R>(&cx, transfer);
-                    moved = true;
+                    true
                 } else {
-                    moved |= by_protocol!(transfer, Q => advance::<T, R, Q>(&mut cx, transfer));
+                    by_protocol!(transfer, Q => advance::<T, R, Q>(&mut cx, transfer))
+                };
+                if went_on {
+                    (moved, last) = (true, i);
                 }
             }
             if left == 0 || cx.stopped {
@@ -146,7 +155,13 @@ impl KernelCode for SendRecv {
                 // Each in its turn is what is waited for: a fault at any edge is seen.
                 turn = if turn + 1 < count { turn + 1 } else { 0 };
                 let transfer = entry(turn);
-                by_protocol!(transfer, Q => idle::<Q>(&mut cx, transfer, &mut check));
+                // The scheduler is told of the one that moved last, or of the next that has not ended: it takes a block that
+                // waits for something else each time for one that gets on.
+                let shown = || {
+                    let mut later = (last..count).chain(0..last).map(entry);
+                    later.find(|t| t.waits()).unwrap_or(transfer)
+                };
+                by_protocol!(transfer, Q => idle::<Q>(&mut cx, transfer, &mut check, shown));
             }
         }
         if cx.stopped {
@@ -337,15 +352,28 @@ fn waits_for(transfer: Entry) -> WaitKind {
     }
 }
 
-/// Nothing moves: looks around whether there is a reason to give up, at the edge of one transfer.
+/// Nothing moves: looks around whether there is a reason to give up, at the edge of one transfer. `shown` is the one that the
+/// scheduler is told of.
 #[inline(always)]
-fn idle<P: Protocol>(cx: &mut KernelContext, transfer: Entry, check: &mut AbortCheck) {
-    let waits = !transfer.is_done() && transfer.can_begin() && !transfer.conn().is_null();
-    if cx.tid() == 0 && waits {
+fn idle<P: Protocol>(
+    cx: &mut KernelContext,
+    transfer: Entry,
+    check: &mut AbortCheck,
+    shown: impl FnOnce() -> Entry,
+) {
+    if cx.tid() == 0 && transfer.waits() {
         // SAFETY: the connection is valid, and this block's.
         let conn = unsafe { ConnState::open(transfer.conn(), P::ID, false) };
         let ready = || can_go_on::<P>(transfer, &conn);
-        cx.idle(&conn, waits_for(transfer), conn.step, check, ready);
+        let waiting = |cx: &KernelContext| {
+            let shown = shown();
+            by_protocol!(shown, Q => {
+                // SAFETY: the connection is valid, and this block's.
+                let conn = unsafe { ConnState::open(shown.conn(), Q::ID, false) };
+                cx.waiting(&conn, waits_for(shown), conn.step)
+            })
+        };
+        cx.idle(&conn, (waits_for(transfer), conn.step), check, ready, waiting);
     }
     cx.stopped = gpu::sync_threads_or(cx.stopped);
 }

@@ -336,22 +336,23 @@ impl KernelContext {
 
     /// What this lane waits for, for who wants to know.
     #[inline(always)]
-    fn waiting(&self, conn: &ConnState, kind: WaitKind, step: u64) -> Waiting {
+    pub(crate) fn waiting(&self, conn: &ConnState, kind: WaitKind, step: u64) -> Waiting {
         Waiting { kind, rank: self.rank(), peer: conn.peer(), channel: self.channel(), step }
     }
 
     /// What a lane does that has several things to wait for, when none of them is ready: gives way, and stops if there
-    /// is a reason to and `ready`, of one of them, is not true after all.
+    /// is a reason to and `ready`, of one of them, is not true after all. `shown` is what the scheduler is told: the same as
+    /// long as nothing has moved.
     #[inline(always)]
     pub(crate) fn idle(
         &mut self,
         conn: &ConnState,
-        kind: WaitKind,
-        step: u64,
+        (kind, step): (WaitKind, u64),
         watch: &mut AbortCheck,
         ready: impl Fn() -> bool,
+        shown: impl FnOnce(&Self) -> Waiting,
     ) {
-        let verdict = gpu::pause(|| self.waiting(conn, kind, step));
+        let verdict = gpu::pause(|| shown(self));
         if ready() {
             return;
         }

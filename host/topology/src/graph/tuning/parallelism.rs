@@ -63,6 +63,8 @@ pub(super) struct MinimumSize {
     per_thread: u64,
     /// Threads of a block at most; 1 on the CPU.
     threads: u32,
+    /// Blocks that can be at work at the same time; more than any kernel has on a GPU.
+    at_once: u32,
 }
 
 impl MinimumSize {
@@ -73,15 +75,16 @@ impl MinimumSize {
         settings: &Settings,
     ) -> Self {
         let (protocol, _) = settings.own.modelled(protocol);
-        let (threads, per_thread) = match s.devices() {
-            Devices::Cpu { .. } => (1, cpu::BYTES_A_CHANNEL),
+        let (threads, per_thread, at_once) = match s.devices() {
+            Devices::Cpu { .. } => (1, cpu::BYTES_A_CHANNEL, s.channels()),
             Devices::Gpus(_) => (
                 most_threads(s, algorithm, protocol, settings),
                 bytes_per_thread(s, algorithm, protocol),
+                u32::MAX,
             ),
         };
         let per_channel = (u64::from(threads) * per_thread).max(1);
-        MinimumSize { algorithm, protocol, per_channel, per_thread, threads }
+        MinimumSize { algorithm, protocol, per_channel, per_thread, threads, at_once }
     }
 
     /// How many of `most` channels a call takes; at least 1.
@@ -93,6 +96,16 @@ impl MinimumSize {
         let nvls = self.algorithm == Algorithm::Nvls && self.threads > 1;
         let most = if nvls { most.min(mesh::NVLS_CHANNELS) } else { most };
         u32::try_from(bytes / self.per_channel).unwrap_or(u32::MAX).clamp(1, most.max(1))
+    }
+
+    /// How many of `most` blocks the messages of a group take, of so many bytes together; at least 1. A block takes turns between
+    /// its messages. On a GPU all blocks are at work at the same time. On the CPU each that has no core is one more that waits for its turn.
+    pub(super) fn message_blocks(&self, bytes: u64, most: u32) -> u32 {
+        let most = most.min(self.at_once).max(1);
+        if self.threads > 1 {
+            return most;
+        }
+        u32::try_from(bytes / self.per_channel).unwrap_or(u32::MAX).clamp(1, most)
     }
 
     /// Channels, and threads of a block, as NCCL lowers them for small calls (`topoGetAlgoInfo` in its enqueue.cc): first

@@ -210,6 +210,23 @@ impl Tuner {
             .map_or(1, |minimum| minimum.channels(collective, bytes, channels))
     }
 
+    /// The blocks of a kernel that transfers the messages of a group, of so many bytes together; `most` at most, and at least 1. On
+    /// CPU devices there is one for each 32 KiB, and no more of them than channels.
+    ///
+    /// ```
+    /// use ferroccl_topology::graph::tuning::{Devices, Settings, Situation, Tuner};
+    ///
+    /// let cores = Situation::new(1, 4, Devices::Cpu { ring: None }).with_channels(2);
+    /// let tuner = Tuner::new(&cores, &Settings::default());
+    /// assert_eq!(tuner.message_blocks(3 * 512, 16), 1);
+    /// assert_eq!(tuner.message_blocks(3 << 20, 16), 2);
+    /// ```
+    #[must_use]
+    pub fn message_blocks(&self, bytes: u64, most: u32) -> u32 {
+        let any = self.minimum_sizes[Algorithm::Ring.index()][ProtocolId::Simple.index()];
+        any.message_blocks(bytes, most)
+    }
+
     /// How many threads a block of a call of `bytes` has that may use `channels`; 1 on the CPU.
     ///
     /// ```
