@@ -99,6 +99,18 @@ fn what_is_chosen_in_one_process_is_the_fastest_that_was_measured_or_a_tenth_slo
     assert!(ratios.within(1.1) >= 0.95 && ratios.within(1.3) >= 1.0);
 }
 
+/// Beyond the table: the record's text has the times. The slots of all pairs do not fit the caches.
+#[test]
+fn large_blocks_of_many_processes_go_around_the_ring() {
+    let s = Situation::new(1, 16, Devices::Cpu { ring: None }).with_processes(16, CORES);
+    for collective in [Collective::AllGather, Collective::ReduceScatter] {
+        for (bytes, algorithm) in [(256 << 10, Algorithm::Linear), (1 << 20, Algorithm::Ring)] {
+            let choice = choose(&s, collective, bytes, &Settings::default()).unwrap();
+            assert_eq!(choice.algorithm, algorithm, "{collective} of {bytes} B");
+        }
+    }
+}
+
 /// Not only the order: what the model says is what a call takes.
 #[test]
 fn what_calls_take_in_one_process_is_what_was_measured() {
