@@ -41,7 +41,7 @@ const COPY: f64 = 0.705;
 
 /// What an algorithm's own waits, steps and bytes take.
 #[derive(Debug)]
-struct Share {
+struct AlgorithmCosts {
     /// What a wait takes for each process of a core, in microseconds. Below a switch of processes (1.6 us on the record's machine) where a
     /// process does several of them in its turn.
     turn: f64,
@@ -51,31 +51,31 @@ struct Share {
     byte: f64,
 }
 
-const RING: Share = Share { turn: 0.934, step: 1.0, byte: 1.0 };
+const RING: AlgorithmCosts = AlgorithmCosts { turn: 0.934, step: 1.0, byte: 1.0 };
 /// Around once: broadcast and reduce.
-const RING_DOWN: Share = Share { turn: 0.404, step: 2.59, byte: 1.17 };
-const TREE: Share = Share { turn: 1.03, step: 2.17, byte: 1.14 };
+const RING_DOWN: AlgorithmCosts = AlgorithmCosts { turn: 0.404, step: 2.59, byte: 1.17 };
+const TREE: AlgorithmCosts = AlgorithmCosts { turn: 1.03, step: 2.17, byte: 1.14 };
 /// One way: broadcast and reduce.
-const TREE_DOWN: Share = Share { turn: 0.892, step: 6.61, byte: 1.29 };
-const CHAIN: Share = Share { turn: 0.498, step: 3.84, byte: 0.987 };
+const TREE_DOWN: AlgorithmCosts = AlgorithmCosts { turn: 0.892, step: 6.61, byte: 1.29 };
+const CHAIN: AlgorithmCosts = AlgorithmCosts { turn: 0.498, step: 3.84, byte: 0.987 };
 /// Part by part: reduce-scatter.
-const CHAIN_PARTS: Share = Share { turn: 0.748, step: 1.2, byte: 1.02 };
-const BRUCK: Share = Share { turn: 2.17, step: 1.75, byte: 1.31 };
-const ONE_SHOT: Share = Share { turn: 0.732, step: 0.942, byte: 1.72 };
+const CHAIN_PARTS: AlgorithmCosts = AlgorithmCosts { turn: 0.748, step: 1.2, byte: 1.02 };
+const BRUCK: AlgorithmCosts = AlgorithmCosts { turn: 2.17, step: 1.75, byte: 1.31 };
+const ONE_SHOT: AlgorithmCosts = AlgorithmCosts { turn: 0.732, step: 0.942, byte: 1.72 };
 /// Each rank has lines of its own for another: all-gather and reduce-scatter.
-const ONE_SHOT_PARTS: Share = Share { turn: 1.03, step: 0.943, byte: 2.18 };
-const TWO_SHOT: Share = Share { turn: 0.665, step: 0.729, byte: 1.95 };
-const DOUBLING: Share = Share { turn: 1.3, step: 1.13, byte: 1.15 };
-const LINEAR: Share = Share { turn: 1.21, step: 1.22, byte: 1.03 };
+const ONE_SHOT_PARTS: AlgorithmCosts = AlgorithmCosts { turn: 1.03, step: 0.943, byte: 2.18 };
+const TWO_SHOT: AlgorithmCosts = AlgorithmCosts { turn: 0.665, step: 0.729, byte: 1.95 };
+const DOUBLING: AlgorithmCosts = AlgorithmCosts { turn: 1.3, step: 1.13, byte: 1.15 };
+const LINEAR: AlgorithmCosts = AlgorithmCosts { turn: 1.21, step: 1.22, byte: 1.03 };
 /// How much more its bytes take for each rank beyond three. Chosen so that the ring is taken from 1 MiB on, where it is twice as fast with 16
 /// processes; up to 256 KiB it makes little difference.
 const CROWD: f64 = 0.04;
 /// From one rank: broadcast.
-const LINEAR_DOWN: Share = Share { turn: 1.31, step: 1.94, byte: 1.18 };
+const LINEAR_DOWN: AlgorithmCosts = AlgorithmCosts { turn: 1.31, step: 1.94, byte: 1.18 };
 /// What is not measured: an algorithm of the user's, whose peers may change from step to step.
-const OWN: Share = Share { turn: 2.17, step: 2.0, byte: 1.4 };
+const OWN: AlgorithmCosts = AlgorithmCosts { turn: 2.17, step: 2.0, byte: 1.4 };
 /// What is not measured, as lines over the mesh.
-const DIRECT: Share = Share { turn: 1.8, step: 1.0, byte: 1.0 };
+const DIRECT: AlgorithmCosts = AlgorithmCosts { turn: 1.8, step: 1.0, byte: 1.0 };
 
 /// What a call takes between processes, counted.
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +90,7 @@ struct WaitsAndWork {
     moved: f64,
     /// Waits for another rank, one after the other.
     waits: f64,
-    share: &'static Share,
+    costs: &'static AlgorithmCosts,
 }
 
 impl WaitsAndWork {
@@ -112,22 +112,22 @@ impl WaitsAndWork {
             blocks: 0.0,
             moved: around,
             waits: around,
-            share: &RING,
+            costs: &RING,
         };
         // From rank to rank, each step with all bytes.
-        let along = |times: f64, waits: f64, share| WaitsAndWork {
+        let along = |times: f64, waits: f64, costs| WaitsAndWork {
             steps: times * (n - 1.0),
             moved: times * (n - 1.0),
             waits,
-            share,
+            costs,
             ..ring
         };
-        let over_mesh = |times: f64, moved: f64, share| WaitsAndWork {
+        let over_mesh = |times: f64, moved: f64, costs| WaitsAndWork {
             steps: 0.0,
             lines: times * edges,
             moved,
             waits: times,
-            share,
+            costs,
             ..ring
         };
         match algorithm {
@@ -148,7 +148,7 @@ impl WaitsAndWork {
             }
             Algorithm::Bruck => {
                 let rounds = rounds(s.ranks());
-                WaitsAndWork { steps: n * rounds, waits: rounds, share: &BRUCK, ..ring }
+                WaitsAndWork { steps: n * rounds, waits: rounds, costs: &BRUCK, ..ring }
             }
             Algorithm::OneShot if collective == Collective::AllReduce => {
                 over_mesh(1.0, edges, &ONE_SHOT)
@@ -164,7 +164,7 @@ impl WaitsAndWork {
             Algorithm::Doubling => {
                 let messages = doubling_messages(s.ranks());
                 let waits = doubling_rounds(s.ranks());
-                WaitsAndWork { steps: messages, moved: messages, waits, share: &DOUBLING, ..ring }
+                WaitsAndWork { steps: messages, moved: messages, waits, costs: &DOUBLING, ..ring }
             }
             Algorithm::Linear if broadcast => along(1.0, 1.0, &LINEAR_DOWN),
             // Each two ranks have a connection, whose slots take room in the caches.
@@ -172,14 +172,14 @@ impl WaitsAndWork {
                 steps: edges,
                 moved: around * (1.0 + CROWD * (n - 3.0).max(0.0)),
                 waits: 1.0,
-                share: &LINEAR,
+                costs: &LINEAR,
                 ..ring
             },
             Algorithm::Own(_) => WaitsAndWork {
                 steps: n * own.steps,
                 moved: n * own.sent,
                 waits: own.steps,
-                share: &OWN,
+                costs: &OWN,
                 ..ring
             },
             // To the leader and back, which turns what it has around. Not measured.
@@ -209,10 +209,10 @@ pub(super) fn cost(
     let load = f64::from(processes) / at_work;
     let way = WaitsAndWork::new(s, collective, algorithm, own);
     // Nobody is waited for who has a core of his own.
-    let share = way.share;
-    let waits = way.waits * share.turn * (load - 1.0).min(1.0);
+    let costs = way.costs;
+    let waits = way.waits * costs.turn * (load - 1.0).min(1.0);
     let ranks = f64::from(s.ranks()) / at_work;
-    let steps = share.step * (way.steps * STEP[p] + way.lines * LINE[p]);
+    let steps = costs.step * (way.steps * STEP[p] + way.lines * LINE[p]);
     let work = (steps + way.blocks * BLOCK) / at_work;
     let mut latency = ranks * CALL + load * waits + work;
     if matches!(algorithm, Algorithm::CollnetDirect | Algorithm::CollnetChain) {
@@ -221,7 +221,7 @@ pub(super) fn cost(
     let byte = BYTE[p] * if cpu::reduces(collective) { 1.0 } else { COPY };
     // Channels of a process are on cores of their own, if there are such.
     let busy = f64::from(processes.saturating_mul(channels.max(1)).min(cores)).max(at_work);
-    let a_byte = share.byte * way.moved * byte / busy;
+    let a_byte = costs.byte * way.moved * byte / busy;
     let bandwidth = if a_byte > 0.0 { 1e-3 / a_byte } else { speed::LOC };
     Cost { time_us: latency + bytes as f64 * a_byte, latency_us: latency, bandwidth }
 }
