@@ -183,8 +183,9 @@ impl Communicator {
     /// (`ncclAlltoAll`).
     ///
     /// Where `recv` is in a [`Window`](crate::Window), each rank's kernel writes straight into the windows of the others
-    /// ([`Algorithm::Direct`](crate::Algorithm::Direct)). Elsewhere, or where `NCCL_ALGO` leaves that out, it is a group of sends and
-    /// receives.
+    /// ([`Algorithm::Direct`](crate::Algorithm::Direct)). Elsewhere a few bytes go in lines from every rank to every other
+    /// ([`Algorithm::OneShot`](crate::Algorithm::OneShot)). Where `NCCL_ALGO` leaves these out, between hosts, and where the tuner finds
+    /// it faster, it is a group of sends and receives.
     ///
     /// `send` and `recv` must have the same length, a multiple of the number of ranks, and must not overlap.
     ///
@@ -206,7 +207,7 @@ impl Communicator {
         let each = send.len() / n;
         let call = self.copying_call(Collective::AllToAll, each, T::TYPE, None);
         let task = coll_task(call, send, recv);
-        if task.is_on_windows(&self.0) {
+        if task.has_kernel(&self.0) {
             return self.submit(task, stream);
         }
         group(|| {

@@ -162,10 +162,9 @@ impl CollTask {
         }
     }
 
-    /// Whether the call is done by a kernel on windows.
-    pub(super) fn is_on_windows(&self, comm: &CommState) -> bool {
-        let there = comm.windows.places(&self.call, (self.input, self.output)).is_some();
-        there && self.choose(comm).is_ok_and(|(chosen, _)| chosen.choice.algorithm.is_on_windows())
+    /// Whether a kernel does the call; an all-to-all is a group of sends and receives otherwise.
+    pub(super) fn has_kernel(&self, comm: &CommState) -> bool {
+        self.choose(comm).is_ok()
     }
 
     /// Whether the result is there before the call: one rank's, in place, or of nothing. Nothing is launched then, as with NCCL.

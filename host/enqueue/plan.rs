@@ -284,8 +284,17 @@ fn can_do(
                 && is_made_of(&[Collective::Reduce, Collective::Broadcast])
         }
         _ if !buffers.allows(algorithm) => false,
+        _ if context.algorithm != Some(algorithm) && is_by_messages(call, context, algorithm) => {
+            false
+        }
         _ => lookup(call.collective, algorithm, call.op),
     }
+}
+
+/// Whether a group of sends and receives is faster: for a large all-to-all, than lines over the mesh.
+fn is_by_messages(call: &CollectiveCall, context: &PlanContext, algorithm: Algorithm) -> bool {
+    let bytes = call.largest_bytes(context.ranks);
+    context.tuner.is_by_messages(call.collective, bytes, algorithm)
 }
 
 /// Chooses for a call the fastest algorithm and protocol, by the tuner, for which the table has a kernel. `buffers` says how far the
@@ -304,8 +313,10 @@ pub fn choose(
         context.tuner.fastest(call.collective, bytes, |a, p| open(a, p) && has(a, p))
     };
     let chosen = match context.algorithm {
-        // One rank copies, whatever the settings are.
-        _ if context.ranks == 1 => Some((Algorithm::Ring, ProtocolId::Simple)),
+        // One rank copies, whatever the settings are; an all-to-all by a message to itself.
+        _ if context.ranks == 1 && call.collective != Collective::AllToAll => {
+            Some((Algorithm::Ring, ProtocolId::Simple))
+        }
         Some(wanted) => best(&|a, _| a == wanted).or_else(|| best(&|_, _| true)),
         None => best(&|_, _| true),
     }

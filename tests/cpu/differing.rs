@@ -38,6 +38,7 @@ const CALLS: &[(Collective, Algorithm, bool)] = &[
     (Collective::AllGather, Algorithm::Nvls, true),
     (Collective::ReduceScatter, Algorithm::Direct, true),
     (Collective::AllToAll, Algorithm::Direct, true),
+    (Collective::AllToAll, Algorithm::OneShot, false),
 ];
 
 /// The argument that one rank has other than the rest.

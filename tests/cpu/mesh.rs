@@ -32,26 +32,38 @@ fn run(seed: u64, algorithm: Algorithm, protocol: ProtocolId) -> Result<(), Stri
     // All calls are made before the first result is looked at: a rank may be calls ahead.
     for _ in 0..4 {
         let count = [0, 1, random.below(40), random.below(1600)][random.below(4)];
+        // Between all-reduces all-to-alls, in which a rank has other lines for each.
+        let exchange = algorithm == Algorithm::OneShot && random.chance(40);
+        let count = if exchange { count / nranks * nranks } else { count };
         let inputs: Vec<Vec<u32>> = (0..nranks)
             .map(|_| (0..count).map(|_| random.below(1 << 30) as u32).collect())
             .collect();
         let buffers: Vec<_> = inputs.iter().map(|input| device.upload(input).unwrap()).collect();
-        let in_place = random.chance(50);
+        let in_place = !exchange && random.chance(50);
         let outputs: Vec<_> = (0..nranks)
             .map(|r| if in_place { buffers[r].clone() } else { device.alloc(count).unwrap() })
             .collect();
         for r in 0..nranks {
-            ranks[r]
-                .all_reduce(&buffers[r], &outputs[r], ReduceOp::Sum, &streams[r])
-                .map_err(|e| e.to_string())?;
+            let (input, output, stream) = (&buffers[r], &outputs[r], &streams[r]);
+            let called = if exchange {
+                ranks[r].all_to_all(input, output, stream)
+            } else {
+                ranks[r].all_reduce(input, output, ReduceOp::Sum, stream)
+            };
+            called.map_err(|e| e.to_string())?;
         }
-        calls.push((inputs, outputs));
+        calls.push((inputs, outputs, exchange));
     }
-    for (call, (inputs, outputs)) in calls.into_iter().enumerate() {
+    for (call, (inputs, outputs, exchange)) in calls.into_iter().enumerate() {
         for (r, output) in outputs.iter().enumerate() {
             let got: Vec<u32> = output.to_vec(&streams[r]).map_err(|e| format!("rank {r}: {e}"))?;
             for (i, got) in got.iter().enumerate() {
-                let want = inputs.iter().fold(0u32, |sum, input| sum.wrapping_add(input[i]));
+                let block = inputs[r].len() / nranks;
+                let want = if exchange {
+                    inputs[i / block][r * block + i % block]
+                } else {
+                    inputs.iter().fold(0u32, |sum, input| sum.wrapping_add(input[i]))
+                };
                 if *got != want {
                     return Err(format!("call {call} rank {r} element {i}: {got}, not {want}"));
                 }

@@ -230,7 +230,7 @@ impl Team {
                 self.all_reduce(count, in_place, random);
                 self.all_gather(count / self.n() + count % 2, in_place, random);
                 self.reduce_scatter(count / self.n() + count % 2, in_place, random);
-                if self.windows && !in_place {
+                if !in_place {
                     self.all_to_all(count / self.n() + count % 2, false, random);
                 }
                 for root in [0, n / 2, n - 1] {

@@ -220,7 +220,8 @@ fn the_tuner_agrees_with_the_choice() {
             let near = ways.iter().flat_map(|way| [way.0.saturating_sub(1), way.0, way.0 + 1]);
             let sizes = sizes.iter().copied().chain((0..62).map(|shift| 1 << shift));
             for bytes in near.chain(sizes) {
-                let way = tuner.fastest(collective, bytes, |_, _| true);
+                let kernel = |a, _| !tuner.is_by_messages(collective, bytes, a);
+                let way = tuner.fastest(collective, bytes, kernel);
                 let choice = choose(&s, collective, bytes, &settings).ok();
                 let chosen = choice.as_ref().map(|choice| (choice.algorithm, choice.protocol));
                 let (Some(choice), Some((a, p))) = (choice, way) else {

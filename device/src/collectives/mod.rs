@@ -49,7 +49,7 @@ pub use doubling::AllReduceDoubling;
 pub use linear::{AllGatherLinear, BroadcastLinear, ReduceScatterLinear};
 pub use mesh::{Mesh, MeshCode, MeshSide};
 pub use nvls::{AllGatherNvls, AllReduceNvls, ReduceScatterNvls};
-pub use one_shot::{AllGatherOneShot, AllReduceOneShot, ReduceScatterOneShot};
+pub use one_shot::{AllGatherOneShot, AllReduceOneShot, AllToAllOneShot, ReduceScatterOneShot};
 pub use reduce_scatter::ReduceScatterRing;
 pub use send_recv::SendRecv;
 pub use tree::{AllReduceTree, BroadcastTree};

@@ -4,6 +4,7 @@
 //! all-reduce      rank r: send its part to all           | receive all parts, combine them in the order of the ranks
 //! reduce-scatter  rank r: send block i to rank i         | receive its block of all, combine them in that order
 //! all-gather      rank r: send its block to all          | receive all blocks
+//! all-to-all      rank r: send block i to rank i         | receive its block of all
 //! ```
 //!
 //! One step instead of a ring's `2 (k - 1)` or `k - 1`. An all-reduce moves `k - 1` times the data: it is for messages of which the
@@ -99,6 +100,38 @@ impl MeshCode for AllGatherOneShot {
                 mesh.spread(step, input, n, units);
                 mesh.keep(input, first.wrapping_add(mesh.rank() * stride), n);
                 mesh.gather(step, Blocks { first, stride }, |_| n, units);
+            }
+            done += n;
+            if done >= count || !mesh.barrier() {
+                break;
+            }
+        }
+    }
+}
+
+/// All-to-all. Input and output are apart.
+#[derive(Clone, Copy, Debug)]
+pub struct AllToAllOneShot;
+
+impl MeshCode for AllToAllOneShot {
+    #[inline(always)]
+    unsafe fn run_block<T: Element, R: Reduction, P: LineFormat>(mesh: &mut Mesh<T, R, P>) {
+        let (part, args) = (mesh.part(), mesh.args());
+        let (start, count) = (part.offset as usize, part.count as usize);
+        let stride = args.count() as usize;
+        let mut done = 0;
+        loop {
+            let n = mesh.chunk().min(count - done);
+            let units = Mesh::<T, R, P>::units(n);
+            let step = mesh.take_steps(1);
+            let input = args.input::<T>().wrapping_add(start + done);
+            let output = args.output::<T>().wrapping_add(start + done);
+            let own = mesh.rank() * stride;
+            // SAFETY: the caller's; the part is inside each block.
+            unsafe {
+                mesh.scatter(step, Blocks { first: input, stride }, |_| n, units);
+                mesh.keep(input.wrapping_add(own), output.wrapping_add(own), n);
+                mesh.gather(step, Blocks { first: output, stride }, |_| n, units);
             }
             done += n;
             if done >= count || !mesh.barrier() {

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use ferroccl::graph::tuning::{
-    AbsentAlgorithm, Algorithm, Choice, Collective, Cost, Devices, ProtocolId, Selection,
-    Situation, absent_cost, algorithms, choose, switches,
+    AbsentAlgorithm, Algorithm, Choice, Collective, Cost, Devices, NoChoice, ProtocolId, Selection,
+    Situation, absent_cost, algorithms, all_to_all, choose, switches,
 };
 use ferroccl::graph::{ChannelGraph, NvlsHeads};
 use serde::Serialize;
@@ -102,7 +102,29 @@ struct Other {
 struct Switch {
     bytes: u64,
     algorithm: &'static str,
-    protocol: &'static str,
+    /// Nothing for messages, which choose by their own size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    protocol: Option<&'static str>,
+}
+
+/// What an all-to-all that no kernel does has in place of an algorithm, as in the tables of `perf`.
+const MESSAGES: &str = "p2p";
+
+/// How an all-to-all is done that no kernel does: by messages, each of a rank's part for another.
+fn by_messages(
+    machine: &Machine,
+    s: &Situation<'_>,
+    bytes: u64,
+    none: NoChoice,
+) -> Result<Choice, NoChoice> {
+    let settings = &machine.settings;
+    let cost = match none.collective {
+        Collective::AllToAll => all_to_all::messages_cost(s, bytes, settings),
+        _ => None,
+    };
+    let Some(cost) = cost else { return Err(none) };
+    let message = choose(s, Collective::SendRecv, bytes / u64::from(s.ranks()).max(1), settings)?;
+    Ok(Choice { cost, alternatives: none.alternatives, ..message })
 }
 
 /// The largest size at which a switch is looked for.
@@ -129,11 +151,28 @@ impl Report {
         // On windows there is an NVLS of ours.
         let windows = machine.settings.windows && s.nodes() == 1;
         let nvls = nvls.filter(|_| !windows);
+        let settings = &machine.settings;
         let chosen = |bytes: &u64| {
-            let choice = choose(s, collective, *bytes, &machine.settings)?;
-            Ok(Size::new(*bytes, &choice, collective, (s, nvls.as_ref(), any_algorithm)))
+            let new =
+                |choice| Size::new(*bytes, choice, collective, (s, nvls.as_ref(), any_algorithm));
+            match choose(s, collective, *bytes, settings) {
+                Ok(choice) => Ok(new(&choice)),
+                Err(none) => {
+                    let size = new(&by_messages(machine, s, *bytes, none)?);
+                    let measured = matches!(s.devices(), Devices::Cpu { .. });
+                    Ok(Size { algorithm: MESSAGES, measured, ..size })
+                }
+            }
         };
-        let ways = switches(s, collective, &machine.settings, 0, LARGEST);
+        let ways = switches(s, collective, settings, 0, LARGEST);
+        let mut switch_points: Vec<Switch> = ways
+            .into_iter()
+            .map(|(bytes, a, p)| Switch { bytes, algorithm: a.name(), protocol: Some(p.name()) })
+            .collect();
+        if collective == Collective::AllToAll && choose(s, collective, LARGEST, settings).is_err() {
+            let from = all_to_all::messages_from(s, settings).unwrap_or(0);
+            switch_points.push(Switch { bytes: from, algorithm: MESSAGES, protocol: None });
+        }
         Ok(Report {
             version: 1,
             ferroccl: env!("CARGO_PKG_VERSION"),
@@ -144,10 +183,7 @@ impl Report {
             channels: s.channels(),
             graphs,
             sizes: sizes.iter().map(chosen).collect::<Result<_, Failure>>()?,
-            switch_points: ways
-                .into_iter()
-                .map(|(bytes, a, p)| Switch { bytes, algorithm: a.name(), protocol: p.name() })
-                .collect(),
+            switch_points,
         })
     }
 
@@ -399,7 +435,11 @@ impl Report {
             }
         }
         for Switch { bytes, algorithm, protocol } in &self.switch_points {
-            writeln!(f, "# from {bytes} bytes on: {algorithm} with {protocol}")?;
+            let how = protocol.map_or_else(
+                || "sends and receives".to_owned(),
+                |protocol| format!("{algorithm} with {protocol}"),
+            );
+            writeln!(f, "# from {bytes} bytes on: {how}")?;
         }
         Ok(())
     }

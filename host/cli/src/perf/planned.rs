@@ -10,7 +10,7 @@ use std::fmt;
 
 use ferroccl::config::Config;
 use ferroccl::device::kernels::left_out;
-use ferroccl::enqueue::{AlgoChoice, CollectiveCall};
+use ferroccl::enqueue::CollectiveCall;
 use ferroccl::graph::tuning::algorithms;
 use ferroccl::{
     Algorithm, Collective, Communicator, DataType, Error, ProtocolId, ReduceOp, Result,
@@ -53,20 +53,16 @@ impl fmt::Display for Planned {
     }
 }
 
-/// The collective that an operation calls; nothing where it is of messages. An all-to-all is one where its buffers are registered.
-fn collective(args: &PerfArgs) -> Option<Collective> {
-    match args.collective {
+/// The collective that an operation calls; nothing where it is of messages. An all-to-all is of messages where no kernel does it.
+fn collective(operation: Operation) -> Option<Collective> {
+    match operation {
         Operation::AllReduce => Some(Collective::AllReduce),
         Operation::AllGather => Some(Collective::AllGather),
         Operation::ReduceScatter => Some(Collective::ReduceScatter),
         Operation::Broadcast => Some(Collective::Broadcast),
         Operation::Reduce => Some(Collective::Reduce),
-        Operation::AllToAll if args.windows() => Some(Collective::AllToAll),
-        Operation::SendRecv
-        | Operation::AllToAll
-        | Operation::Gather
-        | Operation::Scatter
-        | Operation::Hypercube => None,
+        Operation::AllToAll => Some(Collective::AllToAll),
+        Operation::SendRecv | Operation::Gather | Operation::Scatter | Operation::Hypercube => None,
     }
 }
 
@@ -111,7 +107,7 @@ impl Planned {
         redop: Option<ReduceOp>,
     ) -> Result<Self> {
         let operation = args.collective;
-        let mut collective = collective(args);
+        let mut collective = collective(operation);
         let plan = |call: &CollectiveCall| {
             if args.windows() { comm.plan_in_windows(call) } else { comm.plan(call) }
         };
@@ -121,8 +117,7 @@ impl Planned {
             calls.iter().map(plan).collect::<Result<Vec<_>>>()
         };
         let mut planned = plans(collective);
-        let direct = |plans: &Vec<AlgoChoice>| plans.iter().all(|p| p.algorithm.is_on_windows());
-        if collective == Some(Collective::AllToAll) && !planned.as_ref().is_ok_and(direct) {
+        if collective == Some(Collective::AllToAll) && planned.is_err() {
             (collective, planned) = (None, plans(None));
         }
         let plans = planned?;
@@ -156,13 +151,9 @@ fn rows<'a>(
 /// Why `--algo` or `--proto` cannot be had, as far as that is known without ranks.
 pub(crate) fn refusal_of_flags(args: &PerfArgs) -> Option<String> {
     let (operation, wanted) = (args.collective, args.algorithm?);
-    let Some(collective) = collective(args) else {
-        let registered = match operation {
-            Operation::AllToAll => "; with registered buffers (-R 2) it is done by Direct",
-            _ => "",
-        };
+    let Some(collective) = collective(operation) else {
         return Some(format!(
-            "--algo {wanted}: {operation} is made of messages, which have no algorithm{registered}"
+            "--algo {wanted}: {operation} is made of messages, which have no algorithm"
         ));
     };
     let own = |a: &Algorithm| registry().rows().iter().any(|row| row.serves(collective, *a));
@@ -221,7 +212,7 @@ fn why_not(
     if ranks == 1 {
         return "a single rank only copies".to_owned();
     }
-    let collective = collective(args).unwrap_or(Collective::SendRecv);
+    let collective = collective(operation).unwrap_or(Collective::SendRecv);
     if let Some(wanted) = args.algorithm
         && !env.algo.allows(collective, wanted)
     {
@@ -279,7 +270,7 @@ pub(crate) fn unused_filters(
     let operation = args.collective;
     let mut words = Vec::new();
     let listed = |name| env.is_set(name);
-    let Some(collective) = collective(args) else {
+    let Some(collective) = collective(operation) else {
         if listed("NCCL_ALGO") {
             words.push(format!(
                 "NCCL_ALGO={} does not apply: {operation} is made of messages, which have no algorithm",

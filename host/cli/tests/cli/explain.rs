@@ -64,12 +64,28 @@ fn what_cannot_be_is_said() {
     }
     let out = explain(["all_to_some"], &[]);
     assert!(text(&out.stderr).contains("reduce_scatter"), "{out:?}");
-    let out = explain(["all_to_all", "--bytes", "8"], &[]);
+    let out = explain(["all_to_all", "--bytes", "8", "--nodes", "2"], &[]);
     let error = text(&out.stderr);
-    assert!(out.status.code() == Some(1) && error.contains("in no window"), "{out:?}");
+    assert!(out.status.code() == Some(1) && error.contains("memory of one host"), "{out:?}");
     assert!(error.ends_with("; so it is made of sends and receives (sendrecv)\n"), "{error}");
-    let out = explain(["all_to_all", "--bytes", "8", "-R"], &[]);
-    assert!(out.status.success() && text(&out.stdout).contains("Direct"), "{out:?}");
+    let out = explain(["all_to_all", "--bytes", "64M", "-R"], &[]);
+    assert!(out.status.success() && text(&out.stdout).contains("64M: Direct"), "{out:?}");
+}
+
+/// What no kernel does is shown as what it is made of.
+#[test]
+fn a_large_all_to_all_is_explained_as_messages() {
+    let out = explain(["all_to_all", "--ranks", "4"], &[]);
+    let table = text(&out.stdout);
+    assert!(out.status.success(), "{out:?}");
+    let row = |size: &str| table.lines().find(|line| line.trim_start().starts_with(size)).unwrap();
+    assert!(row("8 ").contains("OneShot"), "{table}");
+    assert!(row("1G").contains(" p2p "), "{table}");
+    assert!(table.contains("bytes on: OneShot with LL\n"), "{table}");
+    assert!(table.trim_end().ends_with("bytes on: sends and receives"), "{table}");
+    let out = explain(["all_to_all", "--ranks", "4", "--bytes", "8"], &[("NCCL_ALGO", "ring")]);
+    let text = text(&out.stdout);
+    assert!(text.contains("8: p2p with") && text.contains("not allowed by NCCL_ALGO"), "{text}");
 }
 
 #[test]

@@ -49,7 +49,16 @@ fn a_row_says_what_the_log_says_that_ran() {
         ),
         ("alltoall", "-g 3 -R 2", None, "all_to_all_direct_simple", ["Direct", "Simple"]),
         ("alltoall", "-g 3 -R 2", Some(("NCCL_ALGO", "ring")), "sendrecv", ["p2p", ""]),
-        ("alltoall", "-g 3", None, "sendrecv", ["p2p", ""]),
+        ("alltoall", "-g 3 -b 512 -e 512", None, "all_to_all_one_shot_ll", ["OneShot", "LL"]),
+        ("alltoall", "-g 3 -b 3M -e 3M", None, "sendrecv", ["p2p", ""]),
+        (
+            "alltoall",
+            "-g 3 -b 3M -e 3M --algo oneshot",
+            None,
+            "all_to_all_one_shot",
+            ["OneShot", ""],
+        ),
+        ("alltoall", "-g 3 -b 512 -e 512 --proto simple", None, "sendrecv", ["p2p", "Simple"]),
         ("sendrecv", "-g 2", None, "send_recv", ["p2p", ""]),
         ("all_reduce", "-g 1", None, "all_reduce_ring_simple_", ["Ring", "Simple"]),
     ] {
@@ -98,9 +107,9 @@ fn what_cannot_be_had_is_refused_before_anything_is_measured() {
         ("all_reduce", "-g 1 --algo tree", &["--algo Tree", "single rank"]),
         ("all_reduce", "-g 1 --proto LL", &["--proto LL", "single rank"]),
         ("sendrecv", "-g 2 --algo ring", &["--algo Ring", "sendrecv", "messages"]),
-        ("alltoall", "-g 2 --algo tree", &["--algo Tree", "alltoall", "messages"]),
-        ("alltoall", "-g 2 --algo direct", &["--algo Direct", "messages", "-R 2", "Direct"]),
-        ("alltoall", "-g 2 -R 2 --algo ring", &["--algo Ring", "alltoall", "by Direct"]),
+        ("alltoall", "-g 2 --algo tree", &["--algo Tree", "alltoall", "OneShot, Direct"]),
+        ("alltoall", "-g 2 --algo direct", &["--algo Direct", "-R 2"]),
+        ("alltoall", "-g 1 --algo oneshot", &["--algo OneShot", "single rank"]),
         ("all_gather", "-t 2 -g 2 --algo tree", &["--algo Tree", "all_gather", "Ring, Bruck"]),
     ] {
         let out = finish(&mut measure(collective, flags));
@@ -181,7 +190,7 @@ fn the_record_has_the_plan_of_every_row() {
         );
         assert_eq!(result["channels"].to_string(), row[PLAN + 2]);
     }
-    let json = table_of(&mut measure("alltoall", "-g 2 --json -"));
+    let json = table_of(&mut measure("sendrecv", "-g 2 --json -"));
     let json: Value = serde_json::from_str(&json).unwrap();
     assert!(json["results"][0]["algorithm"].is_null(), "messages have none: {json}");
 }

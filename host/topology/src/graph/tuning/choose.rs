@@ -2,6 +2,7 @@
 
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
+use super::all_to_all;
 use super::parallelism::MinimumSize;
 use super::rules::modelled_as;
 use super::{
@@ -95,15 +96,23 @@ pub(super) fn allowed(
     candidates(collective, settings).filter(open).collect()
 }
 
-/// The fastest of `candidates`; `None` when there are none.
+/// The first size that a group of sends and receives is faster for.
+fn messages_from(s: &Situation<'_>, collective: Collective, settings: &Settings) -> Option<u64> {
+    (collective == Collective::AllToAll).then(|| all_to_all::messages_from(s, settings)).flatten()
+}
+
+/// The fastest of `candidates`; `None` when there are none, or when a group of messages is faster.
 fn fastest(
     s: &Situation<'_>,
     collective: Collective,
     bytes: u64,
     settings: &Settings,
-    candidates: &[(Algorithm, ProtocolId)],
+    (candidates, messages_from): (&[(Algorithm, ProtocolId)], Option<u64>),
 ) -> Option<(Algorithm, ProtocolId)> {
-    let timed = candidates.iter().filter_map(|&(a, p)| {
+    let open = |(a, _): &&(Algorithm, ProtocolId)| {
+        !all_to_all::is_by_messages((collective, *a), bytes, messages_from)
+    };
+    let timed = candidates.iter().filter(open).filter_map(|&(a, p)| {
         let cost = model::cost(s, collective, a, p, bytes, settings)?;
         Some((cost.time_us, (a, p)))
     });
@@ -133,7 +142,9 @@ pub fn choose(
     bytes: u64,
     settings: &Settings,
 ) -> Result<Choice, NoChoice> {
-    let chosen = fastest(s, collective, bytes, settings, &allowed(s, collective, settings));
+    let messages_from = messages_from(s, collective, settings);
+    let open = allowed(s, collective, settings);
+    let chosen = fastest(s, collective, bytes, settings, (&open, messages_from));
     let mut best = None;
     let mut others = Vec::new();
     for (a, p) in candidates(collective, settings) {
@@ -145,7 +156,13 @@ pub fn choose(
     }
     let best_time = best.map(|(_, _, cost)| cost.time_us);
     let lost = |prediction: Prediction| {
-        let lost = prediction.why_not.clone().unwrap_or_else(|| slower(&prediction, best_time));
+        let way = (collective, prediction.algorithm);
+        let by_messages = all_to_all::is_by_messages(way, bytes, messages_from);
+        let lost = match &prediction.why_not {
+            Some(why) => why.clone(),
+            None if by_messages => "slower than sends and receives".to_owned(),
+            None => slower(&prediction, best_time),
+        };
         Alternative { prediction, lost }
     };
     let alternatives = others.into_iter().map(lost).collect();
@@ -215,7 +232,8 @@ pub(super) fn breakpoints(s: &Situation<'_>, settings: &Settings, from: u64, to:
 }
 
 /// Where the choice changes: the sizes from `from` to `to` at which another candidate becomes the fastest, each with that
-/// candidate; the first is `from`. Empty when nothing may be chosen.
+/// candidate; the first is `from`. Empty when nothing may be chosen. It ends with the last size that something may be chosen for: large
+/// all-to-alls may be groups of sends and receives.
 ///
 /// Between two breakpoints all times are linear in the bytes. The least of straight lines is concave: what is the fastest
 /// at both ends of such a range is so throughout, and what is the fastest at one end is so up to a single point.
@@ -228,14 +246,18 @@ pub fn switches(
     to: u64,
 ) -> Vec<(u64, Algorithm, ProtocolId)> {
     let candidates = allowed(s, collective, settings);
-    let at = |bytes: u64| fastest(s, collective, bytes, settings, &candidates);
-    let starts = breakpoints(s, settings, from, to);
+    let messages_from = messages_from(s, collective, settings);
+    let at = |bytes: u64| fastest(s, collective, bytes, settings, (&candidates, messages_from));
+    let mut starts = breakpoints(s, settings, from, to);
+    starts.extend(messages_from.filter(|start| (from + 1..=to).contains(start)));
+    starts.sort_unstable();
+    starts.dedup();
     let ends = starts.iter().skip(1).map(|next| next - 1).chain([to]);
     let mut found: Vec<(u64, Algorithm, ProtocolId)> = Vec::new();
     for (&start, end) in starts.iter().zip(ends) {
         let mut low = start;
         loop {
-            let Some(choice) = at(low) else { return Vec::new() };
+            let Some(choice) = at(low) else { return found };
             if found.last().is_none_or(|last| (last.1, last.2) != choice) {
                 found.push((low, choice.0, choice.1));
             }

@@ -100,6 +100,9 @@ const NVLS: Share = Share { step: 1.3, byte: 4.0 };
 /// What a block of a rank takes beyond the first, in microseconds: trees have one for each way.
 const BLOCK: f64 = 0.129;
 
+/// What a message of an all-to-all takes as a send and a receive, in microseconds, with its part of the call.
+const MESSAGE: f64 = 1.4;
+
 /// Bytes of the largest call that stays in cache.
 fn cached(s: &Situation<'_>) -> u64 {
     CACHE / 2 * u64::from(s.nodes()) / u64::from(s.ranks())
@@ -292,6 +295,16 @@ impl Workload {
             },
         }
     }
+}
+
+/// What an all-to-all of one host takes as a group of sends and receives, on `channels` channels at most: before its bytes count, and a
+/// byte, in microseconds.
+pub(super) fn messages_cost(s: &Situation<'_>, channels: u32, bytes: u64) -> (f64, f64) {
+    let ranks = f64::from(s.ranks());
+    let blocks = (bytes / BYTES_A_CHANNEL).clamp(1, channels.max(1).into()) as f64;
+    let memory = if bytes > cached(s) { MEMORY_BYTE } else { 0.0 };
+    let byte = COPY * COSTS[ProtocolId::Simple.index()].byte / blocks + memory;
+    ((ranks - 1.0) * ranks * MESSAGE, (ranks - 1.0) * byte)
 }
 
 /// What a step over a network that reduces takes: NCCL's figures, not measured.

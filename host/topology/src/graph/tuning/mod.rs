@@ -16,6 +16,7 @@
 //! Pure: equal arguments give equal choices, on every rank.
 
 mod absent;
+pub mod all_to_all;
 mod bandwidth;
 mod choose;
 pub mod cpu;

@@ -100,7 +100,7 @@ pub(super) fn cost(
                 return Some(beside(mesh::cost(s, (gpus, graph), what, bytes), bytes));
             }
             if collective == Collective::SendRecv && s.nodes() == 1 {
-                let link = bus_bandwidth(s, gpus, graph, algorithm, protocol);
+                let link = link(s, gpus, protocol);
                 let most = settings.channels(s.channels());
                 let channels = messages::channels(protocol, bytes, most);
                 return Some(beside(messages::cost(protocol, bytes, channels, link), bytes));
@@ -183,6 +183,11 @@ pub(super) fn breakpoints(s: &Situation<'_>, channels: u32) -> Vec<u64> {
     let plateau = tables::PLATEAU_BYTES * u64::from(channels) * u64::from(s.ranks());
     let more = mesh::breakpoints(s.ranks()).chain(messages::breakpoints(channels));
     corrections.chain([plateau]).chain(more).collect()
+}
+
+/// What a GPU's links carry of messages with this protocol.
+pub(super) fn link(s: &Situation<'_>, gpus: &Gpus<'_>, protocol: ProtocolId) -> f64 {
+    bus_bandwidth(s, gpus, gpus.ring, Algorithm::Ring, protocol)
 }
 
 /// What the channels of a graph carry together.

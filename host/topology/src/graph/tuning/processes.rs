@@ -39,6 +39,9 @@ const BYTE: [f64; 3] = [0.574e-3, 0.278e-3, 0.0431e-3];
 /// The part of it where bytes are only copied.
 const COPY: f64 = 0.705;
 
+/// What a message of an all-to-all takes as a send and a receive, in microseconds, with its part of the call and of the waits.
+const MESSAGE: f64 = 2.1;
+
 /// What an algorithm's own waits, steps and bytes take.
 #[derive(Debug)]
 struct AlgorithmCosts {
@@ -224,4 +227,20 @@ pub(super) fn cost(
     let a_byte = costs.byte * way.moved * byte / busy;
     let bandwidth = if a_byte > 0.0 { 1e-3 / a_byte } else { speed::LOC };
     Cost { time_us: latency + bytes as f64 * a_byte, latency_us: latency, bandwidth }
+}
+
+/// What an all-to-all takes as a group of sends and receives, on `channels` channels at most: before its bytes count, and a byte, in
+/// microseconds.
+pub(super) fn messages_cost(
+    s: &Situation<'_>,
+    (processes, cores): (u32, u32),
+    channels: u32,
+    bytes: u64,
+) -> (f64, f64) {
+    let ranks = f64::from(s.ranks());
+    let at_work = f64::from(processes.min(cores));
+    let blocks = (bytes / cpu::BYTES_A_CHANNEL).clamp(1, channels.max(1).into()) as u32;
+    let busy = f64::from(processes.saturating_mul(blocks).min(cores)).max(at_work);
+    let byte = COPY * BYTE[ProtocolId::Simple.index()] / busy;
+    ((ranks - 1.0) * ranks * MESSAGE / at_work, (ranks - 1.0) * byte)
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
+use super::all_to_all;
 use super::choose::{allowed, breakpoints};
 use super::parallelism::MinimumSize;
 use super::{Settings, Situation, is_faster, model};
@@ -24,6 +25,8 @@ pub struct Tuner {
     tables: Box<[CostTable]>,
     /// By algorithm and protocol. Those of other crates are as many as there are, whether they are registered or not.
     minimum_sizes: Box<[[MinimumSize; ProtocolId::MOST]]>,
+    /// See [`Tuner::is_by_messages`].
+    messages_from: Option<u64>,
 }
 
 /// The candidates of a collective, and their times.
@@ -123,7 +126,8 @@ impl Tuner {
                 std::array::from_fn(|p| MinimumSize::new(s, a, protocol(p), settings))
             });
         let minimum_sizes = minimum_sizes.collect();
-        Tuner { starts: starts.into_boxed_slice(), tables, minimum_sizes }
+        let messages_from = all_to_all::messages_from(s, settings);
+        Tuner { starts: starts.into_boxed_slice(), tables, minimum_sizes, messages_from }
     }
 
     /// The same with rings and one protocol for all calls, whatever the settings are: for kernels that are not in the
@@ -138,6 +142,7 @@ impl Tuner {
             starts: Box::new([0]),
             tables: Collective::ALL.iter().map(table).collect(),
             minimum_sizes: self.minimum_sizes.clone(),
+            messages_from: self.messages_from,
         }
     }
 
@@ -145,7 +150,8 @@ impl Tuner {
     /// `None` when there is none.
     ///
     /// `open` says what the settings do not: whether there is a kernel for the operator and type, and whether this
-    /// communicator has the edges. It must say the same on all ranks.
+    /// communicator has the edges. It must say the same on all ranks. An all-to-all may be faster by messages, which are not among
+    /// what is compared: see [`Tuner::is_by_messages`].
     #[must_use]
     pub fn fastest(
         &self,
@@ -156,6 +162,22 @@ impl Tuner {
         let range = self.starts.partition_point(|start| *start <= bytes).checked_sub(1)?;
         let more = bytes - self.starts.get(range)?;
         self.tables.get(collective as usize)?.best(range, more, open)
+    }
+
+    /// Whether a call of `bytes` is faster as a group of sends and receives than by this algorithm: a large all-to-all, than by lines
+    /// over the mesh.
+    ///
+    /// ```
+    /// use ferroccl_topology::graph::tuning::*;
+    ///
+    /// let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
+    /// let tuner = Tuner::new(&cores, &Settings::default());
+    /// let messages = |bytes| tuner.is_by_messages(Collective::AllToAll, bytes, Algorithm::OneShot);
+    /// assert!(!messages(512) && messages(64 << 20));
+    /// ```
+    #[must_use]
+    pub fn is_by_messages(&self, collective: Collective, bytes: u64, algorithm: Algorithm) -> bool {
+        all_to_all::is_by_messages((collective, algorithm), bytes, self.messages_from)
     }
 
     /// What a call of `bytes` takes with this algorithm and protocol; zero for what the settings do not allow.
