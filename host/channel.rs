@@ -130,6 +130,12 @@ impl ConnLayout {
         (digests + MESH_SLOTS as usize * slots).next_multiple_of(PAGE)
     }
 
+    /// Where the mesh's slots of a channel are in an edge that is in the host's memory as a whole, before which the digests lie.
+    pub(crate) fn mesh_offset(&self, channels: usize, channel: usize) -> usize {
+        let conns = SIGNATURE_BYTES + 2 * channels * self.conn_bytes();
+        HEADER_BYTES + conns + channel * self.mesh_bytes() + MESH_DIGEST_BYTES
+    }
+
     /// Bytes of an edge's connections, and of the mesh behind them.
     pub(crate) fn conns_bytes(&self, channels: usize) -> usize {
         SIGNATURE_BYTES + channels * (2 * self.conn_bytes() + self.mesh_bytes())
@@ -230,6 +236,9 @@ impl DeviceSlots {
 pub(crate) struct Edges {
     pub send: EdgeEnd,
     pub recv: EdgeEnd,
+    /// Between CPU devices that have a mesh, the part of the peer's receive region where an edge from itself would be: in that edge's
+    /// slots of the mesh it writes what it has for all others.
+    pub shared: Option<HostRegion>,
 }
 
 impl Edges {

@@ -103,7 +103,7 @@ impl CommBuilder<'_> {
         let windows = Windows::new(self.rank, peers, self.allowed(), may);
         let trees = Trees::new(self.rank, self.channels, &nodes, self.graphs);
         log_topology::log_channels(self.rank, &groups[0], self.channels, &trees);
-        for Edges { send, recv } in edges.iter().flatten() {
+        for Edges { send, recv, .. } in edges.iter().flatten() {
             send.set_first_step(&self.layout, channels, first, runtime)?;
             recv.set_first_step(&self.layout, channels, first, runtime)?;
         }
@@ -191,7 +191,7 @@ impl CommBuilder<'_> {
     fn register(&self, edges: &[Option<Edges>], control: &ControlBlock) -> Result<Vec<Keep>> {
         let mut memory = vec![(control.shared(), "a communicator's control block")];
         let host_memory = |end: &EdgeEnd| end.host_memory(&self.layout, self.channels as usize);
-        for Edges { send, recv } in edges.iter().flatten() {
+        for Edges { send, recv, .. } in edges.iter().flatten() {
             memory.extend(host_memory(send).map(|memory| (memory, "an edge to another rank")));
             memory.extend(host_memory(recv).map(|memory| (memory, "an edge from another rank")));
         }

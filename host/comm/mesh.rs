@@ -69,14 +69,19 @@ impl Mesh {
             };
             image.extend_from_slice(bytemuck::bytes_of(&links));
             let slots = |peer: usize, sending: bool| {
-                let Some(Edges { send, recv }) = edges[peer].as_ref() else { return 0 };
+                let Some(Edges { send, recv, .. }) = edges[peer].as_ref() else { return 0 };
                 (if sending { send } else { recv }).mesh(layout, channels, channel)
             };
             let behind = |by: usize| (rank as usize + by) % edges.len();
             let to = (1..edges.len()).map(|by| slots(behind(by), true));
             let from = (0..edges.len()).map(|of| if of == rank as usize { behind(1) } else { of });
             let from = from.map(|of| slots(of, false));
-            for table in [to.collect::<Vec<_>>(), from.collect()] {
+            let at = layout.mesh_offset(channels, channel) as u64;
+            let shared = (0..edges.len()).map(|of| {
+                let part = shared_part(of, rank as usize, edges, layout, channels);
+                part.map_or(0, |part| part + at)
+            });
+            for table in [to.collect::<Vec<_>>(), from.collect(), shared.collect()] {
                 let at = image.len() + MeshLinks::table_len(nranks) * size_of::<u64>();
                 image.extend_from_slice(bytemuck::cast_slice(&table));
                 image.resize(at, 0);
@@ -92,4 +97,21 @@ impl Mesh {
     pub(super) fn address(&self) -> (u64, u64) {
         (self.tables.address(), self.stride as u64)
     }
+}
+
+/// Address of the part of a rank's receive region that has what it gives all others; `None` where ranks do not read each other's memory.
+fn shared_part(
+    of: usize,
+    rank: usize,
+    edges: &[Option<Edges>],
+    layout: &ConnLayout,
+    channels: usize,
+) -> Option<u64> {
+    if of != rank {
+        return Some(edges.get(of)?.as_ref()?.shared.as_ref()?.address());
+    }
+    let edge = edges.iter().flatten().next()?;
+    edge.shared.as_ref()?;
+    let own = layout.edge_offset(channels, edges.len(), rank as u32);
+    Some(edge.recv.region.whole().address() + own as u64)
 }

@@ -134,7 +134,8 @@ impl CommBuilder<'_> {
         self.layout.edge_bytes(self.channels as usize)
     }
 
-    /// Bytes of a receive region: an edge from each rank. The rank's own part is never touched.
+    /// Bytes of a receive region: an edge from each rank. Of the rank's own part at most the mesh's slots are touched, which have what it
+    /// gives all others.
     fn recv_region_bytes(&self) -> Result<usize> {
         let bytes = self.layout.recv_region_bytes(self.channels as usize, self.nranks as usize);
         bytes.ok_or_else(|| {
@@ -156,9 +157,8 @@ impl CommBuilder<'_> {
         transport: &dyn Transport,
         region: &HostRegion,
     ) -> u64 {
-        let on_cpu = sender.device.is_none() && receiver.device.is_none();
         // Of a shared file the sender has mapped its own part alone.
-        if !on_cpu || transport.is_remote() || transport.needs_shared_memory() {
+        if !on_cpu(sender, receiver) || transport.is_remote() || transport.needs_shared_memory() {
             return region.address();
         }
         let (channels, ranks) = (self.channels as usize, self.nranks as usize);
@@ -354,7 +354,13 @@ impl CommBuilder<'_> {
             let same_process = peer.process == me.process;
             self.log_transport((from, same_process), &recv, mine, &tree_links);
             self.log_transport((to, same_process), &send, mine, &tree_links);
-            Ok(Some(Edges { send, recv }))
+            // A rank reads there what a peer has for all.
+            let has_shared = on_cpu(me, peer) && self.layout.mesh_slot_bytes != [0; 2];
+            let shared = has_shared.then(|| {
+                let part = to.accept(handle, len, self.edge_offset(rank), bytes);
+                part.map_err(|error| self.cannot_map(rank, error))
+            });
+            Ok(Some(Edges { send, recv, shared: shared.transpose()? }))
         });
         edges.collect()
     }
@@ -433,6 +439,11 @@ impl CommBuilder<'_> {
         let device = named.map(|device| device as usize).filter(|d| *d < net.devices());
         format!("NET/{}/{}{gdr}", net.name(), device.unwrap_or(own))
     }
+}
+
+/// Whether two ranks are on CPU devices.
+fn on_cpu(one: &PeerInfo, other: &PeerInfo) -> bool {
+    one.device.is_none() && other.device.is_none()
 }
 
 /// What a rank's peers need to connect with it.

@@ -53,6 +53,11 @@ impl HostRegion {
         &self.mapping
     }
 
+    /// The mapping that it is a part of.
+    pub(crate) fn whole(&self) -> Self {
+        Self::of_mapping(Arc::clone(&self.mapping))
+    }
+
     /// A part of it, cut off at its end.
     pub(crate) fn part(&self, offset: usize, bytes: usize) -> Self {
         let offset = offset.min(self.len);

@@ -5,6 +5,8 @@
 //!   | digests | LL: slots x bytes | LL128: slots x bytes |
 //! ```
 //!
+//! On CPU devices a rank has the same once more, for what it gives all others: it writes that once, and they read it there.
+//!
 //! Lines say by their flags that they have arrived, as in a connection. But there is no head, no tail and no credit: in each
 //! step of a call every rank sends lines to every other and waits for the lines of every other, so who has received a step
 //! knows which slots the sender has read. `collectives::mesh` has the argument.
@@ -25,11 +27,12 @@ pub const MESH_BEGUN: usize = 64;
 pub const MESH_ENDED: usize = 72;
 
 abi! {
-    /// A rank's side of the mesh, on one channel. Behind it follow two tables of addresses:
+    /// A rank's side of the mesh, on one channel. Behind it follow three tables of addresses:
     ///
     /// * where this rank's slots are in the memory of the others: of the ranks behind this one in turn, the next one's first;
     /// * where the slots of each rank are in this rank's memory, by rank; its own entry is another's, so that a look at all
-    ///   needs no exception.
+    ///   needs no exception;
+    /// * on CPU devices, where the slots are that each rank, itself included, gives all others, by rank; zeros elsewhere.
     #[repr(align(128))]
     #[derive(Default)]
     pub struct MeshLinks {
@@ -60,15 +63,15 @@ impl MeshLinks {
         (nranks as usize).next_multiple_of(16)
     }
 
-    /// Bytes of a rank's side of a channel: the links and both tables.
+    /// Bytes of a rank's side of a channel: the links and the tables.
     ///
     /// ```
     /// use ferroccl_device::abi::MeshLinks;
     ///
-    /// assert_eq!(MeshLinks::bytes(8), 128 + 2 * 16 * 8);
+    /// assert_eq!(MeshLinks::bytes(8), 128 + 3 * 16 * 8);
     /// ```
     #[must_use]
     pub const fn bytes(nranks: u32) -> usize {
-        size_of::<Self>() + 2 * Self::table_len(nranks) * size_of::<u64>()
+        size_of::<Self>() + 3 * Self::table_len(nranks) * size_of::<u64>()
     }
 }

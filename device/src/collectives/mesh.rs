@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Memory is in [`MeshLinks`]. A rank writes lines into the memory of the others and polls its own: no load crosses a link, and
-//! nothing is fenced. All lanes work on all ranks, each lane on its units of a slot, the same ones in each step.
+//! nothing is fenced. On CPU devices it writes what all others get once, into memory that all of them poll. All lanes work on all ranks, each lane on its units of a slot, the same ones in each step.
 //!
 //! Every rank gives all others the digest of its call as well, and waits for theirs before the call ends: so what comes out is of
 //! ranks that are all in the same call.
@@ -214,10 +214,10 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         self.side.to(by, offset)
     }
 
-    /// Where this lane's part of unit 0 of a rank's slot is, in this rank's memory.
+    /// Where this lane's part of unit 0 of a rank's slot is: of what that rank has for this one alone, or with `ALL` for all.
     #[inline(always)]
-    fn from(&self, rank: usize, offset: usize) -> *mut u8 {
-        self.side.from(rank, offset)
+    fn from<const ALL: bool>(&self, rank: usize, offset: usize) -> *mut u8 {
+        if ALL { self.side.from_all(rank, offset) } else { self.side.from(rank, offset) }
     }
 
     /// This warp's units of a slot that has so many.
@@ -309,9 +309,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
             unsafe {
                 let mut part = Self::load(lane, input, n, unit, mine);
                 self.reducer.pre_words(P::words_mut(core::slice::from_mut(&mut part)));
-                for by in 0..self.side.nranks - 1 {
-                    self.send(step, lane, self.to(by, offset), (unit, mine), part);
-                }
+                self.send_all(step, lane, offset, (unit, mine), part);
             }
         }
     }
@@ -367,13 +365,31 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         }
     }
 
-    /// Combines what all ranks have sent in a step with the own value, in the order of the ranks, into `output`: `n` elements.
-    /// With `SEND` the result goes to all others in the next step, in as many units.
+    /// Stores this lane's part of a unit in all others' slots of a step, which are at `offset`.
     ///
     /// # Safety
-    /// All lanes call it with equal arguments; the elements are readable and writable, and `units` those of [`Mesh::scatter`].
+    /// As [`Mesh::send`].
     #[inline(always)]
-    pub(super) unsafe fn reduce<const SEND: bool>(
+    unsafe fn send_all(
+        &self,
+        step: u64,
+        lane: P::Lane,
+        offset: usize,
+        unit: (usize, bool),
+        part: P::Part,
+    ) {
+        // SAFETY: the caller's.
+        self.side.for_all((0, 1), offset, |to| unsafe { self.send(step, lane, to, unit, part) });
+    }
+
+    /// Combines what all ranks have sent in a step with the own value, in the order of the ranks, into `output`: `n` elements. With
+    /// `ALL` they have [spread](Mesh::spread) it, otherwise [scattered](Mesh::scatter). With `SEND` the result goes to all others in
+    /// the next step, in as many units.
+    ///
+    /// # Safety
+    /// All lanes call it with equal arguments; the elements are readable and writable, and `units` those that were sent.
+    #[inline(always)]
+    pub(super) unsafe fn reduce<const ALL: bool, const SEND: bool>(
         &mut self,
         step: u64,
         (input, output): (*const T, *mut T),
@@ -391,7 +407,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
                 let mut first = 0;
                 while first < self.side.nranks {
                     let place = (step, offset, unit, mine);
-                    if !self.reduce_some(place, lane, first, own, &mut value) {
+                    if !self.reduce_some::<ALL>(place, lane, first, own, &mut value) {
                         return;
                     }
                     first += PEERS;
@@ -399,9 +415,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
                 self.reducer.post_words(P::words_mut(core::slice::from_mut(&mut value)));
                 if SEND {
                     let next = self.slot_offset(gpu::opaque(step as usize) as u64 + 1);
-                    for by in 0..self.side.nranks - 1 {
-                        self.send(step + 1, lane, self.to(by, next), (unit, mine), value);
-                    }
+                    self.send_all(step + 1, lane, next, (unit, mine), value);
                 }
                 if mine {
                     Self::store(lane, output, n, unit, value);
@@ -419,7 +433,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     /// # Safety
     /// All lanes of a warp call it with the same ranks; where `mine`, the unit is one that all send in this step.
     #[inline(always)]
-    unsafe fn reduce_some(
+    unsafe fn reduce_some<const ALL: bool>(
         &mut self,
         (step, offset, unit, mine): (u64, usize, usize, bool),
         lane: P::Lane,
@@ -431,7 +445,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         // Computed again for each look: kept, the addresses would fill sixteen registers.
         let here = |i: usize| {
             let unit = gpu::opaque(unit) * P::BYTES;
-            self.from(first + i, offset).wrapping_add(unit).cast::<u64>()
+            self.from::<ALL>(first + i, offset).wrapping_add(unit).cast::<u64>()
         };
         let mut watch = P::watch(lane, n, here);
         let mut cx = self.side.cx;
@@ -488,27 +502,27 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         ProtocolId::Ll128 | ProtocolId::Simple | ProtocolId::Own(_) => WaitKind::Ll128Flag,
     };
 
-    /// Sends units behind those of a step without data, if it has to fill its slots.
+    /// Sends units behind those of a step without data to all others, if it has to fill its slots.
     #[inline(always)]
     fn fill(&self, step: u64, units: usize) {
         if !P::fills_slot(step, MESH_SLOTS) {
             return;
         }
         let (lane, offset) = (P::lane(), self.slot_offset(step));
-        let mut tasks = self.tasks_of(self.to_send(units, step));
-        while let Some((unit, by, mine)) = tasks.next() {
-            let to = self.to(by, offset);
+        let mut to_do = self.units_of(self.to_send(units, step));
+        while let Some((unit, mine)) = to_do.next() {
             // SAFETY: the unit is inside the slot, which has been read.
-            unsafe { self.send(step, lane, to, (unit, mine && unit >= units), P::EMPTY) };
+            unsafe { self.send_all(step, lane, offset, (unit, mine && unit >= units), P::EMPTY) };
         }
     }
 
-    /// Stores what all others have sent in a step: block `i` of `output` is of rank `i`, `n(i)` elements.
+    /// Stores what all others have sent in a step: block `i` of `output` is of rank `i`, `n(i)` elements. `ALL` is as for
+    /// [`Mesh::reduce`].
     ///
     /// # Safety
     /// All lanes call it with equal arguments; the elements are readable and writable, and `units` those that were sent.
     #[inline(always)]
-    pub(super) unsafe fn gather(
+    pub(super) unsafe fn gather<const ALL: bool>(
         &mut self,
         step: u64,
         output: Blocks<*mut T>,
@@ -522,7 +536,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
             // SAFETY: the caller's.
             unsafe {
                 let conn = self.side.conn(peer, step);
-                let at = self.from(peer, offset).wrapping_add(unit * P::BYTES).cast();
+                let at = self.from::<ALL>(peer, offset).wrapping_add(unit * P::BYTES).cast();
                 let mut parts = [P::EMPTY];
                 if !P::receive(&mut self.side.cx, &conn, lane, at, mine, &mut parts) {
                     return;

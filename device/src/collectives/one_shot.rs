@@ -37,7 +37,7 @@ impl MeshCode for AllReduceOneShot {
             // SAFETY: the caller's; the part is inside the buffers.
             unsafe {
                 mesh.spread(step, input, n, units);
-                mesh.reduce::<false>(step, (input, output), n, units);
+                mesh.reduce::<true, false>(step, (input, output), n, units);
             }
             done += n;
             if done >= count || !mesh.barrier() {
@@ -68,7 +68,7 @@ impl MeshCode for ReduceScatterOneShot {
             unsafe {
                 mesh.scatter(step, Blocks { first, stride }, |_| n, units);
                 let own = first.wrapping_add(mesh.rank() * stride);
-                mesh.reduce::<false>(step, (own, output), n, units);
+                mesh.reduce::<false, false>(step, (own, output), n, units);
             }
             done += n;
             if done >= count || !mesh.barrier() {
@@ -99,7 +99,7 @@ impl MeshCode for AllGatherOneShot {
             unsafe {
                 mesh.spread(step, input, n, units);
                 mesh.keep(input, first.wrapping_add(mesh.rank() * stride), n);
-                mesh.gather(step, Blocks { first, stride }, |_| n, units);
+                mesh.gather::<true>(step, Blocks { first, stride }, |_| n, units);
             }
             done += n;
             if done >= count || !mesh.barrier() {
@@ -131,7 +131,7 @@ impl MeshCode for AllToAllOneShot {
             unsafe {
                 mesh.scatter(step, Blocks { first: input, stride }, |_| n, units);
                 mesh.keep(input.wrapping_add(own), output.wrapping_add(own), n);
-                mesh.gather(step, Blocks { first: output, stride }, |_| n, units);
+                mesh.gather::<false>(step, Blocks { first: output, stride }, |_| n, units);
             }
             done += n;
             if done >= count || !mesh.barrier() {

@@ -53,14 +53,19 @@ impl MeshCode for AllReduceTwoShot {
                     let round = round(mesh, i - 1);
                     let chunks = Blocks { first: at(mesh, round.start()).1, stride: round.size() };
                     let step = mesh.step() - 1;
-                    mesh.gather(step, chunks, |rank| round.chunk(rank).len(), units(&round));
+                    mesh.gather::<true>(
+                        step,
+                        chunks,
+                        |rank| round.chunk(rank).len(),
+                        units(&round),
+                    );
                 }
                 if there {
                     let round = round(mesh, i);
                     let own = round.chunk(mesh.rank());
                     let step = mesh.take_steps(2);
                     let places = at(mesh, own.start);
-                    mesh.reduce::<true>(step, places, own.len(), units(&round));
+                    mesh.reduce::<false, true>(step, places, own.len(), units(&round));
                 }
             }
             if !there || !mesh.barrier() {

@@ -36,6 +36,8 @@ pub const PACK_BYTES: usize = 16;
 pub const UNROLL: usize = 2;
 /// Whether packs may be loaded and stored at any address.
 pub const UNALIGNED_PACKS: bool = true;
+/// Whether a rank polls memory of another's: on one host all ranks share it, and a line is in all caches that look at it.
+pub const READS_PEERS: bool = true;
 /// Whether loads that do not depend on each other are under way together, so that all are asked for before one is looked at. Here one
 /// comes after the other.
 pub const LOADS_TOGETHER: bool = false;

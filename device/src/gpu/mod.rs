@@ -31,7 +31,8 @@ pub(crate) use face::{argument, argument_at};
 
 // Constants of the machine.
 pub use face::{
-    LANES_PER_LINE, LOADS_TOGETHER, PACK_BYTES, SPINS_PER_CHECK, UNALIGNED_PACKS, UNROLL, WARP,
+    LANES_PER_LINE, LOADS_TOGETHER, PACK_BYTES, READS_PEERS, SPINS_PER_CHECK, UNALIGNED_PACKS,
+    UNROLL, WARP,
 };
 
 // Who a lane is.

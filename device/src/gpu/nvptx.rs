@@ -45,6 +45,8 @@ pub const PACK_BYTES: usize = 16;
 pub const UNROLL: usize = 4;
 /// Whether packs may be loaded and stored at any address (a vector access must be aligned to its size).
 pub const UNALIGNED_PACKS: bool = false;
+/// Whether a rank polls memory of another's: each look would cross a link.
+pub const READS_PEERS: bool = false;
 /// Whether loads that do not depend on each other are under way together, so that all are asked for before one is looked at.
 pub const LOADS_TOGETHER: bool = true;
 /// Spins between looks at abort flags and the clock: a spin is a round trip to memory (about a

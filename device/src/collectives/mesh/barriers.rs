@@ -5,7 +5,7 @@
 //! end_together     every rank: I have done my part                    | wait for all others
 //! ```
 //!
-//! A rank says so by a word in each of the others' memory, and polls its own. NCCL's are the LSA barriers of its symmetric kernels
+//! A rank says so by a word in each of the others' memory, and polls its own; on CPU devices by one that all poll. NCCL's are the LSA barriers of its symmetric kernels
 //! (`ncclLsaBarrierSession`).
 
 use super::MeshSide;
@@ -30,8 +30,9 @@ impl MeshSide {
             let line = SignatureLines::halves_of(self.cx.args().digest(), calls);
             let digest = LL_LINE * (calls % 2) as usize;
             let at = |word: usize| word.wrapping_sub(MESH_DIGEST_BYTES);
-            self.for_others(|side, by| {
-                let (theirs, word) = (side.to(by, at(digest)), side.to(by, at(MESH_BEGUN)));
+            let lanes = (self.cx.tid(), self.cx.lanes());
+            self.for_all(lanes, at(0), |place| {
+                let (theirs, word) = (place.wrapping_add(digest), place.wrapping_add(MESH_BEGUN));
                 // Before the stores to another rank, for which it would wait.
                 gpu::release_fence(orders::BEGUN);
                 gpu::st_halves(theirs.cast(), line);
@@ -39,8 +40,8 @@ impl MeshSide {
             });
             self.for_others(|side, by| {
                 let rank = side.behind(by);
-                let word: *const u64 = side.from(rank, at(MESH_BEGUN)).cast();
-                let theirs: *const u64 = side.from(rank, at(digest)).cast();
+                let word: *const u64 = side.from_all(rank, at(MESH_BEGUN)).cast();
+                let theirs: *const u64 = side.from_all(rank, at(digest)).cast();
                 // Of a rank in another call the ring's next rank learns which it is in, and stops all.
                 let same =
                     || gpu::acquire(orders::BEGUN, word) > calls && gpu::ld_halves(theirs) == line;
@@ -63,12 +64,11 @@ impl MeshSide {
         unsafe {
             let calls = (*self.links).calls;
             let at = MESH_ENDED.wrapping_sub(MESH_DIGEST_BYTES);
-            self.for_others(|side, by| {
-                gpu::release(orders::ENDED, side.to(by, at).cast(), calls + 1);
-            });
+            let lanes = (self.cx.tid(), self.cx.lanes());
+            self.for_all(lanes, at, |word| gpu::release(orders::ENDED, word.cast(), calls + 1));
             self.for_others(|side, by| {
                 let rank = side.behind(by);
-                let word: *const u64 = side.from(rank, at).cast();
+                let word: *const u64 = side.from_all(rank, at).cast();
                 let ended = || gpu::acquire(orders::ENDED, word) > calls;
                 side.wait(rank, WaitKind::Ended, calls, ended);
             });

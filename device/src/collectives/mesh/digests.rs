@@ -25,14 +25,11 @@ impl MeshSide {
     /// Tells all others the digest of this call.
     #[inline(always)]
     pub(super) fn tell_digest(&self) {
-        let Some((mut by, warp)) = self.digest_lanes() else { return };
+        let Some(lanes) = self.digest_lanes() else { return };
         // SAFETY: the contract of `open`; the line has been read (see the module).
         unsafe {
             let line = SignatureLines::halves_of(self.cx.args().digest(), (*self.links).calls);
-            while by + 1 < self.nranks {
-                gpu::st_halves(self.to(by, self.digest_offset()).cast(), line);
-                by += warp;
-            }
+            self.for_all(lanes, self.digest_offset(), |at| gpu::st_halves(at.cast(), line));
         }
     }
 
@@ -46,7 +43,7 @@ impl MeshSide {
         let line = SignatureLines::halves_of(self.cx.args().digest(), calls);
         while rank < self.nranks {
             if rank != self.rank {
-                let at: *const u64 = self.from(rank, self.digest_offset()).cast();
+                let at: *const u64 = self.from_all(rank, self.digest_offset()).cast();
                 // SAFETY: the connection is valid, and the line is in the mesh.
                 unsafe {
                     let conn = self.conn(rank, calls);

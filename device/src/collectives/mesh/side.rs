@@ -121,6 +121,43 @@ impl MeshSide {
         unsafe { (*self.links.add(1).cast::<*mut u8>().add(table + rank)).wrapping_add(offset) }
     }
 
+    /// Where the slots are that a rank gives all others, `offset` bytes behind their address; on CPU devices.
+    #[inline(always)]
+    fn shared(&self, rank: usize, offset: usize) -> *mut u8 {
+        let table = 2 * MeshLinks::table_len(self.nranks as u32);
+        // SAFETY: as above.
+        unsafe { (*self.links.add(1).cast::<*mut u8>().add(table + rank)).wrapping_add(offset) }
+    }
+
+    /// Where a rank's memory is that all others look at, `offset` bytes from its slots: what it has for all of them.
+    #[inline(always)]
+    pub(super) fn from_all(&self, rank: usize, offset: usize) -> *mut u8 {
+        if gpu::READS_PEERS { self.shared(rank, offset) } else { self.from(rank, offset) }
+    }
+
+    /// Calls `body` with each place that something for all others is to be written to, `offset` bytes from this rank's slots there: in
+    /// the memory of each, from the one on that is `first + 1` behind this rank, and of those each `by`-th; or, where ranks read each
+    /// other's memory, the one place that all look at, if `first` is 0.
+    #[inline(always)]
+    pub(super) fn for_all(
+        &self,
+        (first, by): (usize, usize),
+        offset: usize,
+        mut body: impl FnMut(*mut u8),
+    ) {
+        if gpu::READS_PEERS {
+            if first == 0 {
+                body(self.shared(self.rank, offset));
+            }
+            return;
+        }
+        let mut next = first;
+        while next + 1 < self.nranks {
+            body(self.to(next, offset));
+            next += by;
+        }
+    }
+
     /// A rank that something of number `step` is waited for from, for reports.
     #[inline(always)]
     pub(super) fn conn(&self, rank: usize, step: u64) -> ConnState {
