@@ -29,9 +29,9 @@ use crate::abi::{ReduceOp, Work};
 use crate::collectives::{
     AllGatherBruck, AllGatherDirect, AllGatherLinear, AllGatherNvls, AllGatherOneShot,
     AllGatherRing, AllReduceDirect, AllReduceDoubling, AllReduceNvls, AllReduceOneShot,
-    AllReduceRing, AllReduceTree, AllReduceTwoShot, AllToAllDirect, AllToAllOneShot,
-    BroadcastLinear, BroadcastRing, BroadcastTree, Chain, DirectCode, KernelCode, MeshCode,
-    ReduceScatterBruck, ReduceScatterDirect, ReduceScatterLinear, ReduceScatterNvls,
+    AllReduceRing, AllReduceTree, AllReduceTwoShot, AllToAllDirect, AllToAllLinear,
+    AllToAllOneShot, BroadcastLinear, BroadcastRing, BroadcastTree, Chain, DirectCode, KernelCode,
+    MeshCode, ReduceScatterBruck, ReduceScatterDirect, ReduceScatterLinear, ReduceScatterNvls,
     ReduceScatterOneShot, ReduceScatterRing, SendRecv,
 };
 use crate::element::{Bf16, Element, F8E4M3, F8E5M2, F16};

@@ -183,8 +183,9 @@ impl Communicator {
     /// (`ncclAlltoAll`).
     ///
     /// Where `recv` is in a [`Window`](crate::Window), each rank's kernel writes straight into the windows of the others
-    /// ([`Algorithm::Direct`](crate::Algorithm::Direct)). Elsewhere a few bytes go in lines from every rank to every other
-    /// ([`Algorithm::OneShot`](crate::Algorithm::OneShot)). Where `NCCL_ALGO` leaves these out, between hosts, and where the tuner finds
+    /// ([`Algorithm::Direct`](crate::Algorithm::Direct)). Elsewhere each rank sends to all others in one kernel: a few bytes in lines
+    /// ([`Algorithm::OneShot`](crate::Algorithm::OneShot)), more through their connections
+    /// ([`Algorithm::Linear`](crate::Algorithm::Linear)). Where `NCCL_ALGO` leaves these out, between hosts, and where the tuner finds
     /// it faster, it is a group of sends and receives.
     ///
     /// `send` and `recv` must have the same length, a multiple of the number of ranks, and must not overlap.

@@ -291,7 +291,7 @@ fn can_do(
     }
 }
 
-/// Whether a group of sends and receives is faster: for a large all-to-all, than lines over the mesh.
+/// Whether a group of sends and receives is faster: for an all-to-all.
 fn is_by_messages(call: &CollectiveCall, context: &PlanContext, algorithm: Algorithm) -> bool {
     let bytes = call.largest_bytes(context.ranks);
     context.tuner.is_by_messages(call.collective, bytes, algorithm)

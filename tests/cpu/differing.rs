@@ -39,6 +39,7 @@ const CALLS: &[(Collective, Algorithm, bool)] = &[
     (Collective::ReduceScatter, Algorithm::Direct, true),
     (Collective::AllToAll, Algorithm::Direct, true),
     (Collective::AllToAll, Algorithm::OneShot, false),
+    (Collective::AllToAll, Algorithm::Linear, true),
 ];
 
 /// The argument that one rank has other than the rest.

@@ -407,7 +407,7 @@ fn ll128_is_never_the_default_of_cpu_devices() {
     for ranks in 2..200 {
         for channels in [1, 2, 7, 32] {
             let s = Situation::new(1, ranks, Devices::Cpu { ring: None }).with_channels(channels);
-            // A large all-to-all is made of messages.
+            // Its large calls are linear.
             for &collective in Collective::ALL.iter().filter(|c| **c != Collective::AllToAll) {
                 let ways = switches(&s, collective, &Settings::default(), 0, 1 << 62);
                 let last = ways[ways.len() - 1];

@@ -50,17 +50,24 @@ pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
     ];
     // Who asks for some tests does not ask for these.
     if arguments.iter().all(|argument| argument == "--no-fail-fast") {
-        steps.push(example("lab", "protocols and algorithms of another crate (examples/lab)"));
+        steps.push(
+            Step::new("lab", "protocols and algorithms of another crate (examples/lab), compiled")
+                .run("cargo fmt --manifest-path examples/lab/Cargo.toml -- --check")
+                .run_with("cargo check --manifest-path examples/lab/Cargo.toml --tests", &LAB),
+        );
     }
     steps
 }
+
+/// Of commands for examples/lab, which is a workspace of its own.
+const LAB: [(&str, &str); 2] = [NO_PTX[0], ("CARGO_TARGET_DIR", "target/lab")];
 
 /// An example that is a workspace of its own.
 fn example(name: &'static str, what: &'static str) -> Step {
     let cargo = |what: &str| format!("cargo {what} --manifest-path examples/{name}/Cargo.toml");
     Step::new(name, what)
         .run(&format!("{} -- --check", cargo("fmt")))
-        .run_with(&cargo("test"), &[NO_PTX[0], ("CARGO_TARGET_DIR", "target/lab")])
+        .run_with(&cargo("test"), &LAB)
 }
 
 /// An application that depends on the crate cust.
@@ -152,17 +159,14 @@ pub(crate) fn nightly() -> Vec<Step> {
                 &[("FERROCCL_TEST_SEEDS", "5")],
             ),
         Step::new("new", "crates that `ferroccl new` makes pass their tests")
-            .run_with(
-                "cargo build --manifest-path examples/lab/Cargo.toml",
-                &[NO_PTX[0], ("CARGO_TARGET_DIR", "target/lab")],
-            )
+            .run_with("cargo build --manifest-path examples/lab/Cargo.toml", &LAB)
             .function(new_crates::test),
         example(
             "fused",
             "kernels of another crate that communicate by themselves (examples/fused)",
         ),
         cust(),
-        Step::new("lab", "examples/lab with more seeds").run_with(
+        Step::new("lab", "the tests of examples/lab, with more seeds").run_with(
             "cargo test --manifest-path examples/lab/Cargo.toml",
             &[NO_PTX[0], ("CARGO_TARGET_DIR", "target/lab"), ("FERROCCL_TEST_SEEDS", "10")],
         ),

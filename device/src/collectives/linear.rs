@@ -3,6 +3,7 @@
 //! ```text
 //! broadcast       root: send to all                       | the others: receive from the root
 //! all-gather      rank r: send its block to all           | receive the blocks of all
+//! all-to-all      rank r: send block i to rank i          | receive its block of all
 //! reduce-scatter  rank r: send block i to rank i          | receive its block of all, combine them
 //! ```
 //!
@@ -15,7 +16,7 @@
 //! [`Signature`](crate::abi::Signature) goes before the data over each connection, and is compared by who receives. A broadcast's
 //! ranks also compare their calls along the ring, as a rank that takes itself for the root receives nothing.
 //!
-//! Source: Open MPI has broadcasts and all-gathers of this kind under this name (`coll/base`).
+//! Source: Open MPI has broadcasts, all-gathers and all-to-alls of this kind under this name (`coll/base`).
 
 use core::ptr;
 
@@ -35,6 +36,10 @@ pub struct BroadcastLinear;
 /// All-gather: block = channel. `Work::count` is that of one rank, and the parts are parts of that.
 #[derive(Clone, Copy, Debug)]
 pub struct AllGatherLinear;
+
+/// All-to-all: block = channel. `Work::count` is that of one block of the input, and the parts are parts of that.
+#[derive(Clone, Copy, Debug)]
+pub struct AllToAllLinear;
 
 /// Reduce-scatter: block = channel. `Work::count` is that of one rank, and the parts are parts of that.
 #[derive(Clone, Copy, Debug)]
@@ -98,54 +103,82 @@ impl KernelCode for AllGatherLinear {
     const COMPARES: bool = false;
 
     #[inline(always)]
-    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(mut cx: KernelContext) {
-        // SAFETY: the caller's, as above.
-        unsafe {
-            let ring = RingPosition::of(&cx);
-            let part = cx.part();
-            let (start, count) = (part.offset as usize, part.count as usize);
-            let own = input::<T>(&cx).wrapping_add(start);
-            let first = output::<T>(&cx).wrapping_add(start);
-            let mut at = 0;
-            // Once also when there is nothing to send: the calls are compared.
-            loop {
-                let mut n = count - at;
-                for ahead in 1..ring.k {
-                    let peer = ring.block(ring.k - ahead) as u32;
-                    if at == 0 {
-                        tell(&mut cx, peer);
-                    }
-                    let mut prims = to_peer::<T, R, P>(cx, peer);
-                    n = n.min(prims.chunk());
-                    if n > 0 {
-                        prims.send_from(own.wrapping_add(at), n);
-                    }
-                    prims.close_round(&mut cx);
+    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(cx: KernelContext) {
+        // SAFETY: the caller's.
+        unsafe { exchange::<T, R, P, false>(cx) }
+    }
+}
+
+impl KernelCode for AllToAllLinear {
+    const COLLECTIVE: Collective = Collective::AllToAll;
+    const ALGORITHM: Algorithm = Algorithm::Linear;
+    /// Each two ranks compare theirs.
+    const COMPARES: bool = false;
+
+    #[inline(always)]
+    unsafe fn run_block<T: Element, R: Reduction, P: Protocol>(cx: KernelContext) {
+        // SAFETY: the caller's.
+        unsafe { exchange::<T, R, P, true>(cx) }
+    }
+}
+
+/// Sends the input to all others, or with `EACH` to each its block of the input, and receives their blocks.
+///
+/// # Safety
+/// As [`KernelCode::run_block`].
+#[inline(always)]
+unsafe fn exchange<T: Element, R: Reduction, P: Protocol, const EACH: bool>(mut cx: KernelContext) {
+    // SAFETY: the caller's: each block is the only user of its channel's connections, and the call's buffers hold the part.
+    unsafe {
+        let ring = RingPosition::of(&cx);
+        let part = cx.part();
+        let (start, count) = (part.offset as usize, part.count as usize);
+        let own = input::<T>(&cx).wrapping_add(start);
+        let first = output::<T>(&cx).wrapping_add(start);
+        // The part of the input that is for a rank.
+        let for_rank = |cx: &KernelContext, rank: u32| {
+            if EACH { own.wrapping_add(rank as usize * stride(cx)) } else { own }
+        };
+        let mut at = 0;
+        // Once also when there is nothing to send: the calls are compared.
+        loop {
+            let mut n = count - at;
+            for ahead in 1..ring.k {
+                let peer = ring.block(ring.k - ahead) as u32;
+                if at == 0 {
+                    tell(&mut cx, peer);
                 }
-                for back in 1..ring.k {
-                    let peer = ring.block(back) as u32;
-                    if at == 0 {
-                        compare(&mut cx, peer);
-                    }
-                    let mut prims = from_peer::<T, R, P>(cx, peer);
-                    if n > 0 {
-                        let to = first.wrapping_add(peer as usize * stride(&cx) + at);
-                        prims.recv_into(to, n);
-                    }
-                    prims.close_round(&mut cx);
+                let mut prims = to_peer::<T, R, P>(cx, peer);
+                n = n.min(prims.chunk());
+                if n > 0 {
+                    prims.send_from(for_rank(&cx, peer).wrapping_add(at), n);
                 }
-                at += n;
-                if at >= count {
-                    break;
-                }
+                prims.close_round(&mut cx);
             }
-            let to = first.wrapping_add(cx.rank() as usize * stride(&cx));
-            if !ptr::eq(own, to) {
-                local_copy::<T, R, false>(&cx, own, to, count);
+            for back in 1..ring.k {
+                let peer = ring.block(back) as u32;
+                if at == 0 {
+                    compare(&mut cx, peer);
+                }
+                let mut prims = from_peer::<T, R, P>(cx, peer);
+                if n > 0 {
+                    let to = first.wrapping_add(peer as usize * stride(&cx) + at);
+                    prims.recv_into(to, n);
+                }
+                prims.close_round(&mut cx);
+            }
+            at += n;
+            if at >= count {
+                break;
             }
         }
-        gpu::sync_threads();
+        let to = first.wrapping_add(cx.rank() as usize * stride(&cx));
+        let from = for_rank(&cx, cx.rank());
+        if !ptr::eq(from, to) {
+            local_copy::<T, R, false>(&cx, from, to, count);
+        }
     }
+    gpu::sync_threads();
 }
 
 impl KernelCode for ReduceScatterLinear {

@@ -46,7 +46,7 @@ pub use bruck::{AllGatherBruck, ReduceScatterBruck};
 pub use chain::Chain;
 pub use direct::{AllGatherDirect, AllReduceDirect, DirectCode, ReduceScatterDirect};
 pub use doubling::AllReduceDoubling;
-pub use linear::{AllGatherLinear, BroadcastLinear, ReduceScatterLinear};
+pub use linear::{AllGatherLinear, AllToAllLinear, BroadcastLinear, ReduceScatterLinear};
 pub use mesh::{Mesh, MeshCode, MeshSide};
 pub use nvls::{AllGatherNvls, AllReduceNvls, ReduceScatterNvls};
 pub use one_shot::{AllGatherOneShot, AllReduceOneShot, AllToAllOneShot, ReduceScatterOneShot};

@@ -13,9 +13,9 @@ mod lists;
 use ferroccl_device::collectives::{
     AllGatherBruck, AllGatherDirect, AllGatherLinear, AllGatherNvls, AllGatherOneShot,
     AllGatherRing, AllReduceDirect, AllReduceDoubling, AllReduceNvls, AllReduceOneShot,
-    AllReduceRing, AllReduceTree, AllReduceTwoShot, AllToAllDirect, AllToAllOneShot,
-    BroadcastLinear, BroadcastRing, BroadcastTree, Chain, DirectCode, KernelCode, MeshCode,
-    ReduceScatterBruck, ReduceScatterDirect, ReduceScatterLinear, ReduceScatterNvls,
+    AllReduceRing, AllReduceTree, AllReduceTwoShot, AllToAllDirect, AllToAllLinear,
+    AllToAllOneShot, BroadcastLinear, BroadcastRing, BroadcastTree, Chain, DirectCode, KernelCode,
+    MeshCode, ReduceScatterBruck, ReduceScatterDirect, ReduceScatterLinear, ReduceScatterNvls,
     ReduceScatterOneShot, ReduceScatterRing, SendRecv,
 };
 use ferroccl_device::element::{Bf16, F8E4M3, F8E5M2, F16};

@@ -68,6 +68,8 @@ macro_rules! families {
             "broadcast_linear" Broadcast Linear BroadcastLinear: bytes;
             #[cfg(feature = "reduce")]
             "reduce_chain" Reduce Chain Chain: reductions;
+            #[cfg(feature = "linear")]
+            "all_to_all_linear" AllToAll Linear AllToAllLinear: bytes;
             #[cfg(feature = "one-shot")]
             "all_to_all_one_shot" AllToAll OneShot AllToAllOneShot: line_bytes;
             #[cfg(feature = "direct")]

@@ -81,6 +81,7 @@ macro_rules! protocol_rows {
         $crate::$row!(concat!("all_gather_ring_", $proto), $crate::collectives::AllGatherRing, u8, $crate::reduce::Sum, $P),
         $crate::$row!(concat!("all_gather_bruck_", $proto), $crate::collectives::AllGatherBruck, u8, $crate::reduce::Sum, $P),
         $crate::$row!(concat!("all_gather_linear_", $proto), $crate::collectives::AllGatherLinear, u8, $crate::reduce::Sum, $P),
+        $crate::$row!(concat!("all_to_all_linear_", $proto), $crate::collectives::AllToAllLinear, u8, $crate::reduce::Sum, $P),
         $crate::$row!(concat!("broadcast_ring_", $proto), $crate::collectives::BroadcastRing, u8, $crate::reduce::Sum, $P),
         $crate::$row!(concat!("broadcast_tree_", $proto), $crate::collectives::BroadcastTree, u8, $crate::reduce::Sum, $P),
         $crate::$row!(concat!("broadcast_linear_", $proto), $crate::collectives::BroadcastLinear, u8, $crate::reduce::Sum, $P),

@@ -74,8 +74,8 @@ fn what_cannot_be_is_said() {
 
 /// What no kernel does is shown as what it is made of.
 #[test]
-fn a_large_all_to_all_is_explained_as_messages() {
-    let out = explain(["all_to_all", "--ranks", "4"], &[]);
+fn an_all_to_all_that_no_kernel_does_is_explained_as_messages() {
+    let out = explain(["all_to_all", "--ranks", "4"], &[("NCCL_ALGO", "ring,oneshot")]);
     let table = text(&out.stdout);
     assert!(out.status.success(), "{out:?}");
     let row = |size: &str| table.lines().find(|line| line.trim_start().starts_with(size)).unwrap();
@@ -83,6 +83,8 @@ fn a_large_all_to_all_is_explained_as_messages() {
     assert!(row("1G").contains(" p2p "), "{table}");
     assert!(table.contains("bytes on: OneShot with LL\n"), "{table}");
     assert!(table.trim_end().ends_with("bytes on: sends and receives"), "{table}");
+    let out = explain(["all_to_all", "--ranks", "4"], &[]);
+    assert!(text(&out.stdout).contains("bytes on: Linear with Simple\n"), "{out:?}");
     let out = explain(["all_to_all", "--ranks", "4", "--bytes", "8"], &[("NCCL_ALGO", "ring")]);
     let text = text(&out.stdout);
     assert!(text.contains("8: p2p with") && text.contains("not allowed by NCCL_ALGO"), "{text}");

@@ -1,4 +1,4 @@
-//! All-to-alls as groups of sends and receives: what they take, and from which size on lines over the mesh are slower.
+//! All-to-alls as groups of sends and receives: what they take, and from which size on they are faster than kernels of all-to-alls.
 
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
@@ -8,39 +8,42 @@ use super::{Cost, Devices, Settings, Situation, cpu, is_faster, messages, model,
 /// The largest size that is looked at, in bytes. What is chosen for it is chosen for all beyond.
 const LARGEST: u64 = 1 << 40;
 
-/// Whether an algorithm is compared with messages: lines over the mesh are. A call on windows moves every byte once, and is not.
+/// Whether an algorithm is compared with messages. A call on windows moves every byte once, and is not.
 fn is_compared(collective: Collective, algorithm: Algorithm) -> bool {
-    collective == Collective::AllToAll && algorithm == Algorithm::OneShot
+    collective == Collective::AllToAll && !algorithm.is_on_windows()
 }
 
-/// The first size of an all-to-all, in bytes of a rank's buffer, for which a group of sends and receives is faster than lines over the
-/// mesh; `None` when it never is, or when `NCCL_ALGO` leaves out rings, as which messages count.
+/// The first size of an all-to-all, in bytes of a rank's buffer, for which a group of sends and receives is faster than by any algorithm
+/// that needs no windows; `None` when it never is, or when `NCCL_ALGO` leaves out rings, as which messages count.
 ///
 /// ```
 /// use ferroccl_topology::graph::tuning::*;
 ///
 /// let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
-/// let from = all_to_all::messages_from(&cores, &Settings::default());
-/// assert!(from.is_some_and(|bytes| (4 << 10..64 << 10).contains(&bytes)));
-/// let lines = Settings { algorithms: Selection::only(Algorithm::OneShot), ..Settings::default() };
-/// assert_eq!(all_to_all::messages_from(&cores, &lines), None);
+/// let of = |list| {
+///     let algorithms = Selection::parse(list, &[])?;
+///     Ok::<_, String>(all_to_all::messages_from(&cores, &Settings { algorithms, ..Settings::default() }))
+/// };
+/// assert!(of("ring,oneshot")?.is_some_and(|bytes| (4 << 10..64 << 10).contains(&bytes)));
+/// assert_eq!(of("oneshot")?, None);
+/// # Ok::<(), String>(())
 /// ```
 #[must_use]
 pub fn messages_from(s: &Situation<'_>, settings: &Settings) -> Option<u64> {
     let collective = Collective::AllToAll;
-    let mut lines = allowed(s, collective, settings);
-    lines.retain(|(algorithm, _)| is_compared(collective, *algorithm));
-    if lines.is_empty() || !settings.allows(collective, Algorithm::Ring) {
+    let mut ways = allowed(s, collective, settings);
+    ways.retain(|(algorithm, _)| is_compared(collective, *algorithm));
+    if ways.is_empty() || !settings.allows(collective, Algorithm::Ring) {
         return None;
     }
     let loses = |bytes: u64| {
         let time = |&(a, p): &(Algorithm, ProtocolId)| {
             Some(model::cost(s, collective, a, p, bytes, settings)?.time_us)
         };
-        let least = lines.iter().filter_map(time).fold(f64::INFINITY, f64::min);
+        let least = ways.iter().filter_map(time).fold(f64::INFINITY, f64::min);
         messages_cost(s, bytes, settings).is_some_and(|cost| is_faster(cost.time_us, least))
     };
-    // Lines cost more for each byte: from some size on they always lose.
+    // What costs more for each byte always loses from some size on.
     let first = (0..=LARGEST.ilog2()).map(|i| 1 << i).find(|bytes| loses(*bytes))?;
     let (mut below, mut above) = (first / 2, first);
     while above - below > 1 {

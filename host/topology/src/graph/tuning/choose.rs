@@ -232,8 +232,8 @@ pub(super) fn breakpoints(s: &Situation<'_>, settings: &Settings, from: u64, to:
 }
 
 /// Where the choice changes: the sizes from `from` to `to` at which another candidate becomes the fastest, each with that
-/// candidate; the first is `from`. Empty when nothing may be chosen. It ends with the last size that something may be chosen for: large
-/// all-to-alls may be groups of sends and receives.
+/// candidate; the first is `from`. Empty when nothing may be chosen. It ends with the last size that something may be chosen for: larger
+/// all-to-alls are groups of sends and receives.
 ///
 /// Between two breakpoints all times are linear in the bytes. The least of straight lines is concave: what is the fastest
 /// at both ends of such a range is so throughout, and what is the fastest at one end is so up to a single point.

@@ -100,8 +100,16 @@ const NVLS: Share = Share { step: 1.3, byte: 4.0 };
 /// What a block of a rank takes beyond the first, in microseconds: trees have one for each way.
 const BLOCK: f64 = 0.129;
 
-/// What a message of an all-to-all takes as a send and a receive, in microseconds, with its part of the call.
-const MESSAGE: f64 = 1.4;
+/// What an all-to-all takes as a group of sends and receives, for each rank and each message, in microseconds:
+/// `benches/records/2026-11-27-all-to-all.md`.
+const MESSAGES: (f64, f64) = (0.95, 1.1);
+/// Bytes of all ranks' buffers of an all-to-all up to which the slots of all connections stay in a core's L2 cache. This and the next two:
+/// `benches/records/2026-11-27-all-to-all-intel.md`, in the time of the machine above, which is 2.3 times as fast.
+const EXCHANGED_IN_L2: f64 = (512 << 10) as f64;
+/// How much a byte beyond takes, of a byte before, by a linear all-to-all and by messages.
+const BEYOND_L2: [f64; 2] = [4.5, 2.8];
+/// How much more a byte of a linear all-to-all takes for each rank beyond four, of which each two have a connection.
+const EXCHANGE_CROWD: f64 = 0.125;
 
 /// Bytes of the largest call that stays in cache.
 fn cached(s: &Situation<'_>) -> u64 {
@@ -111,6 +119,7 @@ fn cached(s: &Situation<'_>) -> u64 {
 /// The sizes at which a time is not linear in the bytes; see `switches`.
 pub(super) fn breakpoints(s: &Situation<'_>, most: u32) -> Vec<u64> {
     let all = 1..=u64::from(most.max(1));
+    let fits = (EXCHANGED_IN_L2 / f64::from(s.ranks())) as u64;
     let grains = all.clone().flat_map(|k| {
         let whole = k * GRAIN;
         [whole, whole * u64::from(s.ranks())].into_iter().filter(move |bytes| {
@@ -118,7 +127,11 @@ pub(super) fn breakpoints(s: &Situation<'_>, most: u32) -> Vec<u64> {
             (*bytes / BYTES_A_CHANNEL).clamp(1, most.max(1).into()) == k
         })
     });
-    all.clone().map(|k| k * BYTES_A_CHANNEL).chain(grains).chain([cached(s) + 1]).collect()
+    all.clone()
+        .map(|k| k * BYTES_A_CHANNEL)
+        .chain(grains)
+        .chain([cached(s) + 1, fits + 1])
+        .collect()
 }
 
 /// What all ranks together do for a call.
@@ -297,14 +310,22 @@ impl Workload {
     }
 }
 
+/// The bytes of an all-to-all, with those counted more that leave the L2 cache.
+fn exchanged(s: &Situation<'_>, bytes: f64, beyond: f64) -> f64 {
+    let fits = EXCHANGED_IN_L2 / f64::from(s.ranks());
+    bytes.min(fits) + beyond * (bytes - fits).max(0.0)
+}
+
 /// What an all-to-all of one host takes as a group of sends and receives, on `channels` channels at most: before its bytes count, and a
-/// byte, in microseconds.
+/// byte in the mean, in microseconds.
 pub(super) fn messages_cost(s: &Situation<'_>, channels: u32, bytes: u64) -> (f64, f64) {
     let ranks = f64::from(s.ranks());
     let blocks = (bytes / BYTES_A_CHANNEL).clamp(1, channels.max(1).into()) as f64;
     let memory = if bytes > cached(s) { MEMORY_BYTE } else { 0.0 };
-    let byte = COPY * COSTS[ProtocolId::Simple.index()].byte / blocks + memory;
-    ((ranks - 1.0) * ranks * MESSAGE, (ranks - 1.0) * byte)
+    let (call, message) = MESSAGES;
+    let more = exchanged(s, bytes as f64, BEYOND_L2[1]) / (bytes as f64).max(1.0);
+    let byte = more * COPY * COSTS[ProtocolId::Simple.index()].byte / blocks + memory;
+    (ranks * (call + (ranks - 1.0) * message), (ranks - 1.0) * byte)
 }
 
 /// What a step over a network that reduces takes: NCCL's figures, not measured.
@@ -343,7 +364,11 @@ pub(super) fn cost(
     let steps = work.steps * (costs.step + filled * costs.filled) + work.blocks * BLOCK;
     let mut latency = share * (ranks * costs.call + more * steps);
 
-    let byte = if reduces(collective) { costs.byte } else { COPY * costs.byte };
+    let mut byte = if reduces(collective) { costs.byte } else { COPY * costs.byte };
+    if (collective, algorithm) == (Collective::AllToAll, Algorithm::Linear) {
+        let crowd = 1.0 + EXCHANGE_CROWD * (ranks - 4.0).max(0.0);
+        byte *= crowd * exchanged(s, bytes, BEYOND_L2[0]) / bytes.max(1.0);
+    }
     let each = byte / at_once + if in_memory { work.from_memory * MEMORY_BYTE } else { 0.0 };
     // Microseconds a byte of the call.
     let mut a_byte = more * work.moved * share * each;

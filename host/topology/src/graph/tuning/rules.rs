@@ -78,7 +78,7 @@ pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
         Collective::Reduce => &[Tree, Ring, Chain],
         Collective::SendRecv => &[Ring],
         // Otherwise it is a group of sends and receives.
-        Collective::AllToAll => &[OneShot, Direct],
+        Collective::AllToAll => &[OneShot, Direct, Linear],
     }
 }
 

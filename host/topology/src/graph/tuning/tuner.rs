@@ -164,16 +164,18 @@ impl Tuner {
         self.tables.get(collective as usize)?.best(range, more, open)
     }
 
-    /// Whether a call of `bytes` is faster as a group of sends and receives than by this algorithm: a large all-to-all, than by lines
-    /// over the mesh.
+    /// Whether a call of `bytes` is faster as a group of sends and receives than by this algorithm: an all-to-all, as far as
+    /// [`messages_from`](super::all_to_all::messages_from) says.
     ///
     /// ```
     /// use ferroccl_topology::graph::tuning::*;
     ///
     /// let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
-    /// let tuner = Tuner::new(&cores, &Settings::default());
+    /// let algorithms = Selection::parse("ring,oneshot", &[])?;
+    /// let tuner = Tuner::new(&cores, &Settings { algorithms, ..Settings::default() });
     /// let messages = |bytes| tuner.is_by_messages(Collective::AllToAll, bytes, Algorithm::OneShot);
     /// assert!(!messages(512) && messages(64 << 20));
+    /// # Ok::<(), String>(())
     /// ```
     #[must_use]
     pub fn is_by_messages(&self, collective: Collective, bytes: u64, algorithm: Algorithm) -> bool {
