@@ -12,7 +12,7 @@
 //! [`Chain`](super::Chain). NCCL's kernels of this kind are `AllReduce_AGxLL_R`, `ReduceScatter_LL` and `AllGather_LL`
 //! (`src/device/symmetric`), for memory that all ranks map.
 
-use crate::collectives::mesh::{Blocks, Mesh, MeshCode};
+use crate::collectives::mesh::{Blocks, Chunk, Mesh, MeshCode};
 use crate::element::Element;
 use crate::prims::LineFormat;
 use crate::reduce::Reduction;
@@ -24,26 +24,19 @@ pub struct AllReduceOneShot;
 impl MeshCode for AllReduceOneShot {
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction, P: LineFormat>(mesh: &mut Mesh<T, R, P>) {
-        let (part, args) = (mesh.part(), mesh.args());
-        let (start, count) = (part.offset as usize, part.count as usize);
-        let mut done = 0;
-        // Once also when there is nothing to send: nobody is ahead of another by a call.
-        loop {
-            let n = mesh.chunk().min(count - done);
-            let units = Mesh::<T, R, P>::units(n);
-            let step = mesh.take_steps(1);
-            let input = args.input::<T>().wrapping_add(start + done);
-            let output = args.output::<T>().wrapping_add(start + done);
-            // SAFETY: the caller's; the part is inside the buffers.
-            unsafe {
-                mesh.spread(step, input, n, units);
-                mesh.reduce::<true, false>(step, (input, output), n, units);
-            }
-            done += n;
-            if done >= count || !mesh.barrier() {
-                break;
-            }
-        }
+        mesh.for_chunks(
+            #[inline(always)]
+            |mesh, Chunk { step, start, n, units }| {
+                let args = mesh.args();
+                let input = args.input::<T>().wrapping_add(start);
+                let output = args.output::<T>().wrapping_add(start);
+                // SAFETY: the caller's; the part is inside the buffers.
+                unsafe {
+                    mesh.spread(step, input, n, units);
+                    mesh.reduce::<true, false>(step, (input, output), n, units);
+                }
+            },
+        );
     }
 }
 
@@ -54,27 +47,21 @@ pub struct ReduceScatterOneShot;
 impl MeshCode for ReduceScatterOneShot {
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction, P: LineFormat>(mesh: &mut Mesh<T, R, P>) {
-        let (part, args) = (mesh.part(), mesh.args());
-        let (start, count) = (part.offset as usize, part.count as usize);
-        let stride = args.count() as usize;
-        let mut done = 0;
-        loop {
-            let n = mesh.chunk().min(count - done);
-            let units = Mesh::<T, R, P>::units(n);
-            let step = mesh.take_steps(1);
-            let first = args.input::<T>().wrapping_add(start + done);
-            let output = args.output::<T>().wrapping_add(start + done);
-            // SAFETY: the caller's; the part is inside each block.
-            unsafe {
-                mesh.scatter(step, Blocks { first, stride }, |_| n, units);
-                let own = first.wrapping_add(mesh.rank() * stride);
-                mesh.reduce::<false, false>(step, (own, output), n, units);
-            }
-            done += n;
-            if done >= count || !mesh.barrier() {
-                break;
-            }
-        }
+        mesh.for_chunks(
+            #[inline(always)]
+            |mesh, Chunk { step, start, n, units }| {
+                let args = mesh.args();
+                let input = args.input::<T>().wrapping_add(start);
+                let output = args.output::<T>().wrapping_add(start);
+                let stride = args.count() as usize;
+                // SAFETY: the caller's; the part is inside each block.
+                unsafe {
+                    mesh.scatter(step, Blocks { first: input, stride }, |_| n, units);
+                    let own = input.wrapping_add(mesh.rank() * stride);
+                    mesh.reduce::<false, false>(step, (own, output), n, units);
+                }
+            },
+        );
     }
 }
 
@@ -85,27 +72,21 @@ pub struct AllGatherOneShot;
 impl MeshCode for AllGatherOneShot {
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction, P: LineFormat>(mesh: &mut Mesh<T, R, P>) {
-        let (part, args) = (mesh.part(), mesh.args());
-        let (start, count) = (part.offset as usize, part.count as usize);
-        let stride = args.count() as usize;
-        let mut done = 0;
-        loop {
-            let n = mesh.chunk().min(count - done);
-            let units = Mesh::<T, R, P>::units(n);
-            let step = mesh.take_steps(1);
-            let input = args.input::<T>().wrapping_add(start + done);
-            let first = args.output::<T>().wrapping_add(start + done);
-            // SAFETY: the caller's; the part is inside each block.
-            unsafe {
-                mesh.spread(step, input, n, units);
-                mesh.keep(input, first.wrapping_add(mesh.rank() * stride), n);
-                mesh.gather::<true>(step, Blocks { first, stride }, |_| n, units);
-            }
-            done += n;
-            if done >= count || !mesh.barrier() {
-                break;
-            }
-        }
+        mesh.for_chunks(
+            #[inline(always)]
+            |mesh, Chunk { step, start, n, units }| {
+                let args = mesh.args();
+                let input = args.input::<T>().wrapping_add(start);
+                let output = args.output::<T>().wrapping_add(start);
+                let stride = args.count() as usize;
+                // SAFETY: the caller's; the part is inside each block.
+                unsafe {
+                    mesh.spread(step, input, n, units);
+                    mesh.keep(input, output.wrapping_add(mesh.rank() * stride), n);
+                    mesh.gather::<true>(step, Blocks { first: output, stride }, |_| n, units);
+                }
+            },
+        );
     }
 }
 
@@ -116,27 +97,21 @@ pub struct AllToAllOneShot;
 impl MeshCode for AllToAllOneShot {
     #[inline(always)]
     unsafe fn run_block<T: Element, R: Reduction, P: LineFormat>(mesh: &mut Mesh<T, R, P>) {
-        let (part, args) = (mesh.part(), mesh.args());
-        let (start, count) = (part.offset as usize, part.count as usize);
-        let stride = args.count() as usize;
-        let mut done = 0;
-        loop {
-            let n = mesh.chunk().min(count - done);
-            let units = Mesh::<T, R, P>::units(n);
-            let step = mesh.take_steps(1);
-            let input = args.input::<T>().wrapping_add(start + done);
-            let output = args.output::<T>().wrapping_add(start + done);
-            let own = mesh.rank() * stride;
-            // SAFETY: the caller's; the part is inside each block.
-            unsafe {
-                mesh.scatter(step, Blocks { first: input, stride }, |_| n, units);
-                mesh.keep(input.wrapping_add(own), output.wrapping_add(own), n);
-                mesh.gather::<false>(step, Blocks { first: output, stride }, |_| n, units);
-            }
-            done += n;
-            if done >= count || !mesh.barrier() {
-                break;
-            }
-        }
+        mesh.for_chunks(
+            #[inline(always)]
+            |mesh, Chunk { step, start, n, units }| {
+                let args = mesh.args();
+                let input = args.input::<T>().wrapping_add(start);
+                let output = args.output::<T>().wrapping_add(start);
+                let stride = args.count() as usize;
+                // SAFETY: the caller's; the part is inside each block.
+                unsafe {
+                    let own = mesh.rank() * stride;
+                    mesh.scatter(step, Blocks { first: input, stride }, |_| n, units);
+                    mesh.keep(input.wrapping_add(own), output.wrapping_add(own), n);
+                    mesh.gather::<false>(step, Blocks { first: output, stride }, |_| n, units);
+                }
+            },
+        );
     }
 }
