@@ -1,8 +1,9 @@
 //! Transports: how two ranks share the memory of an edge.
 //!
-//! A rank allocates one [`OfferedRegion`], with a part for each sender. Only the two ranks touch that part, and memory that
+//! A rank allocates one [`OfferedRegion`], with a part for each rank. Only the two ranks touch a sender's part, and memory that
 //! nobody touches costs nothing. The rank *offers* the region: it makes a handle for each transport that its peers use. The
-//! handles travel through the bootstrap. A sender *accepts*: it maps its part. A transport does not know what the memory is
+//! handles travel through the bootstrap. A sender *accepts*: it maps its part, and between CPU devices also the part of the rank itself,
+//! in which that writes what it has for all. A transport does not know what the memory is
 //! used for. If the sender's kernels reach the receiver's device memory, the connections are there ([`device`]), and the
 //! region has only the edges' headers.
 //!

@@ -216,7 +216,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     /// Where this lane's part of unit 0 of a rank's slot is: of what that rank has for this one alone, or with `ALL` for all.
     #[inline(always)]
     fn from<const ALL: bool>(&self, rank: usize, offset: usize) -> *mut u8 {
-        if ALL { self.side.from_all(rank, offset) } else { self.side.from(rank, offset) }
+        if ALL { self.side.of_all(rank, offset) } else { self.side.from(rank, offset) }
     }
 
     /// This warp's units of a slot that has so many.

@@ -40,8 +40,8 @@ impl MeshSide {
             });
             self.for_others(|side, by| {
                 let rank = side.behind(by);
-                let word: *const u64 = side.from_all(rank, at(MESH_BEGUN)).cast();
-                let theirs: *const u64 = side.from_all(rank, at(digest)).cast();
+                let word: *const u64 = side.of_all(rank, at(MESH_BEGUN)).cast();
+                let theirs: *const u64 = side.of_all(rank, at(digest)).cast();
                 // Of a rank in another call the ring's next rank learns which it is in, and stops all.
                 let same =
                     || gpu::acquire(orders::BEGUN, word) > calls && gpu::ld_halves(theirs) == line;
@@ -68,7 +68,7 @@ impl MeshSide {
             self.for_all(lanes, at, |word| gpu::release(orders::ENDED, word.cast(), calls + 1));
             self.for_others(|side, by| {
                 let rank = side.behind(by);
-                let word: *const u64 = side.from_all(rank, at).cast();
+                let word: *const u64 = side.of_all(rank, at).cast();
                 let ended = || gpu::acquire(orders::ENDED, word) > calls;
                 side.wait(rank, WaitKind::Ended, calls, ended);
             });

@@ -43,7 +43,7 @@ impl MeshSide {
         let line = SignatureLines::halves_of(self.cx.args().digest(), calls);
         while rank < self.nranks {
             if rank != self.rank {
-                let at: *const u64 = self.from_all(rank, self.digest_offset()).cast();
+                let at: *const u64 = self.of_all(rank, self.digest_offset()).cast();
                 // SAFETY: the connection is valid, and the line is in the mesh.
                 unsafe {
                     let conn = self.conn(rank, calls);

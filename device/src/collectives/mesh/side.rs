@@ -131,7 +131,7 @@ impl MeshSide {
 
     /// Where a rank's memory is that all others look at, `offset` bytes from its slots: what it has for all of them.
     #[inline(always)]
-    pub(super) fn from_all(&self, rank: usize, offset: usize) -> *mut u8 {
+    pub(super) fn of_all(&self, rank: usize, offset: usize) -> *mut u8 {
         if gpu::READS_PEERS { self.shared(rank, offset) } else { self.from(rank, offset) }
     }
 
