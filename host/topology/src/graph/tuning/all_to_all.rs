@@ -83,8 +83,9 @@ pub fn messages_cost(s: &Situation<'_>, bytes: u64, settings: &Settings) -> Opti
             None => cpu::messages_cost(s, channels, bytes),
         },
         Devices::Gpus(gpus) => {
-            let cost =
-                |p: &ProtocolId| messages::all_to_all(s.ranks(), *p, model::link(s, gpus, *p));
+            let each = (bytes / u64::from(s.ranks()), channels);
+            let link = |p| model::link(s, gpus, p);
+            let cost = |p: &ProtocolId| messages::all_to_all(s.ranks(), *p, each, link(*p));
             let time = |(latency, a_byte): (f64, f64)| latency + bytes as f64 * a_byte;
             let all = ProtocolId::ALL.iter().map(cost);
             all.min_by(|a, b| time(*a).total_cmp(&time(*b)))?

@@ -160,7 +160,8 @@ pub fn choose(
         let by_messages = all_to_all::is_by_messages(way, bytes, messages_from);
         let lost = match &prediction.why_not {
             Some(why) => why.clone(),
-            None if by_messages => "slower than sends and receives".to_owned(),
+            // What is on windows may be faster than both.
+            None if by_messages && best.is_none() => "slower than sends and receives".to_owned(),
             None => slower(&prediction, best_time),
         };
         Alternative { prediction, lost }

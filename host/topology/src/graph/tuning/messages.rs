@@ -57,13 +57,20 @@ pub(super) fn cost(protocol: ProtocolId, bytes: u64, channels: u32, link: f64) -
     Cost { time_us: latency_us + bytes as f64 / bandwidth * 1e-3, latency_us, bandwidth }
 }
 
-/// What an all-to-all between GPUs of one host takes by messages: before its bytes count, and a byte, in microseconds. Each message has a
-/// block of its own, and the link carries all of them. Reckoned, not measured.
-pub(super) fn all_to_all(ranks: u32, protocol: ProtocolId, link: f64) -> (f64, f64) {
+/// What an all-to-all between GPUs of one host takes by messages of `each` bytes: before its bytes count, and a byte of the call, in
+/// microseconds. Each message has as many channels as alone, as far as there are so many, and the link carries all of them. Reckoned from
+/// the time of one.
+pub(super) fn all_to_all(
+    ranks: u32,
+    protocol: ProtocolId,
+    (each, most): (u64, u32),
+    link: f64,
+) -> (f64, f64) {
     let (p, others) = (modelled_as(protocol), f64::from(ranks.saturating_sub(1)));
-    let bandwidth = (BLOCK[p] * others.max(1.0)).min(link);
-    let sent = others / f64::from(ranks);
-    (FIRST[p] + CHANNEL * (others - 1.0).max(0.0), sent / bandwidth * 1e-3)
+    let blocks = others.max(1.0) * f64::from(channels(protocol, each, most));
+    let blocks = blocks.min(f64::from(most.max(1)));
+    let bandwidth = (BLOCK[p] * blocks).min(link);
+    (FIRST[p] + CHANNEL * (blocks - 1.0), others / f64::from(ranks) / bandwidth * 1e-3)
 }
 
 #[cfg(test)]
