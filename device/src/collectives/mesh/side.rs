@@ -14,6 +14,8 @@ pub struct MeshSide {
     pub(in crate::collectives) rank: usize,
     /// Ranks.
     pub(in crate::collectives) nranks: usize,
+    /// Whether ranks read what one has for all in that one's memory; a GPU's stand-in runs these kernels where they do not.
+    reads_peers: bool,
 }
 
 /// Counters of calls before a call's end, in the lane that writes them. They are loaded while others wait, so that no load lies
@@ -50,7 +52,9 @@ impl MeshSide {
             cx.begin_call();
             cx.stopped |= (*links).failed != 0;
             let (rank, nranks) = ((*links).rank as usize, (*links).nranks as usize);
-            MeshSide { cx, links, rank, nranks }
+            let mut side = MeshSide { cx, links, rank, nranks, reads_peers: false };
+            side.reads_peers = gpu::READS_PEERS && !side.shared(rank, 0).is_null();
+            side
         }
     }
 
@@ -132,7 +136,11 @@ impl MeshSide {
     /// Where a rank's memory is that all others look at, `offset` bytes from its slots: what it has for all of them.
     #[inline(always)]
     pub(super) fn of_all(&self, rank: usize, offset: usize) -> *mut u8 {
-        if gpu::READS_PEERS { self.shared(rank, offset) } else { self.from(rank, offset) }
+        if gpu::READS_PEERS && self.reads_peers {
+            self.shared(rank, offset)
+        } else {
+            self.from(rank, offset)
+        }
     }
 
     /// Calls `body` with each place that something for all others is to be written to, `offset` bytes from this rank's slots there: in
@@ -145,7 +153,7 @@ impl MeshSide {
         offset: usize,
         mut body: impl FnMut(*mut u8),
     ) {
-        if gpu::READS_PEERS {
+        if gpu::READS_PEERS && self.reads_peers {
             if first == 0 {
                 body(self.shared(self.rank, offset));
             }
