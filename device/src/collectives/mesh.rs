@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Memory is in [`MeshLinks`]. A rank writes lines into the memory of the others and polls its own: no load crosses a link, and
-//! nothing is fenced. On CPU devices it writes what all others get once, into memory that all of them poll. All lanes work on all ranks, each lane on its units of a slot, the same ones in each step.
+//! nothing is fenced. On CPU devices it writes what all others get once, into memory that all of them poll. All lanes work on all
+//! ranks, each lane on its units of a slot, the same ones in each step.
 //!
 //! Every rank gives all others the digest of its call as well, and waits for theirs before the call ends: so what comes out is of
 //! ranks that are all in the same call.
