@@ -58,7 +58,7 @@ macro_rules! kernels {
 /// }
 /// assert!(ROWS.iter().any(|row| row.kernel.name == "all_reduce_tree_mine_any_float"));
 /// assert!(ROWS.iter().any(|row| row.kernel.name == "all_gather_bruck_mine"));
-/// assert_eq!(ROWS.len(), 6 + 3 * 7);
+/// assert_eq!(ROWS.len(), 7 + 3 * 7);
 /// ```
 #[macro_export]
 macro_rules! protocol_kernels {
