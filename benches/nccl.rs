@@ -171,7 +171,7 @@ fn choices() -> impl Iterator<Item = (Algorithm, ProtocolId)> {
     use Algorithm::{Direct, Nvls, OneShot, Ring, Tree, TwoShot};
     let algorithms = [Ring, Tree, OneShot, TwoShot, Direct, Nvls];
     let all = algorithms.into_iter().flat_map(|a| ProtocolId::ALL.iter().map(move |&p| (a, p)));
-    // What goes over the mesh is for lines, and what is direct is not.
+    // NCCL's kernels over the mesh are of lines, and what is direct is not.
     all.filter(|(a, p)| match a {
         OneShot | TwoShot => *p != ProtocolId::Simple,
         Direct | Nvls => *p == ProtocolId::Simple,

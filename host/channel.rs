@@ -470,7 +470,7 @@ mod tests {
     #[test]
     fn no_part_of_a_receive_region_is_in_another() {
         let layout =
-            ConnLayout { slots: 2, slot_bytes: [256; ProtocolId::MOST], mesh_slot_bytes: [0; 2] };
+            ConnLayout { slots: 2, slot_bytes: [256; ProtocolId::MOST], mesh_slot_bytes: [0; 3] };
         for (channels, ranks) in [(1, 1), (1, 2), (2, 7), (3, 8), (1, 9), (2, 1025)] {
             let bytes = layout.recv_region_bytes(channels, ranks).unwrap();
             let edge = |rank| layout.edge_offset(channels, ranks, rank);

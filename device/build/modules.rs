@@ -32,8 +32,6 @@ type Features = &'static [&'static str];
 
 /// The protocols that a kernel is made in, as its name and the `cfg`s have them.
 const PROTOCOLS: &[&str] = &["simple", "ll", "ll128"];
-/// Those of lines.
-const LINES: &[&str] = &["ll", "ll128"];
 /// That of plain data.
 const PLAIN: &[&str] = &["simple"];
 
@@ -44,11 +42,11 @@ macro_rules! types {
     () => {
         &[(&[], BYTES, &["none"], PROTOCOLS)]
     };
-    (lines;) => {
-        &[(&[], BYTES, &["none"], LINES)]
+    (mesh;) => {
+        &[(&[], BYTES, &["none"], PROTOCOLS)]
     };
-    (lines; $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
-        &[ $( (&[ $($f),* ], $type, &[ $($op),* ], LINES) ),* ]
+    (mesh; $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
+        &[ $( (&[ $($f),* ], $type, &[ $($op),* ], PROTOCOLS) ),* ]
     };
     (direct;) => {
         &[(&[], BYTES, &["none"], PLAIN)]

@@ -2,10 +2,9 @@
 //!
 //! Two lists make it, in `kernels/lists.rs`. `families!` has a row for each algorithm of a collective and says which
 //! reductions it has: all of them, sums, or none, as it only moves bytes. `reductions!` and `sums!` have the element types
-//! with their kernels. Every row is made in all three protocols, in LL and LL128 where it is over
-//! the mesh, or in Simple where it works on the ranks' buffers themselves. From the table come the PTX entries, the CPU functions and
-//! their names, so that the three cannot differ. Cargo features leave rows out ([`left_out`] says which one a call would
-//! need).
+//! with their kernels. Every row is made in all three protocols, or in Simple where it works on the ranks' buffers themselves.
+//! From the table come the PTX entries, the CPU functions and their names, so that the three cannot differ. Cargo features leave
+//! rows out ([`left_out`] says which one a call would need).
 //!
 //! | a kernel's name has | it is for |
 //! |---|---|
@@ -244,19 +243,22 @@ mod cpu {
         };
     }
     macro_rules! rows {
-        ($family:literal $C:ident $G:ident $A:ident: lines;) => {
+        ($family:literal $C:ident $G:ident $A:ident: mesh;) => {
             &[&[
-                row!($C $G Some(ProtocolId::Ll), None, name!($family "ll"), lines $A, Ll, Sum, Sum, u8),
-                row!($C $G Some(ProtocolId::Ll128), None, name!($family "ll128"), lines $A, Ll128, Sum, Sum, u8),
+                row!($C $G Some(ProtocolId::Simple), None, name!($family "simple"), mesh $A, Simple, Sum, Sum, u8),
+                row!($C $G Some(ProtocolId::Ll), None, name!($family "ll"), mesh $A, Ll, Sum, Sum, u8),
+                row!($C $G Some(ProtocolId::Ll128), None, name!($family "ll128"), mesh $A, Ll128, Sum, Sum, u8),
             ]]
         };
-        ($family:literal $C:ident $G:ident $A:ident: lines;
+        ($family:literal $C:ident $G:ident $A:ident: mesh;
             $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => {
             &[ $( $(#[cfg(feature = $f)])* &[ $(
+                row!($C $G Some(ProtocolId::Simple), Some((<$R as Reduction>::OPS, DataType::$D)),
+                    name!($family "simple" $op $type), mesh $A, Simple, $R, Any, $T),
                 row!($C $G Some(ProtocolId::Ll), Some((<$R as Reduction>::OPS, DataType::$D)),
-                    name!($family "ll" $op $type), lines $A, Ll, $R, Any, $T),
+                    name!($family "ll" $op $type), mesh $A, Ll, $R, Any, $T),
                 row!($C $G Some(ProtocolId::Ll128), Some((<$R as Reduction>::OPS, DataType::$D)),
-                    name!($family "ll128" $op $type), lines $A, Ll128, $R, Any, $T),
+                    name!($family "ll128" $op $type), mesh $A, Ll128, $R, Any, $T),
             )*] ),* ]
         };
         ($family:literal $C:ident $G:ident $A:ident: direct;) => {
@@ -292,7 +294,7 @@ mod cpu {
         };
     }
     macro_rules! row {
-        ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr, lines $($more:tt)*) => {
+        ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr, mesh $($more:tt)*) => {
             row!($C $G $protocol, $reduction, $name, within MeshCode $($more)*)
         };
         ($C:ident $G:ident $protocol:expr, $reduction:expr, $name:expr, direct $($more:tt)*) => {

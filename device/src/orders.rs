@@ -54,6 +54,9 @@ pub const BEGUN: Published = Published("begun");
 /// [`MESH_ENDED`](crate::abi::MESH_ENDED): `MeshSide::end_together`, of both sides. What others have written is there, and what they
 /// read has been read, before the rank goes on.
 pub const ENDED: Published = Published("ended");
+/// The tail of a slot of the mesh ([`MESH_TAIL_BYTES`](crate::abi::MESH_TAIL_BYTES)): `Mesh::publish` -> `Mesh::wait_for_all`. The data of
+/// a step is in its slot before others read it.
+pub const MESH_TAIL: Published = Published("mesh tail");
 /// [`DeviceComm::arrival`](crate::abi::DeviceComm::arrival): `BlockComm::barrier`, of both sides. What a rank has done before a barrier
 /// is there for the others behind it.
 pub const BARRIER: Published = Published("barrier");
@@ -93,6 +96,7 @@ pub const ALL: &[Published] = &[
     PTR,
     BEGUN,
     ENDED,
+    MESH_TAIL,
     BARRIER,
     SIGNAL,
     PUT_REQUEST,

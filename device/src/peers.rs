@@ -7,6 +7,8 @@ mod switch;
 
 pub(crate) use switch::spread_by_switch;
 
+use core::mem::MaybeUninit;
+
 use crate::abi::WindowPeers;
 use crate::args::KernelArgs;
 use crate::element::{Element, each};
@@ -40,6 +42,43 @@ pub(crate) trait Among {
     }
 }
 
+/// Where the ranks' inputs are that are combined.
+pub(crate) trait Inputs: Copy {
+    /// Where a rank's is; `own` is this rank's.
+    ///
+    /// # Safety
+    /// `rank` is one of the ranks.
+    unsafe fn input_of<T>(self, rank: usize, own: *const T) -> *const T;
+
+    /// How the others' are aligned to this rank's, in bits that are not 0 in a difference of theirs.
+    ///
+    /// # Safety
+    /// As [`Peers::of`].
+    unsafe fn bits(self) -> usize;
+
+    /// Whether a rank's has been through [`Reducer::pre`].
+    fn is_prepared(self, rank: usize) -> bool;
+}
+
+impl Inputs for Peers {
+    #[inline(always)]
+    unsafe fn input_of<T>(self, rank: usize, own: *const T) -> *const T {
+        // SAFETY: the caller's.
+        unsafe { self.of(rank, own.cast_mut()).cast_const() }
+    }
+
+    #[inline(always)]
+    unsafe fn bits(self) -> usize {
+        // SAFETY: the caller's.
+        unsafe { (*self.0).bits as usize }
+    }
+
+    #[inline(always)]
+    fn is_prepared(self, _: usize) -> bool {
+        false
+    }
+}
+
 /// Where a buffer of this rank is in the others' memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Peers(pub(crate) *const WindowPeers);
@@ -58,26 +97,16 @@ impl Peers {
         // SAFETY: the caller's; the table follows.
         unsafe { own.wrapping_byte_add(*self.0.add(1).cast::<usize>().add(rank)) }
     }
-
-    /// How the others' buffers are aligned to this rank's.
-    ///
-    /// # Safety
-    /// As [`Peers::of`].
-    #[inline(always)]
-    pub(crate) unsafe fn bits(self) -> usize {
-        // SAFETY: the caller's.
-        unsafe { (*self.0).bits as usize }
-    }
 }
 
 /// 16 bytes, as they are.
 type Pack = [u64; PACK_BYTES / 8];
 
 /// The elements of all inputs, combined in the order of the ranks, into the output; with `SPREAD` into all outputs.
-pub(crate) struct Combined<'s, T: Element, R, S, const SPREAD: bool> {
+pub(crate) struct Combined<'s, T: Element, R, S, const SPREAD: bool, I = Peers> {
     pub(crate) side: &'s S,
     pub(crate) reducer: Reducer<T, R>,
-    pub(crate) from: Peers,
+    pub(crate) from: I,
     pub(crate) to: Peers,
     pub(crate) input: *const T,
     pub(crate) output: *mut T,
@@ -99,7 +128,11 @@ impl<'s, T: Element, R: Reduction, S: Among, const SPREAD: bool> Combined<'s, T,
         let reducer = unsafe { Reducer::of(args) };
         Combined { side, reducer, from, to, input, output }
     }
+}
 
+impl<T: Element, R: Reduction, S: Among, const SPREAD: bool, I: Inputs>
+    Combined<'_, T, R, S, SPREAD, I>
+{
     /// What is done with values.
     #[inline(always)]
     pub(crate) fn reducer(&self) -> &Reducer<T, R> {
@@ -152,7 +185,8 @@ impl<'s, T: Element, R: Reduction, S: Among, const SPREAD: bool> Combined<'s, T,
         let (tid, lanes) = self.side.lanes();
         let mut at = first + tid / warp * warp * U + tid % warp;
         while at < end {
-            let place = |of: *mut T, u: usize| of.cast::<Pack>().wrapping_add(at + u * warp);
+            let pack = |of: *const T, u: usize| of.cast::<Pack>().wrapping_add(at + u * warp);
+            let place = |of: *mut T, u: usize| pack(of, u).cast_mut();
             // SAFETY: the caller's: `at + (U - 1) * warp < end`, as hunks are whole or U is 1.
             unsafe {
                 let mut value = [Pack::default(); U];
@@ -160,15 +194,17 @@ impl<'s, T: Element, R: Reduction, S: Among, const SPREAD: bool> Combined<'s, T,
                 while rank < self.side.nranks() {
                     let left = (self.side.nranks() - rank).min(BATCH / U);
                     // All addresses, then all loads, before the first is waited for. Values stay as they are until then.
-                    let mut from = [core::ptr::null_mut(); BATCH];
-                    unroll_8!(left, i => from[i] = self.from.of(rank + i, self.input.cast_mut()));
+                    let mut from = [core::ptr::null(); BATCH];
+                    unroll_8!(left, i => from[i] = self.from.input_of(rank + i, self.input));
                     let mut some = [[Pack::default(); U]; BATCH];
                     unroll_8!(left, i => some[i] = each(
                         #[inline(always)]
-                        |u| gpu::ld_data(place(from[i], u)),
+                        |u| gpu::ld_data(pack(from[i], u)),
                     ));
                     unroll_8!(left, i => {
-                        self.reducer.pre_words(some[i].as_flattened_mut());
+                        if !self.from.is_prepared(rank + i) {
+                            self.reducer.pre_words(some[i].as_flattened_mut());
+                        }
                         if rank + i == 0 {
                             value = some[i];
                         } else {
@@ -207,8 +243,9 @@ impl<'s, T: Element, R: Reduction, S: Among, const SPREAD: bool> Combined<'s, T,
             // SAFETY: the caller's.
             unsafe {
                 let load = |rank: usize| {
-                    let from = self.from.of(rank, self.input.cast_mut()).wrapping_add(at);
-                    self.reducer.pre([gpu::ld_data(from).to_unit()])
+                    let from = self.from.input_of(rank, self.input).wrapping_add(at);
+                    let value = [gpu::ld_data(from).to_unit()];
+                    if self.from.is_prepared(rank) { value } else { self.reducer.pre(value) }
                 };
                 let mut value = load(0);
                 for rank in 1..self.side.nranks() {
@@ -235,8 +272,8 @@ impl<'s, T: Element, R: Reduction, S: Among, const SPREAD: bool> Combined<'s, T,
     #[inline(always)]
     unsafe fn buffers(&self, n: usize) {
         const WORDS: usize = 1024;
-        let (mut value, mut next) = ([0_u64; WORDS], [0_u64; WORDS]);
-        let (value, next) = (value.as_mut_ptr().cast::<T>(), next.as_mut_ptr().cast::<T>());
+        let mut blocks = [MaybeUninit::<[u64; WORDS]>::uninit(); 2];
+        let [value, next] = blocks.each_mut().map(|block| block.as_mut_ptr().cast::<T>());
         let block = WORDS * 8 / size_of::<T>();
         let mut at = 0;
         while at < n {
@@ -245,8 +282,8 @@ impl<'s, T: Element, R: Reduction, S: Among, const SPREAD: bool> Combined<'s, T,
             // written when all has been read.
             unsafe {
                 for rank in 0..self.side.nranks() {
-                    let mut from = self.from.of(rank, self.input.cast_mut()).add(at).cast_const();
-                    if self.reducer.multiplies() {
+                    let mut from = self.from.input_of(rank, self.input).add(at);
+                    if self.reducer.multiplies() && !self.from.is_prepared(rank) {
                         self.reducer.pre_buffer(next, from, len);
                         from = next;
                     }

@@ -11,8 +11,8 @@ pub(crate) struct ConnLayout {
     pub slots: u32,
     /// Bytes of one slot, by [`ProtocolId::index`]; multiples of 256, and 0 where there is no such protocol.
     pub slot_bytes: [u32; ProtocolId::MOST],
-    /// Bytes of one slot of the mesh, of LL and LL128; multiples of 256, or 0 where there is no mesh.
-    pub mesh_slot_bytes: [u32; 2],
+    /// Bytes of one slot of the mesh, of LL, LL128 and Simple; multiples of 256, or 0 where there is no mesh.
+    pub mesh_slot_bytes: [u32; 3],
 }
 
 /// Edges and connections begin at multiples of this, so that pages of an unused connection are never touched.
@@ -30,6 +30,8 @@ const SENT: &[ProtocolId] = &[ProtocolId::Simple];
 /// A round of a large call is as long for 2 ranks as for 8, so that as much of it is waiting.
 const MESH_SHARES: u32 = 8;
 const MOST_MESH_SHARES: u32 = 4;
+/// What a slot of plain data of the mesh is at most, in bytes: larger calls have faster ways.
+const MOST_PLAIN: u32 = 64 << 10;
 /// Bytes of an edge's header where many are beside each other.
 pub(super) const HEADER_IN_TABLE: usize = size_of::<EdgeHeader>();
 /// Bytes of the ring of signatures of an edge, before its connections.
@@ -73,9 +75,9 @@ impl ConnLayout {
     /// The same for so many ranks, which all reach each other's memory: the fewer they are, the larger are the mesh's slots.
     pub(crate) fn with_mesh(mut self, ranks: u32) -> Self {
         let times = (MESH_SHARES / ranks.saturating_sub(1).max(1)).clamp(1, MOST_MESH_SHARES);
-        let of = |protocol: ProtocolId| self.slot_bytes[protocol.index()];
-        self.mesh_slot_bytes =
-            [ProtocolId::Ll, ProtocolId::Ll128].map(of).map(|bytes| bytes.saturating_mul(times));
+        let of = |protocol: ProtocolId| self.slot_bytes[protocol.index()].saturating_mul(times);
+        let [ll, ll128, simple] = [ProtocolId::Ll, ProtocolId::Ll128, ProtocolId::Simple].map(of);
+        self.mesh_slot_bytes = [ll, ll128, simple.min(MOST_PLAIN)];
         self
     }
 

@@ -59,7 +59,7 @@ impl CommBuilder<'_> {
             fitted: self.env.tuner_file.as_ref().map(|file| Arc::clone(file.costs())),
             ..Settings::default()
         };
-        let mesh = self.layout.mesh_slot_bytes != [0; 2];
+        let mesh = self.layout.mesh_slot_bytes != [0; 3];
         let situation = situation.with_channels(self.channels).with_collnet(collnet);
         let situation = situation.with_mesh(mesh);
         let (processes, cores) = processes_and_cores(peers);

@@ -198,7 +198,7 @@ impl CommConfig {
             let name = format!("registry, buffer bytes of {}", protocol.name());
             slot_bytes[ProtocolId::Own(protocol).index()] = slot_of(name, bytes)?;
         }
-        Ok(ConnLayout { slots, slot_bytes, mesh_slot_bytes: [0; 2] })
+        Ok(ConnLayout { slots, slot_bytes, mesh_slot_bytes: [0; 3] })
     }
 
     /// The number of channels for a rank whose device has `natural` of them, and whether every call uses all of them.

@@ -53,7 +53,7 @@ impl Mesh {
         channels: usize,
         (runtime, memory): (&dyn Runtime, &MemoryCount),
     ) -> Result<Option<Self>> {
-        if layout.mesh_slot_bytes == [0; 2] {
+        if layout.mesh_slot_bytes == [0; 3] {
             return Ok(None);
         }
         let nranks = edges.len() as u32;

@@ -355,7 +355,7 @@ impl CommBuilder<'_> {
             self.log_transport((from, same_process), &recv, mine, &tree_links);
             self.log_transport((to, same_process), &send, mine, &tree_links);
             // A rank reads there what a peer has for all.
-            let has_shared = on_cpu(me, peer) && self.layout.mesh_slot_bytes != [0; 2];
+            let has_shared = on_cpu(me, peer) && self.layout.mesh_slot_bytes != [0; 3];
             let shared = has_shared.then(|| {
                 let part = to.accept(handle, len, self.edge_offset(rank), bytes);
                 part.map_err(|error| self.cannot_map(rank, error))

@@ -96,6 +96,16 @@ fn one_shot_ll128_survives() {
 }
 
 #[test]
+fn one_shot_simple_survives() {
+    survives(Algorithm::OneShot, ProtocolId::Simple);
+}
+
+#[test]
+fn two_shot_simple_survives() {
+    survives(Algorithm::TwoShot, ProtocolId::Simple);
+}
+
+#[test]
 fn two_shot_ll_survives() {
     survives(Algorithm::TwoShot, ProtocolId::Ll);
 }

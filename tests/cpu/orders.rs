@@ -39,7 +39,9 @@ fn run(seed: u64, weaken: Option<(Published, Side)>) -> Result<(), String> {
     config.buffer_bytes = [Some(512); 3];
     config.channels = Some(1);
     config.protocol = Some(ProtocolId::ALL[random.below(3)]);
-    config.algorithm = Some([Algorithm::Ring, Algorithm::Tree][random.below(2)]);
+    let mesh = [Algorithm::OneShot, Algorithm::TwoShot];
+    config.algorithm =
+        Some([Algorithm::Ring, Algorithm::Tree, mesh[random.below(2)]][random.below(3)]);
     let nranks = 2 + random.below(3);
     let ranks =
         Communicator::init_all_with(&device, nranks as u32, &config).map_err(|e| e.to_string())?;

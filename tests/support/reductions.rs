@@ -37,9 +37,7 @@ pub(crate) enum Reduction {
 
 /// Whether an algorithm has kernels of a protocol; with another one, a call is made by any algorithm.
 pub(crate) fn knows(algorithm: Algorithm, protocol: ProtocolId) -> bool {
-    let lines = matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot);
-    let is_simple = protocol == ProtocolId::Simple;
-    !(lines && is_simple || algorithm.is_on_windows() && !is_simple)
+    !algorithm.is_on_windows() || protocol == ProtocolId::Simple
 }
 
 /// A group whose calls are done by one algorithm.

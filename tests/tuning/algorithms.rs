@@ -98,8 +98,9 @@ fn one_node_of_gpus() {
     // The buffers leave no room for the slots in the cache.
     let bandwidth = 240_000.0 * 0.9375 * 1.16 * 0.68 / 1.75;
     is(time(&s, (AllReduce, TwoShot, Ll128), 16 << 20), 12.56 + 16_777_216.0 / bandwidth);
-    let flagless = predict(&s, AllReduce, TwoShot, Simple, 8, &Settings::default());
-    assert_eq!(flagless.why_not.as_deref(), Some("TwoShot is for lines with flags, LL and LL128"));
+    let plain = predict(&s, AllReduce, TwoShot, Simple, 8, &Settings::default());
+    let unnamed = "the model has no figures of it, and NCCL_ALGO does not name it";
+    assert_eq!(plain.why_not.as_deref(), Some(unnamed));
     let apart = s.clone().with_mesh(false);
     assert!(predict(&apart, AllGather, OneShot, Ll, 8, &Settings::default()).cost.is_none());
     // 14 steps, every byte twice over each link.

@@ -47,7 +47,7 @@ pub enum WaitKind {
     None = 0,
     /// A sender waits until the receiver has consumed an old step: `head + slots > step`.
     Credit = 1,
-    /// A receiver waits until the sender has published the step: `tail > step`.
+    /// A receiver waits until the sender has published the step: `tail > step`, of a connection or of a slot of the mesh.
     Tail = 2,
     /// A receiver waits for both flags of an LL line.
     LlFlag = 3,

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! of each rank, for each channel and each other rank, in memory of the receiver:
-//!   | digests | LL: slots x bytes | LL128: slots x bytes |
+//!   | digests | LL: slots x bytes | LL128: slots x bytes | Simple: slots x bytes |
 //! ```
 //!
 //! On CPU devices a rank has the same once more, for what it gives all others: it writes that once, and they read it there.
 //!
-//! Lines say by their flags that they have arrived, as in a connection. But there is no head, no tail and no credit: in each
-//! step of a call every rank sends lines to every other and waits for the lines of every other, so who has received a step
-//! knows which slots the sender has read. `collectives::mesh` has the argument.
+//! Lines say by their flags that they have arrived, as in a connection; plain data has a tail for each slot, in its first bytes. But
+//! there is no head and no credit: in each step of a call every rank sends to every other and waits for every other, so who has
+//! received a step knows which slots the sender has read. `collectives::mesh` has the argument.
 //!
 //! Of each call a rank gets the [digest](super::Signature::digest) from all others, as a line of LL with the flag of
 //! [`MeshLinks::calls`]. Behind the digests are words for barriers of all ranks, by which kernels that work on each other's
@@ -19,6 +19,9 @@ use super::{CACHE_LINE, abi};
 
 /// Slots of each buffer. The argument why no slot is written before it has been read needs so many (`collectives::mesh`).
 pub const MESH_SLOTS: u32 = 4;
+/// Bytes of a slot of Simple before its data: the tail, 8 bytes, which is `s + 1` when the data of step `s` is there. It is on a cache
+/// line with the first of the data, so that little data is there with it.
+pub const MESH_TAIL_BYTES: usize = 16;
 /// Bytes of the digests and the words of barriers, before the slots.
 pub const MESH_DIGEST_BYTES: usize = CACHE_LINE;
 /// Where the word is, behind the digests' beginning, that says how many calls the sender has begun that have a barrier.
@@ -42,15 +45,17 @@ abi! {
         pub rank: u32,
         /// Ranks.
         pub nranks: u32,
-        /// Bytes of one slot of LL, and of LL128; multiples of [`LL128_LINE`](super::LL128_LINE) x 2.
-        pub slot_bytes: [u32; 2],
+        /// Bytes of one slot of LL, of LL128 and of Simple; multiples of [`LL128_LINE`](super::LL128_LINE) x 2.
+        pub slot_bytes: [u32; 3],
+        /// Zero.
+        pub pad_to_8: u32,
         /// Not 0 when a call has stopped in the middle of its steps: no later one begins.
         pub failed: u64,
         /// Calls before this one; advanced by the kernel, kept between calls. The digest of call `n` is line `n % 2`, with 32 bits of
         /// `n + 1` for its flag. The words of its barriers are `n + 1`.
         pub calls: u64,
         /// Zero.
-        pub pad: [u64; 11],
+        pub pad: [u64; 10],
     }
 }
 

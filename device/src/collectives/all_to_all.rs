@@ -14,7 +14,7 @@ use super::direct::DirectCode;
 use super::mesh::MeshSide;
 use crate::element::{Element, each};
 use crate::gpu::{self, PACK_BYTES, UNALIGNED_PACKS, UNROLL};
-use crate::peers::{Among, Peers};
+use crate::peers::{Among, Inputs, Peers};
 use crate::reduce::Reduction;
 
 /// All-to-all. The output is in a window.

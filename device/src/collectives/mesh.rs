@@ -1,12 +1,15 @@
-//! The mesh: every rank gives lines to every other at once, and waits for the lines of every other.
+//! The mesh: every rank gives values to every other at once, and waits for the values of every other.
 //!
 //! ```text
-//! a step:   send this rank's lines to all others | receive the lines of all others
+//! a step:   send this rank's values to all others | receive the values of all others
 //! ```
 //!
-//! Memory is in [`MeshLinks`]. A rank writes lines into the memory of the others and polls its own: no load crosses a link, and
-//! nothing is fenced. On CPU devices it writes what all others get once, into memory that all of them poll. All lanes work on all
-//! ranks, each lane on its units of a slot, the same ones in each step.
+//! Memory is in [`MeshLinks`](crate::abi::MeshLinks). A rank writes into the memory of the others and polls its own: no load crosses a
+//! link. On CPU devices it writes what all others get once, into memory that all of them poll.
+//!
+//! A [`MeshProtocol`] says how values go. Lines ([`lines`]) have flags among the data, and nothing is fenced; all lanes work on all
+//! ranks, each lane on its units of a slot, the same ones in each step. Plain data ([`plain`]) has a tail for each slot, which is
+//! published when the data is there.
 //!
 //! Every rank gives all others the digest of its call as well, and waits for theirs before the call ends: so what comes out is of
 //! ranks that are all in the same call.
@@ -14,9 +17,9 @@
 //! # Why no slot is written before it has been read
 //!
 //! There is no credit: what a rank receives tells it what the sender has read. A block passes a barrier before it sends its own
-//! values, so who has received any unit of them from a rank knows that the rank's block has ended all that was before.
+//! values, or publishes them, so who has received any of them from a rank knows that the rank's block has ended all that was before.
 //!
-//! * One-shot: in step `s` a block sends its values, and receives those of all others. Who has received a unit of step `s` knows
+//! * One-shot: in step `s` a block sends its values, and receives those of all others. Who has received any of step `s` knows
 //!   that its sender has read all of step `s - 1`, so step `s + 1` could be written over that. Two slots are enough.
 //! * Two-shot: round `i` has two steps, `2 i` for values and `2 i + 1` for results. A block does, with a barrier before each line:
 //!
@@ -36,28 +39,27 @@
 //! * Digests: call `n` uses line `n % 2`. A rank that begins call `n` has received something of call `n - 1` from every other, which
 //!   so has ended call `n - 2`, and read its digest.
 //!
-//! So in each step each rank gets a unit at least from every other, also where there is no data. In all of this loads are over
-//! before what is stored afterwards: lanes look at flags in between, and a barrier is passed.
+//! So in each step each rank gets a unit or a tail from every other, also where there is no data. In all of this loads are over
+//! before what is stored afterwards: lanes look at flags in between, or a tail is published and waited for, and a barrier is passed.
 
 mod barriers;
 mod chunks;
 mod digests;
+mod lines;
+mod plain;
 mod receive;
 mod side;
 mod units;
 
 pub(super) use chunks::Chunk;
 pub use side::MeshSide;
-use units::{Tasks, Units};
 
-use crate::abi::{ChannelWork, MESH_SLOTS, ProtocolId, Work};
+use crate::abi::{ChannelWork, MESH_SLOTS, Work};
 use crate::element::Element;
-use crate::gpu::{self, WARP};
-use crate::peers::Among;
-use crate::prims::{KernelContext, LineFormat};
+use crate::prims::{KernelContext, Protocol};
 use crate::reduce::{Reducer, Reduction};
 
-/// An algorithm over the mesh: a kernel for each protocol of lines.
+/// An algorithm over the mesh: a kernel for each protocol.
 pub trait MeshCode {
     /// Threads of a block at most; see [`KernelCode::THREADS`](super::KernelCode::THREADS).
     const THREADS: u32 = 512;
@@ -68,7 +70,7 @@ pub trait MeshCode {
     /// # Safety
     /// As [`KernelCode::run`](super::KernelCode::run); the communicator has several ranks, and all share a mesh.
     #[inline(always)]
-    unsafe fn run<T: Element, R: Reduction, P: LineFormat>(work: *const Work) {
+    unsafe fn run<T: Element, R: Reduction, P: MeshProtocol>(work: *const Work) {
         // SAFETY: the caller's.
         unsafe {
             let mut mesh = Mesh::<T, R, P>::open(KernelContext::new(work, 1));
@@ -84,12 +86,69 @@ pub trait MeshCode {
     ///
     /// # Safety
     /// As [`MeshCode::run`]; all lanes of the block call it.
-    unsafe fn run_block<T: Element, R: Reduction, P: LineFormat>(mesh: &mut Mesh<T, R, P>);
+    unsafe fn run_block<T: Element, R: Reduction, P: MeshProtocol>(mesh: &mut Mesh<T, R, P>);
+}
+
+/// How values go over the mesh: as lines with flags, in every [`LineFormat`](crate::prims::LineFormat), or as plain data behind a tail,
+/// in [`Simple`](crate::prims::Simple).
+pub trait MeshProtocol: Protocol {
+    /// Which of [`MeshLinks::slot_bytes`](crate::abi::MeshLinks::slot_bytes) is its.
+    const BUFFER: usize;
+
+    /// Bytes of data that a slot carries.
+    fn mesh_capacity(slot_bytes: usize) -> usize;
+
+    /// [`Mesh::spread`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn spread<T: Element, R: Reduction>(
+        mesh: &mut Mesh<T, R, Self>,
+        step: u64,
+        input: *const T,
+        n: usize,
+    );
+
+    /// [`Mesh::scatter`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn scatter<T: Element, R: Reduction>(
+        mesh: &mut Mesh<T, R, Self>,
+        step: u64,
+        input: Blocks<*const T>,
+        n: impl Fn(usize) -> usize,
+        most: usize,
+    );
+
+    /// [`Mesh::reduce`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn reduce<T: Element, R: Reduction, const ALL: bool, const SEND: bool>(
+        mesh: &mut Mesh<T, R, Self>,
+        step: u64,
+        places: (*const T, *mut T),
+        n: usize,
+        most: usize,
+    );
+
+    /// [`Mesh::gather`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn gather<T: Element, R: Reduction, const ALL: bool>(
+        mesh: &mut Mesh<T, R, Self>,
+        step: u64,
+        output: Blocks<*mut T>,
+        n: impl Fn(usize) -> usize,
+        most: usize,
+    );
 }
 
 /// A block's side of the mesh during one call.
 #[derive(Debug)]
-pub struct Mesh<T: Element, R: Reduction, P: LineFormat> {
+pub struct Mesh<T: Element, R: Reduction, P: MeshProtocol> {
     side: MeshSide,
     /// The next step.
     step: u64,
@@ -99,15 +158,14 @@ pub struct Mesh<T: Element, R: Reduction, P: LineFormat> {
 
 /// Blocks of elements, one for each rank: rank `i`'s begins `i * stride` elements behind `first`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Blocks<P> {
+pub struct Blocks<P> {
+    /// Where rank 0's begins.
     pub first: P,
+    /// Elements from one to the next.
     pub stride: usize,
 }
 
-impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
-    /// Elements of a unit.
-    const PER_UNIT: usize = P::DATA / size_of::<T>();
-
+impl<T: Element, R: Reduction, P: MeshProtocol> Mesh<T, R, P> {
     /// Opens the mesh, and tells the others which call this is.
     ///
     /// # Safety
@@ -173,227 +231,88 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     /// Elements of the largest chunk that a slot carries.
     #[inline(always)]
     pub(super) fn chunk(&self) -> usize {
-        P::capacity(self.slot_bytes()) / size_of::<T>()
-    }
-
-    /// Units of a chunk: one at least, so that whoever receives a step knows of every other rank.
-    #[inline(always)]
-    pub(super) fn units(n: usize) -> usize {
-        n.div_ceil(Self::PER_UNIT).max(1)
+        P::mesh_capacity(self.slot_bytes()) / size_of::<T>()
     }
 
     #[inline(always)]
     fn slot_bytes(&self) -> usize {
         // SAFETY: the contract of `open`.
-        unsafe { (*self.side.links).slot_bytes[Self::buffer()] as usize }
-    }
-
-    /// Which of the buffers the protocol has.
-    #[inline(always)]
-    const fn buffer() -> usize {
-        match P::ID {
-            ProtocolId::Ll => 0,
-            ProtocolId::Ll128 | ProtocolId::Simple | ProtocolId::Own(_) => 1,
-        }
+        unsafe { (*self.side.links).slot_bytes[P::BUFFER] as usize }
     }
 
     /// Where the slot of a step is, behind the address of a table.
     #[inline(always)]
-    fn slot_offset(&self, step: u64) -> usize {
+    fn slot(&self, step: u64) -> usize {
         let mut at = (step % u64::from(MESH_SLOTS)) as usize * self.slot_bytes();
-        if Self::buffer() > 0 {
+        let mut buffer = 0;
+        while buffer < P::BUFFER {
             // SAFETY: the contract of `open`.
-            at += MESH_SLOTS as usize * unsafe { (*self.side.links).slot_bytes[0] as usize };
+            at += MESH_SLOTS as usize * unsafe { (*self.side.links).slot_bytes[buffer] as usize };
+            buffer += 1;
         }
-        at + P::offsets().1
+        at
     }
 
-    /// Where this lane's part of unit 0 of a slot is, in the memory of the rank that is `by + 1` behind this one.
-    #[inline(always)]
-    fn to(&self, by: usize, offset: usize) -> *mut u8 {
-        self.side.to(by, offset)
-    }
-
-    /// Where this lane's part of unit 0 of a rank's slot is: of what that rank has for this one alone, or with `ALL` for all.
-    #[inline(always)]
-    fn from<const ALL: bool>(&self, rank: usize, offset: usize) -> *mut u8 {
-        if ALL { self.side.of_all(rank, offset) } else { self.side.from(rank, offset) }
-    }
-
-    /// This warp's units of a slot that has so many.
-    #[inline(always)]
-    fn units_of(&self, units: usize) -> Units {
-        let row = (WARP as usize) / P::LANES;
-        let in_row = gpu::lane_id() as usize / P::LANES;
-        let (warp, warps) =
-            (self.side.cx.tid() / WARP as usize, self.side.cx.lanes() / WARP as usize);
-        // Where lanes vote, all lanes of the warp come along.
-        let past = if P::LANES > 1 { units + in_row } else { units };
-        Units { next: warp * row + in_row, units, past, by: warps * row }
-    }
-
-    /// This lane's part of a unit of `n` elements at `data`.
+    /// Sends `input`, this rank's own values, to all others: the same `n` elements to each. They have been loaded before
+    /// [`Mesh::reduce`] stores there.
     ///
     /// # Safety
-    /// `n` elements are readable.
+    /// All lanes call it with equal arguments, behind a barrier; the elements are readable, and fit a slot.
     #[inline(always)]
-    unsafe fn load(lane: P::Lane, data: *const T, n: usize, unit: usize, mine: bool) -> P::Part {
-        if !mine {
-            return P::EMPTY;
-        }
-        let at = data.wrapping_byte_add(unit * P::DATA + P::offsets().0);
-        let left = n.saturating_sub(unit * Self::PER_UNIT);
+    pub(super) unsafe fn spread(&mut self, step: u64, input: *const T, n: usize) {
         // SAFETY: the caller's.
-        unsafe {
-            if P::LANES == 1 && left >= Self::PER_UNIT && is_aligned::<T, P>(at) {
-                P::load::<T, true>(lane, at, left)
-            } else {
-                P::load::<T, false>(lane, at, left)
-            }
-        }
+        unsafe { P::spread(self, step, input, n) }
     }
 
-    /// The reverse of [`Mesh::load`].
+    /// Sends blocks of `input`, this rank's own values: block `i` to rank `i`, `n(i)` elements, `most` at most.
     ///
     /// # Safety
-    /// `n` elements are writable.
-    #[inline(always)]
-    unsafe fn store(lane: P::Lane, data: *mut T, n: usize, unit: usize, part: P::Part) {
-        let at = data.wrapping_byte_add(unit * P::DATA + P::offsets().0);
-        let left = n.saturating_sub(unit * Self::PER_UNIT);
-        // SAFETY: the caller's.
-        unsafe {
-            if P::LANES == 1 && left >= Self::PER_UNIT && is_aligned::<T, P>(at.cast_const()) {
-                P::store::<T, true>(lane, at, part, left);
-            } else {
-                P::store::<T, false>(lane, at, part, left);
-            }
-        }
-    }
-
-    /// Units to send of a slot that has so many with data.
-    #[inline(always)]
-    fn to_send(&self, units: usize, step: u64) -> usize {
-        if P::fills_slot(step, MESH_SLOTS) { self.slot_bytes() / P::BYTES } else { units }
-    }
-
-    /// This warp's rows of a slot of so many units, each for each of the others, which come in turn.
-    #[inline(always)]
-    fn tasks_of(&self, units: usize) -> Tasks {
-        let row = (WARP as usize) / P::LANES;
-        let (warp, warps) =
-            (self.side.cx.tid() / WARP as usize, self.side.cx.lanes() / WARP as usize);
-        let others = self.side.nranks - 1;
-        Tasks {
-            unit: warp / others * row + gpu::lane_id() as usize / P::LANES,
-            peer: warp % others,
-            by: (warps / others * row, warps % others),
-            row,
-            others,
-            units,
-            past: if P::LANES > 1 { units.next_multiple_of(row) } else { units },
-        }
-    }
-
-    /// Sends units of `input`, this rank's own values, to all others: the same `n` elements to each. Each lane has loaded its units
-    /// before [`Mesh::reduce`] stores there, as both give it the same.
-    ///
-    /// # Safety
-    /// All lanes call it with equal arguments, behind a barrier; the elements are readable, and `units` fit a slot.
-    #[inline(always)]
-    pub(super) unsafe fn spread(&mut self, step: u64, input: *const T, n: usize, units: usize) {
-        let (lane, offset) = (P::lane(), self.slot_offset(step));
-        let mut to_do = self.units_of(self.to_send(units, step));
-        while let Some((unit, mine)) = to_do.next() {
-            // SAFETY: the caller's.
-            unsafe {
-                let mut part = Self::load(lane, input, n, unit, mine);
-                self.reducer.pre_words(P::words_mut(core::slice::from_mut(&mut part)));
-                self.send_all(step, lane, offset, (unit, mine), part);
-            }
-        }
-    }
-
-    /// Sends units of `input`, this rank's own values: block `i` to rank `i`, `n(i)` elements.
-    ///
-    /// # Safety
-    /// All lanes call it with equal arguments, behind a barrier; the elements are readable, and `units` fit a slot.
+    /// All lanes call it with equal arguments, behind a barrier; the elements are readable, and `most` fit a slot.
     #[inline(always)]
     pub(super) unsafe fn scatter(
         &mut self,
         step: u64,
         input: Blocks<*const T>,
         n: impl Fn(usize) -> usize,
-        units: usize,
-    ) {
-        let (lane, offset) = (P::lane(), self.slot_offset(step));
-        let mut tasks = self.tasks_of(self.to_send(units, step));
-        while let Some((unit, by, mine)) = tasks.next() {
-            // SAFETY: the caller's.
-            unsafe {
-                let to = self.to(by, offset);
-                let peer = self.side.behind(by);
-                let data = input.first.wrapping_add(peer * input.stride);
-                let mut part = Self::load(lane, data, n(peer), unit, mine);
-                self.reducer.pre_words(P::words_mut(core::slice::from_mut(&mut part)));
-                self.send(step, lane, to, (unit, mine), part);
-            }
-        }
-    }
-
-    /// Stores this lane's part of a unit in a slot, whose unit 0 it has at `to`.
-    ///
-    /// # Safety
-    /// All lanes of the warp call it, for a slot that has been read.
-    #[inline(always)]
-    unsafe fn send(
-        &self,
-        step: u64,
-        lane: P::Lane,
-        to: *mut u8,
-        (unit, mine): (usize, bool),
-        part: P::Part,
-    ) {
-        if P::LANES > 1 {
-            // Lanes that took different branches so far store together from here on: a line is whole only if it is one
-            // store of the warp.
-            gpu::sync_warp();
-        }
-        if mine {
-            // SAFETY: the caller's.
-            unsafe { P::send(step, lane, to.wrapping_add(unit * P::BYTES).cast(), part) }
-        }
-    }
-
-    /// Stores this lane's part of a unit in all others' slots of a step, which are at `offset`.
-    ///
-    /// # Safety
-    /// As [`Mesh::send`].
-    #[inline(always)]
-    unsafe fn send_all(
-        &self,
-        step: u64,
-        lane: P::Lane,
-        offset: usize,
-        unit: (usize, bool),
-        part: P::Part,
+        most: usize,
     ) {
         // SAFETY: the caller's.
-        self.side.for_all((0, 1), offset, |to| unsafe { self.send(step, lane, to, unit, part) });
+        unsafe { P::scatter(self, step, input, n, most) }
     }
 
-    /// Sends units behind those of a step without data to all others, if it has to fill its slots.
+    /// Combines what all ranks have sent in a step with the own value, in the order of the ranks, into `output`: `n` elements. With
+    /// `ALL` they have [spread](Mesh::spread) it, otherwise [scattered](Mesh::scatter). With `SEND` the result goes to all others in
+    /// the next step. `most` is what it was for the senders.
+    ///
+    /// # Safety
+    /// All lanes call it with equal arguments; the elements are readable and writable.
     #[inline(always)]
-    fn fill(&self, step: u64, units: usize) {
-        if !P::fills_slot(step, MESH_SLOTS) {
-            return;
-        }
-        let (lane, offset) = (P::lane(), self.slot_offset(step));
-        let mut to_do = self.units_of(self.to_send(units, step));
-        while let Some((unit, mine)) = to_do.next() {
-            // SAFETY: the unit is inside the slot, which has been read.
-            unsafe { self.send_all(step, lane, offset, (unit, mine && unit >= units), P::EMPTY) };
-        }
+    pub(super) unsafe fn reduce<const ALL: bool, const SEND: bool>(
+        &mut self,
+        step: u64,
+        places: (*const T, *mut T),
+        n: usize,
+        most: usize,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { P::reduce::<T, R, ALL, SEND>(self, step, places, n, most) }
+    }
+
+    /// Stores what all others have sent in a step: block `i` of `output` is of rank `i`, `n(i)` elements. `ALL` and `most` are as
+    /// for [`Mesh::reduce`].
+    ///
+    /// # Safety
+    /// All lanes call it with equal arguments; the elements are writable.
+    #[inline(always)]
+    pub(super) unsafe fn gather<const ALL: bool>(
+        &mut self,
+        step: u64,
+        output: Blocks<*mut T>,
+        n: impl Fn(usize) -> usize,
+        most: usize,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { P::gather::<T, R, ALL>(self, step, output, n, most) }
     }
 
     /// Copies `n` elements within the rank, unless they are there already.
@@ -413,10 +332,4 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     pub(super) fn barrier(&mut self) -> bool {
         self.side.barrier()
     }
-}
-
-/// Whether a unit at `at` can be moved at once.
-#[inline(always)]
-fn is_aligned<T, P: LineFormat>(at: *const T) -> bool {
-    gpu::UNALIGNED_PACKS || at.addr().is_multiple_of(P::ALIGN)
 }

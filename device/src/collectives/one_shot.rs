@@ -12,9 +12,8 @@
 //! [`Chain`](super::Chain). NCCL's kernels of this kind are `AllReduce_AGxLL_R`, `ReduceScatter_LL` and `AllGather_LL`
 //! (`src/device/symmetric`), for memory that all ranks map.
 
-use crate::collectives::mesh::{Blocks, Chunk, Mesh, MeshCode};
+use crate::collectives::mesh::{Blocks, Chunk, Mesh, MeshCode, MeshProtocol};
 use crate::element::Element;
-use crate::prims::LineFormat;
 use crate::reduce::Reduction;
 
 /// All-reduce.
@@ -23,17 +22,17 @@ pub struct AllReduceOneShot;
 
 impl MeshCode for AllReduceOneShot {
     #[inline(always)]
-    unsafe fn run_block<T: Element, R: Reduction, P: LineFormat>(mesh: &mut Mesh<T, R, P>) {
+    unsafe fn run_block<T: Element, R: Reduction, P: MeshProtocol>(mesh: &mut Mesh<T, R, P>) {
         mesh.for_chunks(
             #[inline(always)]
-            |mesh, Chunk { step, start, n, units }| {
+            |mesh, Chunk { step, start, n }| {
                 let args = mesh.args();
                 let input = args.input::<T>().wrapping_add(start);
                 let output = args.output::<T>().wrapping_add(start);
                 // SAFETY: the caller's; the part is inside the buffers.
                 unsafe {
-                    mesh.spread(step, input, n, units);
-                    mesh.reduce::<true, false>(step, (input, output), n, units);
+                    mesh.spread(step, input, n);
+                    mesh.reduce::<true, false>(step, (input, output), n, n);
                 }
             },
         );
@@ -46,19 +45,19 @@ pub struct ReduceScatterOneShot;
 
 impl MeshCode for ReduceScatterOneShot {
     #[inline(always)]
-    unsafe fn run_block<T: Element, R: Reduction, P: LineFormat>(mesh: &mut Mesh<T, R, P>) {
+    unsafe fn run_block<T: Element, R: Reduction, P: MeshProtocol>(mesh: &mut Mesh<T, R, P>) {
         mesh.for_chunks(
             #[inline(always)]
-            |mesh, Chunk { step, start, n, units }| {
+            |mesh, Chunk { step, start, n }| {
                 let args = mesh.args();
                 let input = args.input::<T>().wrapping_add(start);
                 let output = args.output::<T>().wrapping_add(start);
                 let stride = args.count() as usize;
                 // SAFETY: the caller's; the part is inside each block.
                 unsafe {
-                    mesh.scatter(step, Blocks { first: input, stride }, |_| n, units);
+                    mesh.scatter(step, Blocks { first: input, stride }, |_| n, n);
                     let own = input.wrapping_add(mesh.rank() * stride);
-                    mesh.reduce::<false, false>(step, (own, output), n, units);
+                    mesh.reduce::<false, false>(step, (own, output), n, n);
                 }
             },
         );
@@ -71,19 +70,19 @@ pub struct AllGatherOneShot;
 
 impl MeshCode for AllGatherOneShot {
     #[inline(always)]
-    unsafe fn run_block<T: Element, R: Reduction, P: LineFormat>(mesh: &mut Mesh<T, R, P>) {
+    unsafe fn run_block<T: Element, R: Reduction, P: MeshProtocol>(mesh: &mut Mesh<T, R, P>) {
         mesh.for_chunks(
             #[inline(always)]
-            |mesh, Chunk { step, start, n, units }| {
+            |mesh, Chunk { step, start, n }| {
                 let args = mesh.args();
                 let input = args.input::<T>().wrapping_add(start);
                 let output = args.output::<T>().wrapping_add(start);
                 let stride = args.count() as usize;
                 // SAFETY: the caller's; the part is inside each block.
                 unsafe {
-                    mesh.spread(step, input, n, units);
+                    mesh.spread(step, input, n);
                     mesh.keep(input, output.wrapping_add(mesh.rank() * stride), n);
-                    mesh.gather::<true>(step, Blocks { first: output, stride }, |_| n, units);
+                    mesh.gather::<true>(step, Blocks { first: output, stride }, |_| n, n);
                 }
             },
         );
@@ -96,10 +95,10 @@ pub struct AllToAllOneShot;
 
 impl MeshCode for AllToAllOneShot {
     #[inline(always)]
-    unsafe fn run_block<T: Element, R: Reduction, P: LineFormat>(mesh: &mut Mesh<T, R, P>) {
+    unsafe fn run_block<T: Element, R: Reduction, P: MeshProtocol>(mesh: &mut Mesh<T, R, P>) {
         mesh.for_chunks(
             #[inline(always)]
-            |mesh, Chunk { step, start, n, units }| {
+            |mesh, Chunk { step, start, n }| {
                 let args = mesh.args();
                 let input = args.input::<T>().wrapping_add(start);
                 let output = args.output::<T>().wrapping_add(start);
@@ -107,9 +106,9 @@ impl MeshCode for AllToAllOneShot {
                 // SAFETY: the caller's; the part is inside each block.
                 unsafe {
                     let own = mesh.rank() * stride;
-                    mesh.scatter(step, Blocks { first: input, stride }, |_| n, units);
+                    mesh.scatter(step, Blocks { first: input, stride }, |_| n, n);
                     mesh.keep(input.wrapping_add(own), output.wrapping_add(own), n);
-                    mesh.gather::<false>(step, Blocks { first: output, stride }, |_| n, units);
+                    mesh.gather::<false>(step, Blocks { first: output, stride }, |_| n, n);
                 }
             },
         );

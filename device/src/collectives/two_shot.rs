@@ -11,12 +11,11 @@
 //! the round before are received. The bits are those of a [`Chain`](super::Chain), whatever the size. On buffers that
 //! all ranks map, [direct](super::direct) does the same without slots.
 
-use crate::collectives::chunks::{RingChunks, Round};
-use crate::collectives::mesh::{Blocks, Mesh, MeshCode};
+use crate::collectives::chunks::RingChunks;
+use crate::collectives::mesh::{Blocks, Mesh, MeshCode, MeshProtocol};
 use crate::collectives::pack;
 use crate::element::Element;
 use crate::gpu;
-use crate::prims::LineFormat;
 use crate::reduce::Reduction;
 
 /// The kernel.
@@ -25,7 +24,7 @@ pub struct AllReduceTwoShot;
 
 impl MeshCode for AllReduceTwoShot {
     #[inline(always)]
-    unsafe fn run_block<T: Element, R: Reduction, P: LineFormat>(mesh: &mut Mesh<T, R, P>) {
+    unsafe fn run_block<T: Element, R: Reduction, P: MeshProtocol>(mesh: &mut Mesh<T, R, P>) {
         // Made again wherever it is needed, from the call's arguments: kept, it would fill registers from one end to the other.
         let round = |mesh: &Mesh<T, R, P>, i: usize| {
             let count = mesh.part().count as usize;
@@ -36,7 +35,6 @@ impl MeshCode for AllReduceTwoShot {
             let at = mesh.part().offset as usize + at;
             (mesh.args().input::<T>().wrapping_add(at), mesh.args().output::<T>().wrapping_add(at))
         };
-        let units = |of: &Round| Mesh::<T, R, P>::units(of.size());
         // Once also when there is nothing to send: nobody is ahead of another by a call.
         let mut i = 0;
         loop {
@@ -47,25 +45,20 @@ impl MeshCode for AllReduceTwoShot {
                     let round = round(mesh, i);
                     let chunks = Blocks { first: at(mesh, round.start()).0, stride: round.size() };
                     let step = mesh.step();
-                    mesh.scatter(step, chunks, |rank| round.chunk(rank).len(), units(&round));
+                    mesh.scatter(step, chunks, |rank| round.chunk(rank).len(), round.size());
                 }
                 if i > 0 {
                     let round = round(mesh, i - 1);
                     let chunks = Blocks { first: at(mesh, round.start()).1, stride: round.size() };
                     let step = mesh.step() - 1;
-                    mesh.gather::<true>(
-                        step,
-                        chunks,
-                        |rank| round.chunk(rank).len(),
-                        units(&round),
-                    );
+                    mesh.gather::<true>(step, chunks, |rank| round.chunk(rank).len(), round.size());
                 }
                 if there {
                     let round = round(mesh, i);
                     let own = round.chunk(mesh.rank());
                     let step = mesh.take_steps(2);
                     let places = at(mesh, own.start);
-                    mesh.reduce::<false, true>(step, places, own.len(), units(&round));
+                    mesh.reduce::<false, true>(step, places, own.len(), round.size());
                 }
             }
             if !there || !mesh.barrier() {

@@ -46,12 +46,14 @@ macro_rules! family {
     };
 }
 macro_rules! rows {
-    ($family:literal $A:ident: lines;) => {
+    ($family:literal $A:ident: mesh;) => {
+        entry!($family "bytes" "simple" "none" name!($family "simple"), MeshCode $A, Simple, Sum, u8);
         entry!($family "bytes" "ll" "none" name!($family "ll"), MeshCode $A, Ll, Sum, u8);
         entry!($family "bytes" "ll128" "none" name!($family "ll128"), MeshCode $A, Ll128, Sum, u8);
     };
-    ($family:literal $A:ident: lines;
+    ($family:literal $A:ident: mesh;
         $($(#[cfg(feature = $f:literal)])* $type:literal $D:ident $T:ty: $($op:literal $R:ident),*;)*) => { $($(
+        entry!($family $type "simple" $op name!($family "simple" $op $type), MeshCode $A, Simple, $R, $T);
         entry!($family $type "ll" $op name!($family "ll" $op $type), MeshCode $A, Ll, $R, $T);
         entry!($family $type "ll128" $op name!($family "ll128" $op $type), MeshCode $A, Ll128, $R, $T);
     )*)* };

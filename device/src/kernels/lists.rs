@@ -17,9 +17,9 @@ macro_rules! families {
             #[cfg(feature = "doubling")]
             "all_reduce_doubling" AllReduce Doubling AllReduceDoubling: sums;
             #[cfg(feature = "one-shot")]
-            "all_reduce_one_shot" AllReduce OneShot AllReduceOneShot: line_sums;
+            "all_reduce_one_shot" AllReduce OneShot AllReduceOneShot: mesh_sums;
             #[cfg(feature = "one-shot")]
-            "all_reduce_two_shot" AllReduce TwoShot AllReduceTwoShot: line_sums;
+            "all_reduce_two_shot" AllReduce TwoShot AllReduceTwoShot: mesh_sums;
             #[cfg(feature = "direct")]
             "all_reduce_direct" AllReduce Direct AllReduceDirect: direct_sums;
             #[cfg(feature = "nvls")]
@@ -34,7 +34,7 @@ macro_rules! families {
             "all_gather_linear" AllGather Linear AllGatherLinear: bytes;
             #[cfg(feature = "all-gather")]
             #[cfg(feature = "one-shot")]
-            "all_gather_one_shot" AllGather OneShot AllGatherOneShot: line_bytes;
+            "all_gather_one_shot" AllGather OneShot AllGatherOneShot: mesh_bytes;
             #[cfg(feature = "all-gather")]
             #[cfg(feature = "direct")]
             "all_gather_direct" AllGather Direct AllGatherDirect: direct_bytes;
@@ -51,7 +51,7 @@ macro_rules! families {
             "reduce_scatter_linear" ReduceScatter Linear ReduceScatterLinear: sums;
             #[cfg(feature = "reduce-scatter")]
             #[cfg(feature = "one-shot")]
-            "reduce_scatter_one_shot" ReduceScatter OneShot ReduceScatterOneShot: line_sums;
+            "reduce_scatter_one_shot" ReduceScatter OneShot ReduceScatterOneShot: mesh_sums;
             #[cfg(feature = "reduce-scatter")]
             #[cfg(feature = "direct")]
             "reduce_scatter_direct" ReduceScatter Direct ReduceScatterDirect: direct_sums;
@@ -71,7 +71,7 @@ macro_rules! families {
             #[cfg(feature = "linear")]
             "all_to_all_linear" AllToAll Linear AllToAllLinear: bytes;
             #[cfg(feature = "one-shot")]
-            "all_to_all_one_shot" AllToAll OneShot AllToAllOneShot: line_bytes;
+            "all_to_all_one_shot" AllToAll OneShot AllToAllOneShot: mesh_bytes;
             #[cfg(feature = "direct")]
             "all_to_all_direct" AllToAll Direct AllToAllDirect: direct_bytes;
             #[cfg(feature = "send-recv")]
@@ -101,10 +101,10 @@ macro_rules! sums {
     };
 }
 
-/// [`sums!`] in the protocols of lines only.
-macro_rules! line_sums {
+/// [`sums!`] over the mesh.
+macro_rules! mesh_sums {
     ($row:ident $($more:tt)*) => {
-        sums! { $row $($more)* lines; }
+        sums! { $row $($more)* mesh; }
     };
 }
 
@@ -143,10 +143,10 @@ macro_rules! bytes {
     };
 }
 
-/// [`bytes!`] in the protocols of lines only.
-macro_rules! line_bytes {
+/// [`bytes!`] over the mesh.
+macro_rules! mesh_bytes {
     ($row:ident $($more:tt)*) => {
-        bytes! { $row $($more)* lines; }
+        bytes! { $row $($more)* mesh; }
     };
 }
 

@@ -77,7 +77,13 @@ impl MeshSide {
 
     /// Waits for `ready`, which is up to a rank.
     #[inline(always)]
-    fn wait(&mut self, rank: usize, kind: WaitKind, step: u64, ready: impl FnMut() -> bool) {
+    pub(super) fn wait(
+        &mut self,
+        rank: usize,
+        kind: WaitKind,
+        step: u64,
+        ready: impl FnMut() -> bool,
+    ) {
         // SAFETY: the contract of `open`: there is a connection with each of the others.
         let conn = |cx: &KernelContext| unsafe {
             ConnState::named(&raw mut (*cx.peer(rank as u32)).recv, step)
@@ -87,7 +93,7 @@ impl MeshSide {
 
     /// Calls `body` for each of the others, which the block's lanes share: with how far behind this rank it is, less one.
     #[inline(always)]
-    fn for_others(&mut self, mut body: impl FnMut(&mut Self, usize)) {
+    pub(super) fn for_others(&mut self, mut body: impl FnMut(&mut Self, usize)) {
         let (mut by, lanes) = (self.cx.tid(), self.cx.lanes());
         while by + 1 < self.nranks {
             body(self, by);

@@ -1,8 +1,7 @@
 //! The chunks of a call that takes one step for each.
 
-use super::Mesh;
+use super::{Mesh, MeshProtocol};
 use crate::element::Element;
-use crate::prims::LineFormat;
 use crate::reduce::Reduction;
 
 /// A chunk of the block's part, which fits a slot.
@@ -14,11 +13,9 @@ pub(in crate::collectives) struct Chunk {
     pub start: usize,
     /// Its elements.
     pub n: usize,
-    /// Units of a slot.
-    pub units: usize,
 }
 
-impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
+impl<T: Element, R: Reduction, P: MeshProtocol> Mesh<T, R, P> {
     /// Calls `body` with each chunk of the block's part, a barrier in between. Once also where there is nothing to send: nobody is
     /// ahead of another by a call. All lanes call it.
     #[inline(always)]
@@ -28,8 +25,8 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         let mut done = 0;
         loop {
             let n = self.chunk().min(count - done);
-            let (step, units) = (self.take_steps(1), Self::units(n));
-            body(self, Chunk { step, start: start + done, n, units });
+            let step = self.take_steps(1);
+            body(self, Chunk { step, start: start + done, n });
             done += n;
             if done >= count || !self.barrier() {
                 break;

@@ -13,21 +13,19 @@ const BATCH: usize = 4;
 const _: () = assert!(PEERS == 2 * BATCH);
 
 impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
-    /// Combines what all ranks have sent in a step with the own value, in the order of the ranks, into `output`: `n` elements. With
-    /// `ALL` they have [spread](Mesh::spread) it, otherwise [scattered](Mesh::scatter). With `SEND` the result goes to all others in
-    /// the next step, in as many units.
+    /// [`Mesh::reduce`] of so many units of each rank; with `SEND` the result has as many.
     ///
     /// # Safety
     /// All lanes call it with equal arguments; the elements are readable and writable, and `units` those that were sent.
     #[inline(always)]
-    pub(in crate::collectives) unsafe fn reduce<const ALL: bool, const SEND: bool>(
+    pub(super) unsafe fn reduce_lines<const ALL: bool, const SEND: bool>(
         &mut self,
         step: u64,
         (input, output): (*const T, *mut T),
         n: usize,
         units: usize,
     ) {
-        let (lane, offset) = (P::lane(), self.slot_offset(step));
+        let (lane, offset) = (P::lane(), self.slot_of_lane(step));
         let mut to_do = self.units_of(units);
         while let Some((unit, mine)) = to_do.next() {
             // SAFETY: the caller's.
@@ -45,7 +43,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
                 }
                 self.reducer.post_words(P::words_mut(core::slice::from_mut(&mut value)));
                 if SEND {
-                    let next = self.slot_offset(gpu::opaque(step as usize) as u64 + 1);
+                    let next = self.slot_of_lane(gpu::opaque(step as usize) as u64 + 1);
                     self.send_all(step + 1, lane, next, (unit, mine), value);
                 }
                 if mine {
@@ -76,7 +74,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         // Computed again for each look: kept, the addresses would fill sixteen registers.
         let here = |i: usize| {
             let unit = gpu::opaque(unit) * P::BYTES;
-            self.from::<ALL>(first + i, offset).wrapping_add(unit).cast::<u64>()
+            self.side.of::<ALL>(first + i, offset).wrapping_add(unit).cast::<u64>()
         };
         let mut watch = P::watch(lane, n, here);
         let mut cx = self.side.cx;
@@ -133,27 +131,26 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
         ProtocolId::Ll128 | ProtocolId::Simple | ProtocolId::Own(_) => WaitKind::Ll128Flag,
     };
 
-    /// Stores what all others have sent in a step: block `i` of `output` is of rank `i`, `n(i)` elements. `ALL` is as for
-    /// [`Mesh::reduce`].
+    /// [`Mesh::gather`] of so many units of each rank.
     ///
     /// # Safety
     /// All lanes call it with equal arguments; the elements are readable and writable, and `units` those that were sent.
     #[inline(always)]
-    pub(in crate::collectives) unsafe fn gather<const ALL: bool>(
+    pub(super) unsafe fn gather_lines<const ALL: bool>(
         &mut self,
         step: u64,
         output: Blocks<*mut T>,
         n: impl Fn(usize) -> usize,
         units: usize,
     ) {
-        let (lane, offset) = (P::lane(), self.slot_offset(step));
+        let (lane, offset) = (P::lane(), self.slot_of_lane(step));
         let mut tasks = self.tasks_of(units);
         while let Some((unit, by, mine)) = tasks.next() {
             let peer = self.side.behind(by);
             // SAFETY: the caller's.
             unsafe {
                 let conn = self.side.conn(peer, step);
-                let at = self.from::<ALL>(peer, offset).wrapping_add(unit * P::BYTES).cast();
+                let at = self.side.of::<ALL>(peer, offset).wrapping_add(unit * P::BYTES).cast();
                 let mut parts = [P::EMPTY];
                 if !P::receive(&mut self.side.cx, &conn, lane, at, mine, &mut parts) {
                     return;

@@ -143,6 +143,12 @@ impl MeshSide {
         }
     }
 
+    /// Where a rank's memory is, `offset` bytes from its slots: of what it has for this rank alone, or with `ALL` for all.
+    #[inline(always)]
+    pub(super) fn of<const ALL: bool>(&self, rank: usize, offset: usize) -> *mut u8 {
+        if ALL { self.of_all(rank, offset) } else { self.from(rank, offset) }
+    }
+
     /// Calls `body` with each place that something for all others is to be written to, `offset` bytes from this rank's slots there: in
     /// the memory of each, from the one on that is `first + 1` behind this rank, and of those each `by`-th; or, where ranks read each
     /// other's memory, the one place that all look at, if `first` is 0.

@@ -130,10 +130,7 @@ fn algorithms_and_protocols_are_forced() {
         ("reduce", &["ring", "tree", "chain"]),
     ] {
         for algorithm in algorithms {
-            // What goes over the mesh is for lines.
-            let protocols = ["LL", "LL128", "Simple"].into_iter();
-            let lines = algorithm.ends_with("shot");
-            for protocol in protocols.filter(|protocol| !lines || *protocol != "Simple") {
+            for protocol in ["LL", "LL128", "Simple"] {
                 for ranks in ["-g 2", "-g 5"] {
                     let flags = format!(
                         "-b 8 -e 400000 -f 61 {ranks} --algo {algorithm} --proto {protocol}"

@@ -24,7 +24,7 @@ fn is_compared(collective: Collective, algorithm: Algorithm) -> bool {
 ///     let algorithms = Selection::parse(list, &[])?;
 ///     Ok::<_, String>(all_to_all::messages_from(&cores, &Settings { algorithms, ..Settings::default() }))
 /// };
-/// assert!(of("ring,oneshot")?.is_some_and(|bytes| (4 << 10..64 << 10).contains(&bytes)));
+/// assert!(of("ring,oneshot")?.is_some_and(|bytes| (64 << 10..1 << 20).contains(&bytes)));
 /// assert_eq!(of("oneshot")?, None);
 /// # Ok::<(), String>(())
 /// ```

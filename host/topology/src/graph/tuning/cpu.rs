@@ -85,12 +85,19 @@ const BRUCK: Share = Share { step: 4.5, byte: 1.6 };
 const DOUBLING: Share = Share { step: 2.2, byte: 1.25 };
 /// A step is a rank's message to another. Not of the least squares, which gave small sizes too much.
 const LINEAR: Share = Share { step: 1.8, byte: 1.1 };
-/// A step is a rank's lines for another.
+/// A step is a rank's lines for another. This and the next two are of before a rank wrote once what all get: they are too high.
 const ONE_SHOT: Share = Share { step: 0.5, byte: 1.93 };
 /// The same where each rank has its own for another: of all-gathers and reduce-scatters.
 const ONE_SHOT_PARTS: Share = Share { step: 0.6, byte: 2.2 };
 /// The same twice, of an n-th of the bytes.
 const TWO_SHOT: Share = Share { step: 1.0, byte: 1.74 };
+/// With Simple: an all-reduce, where one block is for all; an all-gather, where all have one each; and what has a block for each, a
+/// reduce-scatter and an all-to-all. These and the next: `benches/records/2026-11-27-plain-mesh-intel.md`, beside the ways that both records have.
+const ONE_SHOT_PLAIN: Share = Share { step: 0.1, byte: 1.05 };
+const GATHER_PLAIN: Share = Share { step: 0.1, byte: 1.1 };
+const SCATTER_PLAIN: Share = Share { step: 0.35, byte: 1.75 };
+/// Two-shot with Simple.
+const TWO_SHOT_PLAIN: Share = Share { step: 0.25, byte: 1.3 };
 /// An algorithm of the user's, whose peers may change from step to step: a third more than the most of the others. Not measured.
 const OWN: Share = Share { step: 6.0, byte: 2.0 };
 /// A direct call: what a byte takes for each rank that reads it or gets it, `benches/records/2026-11-25-direct.md`.
@@ -106,7 +113,7 @@ const MESSAGES: (f64, f64) = (0.95, 1.1);
 /// Bytes of all ranks' buffers of an all-to-all up to which the slots of all connections stay in a core's L2 cache. This and the next two:
 /// `benches/records/2026-11-27-all-to-all-intel.md`, in the time of the machine above, which is 2.3 times as fast.
 const EXCHANGED_IN_L2: f64 = (512 << 10) as f64;
-/// How much a byte beyond takes, of a byte before, by a linear all-to-all and by messages.
+/// How much a byte beyond takes, of a byte before, by a linear all-to-all, or one-shot with Simple, and by messages.
 const BEYOND_L2: [f64; 2] = [4.5, 2.8];
 /// How much more a byte of a linear all-to-all takes for each rank beyond four, of which each two have a connection.
 const EXCHANGE_CROWD: f64 = 0.125;
@@ -176,9 +183,10 @@ impl Workload {
     fn new(
         s: &Situation<'_>,
         collective: Collective,
-        algorithm: Algorithm,
+        (algorithm, protocol): (Algorithm, ProtocolId),
         own: AlgorithmFigures,
     ) -> Workload {
+        let plain = protocol == ProtocolId::Simple;
         let n = f64::from(s.ranks());
         let hosts = f64::from(s.nodes());
         let steps = ring_steps(collective, n);
@@ -240,17 +248,24 @@ impl Workload {
                 }
                 .at(&CHAIN)
             }
-            // Line by line, over the mesh.
+            // Over the mesh.
             Algorithm::OneShot if collective == Collective::AllReduce => {
                 let edges = n * (n - 1.0);
-                Workload { steps: edges, moved: edges, parts: 1.0, ..ring }.at(&ONE_SHOT)
+                let share = if plain { &ONE_SHOT_PLAIN } else { &ONE_SHOT };
+                Workload { steps: edges, moved: edges, parts: 1.0, ..ring }.at(share)
             }
             Algorithm::OneShot => {
-                Workload { steps: n * (n - 1.0), moved: n - 1.0, ..ring }.at(&ONE_SHOT_PARTS)
+                let share = match collective {
+                    Collective::AllGather if plain => &GATHER_PLAIN,
+                    _ if plain => &SCATTER_PLAIN,
+                    _ => &ONE_SHOT_PARTS,
+                };
+                Workload { steps: n * (n - 1.0), moved: n - 1.0, ..ring }.at(share)
             }
             Algorithm::TwoShot => {
                 let edges = n * (n - 1.0);
-                Workload { steps: 2.0 * edges, moved: 2.0 * (n - 1.0), ..ring }.at(&TWO_SHOT)
+                let share = if plain { &TWO_SHOT_PLAIN } else { &TWO_SHOT };
+                Workload { steps: 2.0 * edges, moved: 2.0 * (n - 1.0), ..ring }.at(share)
             }
             // Parts of all inputs, each to all outputs.
             Algorithm::Direct | Algorithm::Nvls => {
@@ -353,7 +368,7 @@ pub(super) fn cost(
     let (nodes, ranks) = (f64::from(s.nodes()), f64::from(s.ranks()));
     let in_memory = bytes > cached(s);
     let (bytes, at_once) = (bytes as f64, f64::from(channels.max(1)));
-    let work = Workload::new(s, collective, algorithm, own);
+    let work = Workload::new(s, collective, (algorithm, protocol), own);
     // Of all ranks' work a host has that of its own.
     let share = (ranks / nodes).ceil() / ranks;
     let more = match algorithm {
@@ -365,9 +380,10 @@ pub(super) fn cost(
     let mut latency = share * (ranks * costs.call + more * steps);
 
     let mut byte = if reduces(collective) { costs.byte } else { COPY * costs.byte };
-    if (collective, algorithm) == (Collective::AllToAll, Algorithm::Linear) {
-        let crowd = 1.0 + EXCHANGE_CROWD * (ranks - 4.0).max(0.0);
-        byte *= crowd * exchanged(s, bytes, BEYOND_L2[0]) / bytes.max(1.0);
+    let plain = protocol == ProtocolId::Simple && algorithm == Algorithm::OneShot;
+    if collective == Collective::AllToAll && (plain || algorithm == Algorithm::Linear) {
+        let crowd = if plain { 0.0 } else { EXCHANGE_CROWD * (ranks - 4.0).max(0.0) };
+        byte *= (1.0 + crowd) * exchanged(s, bytes, BEYOND_L2[0]) / bytes.max(1.0);
     }
     let each = byte / at_once + if in_memory { work.from_memory * MEMORY_BYTE } else { 0.0 };
     // Microseconds a byte of the call.

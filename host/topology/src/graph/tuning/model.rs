@@ -58,8 +58,17 @@ pub fn predict(
     Prediction { algorithm, protocol, cost: cost.flatten(), why_not }
 }
 
-/// How much more a linear all-to-all counts on GPUs than it is reckoned to take: it has not run on one, and messages have.
+/// How much more what has not run on a GPU counts than it is reckoned to take: a linear all-to-all, where messages have, and plain data
+/// over the mesh, where lines have.
 const UNTRIED: f64 = 2.0;
+
+fn untried(cost: Cost) -> Cost {
+    Cost {
+        time_us: UNTRIED * cost.time_us,
+        latency_us: UNTRIED * cost.latency_us,
+        bandwidth: cost.bandwidth / UNTRIED,
+    }
+}
 
 /// The cost of an algorithm and protocol that can do the call.
 pub(super) fn cost(
@@ -100,7 +109,9 @@ pub(super) fn cost(
             let graph = gpus.graph(algorithm)?;
             if algorithm.is_over_mesh() {
                 let what = (collective, algorithm, protocol);
-                return Some(beside(mesh::cost(s, (gpus, graph), what, bytes), bytes));
+                let cost = mesh::cost(s, (gpus, graph), what, bytes);
+                let plain = !algorithm.is_on_windows() && protocol == ProtocolId::Simple;
+                return Some(beside(if plain { untried(cost) } else { cost }, bytes));
             }
             if collective == Collective::SendRecv && s.nodes() == 1 {
                 let link = link(s, gpus, protocol);
@@ -128,12 +139,10 @@ pub(super) fn cost(
             {
                 latency *= if gpus.min_sm < 80 { tables::PLATEAU_VOLTA } else { tables::PLATEAU };
             }
-            if (collective, algorithm) == (Collective::AllToAll, Algorithm::Linear) {
-                latency *= UNTRIED;
-                bandwidth /= UNTRIED;
-            }
             let time_us = latency + bytes as f64 / bandwidth * 1e-3;
-            Cost { time_us, latency_us: latency, bandwidth }
+            let cost = Cost { time_us, latency_us: latency, bandwidth };
+            let linear = (collective, algorithm) == (Collective::AllToAll, Algorithm::Linear);
+            if linear { untried(cost) } else { cost }
         }
     };
     Some(beside(cost, bytes))

@@ -32,8 +32,9 @@ const CALL: f64 = 0.352;
 const BLOCK: f64 = 0.0265;
 /// A step of a rank, by [`ProtocolId`], in microseconds.
 const STEP: [f64; 3] = [0.299, 0.421, 0.299];
-/// A rank's line for another over the mesh: to write it, and to read it. Simple has none; it counts as LL128.
-const LINE: [f64; 3] = [0.305, 0.385, 0.385];
+/// A rank's line for another over the mesh, or its slot: to write it, and to read it. Simple's is not of the least squares: little more than
+/// LL's, `benches/records/2026-11-27-plain-mesh-intel.md`.
+const LINE: [f64; 3] = [0.305, 0.385, 0.31];
 /// Microseconds a byte, by [`ProtocolId`], of calls that reduce.
 const BYTE: [f64; 3] = [0.574e-3, 0.278e-3, 0.0431e-3];
 /// The part of it where bytes are only copied.
@@ -68,6 +69,11 @@ const ONE_SHOT: AlgorithmCosts = AlgorithmCosts { turn: 0.732, step: 0.942, byte
 /// Each rank has lines of its own for another: all-gather and reduce-scatter.
 const ONE_SHOT_PARTS: AlgorithmCosts = AlgorithmCosts { turn: 1.03, step: 0.943, byte: 2.18 };
 const TWO_SHOT: AlgorithmCosts = AlgorithmCosts { turn: 0.665, step: 0.729, byte: 1.95 };
+/// With Simple, as in one process. Their bytes are of the record of [`LINE`].
+const ONE_SHOT_PLAIN: AlgorithmCosts = AlgorithmCosts { byte: 0.8, ..ONE_SHOT };
+const GATHER_PLAIN: AlgorithmCosts = AlgorithmCosts { byte: 1.13, ..ONE_SHOT_PARTS };
+const SCATTER_PLAIN: AlgorithmCosts = AlgorithmCosts { byte: 1.45, ..ONE_SHOT_PARTS };
+const TWO_SHOT_PLAIN: AlgorithmCosts = AlgorithmCosts { byte: 0.92, ..TWO_SHOT };
 const DOUBLING: AlgorithmCosts = AlgorithmCosts { turn: 1.3, step: 1.13, byte: 1.15 };
 const LINEAR: AlgorithmCosts = AlgorithmCosts { turn: 1.21, step: 1.22, byte: 1.03 };
 /// How much more its bytes take for each rank beyond three. Chosen so that the ring is taken from 1 MiB on, where it is twice as fast with 16
@@ -100,9 +106,10 @@ impl WaitsAndWork {
     fn new(
         s: &Situation<'_>,
         collective: Collective,
-        algorithm: Algorithm,
+        (algorithm, protocol): (Algorithm, ProtocolId),
         own: AlgorithmFigures,
     ) -> WaitsAndWork {
+        let plain = protocol == ProtocolId::Simple;
         let n = f64::from(s.ranks());
         let around = ring_steps(collective, n);
         let edges = n * (n - 1.0);
@@ -154,10 +161,18 @@ impl WaitsAndWork {
                 WaitsAndWork { steps: n * rounds, waits: rounds, costs: &BRUCK, ..ring }
             }
             Algorithm::OneShot if collective == Collective::AllReduce => {
-                over_mesh(1.0, edges, &ONE_SHOT)
+                over_mesh(1.0, edges, if plain { &ONE_SHOT_PLAIN } else { &ONE_SHOT })
             }
-            Algorithm::OneShot => over_mesh(1.0, n - 1.0, &ONE_SHOT_PARTS),
-            Algorithm::TwoShot => over_mesh(2.0, 2.0 * (n - 1.0), &TWO_SHOT),
+            // A rank copies its block once and all others' blocks once, which by a ring it does twice.
+            Algorithm::OneShot if plain && collective == Collective::AllGather => {
+                over_mesh(1.0, n / 2.0, &GATHER_PLAIN)
+            }
+            Algorithm::OneShot => {
+                over_mesh(1.0, n - 1.0, if plain { &SCATTER_PLAIN } else { &ONE_SHOT_PARTS })
+            }
+            Algorithm::TwoShot => {
+                over_mesh(2.0, 2.0 * (n - 1.0), if plain { &TWO_SHOT_PLAIN } else { &TWO_SHOT })
+            }
             // A barrier before and behind; in between, parts of all inputs, each to all outputs.
             Algorithm::Direct | Algorithm::Nvls => {
                 let all = collective == Collective::AllReduce;
@@ -210,7 +225,7 @@ pub(super) fn cost(
     let p = modelled_as(protocol);
     let at_work = f64::from(processes.min(cores));
     let load = f64::from(processes) / at_work;
-    let way = WaitsAndWork::new(s, collective, algorithm, own);
+    let way = WaitsAndWork::new(s, collective, (algorithm, protocol), own);
     // Nobody is waited for who has a core of his own.
     let costs = way.costs;
     let waits = way.waits * costs.turn * (load - 1.0).min(1.0);

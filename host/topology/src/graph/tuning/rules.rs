@@ -121,8 +121,6 @@ pub(super) fn impossible(
             if collective == Collective::Barrier {
                 return Some("a barrier has no buffers of the caller's".to_owned());
             }
-        } else if protocol == ProtocolId::Simple {
-            return Some(format!("{algorithm} is for lines with flags, LL and LL128"));
         }
     }
     let none = || Some("there is no network that reduces".to_owned());
@@ -203,6 +201,14 @@ pub(super) fn forbidden(
     }
     let unnamed =
         |what: &str| Some(format!("the model has no figures of it, and {what} does not name it"));
+    let plain_over_mesh = matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot)
+        && protocol == ProtocolId::Simple;
+    if plain_over_mesh
+        && matches!(s.devices(), Devices::Gpus(_))
+        && !settings.algorithms.names(collective)
+    {
+        return unnamed("NCCL_ALGO");
+    }
     if !settings.own.knows_algorithm(algorithm) && !settings.algorithms.names(collective) {
         return unnamed("NCCL_ALGO");
     }

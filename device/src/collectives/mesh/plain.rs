@@ -1,0 +1,247 @@
+//! Plain data over the mesh: Simple. A slot of a step is a tail, and the data behind it.
+//!
+//! ```text
+//! sender     data into the slot | barrier | the tail, with release
+//! receiver   the tails of all others, with acquire | barrier | the data of all
+//! ```
+//!
+//! Nothing is looked at line by line, so on CPU devices whole buffers are copied and combined by vector code, and memory of another
+//! core comes as fast as it can be asked for.
+
+use super::{Blocks, Mesh, MeshProtocol, MeshSide};
+use crate::abi::{MESH_TAIL_BYTES, WaitKind};
+use crate::element::Element;
+use crate::gpu::{self, PACK_BYTES, UNALIGNED_PACKS};
+use crate::orders;
+use crate::peers::{Among, Combined, Inputs, Peers};
+use crate::prims::{Rules, Simple};
+use crate::reduce::{Reducer, Reduction};
+
+impl<L: Rules> MeshProtocol for Simple<L> {
+    const BUFFER: usize = 2;
+
+    #[inline(always)]
+    fn mesh_capacity(slot_bytes: usize) -> usize {
+        slot_bytes - MESH_TAIL_BYTES
+    }
+
+    #[inline(always)]
+    unsafe fn spread<T: Element, R: Reduction>(
+        mesh: &mut Mesh<T, R, Self>,
+        step: u64,
+        input: *const T,
+        n: usize,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            mesh.write_to_all::<true>(step, input, n);
+            mesh.publish::<true>(step);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scatter<T: Element, R: Reduction>(
+        mesh: &mut Mesh<T, R, Self>,
+        step: u64,
+        input: Blocks<*const T>,
+        n: impl Fn(usize) -> usize,
+        _: usize,
+    ) {
+        let at = mesh.slot(step) + MESH_TAIL_BYTES;
+        for by in 0..mesh.nranks() - 1 {
+            let peer = mesh.side.behind(by);
+            let data = input.first.wrapping_add(peer * input.stride);
+            // SAFETY: the caller's; the block fits the slot, which has been read.
+            unsafe {
+                let to = mesh.side.to(by, at).cast();
+                copy::<T, R, true>(&mesh.side, &mesh.reducer, (data, to), n(peer));
+            }
+        }
+        // SAFETY: all lanes have written the blocks.
+        unsafe { mesh.publish::<false>(step) }
+    }
+
+    #[inline(always)]
+    unsafe fn reduce<T: Element, R: Reduction, const ALL: bool, const SEND: bool>(
+        mesh: &mut Mesh<T, R, Self>,
+        step: u64,
+        (input, output): (*const T, *mut T),
+        n: usize,
+        _: usize,
+    ) {
+        // SAFETY: the caller's; when all others have published the step, the data is in the slots.
+        unsafe {
+            if !mesh.wait_for_all::<ALL>(step) {
+                return;
+            }
+            let at = mesh.slot(step) + MESH_TAIL_BYTES;
+            let (side, reducer) = (&mesh.side, mesh.reducer);
+            let from = InSlots::<ALL> { side, at };
+            let to = Peers(core::ptr::null());
+            let combined =
+                Combined::<T, R, MeshSide, false, _> { side, reducer, from, to, input, output };
+            combined.run(n);
+            if SEND {
+                // Other lanes send what these have stored.
+                if !mesh.barrier() {
+                    return;
+                }
+                mesh.write_to_all::<false>(step + 1, output, n);
+                mesh.publish::<true>(step + 1);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn gather<T: Element, R: Reduction, const ALL: bool>(
+        mesh: &mut Mesh<T, R, Self>,
+        step: u64,
+        output: Blocks<*mut T>,
+        n: impl Fn(usize) -> usize,
+        _: usize,
+    ) {
+        // SAFETY: the caller's; when all others have published the step, the data is in the slots.
+        unsafe {
+            if !mesh.wait_for_all::<ALL>(step) {
+                return;
+            }
+            let at = mesh.slot(step) + MESH_TAIL_BYTES;
+            for by in 0..mesh.nranks() - 1 {
+                let peer = mesh.side.behind(by);
+                let from = mesh.side.of::<ALL>(peer, at).cast::<T>().cast_const();
+                let to = output.first.wrapping_add(peer * output.stride);
+                copy::<T, R, false>(&mesh.side, &mesh.reducer, (from, to), n(peer));
+            }
+        }
+    }
+}
+
+impl<T: Element, R: Reduction, L: Rules> Mesh<T, R, Simple<L>> {
+    /// Writes `n` elements into the slots of a step that all others read, with `PREPARE` as the reduction takes them.
+    ///
+    /// # Safety
+    /// All lanes call it with equal arguments; the elements are readable and fit a slot, which has been read.
+    #[inline(always)]
+    unsafe fn write_to_all<const PREPARE: bool>(&self, step: u64, input: *const T, n: usize) {
+        let at = self.slot(step) + MESH_TAIL_BYTES;
+        // SAFETY: the caller's.
+        self.side.for_all((0, 1), at, |to| unsafe {
+            copy::<T, R, PREPARE>(&self.side, &self.reducer, (input, to.cast()), n);
+        });
+    }
+
+    /// Says that this rank's slots of a step have their data: those for all, or those for each.
+    ///
+    /// # Safety
+    /// All lanes call it when they have written their part.
+    #[inline(always)]
+    unsafe fn publish<const ALL: bool>(&mut self, step: u64) {
+        if !self.barrier() {
+            return;
+        }
+        let (at, lanes) = (self.slot(step), (self.side.cx.tid(), self.side.cx.lanes()));
+        // SAFETY: the tail is in the mesh, and this rank's; the barrier has ordered the lanes' data before it.
+        let tell = |tail: *mut u8| unsafe {
+            gpu::release(orders::MESH_TAIL, tail.cast(), step + 1);
+        };
+        if ALL {
+            self.side.for_all(lanes, at, tell);
+        } else {
+            let mut by = lanes.0;
+            while by + 1 < self.nranks() {
+                tell(self.side.to(by, at));
+                by += lanes.1;
+            }
+        }
+    }
+
+    /// Waits until all others have published a step; whether the call goes on.
+    ///
+    /// # Safety
+    /// All lanes call it. `ALL` is as they have published it.
+    #[inline(always)]
+    unsafe fn wait_for_all<const ALL: bool>(&mut self, step: u64) -> bool {
+        let at = self.slot(step);
+        self.side.for_others(|side, by| {
+            let rank = side.behind(by);
+            let tail: *const u64 = side.of::<ALL>(rank, at).cast();
+            // SAFETY: the tail is in the mesh.
+            let there = || unsafe { gpu::acquire(orders::MESH_TAIL, tail) } > step;
+            side.wait(rank, WaitKind::Tail, step, there);
+        });
+        self.barrier()
+    }
+}
+
+/// What all ranks have in their slots of a step, `at` bytes behind the addresses of the mesh's tables; of this rank its own input.
+#[derive(Clone, Copy)]
+struct InSlots<'s, const ALL: bool> {
+    side: &'s MeshSide,
+    at: usize,
+}
+
+impl<const ALL: bool> Inputs for InSlots<'_, ALL> {
+    #[inline(always)]
+    unsafe fn input_of<T>(self, rank: usize, own: *const T) -> *const T {
+        if rank == self.side.rank { own } else { self.side.of::<ALL>(rank, self.at).cast() }
+    }
+
+    /// Slots are aligned to packs.
+    #[inline(always)]
+    unsafe fn bits(self) -> usize {
+        0
+    }
+
+    #[inline(always)]
+    fn is_prepared(self, rank: usize) -> bool {
+        rank != self.side.rank
+    }
+}
+
+/// Copies `n` elements, with `PREPARE` as the reduction takes them. The block's lanes share them.
+///
+/// # Safety
+/// All lanes call it with equal arguments; the elements are readable and writable, and nobody else touches them.
+#[inline(always)]
+unsafe fn copy<T: Element, R: Reduction, const PREPARE: bool>(
+    side: &MeshSide,
+    reducer: &Reducer<T, R>,
+    (from, to): (*const T, *mut T),
+    n: usize,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        if gpu::whole_buffers() {
+            if PREPARE && reducer.multiplies() {
+                reducer.pre_buffer(to, from, n);
+            } else {
+                gpu::mem_copy(to, from, n);
+            }
+            return;
+        }
+        let (tid, lanes) = side.lanes();
+        let mut done = 0;
+        if UNALIGNED_PACKS || (from.addr() | to.addr()).is_multiple_of(PACK_BYTES) {
+            let packs = n * size_of::<T>() / PACK_BYTES;
+            let mut at = tid;
+            while at < packs {
+                let mut pack = gpu::ld_data(from.cast::<[u64; PACK_BYTES / 8]>().add(at));
+                if PREPARE {
+                    reducer.pre_words(&mut pack);
+                }
+                gpu::st_data(to.cast::<[u64; PACK_BYTES / 8]>().add(at), pack, size_of::<T>());
+                at += lanes;
+            }
+            done = packs * (PACK_BYTES / size_of::<T>());
+        }
+        let mut at = done + tid;
+        while at < n {
+            let mut value = [gpu::ld_data(from.add(at)).to_unit()];
+            if PREPARE {
+                value = reducer.pre(value);
+            }
+            gpu::st_data(to.add(at), T::of_unit(value[0]), size_of::<T>());
+            at += lanes;
+        }
+    }
+}
