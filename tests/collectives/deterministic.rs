@@ -102,8 +102,8 @@ impl Ranks {
 fn over_the_mesh_too() {
     for n in [2, 3, 6, 11] {
         for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
-            for protocol in [ProtocolId::Ll, ProtocolId::Ll128] {
-                let way = (Some(algorithm), Some(protocol));
+            for protocol in ProtocolId::ALL {
+                let way = (Some(algorithm), Some(*protocol));
                 let ranks = ranks_by(&Device::cpu(), n, way, Some(2));
                 for count in [1, 37, 5000] {
                     ranks.all_calls(count);

@@ -14,32 +14,32 @@ use crate::random::Random;
 
 const SEEDS: u64 = 2000;
 
-/// What may be tried: a call, the algorithm that it is made by, and whether Simple has it.
-const CALLS: &[(Collective, Algorithm, bool)] = &[
-    (Collective::AllReduce, Algorithm::Ring, true),
-    (Collective::AllReduce, Algorithm::Tree, true),
-    (Collective::AllReduce, Algorithm::Chain, true),
-    (Collective::AllReduce, Algorithm::Doubling, true),
-    (Collective::AllReduce, Algorithm::OneShot, false),
-    (Collective::AllReduce, Algorithm::TwoShot, false),
-    (Collective::AllReduce, Algorithm::Direct, true),
-    (Collective::Broadcast, Algorithm::Ring, true),
-    (Collective::Broadcast, Algorithm::Tree, true),
-    (Collective::Broadcast, Algorithm::Linear, true),
-    (Collective::AllGather, Algorithm::Ring, true),
-    (Collective::AllGather, Algorithm::Linear, true),
-    (Collective::AllGather, Algorithm::OneShot, false),
-    (Collective::AllGather, Algorithm::Bruck, true),
-    (Collective::ReduceScatter, Algorithm::Ring, true),
-    (Collective::ReduceScatter, Algorithm::Linear, true),
-    (Collective::ReduceScatter, Algorithm::OneShot, false),
-    (Collective::ReduceScatter, Algorithm::Bruck, true),
-    (Collective::AllGather, Algorithm::Direct, true),
-    (Collective::AllGather, Algorithm::Nvls, true),
-    (Collective::ReduceScatter, Algorithm::Direct, true),
-    (Collective::AllToAll, Algorithm::Direct, true),
-    (Collective::AllToAll, Algorithm::OneShot, false),
-    (Collective::AllToAll, Algorithm::Linear, true),
+/// What may be tried: a call, and the algorithm that it is made by.
+const CALLS: &[(Collective, Algorithm)] = &[
+    (Collective::AllReduce, Algorithm::Ring),
+    (Collective::AllReduce, Algorithm::Tree),
+    (Collective::AllReduce, Algorithm::Chain),
+    (Collective::AllReduce, Algorithm::Doubling),
+    (Collective::AllReduce, Algorithm::OneShot),
+    (Collective::AllReduce, Algorithm::TwoShot),
+    (Collective::AllReduce, Algorithm::Direct),
+    (Collective::Broadcast, Algorithm::Ring),
+    (Collective::Broadcast, Algorithm::Tree),
+    (Collective::Broadcast, Algorithm::Linear),
+    (Collective::AllGather, Algorithm::Ring),
+    (Collective::AllGather, Algorithm::Linear),
+    (Collective::AllGather, Algorithm::OneShot),
+    (Collective::AllGather, Algorithm::Bruck),
+    (Collective::ReduceScatter, Algorithm::Ring),
+    (Collective::ReduceScatter, Algorithm::Linear),
+    (Collective::ReduceScatter, Algorithm::OneShot),
+    (Collective::ReduceScatter, Algorithm::Bruck),
+    (Collective::AllGather, Algorithm::Direct),
+    (Collective::AllGather, Algorithm::Nvls),
+    (Collective::ReduceScatter, Algorithm::Direct),
+    (Collective::AllToAll, Algorithm::Direct),
+    (Collective::AllToAll, Algorithm::OneShot),
+    (Collective::AllToAll, Algorithm::Linear),
 ];
 
 /// The argument that one rank has other than the rest.
@@ -53,13 +53,10 @@ enum Differs {
 fn run(seed: u64) -> Result<usize, String> {
     let random = &mut Random(seed);
     let device = Device::new(Arc::new(CpuRuntime::seeded(Adversity::new(seed))));
-    let (call, algorithm, simple) = CALLS[random.below(CALLS.len())];
+    let (call, algorithm) = CALLS[random.below(CALLS.len())];
     let mut config = CommConfig::default();
     config.algorithm = Some(algorithm);
     config.protocol = Some(ProtocolId::ALL[random.below(3)]);
-    if !simple && config.protocol == Some(ProtocolId::Simple) {
-        config.protocol = Some(ProtocolId::Ll);
-    }
     if algorithm.is_on_windows() {
         config.protocol = Some(ProtocolId::Simple);
     }

@@ -47,7 +47,8 @@ fn bytes_move_at_every_alignment() {
     let seed = std::env::var("FERROCCL_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(7);
     let random = &mut Random(seed);
     let ways = ProtocolId::ALL.iter().map(|p| (Algorithm::Ring, *p));
-    for (algorithm, protocol) in ways.chain([(Algorithm::OneShot, ProtocolId::Ll)]) {
+    let mesh = [ProtocolId::Ll, ProtocolId::Simple].map(|p| (Algorithm::OneShot, p));
+    for (algorithm, protocol) in ways.chain(mesh) {
         let unit = if protocol == ProtocolId::Ll128 { Unit::Line } else { Unit::Eight };
         let options = Options { checks: Some(checks(unit)), ..Options::seeded(seed) };
         let runtime = PtxRuntime::lockstep(options).with_threads(64).unwrap();

@@ -51,7 +51,7 @@ impl KernelCode for AllGatherBruck {
             let own = input::<T>(&cx).wrapping_add(start);
             let place = to.wrapping_add(r as usize * stride(&cx) + start);
             if !ptr::eq(own, place) {
-                local_copy::<T, R, false>(&cx, own, place, count);
+                local_copy::<T, R, true, false>(&cx, own, place, count);
                 gpu::sync_threads();
             }
             let mut d = 1;

@@ -76,7 +76,7 @@ impl KernelCode for BroadcastLinear {
                     at += n;
                 }
                 if !ptr::eq(from, to) {
-                    local_copy::<T, R, false>(&cx, from, to, count);
+                    local_copy::<T, R, true, false>(&cx, from, to, count);
                 }
             } else {
                 if ring.block(1) as u32 != root {
@@ -175,7 +175,7 @@ unsafe fn exchange<T: Element, R: Reduction, P: Protocol, const EACH: bool>(mut 
         let to = first.wrapping_add(cx.rank() as usize * stride(&cx));
         let from = for_rank(&cx, cx.rank());
         if !ptr::eq(from, to) {
-            local_copy::<T, R, false>(&cx, from, to, count);
+            local_copy::<T, R, true, false>(&cx, from, to, count);
         }
     }
     gpu::sync_threads();

@@ -323,7 +323,7 @@ impl<T: Element, R: Reduction, P: MeshProtocol> Mesh<T, R, P> {
     pub(super) unsafe fn keep(&self, from: *const T, to: *mut T, n: usize) {
         if !core::ptr::eq(from, to) {
             // SAFETY: the caller's; no barrier is needed, as nobody reads what is written.
-            unsafe { super::local_copy::<T, R, true>(&self.side.cx, from, to, n) }
+            unsafe { super::local_copy::<T, R, true, true>(&self.side.cx, from, to, n) }
         }
     }
 

@@ -264,21 +264,21 @@ fn stride(cx: &KernelContext) -> usize {
     cx.args().count() as usize
 }
 
-/// A step within the rank: `to = own`, scaled if that is what the reduction does. `LAST`: it is the final value.
+/// A copy of `n` elements. `OWN`: they are this rank's own values, scaled if that is what the reduction does. `LAST`: it is the final value.
 ///
 /// # Safety
-/// All lanes call it. The buffers hold `n` elements, and nobody else touches them; `to` may be `own`. A barrier lies
+/// All lanes call it. The buffers hold `n` elements, and nobody else touches them; `to` may be `from`. A barrier lies
 /// before and behind it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-unsafe fn local_copy<T: Element, R: Reduction, const LAST: bool>(
+unsafe fn local_copy<T: Element, R: Reduction, const OWN: bool, const LAST: bool>(
     cx: &KernelContext,
-    own: *const T,
+    from: *const T,
     to: *mut T,
     n: usize,
 ) {
     // SAFETY: the caller's.
-    unsafe { local_reduce_copy::<T, R, 1, true, LAST>(cx, [own; MAX_ENDS], to, n) }
+    unsafe { local_reduce_copy::<T, R, 1, OWN, LAST>(cx, [from; MAX_ENDS], to, n) }
 }
 
 /// # Safety
@@ -324,6 +324,6 @@ fn single_rank<T: Element, R: Reduction>(cx: &KernelContext) {
         let start = part.offset as usize;
         let own = input::<T>(cx).wrapping_add(start);
         let to = output::<T>(cx).wrapping_add(start);
-        local_copy::<T, R, true>(cx, own, to, part.count as usize);
+        local_copy::<T, R, true, true>(cx, own, to, part.count as usize);
     }
 }

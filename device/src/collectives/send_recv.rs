@@ -195,7 +195,7 @@ fn copy<T: Element, R: Reduction>(cx: &KernelContext, transfer: Entry) {
     let (from, to) = (field!(transfer, from) as *const T, field!(transfer, address) as *mut T);
     let bytes = field!(transfer, bytes) as usize;
     // SAFETY: both hold the transfer's bytes.
-    unsafe { local_copy::<T, R, false>(cx, from, to, bytes) }
+    unsafe { local_copy::<T, R, true, false>(cx, from, to, bytes) }
     gpu::sync_threads();
     transfer.set_state(cx, TransferState::Done);
 }

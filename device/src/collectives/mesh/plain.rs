@@ -10,12 +10,13 @@
 
 use super::{Blocks, Mesh, MeshProtocol, MeshSide};
 use crate::abi::{MESH_TAIL_BYTES, WaitKind};
+use crate::collectives::local_copy;
 use crate::element::Element;
-use crate::gpu::{self, PACK_BYTES, UNALIGNED_PACKS};
+use crate::gpu;
 use crate::orders;
 use crate::peers::{Among, Combined, Inputs, Peers};
 use crate::prims::{Rules, Simple};
-use crate::reduce::{Reducer, Reduction};
+use crate::reduce::Reduction;
 
 impl<L: Rules> MeshProtocol for Simple<L> {
     const BUFFER: usize = 2;
@@ -54,7 +55,7 @@ impl<L: Rules> MeshProtocol for Simple<L> {
             // SAFETY: the caller's; the block fits the slot, which has been read.
             unsafe {
                 let to = mesh.side.to(by, at).cast();
-                copy::<T, R, true>(&mesh.side, &mesh.reducer, (data, to), n(peer));
+                local_copy::<T, R, true, false>(&mesh.side.cx, data, to, n(peer));
             }
         }
         // SAFETY: all lanes have written the blocks.
@@ -110,23 +111,23 @@ impl<L: Rules> MeshProtocol for Simple<L> {
                 let peer = mesh.side.behind(by);
                 let from = mesh.side.of::<ALL>(peer, at).cast::<T>().cast_const();
                 let to = output.first.wrapping_add(peer * output.stride);
-                copy::<T, R, false>(&mesh.side, &mesh.reducer, (from, to), n(peer));
+                local_copy::<T, R, false, false>(&mesh.side.cx, from, to, n(peer));
             }
         }
     }
 }
 
 impl<T: Element, R: Reduction, L: Rules> Mesh<T, R, Simple<L>> {
-    /// Writes `n` elements into the slots of a step that all others read, with `PREPARE` as the reduction takes them.
+    /// Writes `n` elements into the slots of a step that all others read, with `OWN` scaled if that is what the reduction does.
     ///
     /// # Safety
     /// All lanes call it with equal arguments; the elements are readable and fit a slot, which has been read.
     #[inline(always)]
-    unsafe fn write_to_all<const PREPARE: bool>(&self, step: u64, input: *const T, n: usize) {
+    unsafe fn write_to_all<const OWN: bool>(&self, step: u64, input: *const T, n: usize) {
         let at = self.slot(step) + MESH_TAIL_BYTES;
         // SAFETY: the caller's.
         self.side.for_all((0, 1), at, |to| unsafe {
-            copy::<T, R, PREPARE>(&self.side, &self.reducer, (input, to.cast()), n);
+            local_copy::<T, R, OWN, false>(&self.side.cx, input, to.cast(), n);
         });
     }
 
@@ -195,53 +196,5 @@ impl<const ALL: bool> Inputs for InSlots<'_, ALL> {
     #[inline(always)]
     fn is_prepared(self, rank: usize) -> bool {
         rank != self.side.rank
-    }
-}
-
-/// Copies `n` elements, with `PREPARE` as the reduction takes them. The block's lanes share them.
-///
-/// # Safety
-/// All lanes call it with equal arguments; the elements are readable and writable, and nobody else touches them.
-#[inline(always)]
-unsafe fn copy<T: Element, R: Reduction, const PREPARE: bool>(
-    side: &MeshSide,
-    reducer: &Reducer<T, R>,
-    (from, to): (*const T, *mut T),
-    n: usize,
-) {
-    // SAFETY: the caller's.
-    unsafe {
-        if gpu::whole_buffers() {
-            if PREPARE && reducer.multiplies() {
-                reducer.pre_buffer(to, from, n);
-            } else {
-                gpu::mem_copy(to, from, n);
-            }
-            return;
-        }
-        let (tid, lanes) = side.lanes();
-        let mut done = 0;
-        if UNALIGNED_PACKS || (from.addr() | to.addr()).is_multiple_of(PACK_BYTES) {
-            let packs = n * size_of::<T>() / PACK_BYTES;
-            let mut at = tid;
-            while at < packs {
-                let mut pack = gpu::ld_data(from.cast::<[u64; PACK_BYTES / 8]>().add(at));
-                if PREPARE {
-                    reducer.pre_words(&mut pack);
-                }
-                gpu::st_data(to.cast::<[u64; PACK_BYTES / 8]>().add(at), pack, size_of::<T>());
-                at += lanes;
-            }
-            done = packs * (PACK_BYTES / size_of::<T>());
-        }
-        let mut at = done + tid;
-        while at < n {
-            let mut value = [gpu::ld_data(from.add(at)).to_unit()];
-            if PREPARE {
-                value = reducer.pre(value);
-            }
-            gpu::st_data(to.add(at), T::of_unit(value[0]), size_of::<T>());
-            at += lanes;
-        }
     }
 }
