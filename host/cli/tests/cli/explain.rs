@@ -15,7 +15,7 @@ fn one_size_in_full() {
     let shown = text(&out.stdout);
     assert!(out.status.success(), "{}", text(&out.stderr));
     assert!(shown.starts_with("# all_reduce: 4 ranks on 1 host, this machine, "), "{shown}");
-    assert!(shown.contains("# 8: Chain with LL, 1 channel of 1 thread, "), "{shown}");
+    assert!(shown.contains("# 8: OneShot with Simple, 1 channel of 1 thread, "), "{shown}");
     assert!(shown.contains("times slower") && shown.contains("there is no network that reduces"));
     // Eleven algorithms do all-reduces, in three protocols each.
     assert_eq!(shown.lines().filter(|line| !line.starts_with('#')).count(), 33, "{shown}");

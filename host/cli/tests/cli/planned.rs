@@ -55,7 +55,14 @@ fn a_row_says_what_the_log_says_that_ran() {
             ["Direct", "Simple"],
         ),
         ("alltoall", "-g 3 -R 2", Some(("NCCL_ALGO", "ring")), "sendrecv", ["p2p", ""]),
-        ("alltoall", "-g 3 -b 96 -e 96", None, "all_to_all_one_shot_ll", ["OneShot", "LL"]),
+        ("alltoall", "-g 3 -b 96 -e 96", None, "all_to_all_one_shot_simple", ["OneShot", "Simple"]),
+        (
+            "alltoall",
+            "-g 3 -b 96 -e 96 --proto ll",
+            None,
+            "all_to_all_one_shot_ll",
+            ["OneShot", "LL"],
+        ),
         ("alltoall", "-g 3 -b 96K -e 96K", None, "all_to_all_linear_simple", ["Linear", "Simple"]),
         ("alltoall", "-g 3 -b 96M -e 96M", None, "sendrecv", ["p2p", ""]),
         (
@@ -74,7 +81,7 @@ fn a_row_says_what_the_log_says_that_ran() {
         ),
         (
             "alltoall",
-            "-g 3 -b 512 -e 512 --proto simple",
+            "-g 3 -b 96K -e 96K --proto simple",
             None,
             "all_to_all_linear",
             ["Linear", "Simple"],
