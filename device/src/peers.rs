@@ -50,7 +50,7 @@ pub(crate) trait Inputs: Copy {
     /// `rank` is one of the ranks.
     unsafe fn input_of<T>(self, rank: usize, own: *const T) -> *const T;
 
-    /// How the others' are aligned to this rank's, in bits that are not 0 in a difference of theirs.
+    /// How the others' are aligned to this rank's.
     ///
     /// # Safety
     /// As [`Peers::of`].
