@@ -113,14 +113,12 @@ pub(super) fn impossible(
         let why = "ranks do not all reach each other's memory, or memory of one host";
         return Some(why.to_owned());
     }
-    if algorithm.is_over_mesh() {
-        if algorithm.is_on_windows() {
-            if protocol != ProtocolId::Simple {
-                return Some(format!("{algorithm} moves plain data, as Simple does"));
-            }
-            if collective == Collective::Barrier {
-                return Some("a barrier has no buffers of the caller's".to_owned());
-            }
+    if algorithm.is_on_windows() {
+        if protocol != ProtocolId::Simple {
+            return Some(format!("{algorithm} moves plain data, as Simple does"));
+        }
+        if collective == Collective::Barrier {
+            return Some("a barrier has no buffers of the caller's".to_owned());
         }
     }
     let none = || Some("there is no network that reduces".to_owned());
