@@ -126,8 +126,13 @@ impl Root {
             for arrival in arrivals {
                 self.admit(arrival);
             }
-            if self.world_size == u32::try_from(self.waiting.len()).ok() {
-                return self.complete().map(|()| true);
+            if self.is_complete() {
+                // Who said that it is there may have left before it was heard.
+                let ranks: Vec<u32> = self.waiting.keys().copied().collect();
+                ranks.into_iter().for_each(|rank| self.heard(rank));
+                if self.is_complete() {
+                    return self.complete().map(|()| true);
+                }
             }
             if self.abandoned.is_some_and(|until| until <= Instant::now()) {
                 return Ok(false);
@@ -139,7 +144,11 @@ impl Root {
         }
     }
 
-    /// A waiting rank's connection moved: a rank that waits says nothing, so it is gone or confused.
+    fn is_complete(&self) -> bool {
+        self.world_size == u32::try_from(self.waiting.len()).ok()
+    }
+
+    /// Looks whether a waiting rank is still there: it says nothing, so if its connection has anything it is gone or confused.
     fn heard(&mut self, rank: u32) {
         let Some(waiting) = self.waiting.get_mut(&rank) else { return };
         let reason = match waiting.link.read_some() {
@@ -161,6 +170,8 @@ impl Root {
         let Message::Hello { rank, world_size, wait_ms, listener } = message else {
             return self.acceptor.refuse(&mut link, Refusal::NotExpected);
         };
+        // Its place is free if who had it has left by now.
+        self.heard(rank);
         let ours = self.world_size.unwrap_or(world_size);
         let refusal = if rank >= world_size || world_size > MAX_RANKS {
             Refusal::RankOutOfRange { rank, world_size }
