@@ -127,12 +127,7 @@ impl Root {
                 self.admit(arrival);
             }
             if self.is_complete() {
-                // Who said that it is there may have left before it was heard.
-                let ranks: Vec<u32> = self.waiting.keys().copied().collect();
-                ranks.into_iter().for_each(|rank| self.heard(rank));
-                if self.is_complete() {
-                    return self.complete().map(|()| true);
-                }
+                return self.complete().map(|()| true);
             }
             if self.abandoned.is_some_and(|until| until <= Instant::now()) {
                 return Ok(false);
@@ -144,8 +139,14 @@ impl Root {
         }
     }
 
-    fn is_complete(&self) -> bool {
-        self.world_size == u32::try_from(self.waiting.len()).ok()
+    /// Whether all ranks are there. Who said so may have left before it was heard.
+    fn is_complete(&mut self) -> bool {
+        let all_came = |root: &Self| root.world_size == u32::try_from(root.waiting.len()).ok();
+        if all_came(self) {
+            let ranks: Vec<u32> = self.waiting.keys().copied().collect();
+            ranks.into_iter().for_each(|rank| self.heard(rank));
+        }
+        all_came(self)
     }
 
     /// Looks whether a waiting rank is still there: it says nothing, so if its connection has anything it is gone or confused.
@@ -240,6 +241,7 @@ mod tests {
     use ferroccl_handshake::wire::REJECT;
 
     use crate::acceptor::listen;
+    use crate::link::tests::ends;
 
     fn key() -> Key {
         Key::derive(&[1; 32], "test", &[0; 16])
@@ -279,6 +281,33 @@ mod tests {
         }
         drop(root);
         assert!(TcpStream::connect(address).is_err(), "the port is free");
+    }
+
+    #[test]
+    fn who_left_before_it_was_heard_keeps_no_place_and_completes_no_group() {
+        let listener = listen(([127, 0, 0, 1], 0).into()).unwrap();
+        let patience = Duration::from_secs(30);
+        let acceptor = MemberAcceptor::new(listener, key(), patience, "root".to_owned());
+        let mut root =
+            Root { acceptor, world_size: None, waiting: BTreeMap::new(), abandoned: None };
+        let listener = SocketAddr::from(([127, 0, 0, 1], 9));
+        let come = |root: &mut Root, rank, stays: bool| {
+            let (theirs, link) = ends();
+            let (address, theirs) = (link.address, stays.then_some(theirs));
+            let message = Message::Hello { rank, world_size: 2, wait_ms: 60_000, listener };
+            root.admit(Arrival { link, message });
+            (address, theirs)
+        };
+        let _zero = come(&mut root, 0, true);
+        come(&mut root, 1, false);
+        assert!(!root.is_complete(), "rank 1 has left");
+        come(&mut root, 1, false);
+        let (address, _one) = come(&mut root, 1, true);
+        assert_eq!(root.waiting[&1].link.address, address);
+        assert!(root.is_complete());
+        // Who is there keeps its place.
+        come(&mut root, 1, true);
+        assert_eq!(root.waiting[&1].link.address, address);
     }
 
     #[test]
