@@ -12,7 +12,7 @@ use super::collnet_heads::CollnetHeads;
 use super::control::{ControlBlock, GroupParams};
 use super::device_memory::MemoryFor;
 use super::init_params::TuningParams;
-use super::mesh::Mesh;
+use super::mesh::MeshTables;
 use super::net::NetConnections;
 use super::nodes::Nodes;
 use super::preload::{self, Preloaded};
@@ -98,7 +98,8 @@ impl CommBuilder<'_> {
         groups.extend(nodes.ring_of_leaders().map(|ring| vec![ring]));
         let control = ControlBlock::new(params, shape, &groups, (runtime, self.memory))?;
         let of_mesh = (self.rank, first, self.tuning.deterministic);
-        let mesh = Mesh::new(of_mesh, &edges, &self.layout, channels, (runtime, self.memory))?;
+        let mesh =
+            MeshTables::new(of_mesh, &edges, &self.layout, channels, (runtime, self.memory))?;
         let may = (mesh.is_some(), self.env.win_enable, self.env.nvls_enable != 0);
         let windows = Windows::new(self.rank, peers, self.allowed(), may);
         let trees = Trees::new(self.rank, self.channels, &nodes, self.graphs);

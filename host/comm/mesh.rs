@@ -16,7 +16,7 @@ use crate::transport::{self, AllowedTransports, PeerInfo};
 
 /// The tables of the mesh, of all channels.
 #[derive(Debug)]
-pub(super) struct Mesh {
+pub(super) struct MeshTables {
     tables: Arc<dyn Memory>,
     /// Bytes from one channel's to the next.
     stride: usize,
@@ -41,7 +41,7 @@ pub(super) fn possible(peers: &[PeerInfo], allowed: AllowedTransports<'_>) -> Re
     Ok(!remote)
 }
 
-impl Mesh {
+impl MeshTables {
     /// The mesh of a rank, from its edges with all peers; `None` where there is none.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl Mesh {
         let tables = memory.counted(MemoryFor::Calls, runtime.allocate(image.len())?);
         // SAFETY: the memory is the runtime's, and new.
         unsafe { runtime.write(&tables, 0, &image)? };
-        Ok(Some(Mesh { tables, stride, in_rank_order }))
+        Ok(Some(MeshTables { tables, stride, in_rank_order }))
     }
 
     /// Address of channel 0's links, and bytes from one channel's to the next.

@@ -11,7 +11,7 @@ use super::control::ControlBlock;
 use super::device_memory::MemoryCount;
 use super::grow::Growth;
 use super::last_choices::{ChosenPlan, LastChoices};
-use super::mesh::Mesh;
+use super::mesh::MeshTables;
 use super::net::NetConnections;
 use super::nodes::Nodes;
 use super::out_of_band::OutOfBand;
@@ -62,7 +62,7 @@ pub(super) struct CommState {
     pub nodes: Nodes,
     pub trees: Trees,
     /// The mesh, where all ranks reach each other's memory.
-    pub mesh: Option<Mesh>,
+    pub mesh: Option<MeshTables>,
     /// The buffers that are registered.
     pub windows: Windows,
     /// The connections with ranks on other hosts.

@@ -92,7 +92,7 @@ pub trait MeshCode {
 /// How values go over the mesh: as lines with flags, in every [`LineFormat`](crate::prims::LineFormat), or as plain data behind a tail,
 /// in [`Simple`](crate::prims::Simple).
 pub trait MeshProtocol: Protocol {
-    /// Which of [`MeshLinks::slot_bytes`](crate::abi::MeshLinks::slot_bytes) is its.
+    /// The protocol's place in [`MeshLinks::slot_bytes`](crate::abi::MeshLinks::slot_bytes).
     const BUFFER: usize;
 
     /// Bytes of data that a slot carries.
@@ -116,7 +116,7 @@ pub trait MeshProtocol: Protocol {
     unsafe fn scatter<T: Element, R: Reduction>(
         mesh: &mut Mesh<T, R, Self>,
         step: u64,
-        input: Blocks<*const T>,
+        input: RankBlocks<*const T>,
         n: impl Fn(usize) -> usize,
         most: usize,
     );
@@ -140,7 +140,7 @@ pub trait MeshProtocol: Protocol {
     unsafe fn gather<T: Element, R: Reduction, const ALL: bool>(
         mesh: &mut Mesh<T, R, Self>,
         step: u64,
-        output: Blocks<*mut T>,
+        output: RankBlocks<*mut T>,
         n: impl Fn(usize) -> usize,
         most: usize,
     );
@@ -158,7 +158,7 @@ pub struct Mesh<T: Element, R: Reduction, P: MeshProtocol> {
 
 /// Blocks of elements, one for each rank: rank `i`'s begins `i * stride` elements behind `first`.
 #[derive(Clone, Copy, Debug)]
-pub struct Blocks<P> {
+pub struct RankBlocks<P> {
     /// Where rank 0's begins.
     pub first: P,
     /// Elements from one to the next.
@@ -272,7 +272,7 @@ impl<T: Element, R: Reduction, P: MeshProtocol> Mesh<T, R, P> {
     pub(super) unsafe fn scatter(
         &mut self,
         step: u64,
-        input: Blocks<*const T>,
+        input: RankBlocks<*const T>,
         n: impl Fn(usize) -> usize,
         most: usize,
     ) {
@@ -307,7 +307,7 @@ impl<T: Element, R: Reduction, P: MeshProtocol> Mesh<T, R, P> {
     pub(super) unsafe fn gather<const ALL: bool>(
         &mut self,
         step: u64,
-        output: Blocks<*mut T>,
+        output: RankBlocks<*mut T>,
         n: impl Fn(usize) -> usize,
         most: usize,
     ) {

@@ -47,7 +47,7 @@ pub use chain::Chain;
 pub use direct::{AllGatherDirect, AllReduceDirect, DirectCode, ReduceScatterDirect};
 pub use doubling::AllReduceDoubling;
 pub use linear::{AllGatherLinear, AllToAllLinear, BroadcastLinear, ReduceScatterLinear};
-pub use mesh::{Blocks, Mesh, MeshCode, MeshProtocol, MeshSide};
+pub use mesh::{Mesh, MeshCode, MeshProtocol, MeshSide, RankBlocks};
 pub use nvls::{AllGatherNvls, AllReduceNvls, ReduceScatterNvls};
 pub use one_shot::{AllGatherOneShot, AllReduceOneShot, AllToAllOneShot, ReduceScatterOneShot};
 pub use reduce_scatter::ReduceScatterRing;

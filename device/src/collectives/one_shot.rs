@@ -12,7 +12,7 @@
 //! [`Chain`](super::Chain). NCCL's kernels of this kind are `AllReduce_AGxLL_R`, `ReduceScatter_LL` and `AllGather_LL`
 //! (`src/device/symmetric`), for memory that all ranks map.
 
-use crate::collectives::mesh::{Blocks, Chunk, Mesh, MeshCode, MeshProtocol};
+use crate::collectives::mesh::{Chunk, Mesh, MeshCode, MeshProtocol, RankBlocks};
 use crate::element::Element;
 use crate::reduce::Reduction;
 
@@ -55,7 +55,7 @@ impl MeshCode for ReduceScatterOneShot {
                 let stride = args.count() as usize;
                 // SAFETY: the caller's; the part is inside each block.
                 unsafe {
-                    mesh.scatter(step, Blocks { first: input, stride }, |_| n, n);
+                    mesh.scatter(step, RankBlocks { first: input, stride }, |_| n, n);
                     let own = input.wrapping_add(mesh.rank() * stride);
                     mesh.reduce::<false, false>(step, (own, output), n, n);
                 }
@@ -82,7 +82,7 @@ impl MeshCode for AllGatherOneShot {
                 unsafe {
                     mesh.spread(step, input, n);
                     mesh.keep(input, output.wrapping_add(mesh.rank() * stride), n);
-                    mesh.gather::<true>(step, Blocks { first: output, stride }, |_| n, n);
+                    mesh.gather::<true>(step, RankBlocks { first: output, stride }, |_| n, n);
                 }
             },
         );
@@ -106,9 +106,9 @@ impl MeshCode for AllToAllOneShot {
                 // SAFETY: the caller's; the part is inside each block.
                 unsafe {
                     let own = mesh.rank() * stride;
-                    mesh.scatter(step, Blocks { first: input, stride }, |_| n, n);
+                    mesh.scatter(step, RankBlocks { first: input, stride }, |_| n, n);
                     mesh.keep(input.wrapping_add(own), output.wrapping_add(own), n);
-                    mesh.gather::<false>(step, Blocks { first: output, stride }, |_| n, n);
+                    mesh.gather::<false>(step, RankBlocks { first: output, stride }, |_| n, n);
                 }
             },
         );

@@ -12,7 +12,7 @@
 //! all ranks map, [direct](super::direct) does the same without slots.
 
 use crate::collectives::chunks::RingChunks;
-use crate::collectives::mesh::{Blocks, Mesh, MeshCode, MeshProtocol};
+use crate::collectives::mesh::{Mesh, MeshCode, MeshProtocol, RankBlocks};
 use crate::collectives::pack;
 use crate::element::Element;
 use crate::gpu;
@@ -43,13 +43,15 @@ impl MeshCode for AllReduceTwoShot {
             unsafe {
                 if there {
                     let round = round(mesh, i);
-                    let chunks = Blocks { first: at(mesh, round.start()).0, stride: round.size() };
+                    let chunks =
+                        RankBlocks { first: at(mesh, round.start()).0, stride: round.size() };
                     let step = mesh.step();
                     mesh.scatter(step, chunks, |rank| round.chunk(rank).len(), round.size());
                 }
                 if i > 0 {
                     let round = round(mesh, i - 1);
-                    let chunks = Blocks { first: at(mesh, round.start()).1, stride: round.size() };
+                    let chunks =
+                        RankBlocks { first: at(mesh, round.start()).1, stride: round.size() };
                     let step = mesh.step() - 1;
                     mesh.gather::<true>(step, chunks, |rank| round.chunk(rank).len(), round.size());
                 }

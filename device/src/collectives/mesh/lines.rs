@@ -1,7 +1,7 @@
 //! Lines over the mesh: LL and LL128. A step's values are units of a line format, each with its flag.
 
 use super::units::{Tasks, Units};
-use super::{Blocks, Mesh, MeshProtocol};
+use super::{Mesh, MeshProtocol, RankBlocks};
 use crate::abi::{MESH_SLOTS, ProtocolId};
 use crate::element::Element;
 use crate::gpu::{self, WARP};
@@ -44,7 +44,7 @@ impl<P: LineFormat> MeshProtocol for P {
     unsafe fn scatter<T: Element, R: Reduction>(
         mesh: &mut Mesh<T, R, Self>,
         step: u64,
-        input: Blocks<*const T>,
+        input: RankBlocks<*const T>,
         n: impl Fn(usize) -> usize,
         most: usize,
     ) {
@@ -79,7 +79,7 @@ impl<P: LineFormat> MeshProtocol for P {
     unsafe fn gather<T: Element, R: Reduction, const ALL: bool>(
         mesh: &mut Mesh<T, R, Self>,
         step: u64,
-        output: Blocks<*mut T>,
+        output: RankBlocks<*mut T>,
         n: impl Fn(usize) -> usize,
         most: usize,
     ) {

@@ -8,7 +8,7 @@
 //! Nothing is looked at line by line, so on CPU devices whole buffers are copied and combined by vector code, and memory of another
 //! core comes as fast as it can be asked for.
 
-use super::{Blocks, Mesh, MeshProtocol, MeshSide};
+use super::{Mesh, MeshProtocol, MeshSide, RankBlocks};
 use crate::abi::{MESH_TAIL_BYTES, WaitKind};
 use crate::collectives::local_copy;
 use crate::element::Element;
@@ -44,7 +44,7 @@ impl<L: Rules> MeshProtocol for Simple<L> {
     unsafe fn scatter<T: Element, R: Reduction>(
         mesh: &mut Mesh<T, R, Self>,
         step: u64,
-        input: Blocks<*const T>,
+        input: RankBlocks<*const T>,
         n: impl Fn(usize) -> usize,
         _: usize,
     ) {
@@ -97,7 +97,7 @@ impl<L: Rules> MeshProtocol for Simple<L> {
     unsafe fn gather<T: Element, R: Reduction, const ALL: bool>(
         mesh: &mut Mesh<T, R, Self>,
         step: u64,
-        output: Blocks<*mut T>,
+        output: RankBlocks<*mut T>,
         n: impl Fn(usize) -> usize,
         _: usize,
     ) {

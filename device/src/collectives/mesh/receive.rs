@@ -1,6 +1,6 @@
 //! What a rank does with the lines of the others: combines them, or stores them as they are.
 
-use super::{Blocks, Mesh};
+use super::{Mesh, RankBlocks};
 use crate::abi::{ProtocolId, WaitKind};
 use crate::element::Element;
 use crate::gpu;
@@ -139,7 +139,7 @@ impl<T: Element, R: Reduction, P: LineFormat> Mesh<T, R, P> {
     pub(super) unsafe fn gather_lines<const ALL: bool>(
         &mut self,
         step: u64,
-        output: Blocks<*mut T>,
+        output: RankBlocks<*mut T>,
         n: impl Fn(usize) -> usize,
         units: usize,
     ) {

@@ -85,16 +85,19 @@ const BRUCK: Share = Share { step: 4.5, byte: 1.6 };
 const DOUBLING: Share = Share { step: 2.2, byte: 1.25 };
 /// A step is a rank's message to another. Not of the least squares, which gave small sizes too much.
 const LINEAR: Share = Share { step: 1.8, byte: 1.1 };
-/// A step is a rank's lines for another. This and the next two are of before a rank wrote once what all get: they are too high.
+/// A step is a rank's lines for another. This and the next two were measured when a rank still wrote for each other rank what all
+/// get, so they are too high.
 const ONE_SHOT: Share = Share { step: 0.5, byte: 1.93 };
 /// The same where each rank has its own for another: of all-gathers and reduce-scatters.
 const ONE_SHOT_PARTS: Share = Share { step: 0.6, byte: 2.2 };
 /// The same twice, of an n-th of the bytes.
 const TWO_SHOT: Share = Share { step: 1.0, byte: 1.74 };
-/// With Simple: an all-reduce, where one block is for all; an all-gather, where all have one each; and what has a block for each, a
-/// reduce-scatter and an all-to-all. These and the next: `benches/records/2026-11-27-plain-mesh-intel.md`, beside the ways that both records have.
+/// An all-reduce by one-shot with Simple. This and the next three are of `benches/records/2026-11-27-plain-mesh-intel.md`, in relation to the
+/// ways of that record that were measured on the machine of the others too.
 const ONE_SHOT_PLAIN: Share = Share { step: 0.1, byte: 1.05 };
+/// An all-gather: a rank has a block for all others.
 const GATHER_PLAIN: Share = Share { step: 0.1, byte: 1.1 };
+/// A reduce-scatter and an all-to-all: a rank has a block for each other.
 const SCATTER_PLAIN: Share = Share { step: 0.35, byte: 1.75 };
 /// Two-shot with Simple.
 const TWO_SHOT_PLAIN: Share = Share { step: 0.25, byte: 1.3 };

@@ -32,8 +32,8 @@ const CALL: f64 = 0.352;
 const BLOCK: f64 = 0.0265;
 /// A step of a rank, by [`ProtocolId`], in microseconds.
 const STEP: [f64; 3] = [0.299, 0.421, 0.299];
-/// A rank's line for another over the mesh, or its slot: to write it, and to read it. Simple's is not of the least squares: little more than
-/// LL's, `benches/records/2026-11-27-plain-mesh-intel.md`.
+/// A rank's line for another over the mesh, or its slot: to write it, and to read it. Simple's is not of the least squares.
+/// It takes little more than LL's (`benches/records/2026-11-27-plain-mesh-intel.md`).
 const LINE: [f64; 3] = [0.305, 0.385, 0.31];
 /// Microseconds a byte, by [`ProtocolId`], of calls that reduce.
 const BYTE: [f64; 3] = [0.574e-3, 0.278e-3, 0.0431e-3];
