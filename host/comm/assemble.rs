@@ -8,6 +8,7 @@ use tracing::{info, warn};
 
 use super::affinity::{ProxyCores, processes_and_cores};
 use super::builder::{CommBuilder, ranks_on_device};
+use super::calling_threads::CallingThreads;
 use super::collnet_heads::CollnetHeads;
 use super::control::{ControlBlock, GroupParams};
 use super::device_memory::MemoryFor;
@@ -36,8 +37,9 @@ use crate::{flight_recorder, log};
 use ferroccl_topology::graph::tuning::{Devices, Settings, Situation, Tuner};
 
 impl CommBuilder<'_> {
-    /// The tuner, from parameters that are equal on all ranks, so that they choose the same.
-    fn tuner(&self, nodes: u32, collnet: bool, peers: &[PeerInfo]) -> Tuner {
+    /// The tuner, from parameters that are equal on all ranks, so that they choose the same: of ranks that one thread calls for, or that are
+    /// `apart`, a thread a rank.
+    fn tuner(&self, (nodes, collnet): (u32, bool), peers: &[PeerInfo], apart: bool) -> Tuner {
         let allowed = self.allowed();
         let assumed = gpu_graphs::GpuGraphs::new(peers, self.channels, allowed);
         let devices = match (self.graphs, &assumed) {
@@ -64,7 +66,25 @@ impl CommBuilder<'_> {
         let situation = situation.with_mesh(mesh);
         let (processes, cores) = processes_and_cores(peers);
         let situation = situation.with_processes(processes, cores);
-        Tuner::new(&situation, &settings)
+        let threads = if apart { self.nranks } else { 1 };
+        Tuner::new(&situation.with_threads(threads, cores), &settings)
+    }
+
+    /// Who calls for the ranks, where a process has all of them and it makes a difference. What ranks reduce is to be the same in each
+    /// run where the user wants that, and so not to depend on when it is found out.
+    fn calling_threads(
+        &self,
+        (nodes, collnet): (u32, bool),
+        peers: &[PeerInfo],
+    ) -> Option<Arc<CallingThreads>> {
+        let within = nodes == 1 && self.nranks > 1 && processes_and_cores(peers).0 == 1;
+        let matters = within
+            && self.device.runtime().runs_small_calls_on_callers()
+            && !self.tuning.deterministic;
+        matters.then(|| {
+            let threads = CallingThreads::of_group(self.token.group, self.nranks);
+            threads.with_tuner(|| self.tuner((nodes, collnet), peers, true))
+        })
     }
 
     /// Makes the communicator from its edges with all peers.
@@ -91,7 +111,9 @@ impl CommBuilder<'_> {
             timeout_ns: self.config.timeout_ns(),
             scratch: (scratch.address(), SCRATCH_BYTES as u64),
         };
-        let tuner = self.tuner(nodes.count() as u32, heads.is_some(), peers);
+        let of_nodes = (nodes.count() as u32, heads.is_some());
+        let tuner = self.tuner(of_nodes, peers, false);
+        let calling_threads = self.calling_threads(of_nodes, peers);
         let runtime = &**self.device.runtime();
         let mut groups =
             vec![self.rings.to_vec(), vec![nodes.ring_in_rank_order()], vec![nodes.ring_in_node()]];
@@ -142,6 +164,7 @@ impl CommBuilder<'_> {
                 registry: self.config.registry.clone(),
                 network: heads.as_ref().map_or_else(NetworkOps::default, CollnetHeads::ops),
             },
+            calling_threads,
             net: net.map(Arc::new),
             collnet: heads,
             trees,

@@ -74,6 +74,7 @@ impl CollTask {
         if !self.is_done(comm) {
             self.preload(comm);
         }
+        comm.note_caller(order);
         let (chosen, places) =
             self.choose_by(comm, |call, buffers| comm.choose_in_order(order, call, buffers))?;
         let (choice, seq) = (chosen.choice, comm.last_seq() + 1);

@@ -45,6 +45,7 @@ mod abort;
 mod affinity;
 mod assemble;
 mod builder;
+mod calling_threads;
 mod calls;
 mod collective;
 mod collnet;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::abort::AbortHandle;
 use super::affinity::ProxyCores;
+use super::calling_threads::CallingThreads;
 use super::collnet_heads::CollnetHeads;
 use super::config::CommConfig;
 use super::control::ControlBlock;
@@ -27,10 +28,12 @@ use crate::enqueue::{self, CollectiveCall, PlanContext, Registration};
 use crate::error::{Error, Result};
 use crate::flight_recorder::DumpFile;
 use crate::fork::Maker;
+use crate::log;
 use crate::profiler::Profiler;
 use crate::runtime::{Event, Keep, Memory};
 use crate::tuner_plugin::TunerPlugin;
 use ferroccl_bootstrap::MeetingPlace;
+use tracing::debug;
 
 /// One rank of a group. Calls may be made from any thread. They are numbered in the order in which they are made, and every
 /// rank must make the same calls in the same order.
@@ -59,6 +62,8 @@ pub(super) struct CommState {
     /// The settings, which communicators that are split off take over.
     pub config: CommConfig,
     pub plan_context: PlanContext,
+    /// Who calls for the ranks, where that matters to the choice.
+    pub calling_threads: Option<Arc<CallingThreads>>,
     pub nodes: Nodes,
     pub trees: Trees,
     /// The mesh, where all ranks reach each other's memory.
@@ -126,6 +131,8 @@ pub(super) struct CallOrder {
     side_streams: Vec<Stream>,
     /// How the last calls were done.
     choices: LastChoices,
+    /// How calls are planned now that the ranks are called by threads of their own.
+    apart: Option<Box<PlanContext>>,
     /// Whether there can be no more calls.
     pub finalized: bool,
 }
@@ -177,16 +184,34 @@ impl CommState {
         call: &CollectiveCall,
         buffers: Registration,
     ) -> Result<ChosenPlan> {
-        let planned = |choice| ChosenPlan::new(&self.plan_context.registry, call, choice);
+        let CallOrder { choices, apart, .. } = order;
+        let context = apart.as_deref().unwrap_or(&self.plan_context);
+        let planned = |choice| ChosenPlan::new(&context.registry, call, choice);
         match &self.tuner_plugin {
             // One rank copies, and there is nothing to choose.
-            Some(plugin) if self.nranks > 1 => {
-                plugin.choose(call, &self.plan_context, buffers).map(planned)
+            Some(plugin) if self.nranks > 1 => plugin.choose(call, context, buffers).map(planned),
+            _ => {
+                choices.get(call, buffers, || Ok(planned(enqueue::choose(call, context, buffers)?)))
             }
-            _ => order.choices.get(call, buffers, || {
-                Ok(planned(enqueue::choose(call, &self.plan_context, buffers)?))
-            }),
         }
+    }
+
+    /// Notes who calls, before the choice for the communicator's next call.
+    #[inline]
+    pub(super) fn note_caller(&self, order: &mut CallOrder) {
+        let Some(threads) = &self.calling_threads else { return };
+        if threads.are_apart(self.rank, self.last_seq() + 1) && order.apart.is_none() {
+            self.plan_for_threads(order, threads);
+        }
+    }
+
+    #[cold]
+    fn plan_for_threads(&self, order: &mut CallOrder, threads: &CallingThreads) {
+        let Some(tuner) = threads.tuner() else { return };
+        debug!(target: log::TUNING, rank = self.rank, from = self.last_seq() + 1,
+               "the ranks are called by threads of their own");
+        let context = PlanContext { tuner: tuner.clone(), ..self.plan_context.clone() };
+        (order.apart, order.choices) = (Some(Box::new(context)), LastChoices::default());
     }
 
     /// See [`Communicator::finalize`](super::Communicator::finalize).

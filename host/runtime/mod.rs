@@ -176,6 +176,13 @@ pub trait Runtime: Debug + Send + Sync {
     /// When the system refuses.
     fn stream(&self) -> Result<Arc<dyn StreamOps>>;
 
+    /// Whether the threads that make calls of less than
+    /// [`LARGE_CALL_BYTES`](ferroccl_topology::graph::tuning::LARGE_CALL_BYTES) run their blocks: then a rank waits for the thread of
+    /// another.
+    fn runs_small_calls_on_callers(&self) -> bool {
+        false
+    }
+
     /// How many blocks of one rank it runs at the same time: the channels worth having.
     fn parallelism(&self) -> u32;
 

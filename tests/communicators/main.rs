@@ -3,6 +3,7 @@
 //!
 //! What depends on the environment runs in a process of its own: the test binary starts itself.
 
+mod calling_threads;
 mod collnet;
 mod device_comm;
 mod device_prims;

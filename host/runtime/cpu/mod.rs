@@ -187,6 +187,10 @@ impl Runtime for CpuRuntime {
         Ok(self.threads.stream())
     }
 
+    fn runs_small_calls_on_callers(&self) -> bool {
+        true
+    }
+
     fn parallelism(&self) -> u32 {
         u32::try_from(self.threads.active()).unwrap_or(u32::MAX)
     }

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::runtime::Launch;
 use crate::runtime::op::{WorkPtr, panicked};
 use crate::runtime::threads::{Blocks, Turn};
+use ferroccl_topology::graph::tuning::LARGE_CALL_BYTES;
 
 /// Native blocks.
 pub(super) struct Native;
@@ -45,9 +46,7 @@ impl Machine for Plain<'_> {
 }
 
 impl Blocks for Native {
-    /// Waking a core takes some 50 us, in which one core reduces about 200 KiB; below that a second core
-    /// comes too late. Unmeasured on other machines.
-    const HEAVY_BYTES: u64 = 64 << 10;
+    const HEAVY_BYTES: u64 = LARGE_CALL_BYTES;
     type Ready = ();
     type Block = NativeBlock;
     type Pool = Stacks;

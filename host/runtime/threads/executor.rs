@@ -1,26 +1,37 @@
 //! Who drives which queue, and what a thread does that has nothing to run.
 //!
 //! ```text
-//! launch ----> queue 0 | queue 1 | ...      block i of any launch -> queue i % active
-//!                 ^         ^
-//!   synchronize --+         +-- worker      whoever has time takes a queue that nobody drives
+//! large launch --> core 0's queue | core 1's | ...      block i -> core i % active
+//!                     ^               ^
+//!       synchronize --+               +-- worker        whoever has time takes a queue that nobody drives
+//!                     v
+//! small launch --> caller 0's queue | caller 1's | ...  the queue of the thread that launches
 //! ```
 //!
 //! A thread that waits for a stream drives queues itself (*caller runs*): a small collective is launched,
 //! run and finished on one thread, without a hand-over. Background [workers](super::workers) see to it
 //! that work goes on when nobody waits, and that large calls use all cores.
 //!
+//! A launch that moves little has its blocks in the queue of its [`Caller`]. So threads that have a rank each write to no
+//! queue of another: with one queue for all, whose lines then went from core to core, 4 threads on 2 cores took twice as long for
+//! 8 bytes (`benches/records/2026-11-27-callers-intel.md`). A thread runs blocks of other callers when its own have waited for a while, and
+//! those of threads that sleep.
+//!
 //! A thread that finds nothing to do climbs down a [`Backoff`]: it spins, then gives its core away with
 //! `sched_yield`, then sleeps. What blocks wait for may be written by another process, which cannot wake
 //! anybody here, so a stuck driver sleeps only for short and growing times, and not before a wait has
 //! lasted longer than what a busy machine takes to come round.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use super::Blocks;
+use super::callers::{CALLERS, Caller, Callers};
 use super::queue::{DriveOutcome, Launched, Queue, Task, heavy};
 use super::stream::StreamState;
 use super::workers::WorkerPool;
@@ -30,18 +41,19 @@ use crate::runtime::{PROXY, WaitingBlock};
 
 /// Rounds of one go of a thread that waits. It looks at its stream after each round anyway.
 const STINT_ROUNDS: u32 = 256;
+/// Passes without progress before a thread looks into the queues of other callers, whose lines their cores have. Each ends with a yield,
+/// so that they get on by themselves if they are there.
+const PASSES_ALONE: u32 = 16;
 
 /// The queues, the workers and the waiting threads of one runtime.
 pub(super) struct Executor<B: Blocks> {
     pub(super) blocks: B,
+    /// Those of the cores, then those of the callers.
     queues: Box<[Queue<B>]>,
-    /// How many of the queues, and of the workers, are in use: fewer when other processes share the host.
+    /// How many of the cores' queues, and of the workers, are in use: fewer when other processes share the host.
     active: AtomicUsize,
     sleepers: Sleepers,
-    /// Threads in [`Executor::wait`] that do not sleep.
-    attending: AtomicUsize,
-    /// Their passes over the queues so far: whether they go on. One may be in a host function of the user's that waits for something.
-    passes: Passes,
+    callers: Callers,
     pub(super) pool: WorkerPool,
 }
 
@@ -57,17 +69,34 @@ pub(super) enum Pass {
 }
 
 impl<B: Blocks> Executor<B> {
-    pub(super) fn new(queues: usize, blocks: B) -> Self {
-        let queues = queues.max(1);
+    pub(super) fn new(cores: usize, blocks: B) -> Self {
+        let cores = cores.max(1);
         Executor {
             blocks,
-            queues: (0..queues).map(|_| Queue::new()).collect(),
-            active: AtomicUsize::new(queues),
+            queues: (0..cores + CALLERS).map(|_| Queue::new()).collect(),
+            active: AtomicUsize::new(cores),
             sleepers: Sleepers::default(),
-            attending: AtomicUsize::new(0),
-            passes: Passes::default(),
-            pool: WorkerPool::new(queues),
+            callers: Callers::default(),
+            pool: WorkerPool::new(cores),
         }
+    }
+
+    /// The queues of the cores.
+    #[inline]
+    fn cores(&self) -> &[Queue<B>] {
+        &self.queues[..self.queues.len() - CALLERS]
+    }
+
+    /// The queues of the cores, and of the callers so far.
+    #[inline]
+    fn used(&self) -> &[Queue<B>] {
+        &self.queues[..self.cores().len() + self.callers.used()]
+    }
+
+    /// The place of a caller's queue among all.
+    #[inline]
+    fn place_of(&self, caller: Caller) -> usize {
+        self.cores().len() + caller.index()
     }
 
     pub(super) fn active(&self) -> usize {
@@ -76,22 +105,22 @@ impl<B: Blocks> Executor<B> {
 
     /// Leaves the other cores to `processes - 1` other processes. Never takes back what it left.
     pub(super) fn share_host(&self, processes: usize) {
-        let share = (self.queues.len() / processes.max(1)).max(1);
+        let share = (self.cores().len() / processes.max(1)).max(1);
         self.active.fetch_min(share, Ordering::Relaxed);
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.queues.iter().all(Queue::is_empty)
+        self.used().iter().all(Queue::is_empty)
     }
 
     /// Whether some queue has work that nobody runs.
     pub(super) fn wants_driver(&self) -> bool {
-        self.queues.iter().any(Queue::wants_driver)
+        self.used().iter().any(Queue::wants_driver)
     }
 
     /// Whether some queue has work that nobody runs and that is worth another core.
     pub(super) fn wants_core(&self) -> bool {
-        self.queues.iter().any(Queue::wants_core)
+        self.cores().iter().any(Queue::wants_core)
     }
 
     /// Whether threads that wait for streams do all that there is to do, and it is not worth another core. A worker beside them would
@@ -99,19 +128,19 @@ impl<B: Blocks> Executor<B> {
     ///
     /// `passes` is what this has stored there before. Without a pass since then they do not count.
     pub(super) fn is_attended(&self, passes: &mut u64) -> bool {
-        let now = self.passes.0.load(Ordering::Relaxed);
+        let now = self.callers.passes();
         let goes_on = std::mem::replace(passes, now) != now;
         goes_on && self.may_be_attended()
     }
 
     /// Whether threads that wait attend to the queues, if they go on.
     pub(super) fn may_be_attended(&self) -> bool {
-        self.attending.load(Ordering::Relaxed) > 0 && !self.wants_core()
+        self.callers.attend() && !self.wants_core()
     }
 
     /// The blocks that wait, of those queues that can be looked into until then.
     pub(super) fn waiting_blocks(&self, deadline: Instant) -> Vec<WaitingBlock> {
-        self.queues.iter().flat_map(|queue| queue.waiting_blocks(deadline)).collect()
+        self.used().iter().flat_map(|queue| queue.waiting_blocks(deadline)).collect()
     }
 
     /// Makes sure that what is pushed next will run, whatever its launcher does afterwards.
@@ -122,11 +151,18 @@ impl<B: Blocks> Executor<B> {
         self.pool.start(self, if heavy { self.active() } else { 1 })
     }
 
-    /// Starts the blocks of a launch; there is at least one.
-    pub(super) fn spawn(&self, launch: Arc<Launched<B>>) {
-        let (active, home) = (self.active(), B::home(&launch.ready));
+    /// Starts the blocks of a launch of a caller; there is at least one.
+    pub(super) fn spawn(&self, launch: Arc<Launched<B>>, caller: Caller) {
         let (heavy, blocks) = (heavy(&launch), launch.blocks);
-        let queue = |index: u32| &self.queues[(home + index as usize) % active];
+        let active = self.active();
+        let home = if heavy { B::home(&launch.ready) } else { self.place_of(caller) };
+        let queue = |index: u32| match heavy {
+            true => &self.queues[(home + index as usize) % active],
+            false => &self.queues[home],
+        };
+        if !heavy {
+            self.callers.has_queue(caller);
+        }
         for index in 0..blocks - 1 {
             queue(index).push(Task::Block { launch: Arc::clone(&launch), index });
         }
@@ -144,31 +180,93 @@ impl<B: Blocks> Executor<B> {
     /// so that a thread stays with its queue. It ends early when the thread is `done`.
     #[inline]
     pub(super) fn pass(&self, home: &mut usize, rounds: u32, done: impl Fn() -> bool) -> Pass {
-        let queues = self.queues.len();
+        self.pass_over(self.used(), home, rounds, done)
+    }
+
+    /// A look of a caller that does not wait.
+    pub(super) fn poll(&self) -> Pass {
+        self.pass(&mut self.place_of(Caller::current()), 1, || true)
+    }
+
+    #[inline]
+    fn pass_over(
+        &self,
+        queues: &[Queue<B>],
+        home: &mut usize,
+        rounds: u32,
+        done: impl Fn() -> bool,
+    ) -> Pass {
         let mut pass = Pass::Idle;
-        for i in 0..queues {
-            let at = (*home + i) % queues;
-            let elsewhere = || queues > 1 && self.wants_driver_besides(at);
-            match self.queues[at].drive_some(&self.blocks, rounds, &done, elsewhere) {
-                DriveOutcome::Nothing => {}
-                DriveOutcome::Stuck => pass = if pass == Pass::Idle { Pass::Stuck } else { pass },
-                DriveOutcome::Moved => (pass, *home) = (Pass::Moved, at),
-                DriveOutcome::Finished(launched) => {
-                    launched.finish();
-                    *home = at;
-                    return Pass::Moved;
-                }
-                DriveOutcome::Job(job) => {
-                    job.run();
-                    return Pass::Moved;
+        for i in 0..queues.len() {
+            let at = (*home + i) % queues.len();
+            let elsewhere =
+                || queues.iter().enumerate().any(|(i, queue)| i != at && queue.wants_driver());
+            match self.go(&queues[at], rounds, &done, elsewhere) {
+                (Pass::Idle, _) => {}
+                (Pass::Stuck, _) => pass = if pass == Pass::Idle { Pass::Stuck } else { pass },
+                (Pass::Moved, ended) => {
+                    (pass, *home) = (Pass::Moved, at);
+                    if ended {
+                        return pass;
+                    }
                 }
             }
         }
         pass
     }
 
-    fn wants_driver_besides(&self, queue: usize) -> bool {
-        self.queues.iter().enumerate().any(|(i, q)| i != queue && q.wants_driver())
+    /// One go on a queue, and whether something ended with it: the thread's own work may have.
+    #[inline]
+    fn go(
+        &self,
+        queue: &Queue<B>,
+        rounds: u32,
+        done: impl Fn() -> bool,
+        elsewhere: impl Fn() -> bool,
+    ) -> (Pass, bool) {
+        match queue.drive_some(&self.blocks, rounds, done, elsewhere) {
+            DriveOutcome::Nothing => (Pass::Idle, false),
+            DriveOutcome::Stuck => (Pass::Stuck, false),
+            DriveOutcome::Moved => (Pass::Moved, false),
+            DriveOutcome::Finished(launched) => {
+                launched.finish();
+                (Pass::Moved, true)
+            }
+            DriveOutcome::Job(job) => {
+                job.run();
+                (Pass::Moved, true)
+            }
+        }
+    }
+
+    /// A pass of a caller that waits: over its own queue first, then over those of the cores. `alone` counts its passes without progress.
+    #[inline]
+    fn pass_of(
+        &self,
+        caller: Caller,
+        alone: &mut u32,
+        home: &mut usize,
+        done: impl Fn() -> bool,
+    ) -> Pass {
+        let own = &self.queues[self.place_of(caller)];
+        let elsewhere = || self.cores().iter().any(Queue::wants_driver);
+        let own = self.go(own, STINT_ROUNDS, &done, elsewhere).0;
+        if own == Pass::Moved {
+            *alone = 0;
+            return own;
+        }
+        *alone = alone.saturating_add(1);
+        // What a thread that has nothing of its own waits for is in the queue of another, or of a core.
+        let all = own == Pass::Idle || *alone > PASSES_ALONE || self.sleepers.any();
+        let queues = if all { self.used() } else { self.cores() };
+        match self.pass_over(queues, home, STINT_ROUNDS, done) {
+            Pass::Idle => own,
+            Pass::Stuck => Pass::Stuck,
+            Pass::Moved => {
+                *alone = 0;
+                Pass::Moved
+            }
+        }
     }
 
     /// Runs blocks until `done`, which comes about as `stream` goes on, or until `end`.
@@ -178,12 +276,13 @@ impl<B: Blocks> Executor<B> {
         done: impl Fn() -> bool,
         end: Option<Instant>,
     ) {
-        let (mut home, mut backoff) = (0, Backoff::default());
+        let caller = Caller::current();
+        let (mut alone, mut home, mut backoff) = (0, 0, Backoff::default());
         // Only a thread that has to wait: what it can do at once it does, whoever else is there.
         let mut attends = None;
         while !done() && end.is_none_or(|end| Instant::now() < end) {
-            self.passes.count();
-            let nap = match self.pass(&mut home, STINT_ROUNDS, &done) {
+            self.callers.count_pass(caller);
+            let nap = match self.pass_of(caller, &mut alone, &mut home, &done) {
                 Pass::Moved => {
                     backoff.reset();
                     continue;
@@ -194,11 +293,11 @@ impl<B: Blocks> Executor<B> {
                     continue;
                 }
                 Pass::Stuck => {
-                    attends.get_or_insert_with(|| Attends::new(&self.attending));
+                    attends.get_or_insert_with(|| self.callers.attends(caller));
                     backoff.stuck()
                 }
                 Pass::Idle => {
-                    attends.get_or_insert_with(|| Attends::new(&self.attending));
+                    attends.get_or_insert_with(|| self.callers.attends(caller));
                     backoff.idle()
                 }
             };
@@ -209,12 +308,38 @@ impl<B: Blocks> Executor<B> {
             }
         }
         drop(attends);
-        self.hand_over();
+        if self.sleepers.any() {
+            self.go_on_for_sleepers();
+        }
+        // The queues of other callers are looked into by themselves, or by a worker.
+        if self.queues[self.place_of(caller)].wants_driver()
+            || self.cores().iter().any(Queue::wants_driver)
+        {
+            self.relay();
+        }
+    }
+
+    /// Runs the blocks of threads that sleep, for which this one was the one to come late: they would see it at the end of their naps.
+    #[cold]
+    fn go_on_for_sleepers(&self) {
+        let mut home = 0;
+        for _ in self.used() {
+            if self.pass(&mut home, 1, || false) != Pass::Moved {
+                break;
+            }
+        }
     }
 
     /// Called by a thread that stops driving: sees to it that somebody else goes on.
     pub(super) fn hand_over(&self) {
-        if self.wants_driver() && !self.sleepers.wake_any() {
+        if self.wants_driver() {
+            self.relay();
+        }
+    }
+
+    /// Has another thread go on.
+    fn relay(&self) {
+        if !self.sleepers.wake_any() {
             self.pool.notify(if self.wants_core() { self.active() } else { 0 });
         }
     }
@@ -226,35 +351,6 @@ impl<B: Blocks> Executor<B> {
         // fence in `Sleepers::sleep`.
         fence(Ordering::SeqCst);
         self.sleepers.wake_for(stream);
-    }
-}
-
-/// On a cache line of its own: all threads that wait write it, and what is beside it they read.
-#[derive(Default)]
-#[repr(align(128))]
-struct Passes(AtomicU64);
-
-impl Passes {
-    /// Whether it changes is what counts: of two threads at the same time one may be lost.
-    #[inline]
-    fn count(&self) {
-        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-    }
-}
-
-/// A thread among those that attend to the queues.
-struct Attends<'a>(&'a AtomicUsize);
-
-impl<'a> Attends<'a> {
-    fn new(attending: &'a AtomicUsize) -> Self {
-        attending.fetch_add(1, Ordering::Relaxed);
-        Attends(attending)
-    }
-}
-
-impl Drop for Attends<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -290,9 +386,15 @@ impl Sleepers {
         self.count.store(list.len(), Ordering::Relaxed);
     }
 
+    /// Whether some thread sleeps: a hint.
+    #[inline]
+    fn any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 0
+    }
+
     #[inline]
     fn wake_for<B: Blocks>(&self, stream: &StreamState<B>) {
-        if self.count.load(Ordering::Relaxed) > 0 {
+        if self.any() {
             let list = lock(&self.list);
             let stream = (&raw const *stream).addr();
             list.iter().filter(|s| s.stream == stream).for_each(|s| s.thread.unpark());
@@ -301,7 +403,7 @@ impl Sleepers {
 
     /// Wakes the thread that sleeps longest; `false` when none does.
     fn wake_any(&self) -> bool {
-        if self.count.load(Ordering::Relaxed) == 0 {
+        if !self.any() {
             return false;
         }
         lock(&self.list).first().map(|sleeper| sleeper.thread.unpark()).is_some()

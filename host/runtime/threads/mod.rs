@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! stream.rs    operations in order; a launch becomes blocks
+//! callers.rs   the threads that launch and wait
 //! executor.rs  who drives which queue; what a thread does that has nothing to run
-//! queue.rs     the blocks of one core, resumed round robin
+//! queue.rs     the blocks of one core or caller, resumed round robin
 //! workers.rs   background threads
 //! ```
 //!
@@ -11,6 +12,7 @@
 //! parameter: nothing is looked up while blocks run. A block is run until it has nothing to do, then the
 //! next one is; see [`executor`] for what happens when all of them wait.
 
+mod callers;
 mod executor;
 mod queue;
 mod stream;

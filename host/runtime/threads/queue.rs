@@ -1,7 +1,7 @@
-//! A queue of blocks that belong to one core, and the loop that runs them.
+//! A queue of blocks that belong to one core or to one caller, and the loop that runs them.
 //!
-//! Block `i` of every launch goes to queue `i % queues`: channel `i` of all ranks of the process runs on
-//! one core, and its slots stay in that core's cache. Whoever holds the lock of [`Run`] **drives** the
+//! Block `i` of every large launch goes to queue `i % cores`: channel `i` of all ranks of the process runs on
+//! one core, and its slots stay in that core's cache. A small launch goes to the queue of the thread that makes it. Whoever holds the lock of [`Run`] **drives** the
 //! queue; there is at most one driver, and it resumes the blocks round robin. Who drives when is the
 //! business of [`executor`](super::executor).
 //!

@@ -5,10 +5,11 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::callers::Caller;
 use super::executor::{Executor, Pass};
 use super::queue::{Launched, Task};
 use super::{Blocks, Handle};
@@ -31,6 +32,8 @@ pub(super) struct StreamState<B: Blocks> {
     completed: AtomicU64,
     /// Whether `list` has an error. Written under its lock, before `completed`.
     failed: AtomicBool,
+    /// The [`Caller`] that has put in an operation last: its queue has the blocks. Which one it is only makes a difference of speed.
+    caller: AtomicUsize,
 }
 
 struct List<B: Blocks> {
@@ -97,7 +100,8 @@ impl<B: Blocks> StreamState<B> {
                 if launched.blocks == 0 {
                     return Arc::into_inner(launched).map(|launched| launched.result().0);
                 }
-                self.executor.spawn(launched);
+                let caller = Caller::of_index(self.caller.load(Ordering::Relaxed));
+                self.executor.spawn(launched, caller);
                 None
             }
             Op::CopyIn { to, offset, bytes } => Some(copy_in(&to, offset, &bytes)),
@@ -130,6 +134,7 @@ impl<B: Blocks> StreamState<B> {
     /// An operation is put in. The caller has locked the list.
     fn count_submitted(&self) {
         self.submitted.store(self.submitted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.caller.store(Caller::current().index(), Ordering::Relaxed);
     }
 
     /// Everything put in so far: by this thread, or before something that this thread has seen.
@@ -186,8 +191,9 @@ impl<B: Blocks> ThreadStream<B> {
         let executor = Arc::clone(&handle.0);
         let list = List { waiting: VecDeque::new(), busy: false, error: None, happens: None };
         let [submitted, completed] = [0, 0].map(AtomicU64::new);
+        let caller = AtomicUsize::new(0);
         let (list, failed) = (Mutex::new(list), AtomicBool::new(false));
-        let state = StreamState { executor, list, submitted, completed, failed };
+        let state = StreamState { executor, list, submitted, completed, failed, caller };
         ThreadStream { state: Arc::new(state), number, _handle: Arc::clone(handle) }
     }
 
@@ -280,7 +286,7 @@ impl<B: Blocks> StreamOps for ThreadStream<B> {
         let ticket = self.state.ticket();
         if !self.state.has_done(ticket) {
             let state = &self.state;
-            if state.executor.pass(&mut 0, 1, || true) != Pass::Idle {
+            if state.executor.poll() != Pass::Idle {
                 state.executor.hand_over();
             }
             if !state.has_done(ticket) {

@@ -12,6 +12,8 @@ const PROCESSES: &str = include_str!("../../../../benches/records/2026-11-27-bet
 const ONE_THREAD: &str = include_str!("../../../../benches/records/2026-11-27-one-thread.md");
 /// On another machine, with what the other two do not have: Simple over the mesh. Ranks of one thread, and then of processes.
 const PLAIN_MESH: &str = include_str!("../../../../benches/records/2026-11-27-plain-mesh-intel.md");
+/// There, a thread a rank.
+const THREADS: &str = include_str!("../../../../benches/records/2026-11-27-callers-intel.md");
 /// Where the second table begins.
 const BETWEEN_PROCESSES: &str = "## Between processes";
 /// The sizes of their columns, in bytes.
@@ -67,6 +69,10 @@ fn one_process(ranks: u32) -> Situation<'static> {
 
 fn processes(processes: u32) -> Situation<'static> {
     Situation::new(1, processes, Devices::Cpu { ring: None }).with_processes(processes, CORES)
+}
+
+fn threads(threads: u32) -> Situation<'static> {
+    one_process(threads).with_threads(threads, CORES)
 }
 
 /// How far the chosen ways are from the fastest.
@@ -140,6 +146,18 @@ fn what_is_chosen_with_plain_data_over_the_mesh_is_mostly_the_fastest_on_another
     assert_eq!(times.len(), cases);
     let ratios = Ratios::new(&times, processes);
     assert!(ratios.within(1.1) >= 0.85 && ratios.within(1.5) >= 0.97);
+}
+
+/// With the model of processes, which is of another machine. What is far off is a reduce-scatter of 256 KiB.
+#[test]
+fn what_is_chosen_for_a_thread_a_rank_is_mostly_the_fastest() {
+    let times = measured(THREADS);
+    assert_eq!(times.len(), 6 * 4 * SIZES.len() - 3 * (6 + 3));
+    let ratios = Ratios::new(&times, threads);
+    assert!(ratios.within(1.1) >= 0.9 && ratios.within(1.25) >= 0.97);
+    // What one thread would choose is up to three times slower.
+    let of_one = Ratios::new(&times, one_process);
+    assert!(of_one.within(1.25) < 0.9);
 }
 
 /// Beyond the tables: the records' texts have the times. The slots of all pairs do not fit the caches; what is written once for all

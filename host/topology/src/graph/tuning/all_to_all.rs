@@ -78,7 +78,7 @@ pub fn messages_cost(s: &Situation<'_>, bytes: u64, settings: &Settings) -> Opti
     }
     let channels = settings.channels(s.channels());
     let (latency_us, a_byte) = match s.devices() {
-        Devices::Cpu { .. } => match s.processes() {
+        Devices::Cpu { .. } => match s.places(Collective::AllToAll, bytes) {
             Some(places) => processes::messages_cost(s, places, channels, bytes),
             None => cpu::messages_cost(s, channels, bytes),
         },

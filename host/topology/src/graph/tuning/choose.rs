@@ -222,6 +222,7 @@ pub(super) fn breakpoints(s: &Situation<'_>, settings: &Settings, from: u64, to:
         Devices::Cpu { .. } => cpu::breakpoints(s, channels),
         Devices::Gpus(_) => model::breakpoints(s, channels),
     };
+    starts.extend(s.place_changes());
     if let Some(fitted) = settings.fitted.as_ref().filter(|fitted| fitted.is_for(s)) {
         starts.extend(fitted.starts());
     }

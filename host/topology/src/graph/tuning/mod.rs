@@ -43,7 +43,7 @@ pub use own::{AlgorithmFigures, OwnKernels, ProtocolFigures};
 pub use rules::algorithms;
 pub use selection::{Selectable, Selection};
 pub use settings::{Settings, in_rank_order};
-pub use situation::{Cost, Devices, Gpus, Prediction, Situation};
+pub use situation::{Cost, Devices, Gpus, LARGE_CALL_BYTES, Prediction, Situation};
 pub use steps::StepFigures;
 pub use tables::NcclFigures;
 pub use tuner::Tuner;

@@ -100,7 +100,7 @@ pub(super) fn cost(
             let minimum = MinimumSize::new(s, algorithm, protocol, settings);
             let channels = minimum.channels(collective, bytes, settings.channels(s.channels()));
             let what = (collective, algorithm, protocol);
-            match s.processes() {
+            match s.places(collective, bytes) {
                 Some(places) => processes::cost(s, places, channels, what, own, bytes),
                 None => cpu::cost(s, *ring, channels, what, own, bytes),
             }

@@ -5,6 +5,13 @@ use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 use crate::graph::ChannelGraph;
 use crate::{Arch, Vendor};
 
+/// Calls of so many bytes, of a buffer or of a block of it where it has one for each rank, run on all cores of a process with CPU devices.
+/// Smaller ones run on the threads that make them.
+///
+/// Waking a core takes some 50 us, in which one core reduces about 200 KiB; below that a second core comes too late. Unmeasured
+/// on other machines.
+pub const LARGE_CALL_BYTES: u64 = 64 << 10;
+
 /// Channels at most (NCCL's `MAXCHANNELS`).
 pub(super) const MAX_CHANNELS: u32 = 64;
 
@@ -20,6 +27,7 @@ pub struct Situation<'a> {
     mesh: bool,
     /// Processes of CPU devices on one host, and the cores that they have together; `None` for one process, or several hosts.
     processes: Option<(u32, u32)>,
+    threads: Option<(u32, u32)>,
     pub(super) devices: Devices<'a>,
 }
 
@@ -77,6 +85,7 @@ impl<'a> Situation<'a> {
             collnet: false,
             mesh: nodes == 1,
             processes: None,
+            threads: None,
             devices,
         }
     }
@@ -123,9 +132,44 @@ impl<'a> Situation<'a> {
         self
     }
 
-    /// Several processes of CPU devices on one host, and the cores that they have together.
-    pub(super) fn processes(&self) -> Option<(u32, u32)> {
-        self.processes
+    /// The same with the ranks called by so many threads of one process, which have so many cores together: by default one thread calls for
+    /// all. More threads than ranks count as one a rank, and there is a core at least. It makes a difference for CPU devices on one
+    /// host, and for calls of less than [`LARGE_CALL_BYTES`]: of larger ones all cores run all ranks.
+    ///
+    /// ```
+    /// use ferroccl_topology::graph::tuning::*;
+    ///
+    /// let one = Situation::new(1, 16, Devices::Cpu { ring: None });
+    /// let each = one.clone().with_threads(16, 2);
+    /// let fastest = |s, bytes| choose(s, Collective::AllReduce, bytes, &Settings::default());
+    /// assert_eq!(fastest(&one, 8)?.algorithm, Algorithm::Chain);
+    /// assert_eq!(fastest(&each, 8)?.algorithm, Algorithm::OneShot);
+    /// assert_eq!(fastest(&each, 1 << 20), fastest(&one, 1 << 20));
+    /// # Ok::<(), NoChoice>(())
+    /// ```
+    #[must_use]
+    pub fn with_threads(mut self, threads: u32, cores: u32) -> Self {
+        let threads = threads.min(self.ranks);
+        let several = threads > 1 && self.nodes == 1;
+        self.threads = several.then_some((threads, cores.max(1)));
+        self
+    }
+
+    /// The places between which a call's waits are switches, processes or threads of CPU devices on one host, and the cores that they
+    /// have together; `None` where one thread runs all ranks, or all cores do. `bytes` are the call's.
+    pub(super) fn places(&self, collective: Collective, bytes: u64) -> Option<(u32, u32)> {
+        let blocks = match collective {
+            Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => self.ranks,
+            _ => 1,
+        };
+        let small = bytes < LARGE_CALL_BYTES.saturating_mul(blocks.into());
+        self.processes.or(self.threads.filter(|_| small))
+    }
+
+    /// The sizes at which [`Situation::places`] changes.
+    pub(super) fn place_changes(&self) -> impl Iterator<Item = u64> {
+        let changes = [1, u64::from(self.ranks)].map(|blocks| LARGE_CALL_BYTES * blocks);
+        self.threads.into_iter().flat_map(move |_| changes)
     }
 
     /// Whether every rank may give lines to every other.
