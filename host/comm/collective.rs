@@ -139,9 +139,7 @@ impl CollTask {
             return Ok(Duration::ZERO);
         }
         let (ChosenPlan { choice, .. }, _) = self.choose(comm)?;
-        let chosen = (choice.algorithm, choice.protocol);
-        let bytes = self.call.largest_bytes(comm.nranks);
-        Ok(comm.plan_context.tuner.time(self.call.collective, bytes, chosen))
+        Ok(comm.predict(&self.call, (choice.algorithm, choice.protocol)))
     }
 
     /// What a profiler is told of the launch.

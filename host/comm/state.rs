@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use super::abort::AbortHandle;
 use super::affinity::ProxyCores;
@@ -33,6 +34,7 @@ use crate::profiler::Profiler;
 use crate::runtime::{Event, Keep, Memory};
 use crate::tuner_plugin::TunerPlugin;
 use ferroccl_bootstrap::MeetingPlace;
+use ferroccl_device::abi::{Algorithm, ProtocolId};
 use tracing::debug;
 
 /// One rank of a group. Calls may be made from any thread. They are numbered in the order in which they are made, and every
@@ -196,6 +198,13 @@ impl CommState {
         }
     }
 
+    /// What the tuning model says that a call takes, done so.
+    pub(super) fn predict(&self, call: &CollectiveCall, done: (Algorithm, ProtocolId)) -> Duration {
+        let order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let context = order.apart.as_deref().unwrap_or(&self.plan_context);
+        context.tuner.time(call.collective, call.largest_bytes(self.nranks), done)
+    }
+
     /// Notes who calls, before the choice for the communicator's next call.
     #[inline]
     pub(super) fn note_caller(&self, order: &mut CallOrder) {
@@ -210,7 +219,8 @@ impl CommState {
         let Some(tuner) = threads.tuner() else { return };
         debug!(target: log::TUNING, rank = self.rank, from = self.last_seq() + 1,
                "the ranks are called by threads of their own");
-        let context = PlanContext { tuner: tuner.clone(), ..self.plan_context.clone() };
+        let tuner = tuner.clone().with_messages_of(&self.plan_context.tuner);
+        let context = PlanContext { tuner, ..self.plan_context.clone() };
         (order.apart, order.choices) = (Some(Box::new(context)), LastChoices::default());
     }
 

@@ -92,17 +92,22 @@ impl Default for Callers {
 }
 
 impl Callers {
-    /// How many have a queue: those of higher numbers have none yet.
+    /// How many may have something in their queues: those of higher numbers have not come yet.
     #[inline]
-    pub(super) fn used(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         // SeqCst, as the queues' loads: a worker that goes to sleep either sees the queue, or the launch sees that it sleeps.
         self.used.load(Ordering::SeqCst)
     }
 
-    /// Called before something is put into the queue of a caller.
+    /// Those.
+    pub(super) fn used(&self) -> impl Iterator<Item = Caller> + use<> {
+        (0..self.count()).map(Caller)
+    }
+
+    /// Called before a caller waits, and before something is put into its queue.
     #[inline]
-    pub(super) fn has_queue(&self, caller: Caller) {
-        if self.used() <= caller.0 {
+    pub(super) fn is_used(&self, caller: Caller) {
+        if self.count() <= caller.0 {
             self.used.fetch_max(caller.0 + 1, Ordering::SeqCst);
         }
     }
@@ -115,23 +120,32 @@ impl Callers {
         passes.store(passes.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// The passes of all so far.
-    pub(super) fn passes(&self) -> u64 {
-        let passes = self.states.iter().map(|state| state.passes.load(Ordering::Relaxed));
-        passes.fold(0, u64::wrapping_add)
-    }
-
     /// A thread is among those that attend to the queues, until this is dropped.
     #[inline]
-    pub(super) fn attends(&self, caller: Caller) -> Attends<'_> {
+    pub(super) fn attend(&self, caller: Caller) -> Attends<'_> {
         let state = &self.states[caller.0];
         state.attending.fetch_add(1, Ordering::Relaxed);
         Attends(state)
     }
 
-    /// Whether some thread attends.
-    pub(super) fn attend(&self) -> bool {
-        self.states.iter().any(|state| state.attending.load(Ordering::Relaxed) > 0)
+    /// Whether a thread of this number attends.
+    pub(super) fn attends(&self, caller: Caller) -> bool {
+        self.states[caller.0].attending.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether it does, and has made passes since this was asked last, with the same `seen`.
+    pub(super) fn goes_on(&self, caller: Caller, seen: &mut SeenPasses) -> bool {
+        let now = self.states[caller.0].passes.load(Ordering::Relaxed);
+        std::mem::replace(&mut seen.0[caller.0], now) != now && self.attends(caller)
+    }
+}
+
+/// The passes of each caller at some time.
+pub(super) struct SeenPasses([u64; CALLERS]);
+
+impl Default for SeenPasses {
+    fn default() -> Self {
+        SeenPasses([0; CALLERS])
     }
 }
 

@@ -31,7 +31,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use super::Blocks;
-use super::callers::{CALLERS, Caller, Callers};
+use super::callers::{CALLERS, Caller, Callers, SeenPasses};
 use super::queue::{DriveOutcome, Launched, Queue, Task, heavy};
 use super::stream::StreamState;
 use super::workers::WorkerPool;
@@ -90,7 +90,7 @@ impl<B: Blocks> Executor<B> {
     /// The queues of the cores, and of the callers so far.
     #[inline]
     fn used(&self) -> &[Queue<B>] {
-        &self.queues[..self.cores().len() + self.callers.used()]
+        &self.queues[..self.cores().len() + self.callers.count()]
     }
 
     /// The place of a caller's queue among all.
@@ -126,16 +126,26 @@ impl<B: Blocks> Executor<B> {
     /// Whether threads that wait for streams do all that there is to do, and it is not worth another core. A worker beside them would
     /// only take theirs: with 16 processes on 2 cores, a thread and a worker each, a call of 8 bytes took 27 switches instead of 18.
     ///
-    /// `passes` is what this has stored there before. Without a pass since then they do not count.
-    pub(super) fn is_attended(&self, passes: &mut u64) -> bool {
-        let now = self.callers.passes();
-        let goes_on = std::mem::replace(passes, now) != now;
-        goes_on && self.may_be_attended()
+    /// `seen` is what this has stored there before. A caller without a pass since then does not count.
+    pub(super) fn is_attended(&self, seen: &mut SeenPasses) -> bool {
+        self.attended(|caller| self.callers.goes_on(caller, seen))
     }
 
     /// Whether threads that wait attend to the queues, if they go on.
     pub(super) fn may_be_attended(&self) -> bool {
-        self.callers.attend() && !self.wants_core()
+        self.attended(|caller| self.callers.attends(caller))
+    }
+
+    /// Whether some caller attends, and no other has work that nobody runs: who waits looks into the queues of others last. `attends` is
+    /// asked of each.
+    fn attended(&self, mut attends: impl FnMut(Caller) -> bool) -> bool {
+        let (mut some, mut all) = (false, true);
+        for caller in self.callers.used() {
+            let attends = attends(caller);
+            some |= attends;
+            all &= attends || !self.queues[self.place_of(caller)].wants_driver();
+        }
+        some && all && !self.wants_core()
     }
 
     /// The blocks that wait, of those queues that can be looked into until then.
@@ -161,7 +171,7 @@ impl<B: Blocks> Executor<B> {
             false => &self.queues[home],
         };
         if !heavy {
-            self.callers.has_queue(caller);
+            self.callers.is_used(caller);
         }
         for index in 0..blocks - 1 {
             queue(index).push(Task::Block { launch: Arc::clone(&launch), index });
@@ -277,6 +287,7 @@ impl<B: Blocks> Executor<B> {
         end: Option<Instant>,
     ) {
         let caller = Caller::current();
+        self.callers.is_used(caller);
         let (mut alone, mut home, mut backoff) = (0, 0, Backoff::default());
         // Only a thread that has to wait: what it can do at once it does, whoever else is there.
         let mut attends = None;
@@ -293,11 +304,11 @@ impl<B: Blocks> Executor<B> {
                     continue;
                 }
                 Pass::Stuck => {
-                    attends.get_or_insert_with(|| self.callers.attends(caller));
+                    attends.get_or_insert_with(|| self.callers.attend(caller));
                     backoff.stuck()
                 }
                 Pass::Idle => {
-                    attends.get_or_insert_with(|| self.callers.attends(caller));
+                    attends.get_or_insert_with(|| self.callers.attend(caller));
                     backoff.idle()
                 }
             };

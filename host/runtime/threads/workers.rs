@@ -12,6 +12,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use super::Blocks;
+use super::callers::SeenPasses;
 use super::executor::{Backoff, Executor, Pass};
 use crate::error::{Error, Result};
 use crate::runtime::PROXY;
@@ -160,7 +161,7 @@ impl WorkerPool {
         let me = &self.workers[id];
         let (mut home, mut backoff) = (id, Backoff::default());
         let (mut nap, mut launches, mut life) = (NAP.0, 0, Instant::now());
-        let (mut warm, mut passes) = (false, 0);
+        let (mut warm, mut passes) = (false, SeenPasses::default());
         loop {
             if executor.is_attended(&mut passes) && !self.closed.load(Ordering::SeqCst) {
                 // Whoever attends may leave work behind: it is picked up at the end of the nap.

@@ -1,5 +1,6 @@
 //! Who runs whose blocks, with blocks that only meet each other.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::thread::ThreadId;
 
@@ -198,6 +199,34 @@ fn blocks_of_a_thread_that_does_not_wait_are_run_by_who_waits() {
         lock(&setup.ended)[2 * round..].iter().any(|(rank, by)| *rank == 1 && *by == here)
     });
     assert!(found, "{:?}", lock(&setup.ended));
+}
+
+#[test]
+fn a_thread_that_waits_for_its_own_keeps_no_worker_from_the_work_of_others() {
+    let setup = Setup::new(1);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        // As one does whose calls never wait for long.
+        scope.spawn(|| {
+            let (callers, caller) = (&setup.executor().callers, Caller::current());
+            callers.is_used(caller);
+            let _attends = callers.attend(caller);
+            while !stop.load(Ordering::Relaxed) {
+                callers.count_pass(caller);
+                thread::yield_now();
+            }
+        });
+        let end = Instant::now() + Duration::from_secs(20);
+        for launch in 1..=20 {
+            setup.launch(0, 8);
+            while lock(&setup.ended).len() < launch && Instant::now() < end {
+                thread::yield_now();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(lock(&setup.ended).len(), 20);
+    setup.streams[0].synchronize().unwrap();
 }
 
 #[test]

@@ -182,6 +182,31 @@ impl Tuner {
         all_to_all::is_by_messages((collective, algorithm), bytes, self.messages_from)
     }
 
+    /// The same, but an all-to-all is a group of sends and receives where it is for `other`: which it is has to be known before a
+    /// call is made, and so before it is known who makes it.
+    ///
+    /// ```
+    /// use ferroccl_topology::graph::tuning::*;
+    ///
+    /// let of = |algorithms: &str| -> Result<Tuner, String> {
+    ///     let cores = Situation::new(1, 4, Devices::Cpu { ring: None });
+    ///     let algorithms = Selection::parse(algorithms, &[])?;
+    ///     Ok(Tuner::new(&cores, &Settings { algorithms, ..Settings::default() }))
+    /// };
+    /// let by_messages = |tuner: &Tuner| {
+    ///     tuner.is_by_messages(Collective::AllToAll, 64 << 20, Algorithm::OneShot)
+    /// };
+    /// let (one, other) = (of("oneshot,linear")?, of("ring,oneshot")?);
+    /// assert!(!by_messages(&one) && by_messages(&other));
+    /// assert!(by_messages(&one.with_messages_of(&other)));
+    /// # Ok::<(), String>(())
+    /// ```
+    #[must_use]
+    pub fn with_messages_of(mut self, other: &Tuner) -> Tuner {
+        self.messages_from = other.messages_from;
+        self
+    }
+
     /// What a call of `bytes` takes with this algorithm and protocol; zero for what the settings do not allow.
     #[must_use]
     pub fn time(
