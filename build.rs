@@ -163,7 +163,7 @@ fn build(device: &Device, out: &Path) -> Result<Vec<String>, Error> {
     // Without it a killed cargo leaves us, and our compilers, at work.
     let _ = ferroccl_build::end_with_parent();
     println!("cargo::rerun-if-changed={}", device.source.display());
-    let builder = Builder::new(Compiler::find()?, cache_dir(out));
+    let builder = Builder::new(Compiler::find()?, ferroccl_build::cache_dir(out));
     let terminal = Terminal::new();
     let made = builder.compile_all(&device.modules, &|progress| terminal.tell(&progress))?;
     let mut rows = Vec::new();
@@ -183,12 +183,6 @@ fn build(device: &Device, out: &Path) -> Result<Vec<String>, Error> {
         rows.push(row(target, name, ptx.kernels(), &figures, ptx.text().len(), &stored));
     }
     Ok(rows)
-}
-
-/// `target/ferroccl-ptx`: the target directory is the one that cargo has tagged.
-fn cache_dir(out: &Path) -> PathBuf {
-    let target = out.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());
-    target.unwrap_or(out).join("ferroccl-ptx")
 }
 
 /// Who waits for minutes hears something, if there is a terminal: cargo shows nothing of a build script while it runs.

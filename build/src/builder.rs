@@ -164,6 +164,11 @@ impl Builder {
     fn prepare(&self) -> Result<Option<PathBuf>> {
         fs::create_dir_all(&self.cache).map_err(Error::file(&self.cache))?;
         forget_old(&self.cache);
+        // Build scripts of several crates come here at the same time, and `core` takes half a minute. Where a file system has no locks,
+        // each makes it.
+        let lock = self.cache.join("core.lock");
+        let lock = fs::File::create(&lock).map_err(Error::file(&lock))?;
+        let _ = lock.lock();
         self.compiler.sysroot(&self.cache)
     }
 

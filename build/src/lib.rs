@@ -48,5 +48,5 @@ pub use compiler::Compiler;
 pub use error::{Error, Result, Unfit};
 pub use figures::Figures;
 pub use hash::hash_source;
-pub use script::compile_own_kernels;
+pub use script::{cache_dir, compile_own_kernels};
 pub use source::{DeviceCrate, Module, Target};

@@ -1,9 +1,29 @@
 //! What a build script does for kernels of its crate's own.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::{env, error, fs};
 
 use crate::{Builder, Compiler, DeviceCrate, Module, Target};
+
+/// The cache that all build scripts of a target directory share, and all of its profiles: `target/ferroccl-ptx`. `out` is a build script's
+/// `OUT_DIR`, in which the cache is where no directory above it is one that cargo has tagged.
+///
+/// ```
+/// use std::fs;
+///
+/// let target = tempfile::tempdir()?;
+/// let out = target.path().join("debug/build/mine-0/out");
+/// fs::create_dir_all(&out)?;
+/// assert_eq!(ferroccl_build::cache_dir(&out), out.join("ferroccl-ptx"));
+/// fs::write(target.path().join("CACHEDIR.TAG"), "")?;
+/// assert_eq!(ferroccl_build::cache_dir(&out), target.path().join("ferroccl-ptx"));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[must_use]
+pub fn cache_dir(out: &Path) -> PathBuf {
+    let target = out.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());
+    target.unwrap_or(out).join("ferroccl-ptx")
+}
 
 /// For the build script of a crate that depends on `ferroccl-device`: compiles the crate's kernels to PTX, for GPUs from sm_80 on, into
 /// `OUT_DIR/NAME.ptx`. `source` is the root of a device crate, which is called `ferroccl_NAME`; `shown_as` is its folder in source
@@ -36,7 +56,7 @@ pub fn compile_own_kernels(
                 .shown_as(shown_as)
                 .depends_on(device);
             let module = Module::new(name, kernels, Target::sm(80));
-            Builder::new(compiler, out.join("cache")).compile(&module)?.text().to_owned()
+            Builder::new(compiler, cache_dir(&out)).compile(&module)?.text().to_owned()
         }
         None => String::new(),
     };

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::{env, fs};
 
-use ferroccl_build::{Builder, Compiler, DeviceCrate, Module, Target};
+use ferroccl_build::{Builder, Compiler, DeviceCrate, Module, Target, cache_dir};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=src");
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 .shown_as("lab/src")
                 .depends_on(device);
             let module = Module::new("lab", kernels, Target::sm(80));
-            Builder::new(compiler, out.join("cache")).compile(&module)?.text().to_owned()
+            Builder::new(compiler, cache_dir(&out)).compile(&module)?.text().to_owned()
         }
         Err(error) => {
             println!("cargo::warning=no PTX: {error}");
