@@ -6,9 +6,9 @@ use std::{fs, io};
 
 #[cfg(feature = "pack")]
 use ferroccl_build::Bundle;
-use ferroccl_build::{Builder, Compiler, DeviceCrate, Error, Module, Target};
+use ferroccl_build::{Builder, Compiler, DeviceCrate, Error, Module, Target, cache_dir};
 
-/// A place for sources and for a cache of its own. `core` takes half a minute: it is made once, for all tests.
+/// A place for sources and for a cache of its own. `core` takes half a minute: it is that of the build.
 struct Place {
     dir: tempfile::TempDir,
     compiler: Compiler,
@@ -38,7 +38,7 @@ impl Place {
     /// The compiled `core` is shared, by a cache that is a link to that of all tests.
     fn builder(&self) -> Builder {
         static MAKING: Mutex<()> = Mutex::new(());
-        let shared = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ferroccl-build");
+        let shared = cache_dir(Path::new(env!("CARGO_TARGET_TMPDIR")));
         let cache = self.dir.path().join("cache");
         if !cache.exists() {
             let guard = MAKING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use ferroccl_build::{Builder, Compiler, DeviceCrate, Module, Target};
+use ferroccl_build::{Builder, Compiler, DeviceCrate, Module, Target, cache_dir};
 
 use crate::skip::skip;
 
@@ -29,7 +29,7 @@ fn compiled(text: &'static Made, name: &str, arch: u32) -> Option<&'static str> 
         let source = root.join(format!("tests/support/{name}.rs"));
         let kernels = DeviceCrate::new(name, source).depends_on(device);
         let module = Module::new(name, kernels, Target::sm(arch));
-        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ferroccl-build");
+        let cache = cache_dir(Path::new(env!("CARGO_TARGET_TMPDIR")));
         let compiler = Compiler::find().map_err(|e| e.to_string())?;
         let made = Builder::new(compiler, cache).compile(&module);
         Ok(made.unwrap_or_else(|e| panic!("{e}")).text().to_owned())
