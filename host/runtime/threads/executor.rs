@@ -331,11 +331,12 @@ impl<B: Blocks> Executor<B> {
     }
 
     /// Runs the blocks of threads that sleep, for which this one was the one to come late: they would see it at the end of their naps.
+    /// What is in the queues of cores is for workers.
     #[cold]
     fn go_on_for_sleepers(&self) {
-        let mut home = 0;
-        for _ in self.used() {
-            if self.pass(&mut home, 1, || false) != Pass::Moved {
+        let (queues, mut home) = (&self.used()[self.cores().len()..], 0);
+        for _ in queues {
+            if self.pass_over(queues, &mut home, 1, || false) != Pass::Moved {
                 break;
             }
         }
