@@ -321,8 +321,9 @@ impl<B: Blocks> Executor<B> {
         drop(attends);
         if self.sleepers.any() {
             self.go_on_for_sleepers();
+            return self.hand_over();
         }
-        // The queues of other callers are looked into by themselves, or by a worker.
+        // Callers that do not sleep look into their queues themselves.
         if self.queues[self.place_of(caller)].wants_driver()
             || self.cores().iter().any(Queue::wants_driver)
         {
