@@ -1,10 +1,10 @@
 //! Ranks of one process, called by one thread or by a thread each: the tuner has a model for either, and all ranks take the same.
 
-use std::thread::available_parallelism;
-
 use ferroccl::flight_recorder::ProcessRecord;
 use ferroccl::graph::tuning::{Choice, Devices, Settings, Situation, choose};
 use ferroccl::{Collective, CommConfig, Communicator, Device, ReduceOp, group};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
 
 use crate::again::{elsewhere, here};
 use crate::{each, init_ranks};
@@ -71,7 +71,9 @@ fn ranks_that_threads_of_their_own_call_are_planned_for_that() {
         return elsewhere(module_path!(), name, &[]);
     }
     let device = Device::cpu();
-    let cores = available_parallelism().unwrap().get() as u32;
+    // As the library counts them: a quota of time leaves none out.
+    let may_use = sched_getaffinity(Pid::from_raw(0)).unwrap();
+    let cores = (0..CpuSet::count()).filter(|core| may_use.is_set(*core).unwrap()).count() as u32;
     for alone in [false, true] {
         let config = CommConfig::default();
         let ranks = match alone {

@@ -11,15 +11,15 @@ pub(super) const CALLERS: usize = 64;
 
 /// A thread that launches or waits, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Caller(usize);
+pub(super) struct CallerId(usize);
 
 /// Which numbers threads of this process have.
 static TAKEN: Mutex<Vec<bool>> = Mutex::new(Vec::new());
 
 /// The lowest number that no other thread has. It is free again when its thread ends.
-struct Number(usize);
+struct TakenNumber(usize);
 
-impl Number {
+impl TakenNumber {
     fn take() -> Self {
         let mut taken = lock(&TAKEN);
         let free = taken.iter().position(|taken| !taken).unwrap_or(taken.len());
@@ -27,11 +27,11 @@ impl Number {
             Some(taken) => *taken = true,
             None => taken.push(true),
         }
-        Number(free)
+        TakenNumber(free)
     }
 }
 
-impl Drop for Number {
+impl Drop for TakenNumber {
     fn drop(&mut self) {
         if let Some(taken) = lock(&TAKEN).get_mut(self.0) {
             *taken = false;
@@ -40,16 +40,16 @@ impl Drop for Number {
 }
 
 thread_local! {
-    static NUMBER: OnceCell<Number> = const { OnceCell::new() };
+    static NUMBER: OnceCell<TakenNumber> = const { OnceCell::new() };
 }
 
-impl Caller {
+impl CallerId {
     /// This thread.
     #[inline]
-    pub(super) fn current() -> Caller {
+    pub(super) fn current() -> CallerId {
         // A thread whose locals are gone has none: it shares that of another, as one of too many does.
-        let number = NUMBER.try_with(|number| number.get_or_init(Number::take).0);
-        Caller(number.unwrap_or(0) % CALLERS)
+        let number = NUMBER.try_with(|number| number.get_or_init(TakenNumber::take).0);
+        CallerId(number.unwrap_or(0) % CALLERS)
     }
 
     /// Below [`CALLERS`].
@@ -58,10 +58,10 @@ impl Caller {
         self.0
     }
 
-    /// What [`Caller::index`] gave.
+    /// What [`CallerId::index`] gave.
     #[inline]
-    pub(super) fn of_index(index: usize) -> Caller {
-        Caller(index % CALLERS)
+    pub(super) fn of_index(index: usize) -> CallerId {
+        CallerId(index % CALLERS)
     }
 }
 
@@ -100,13 +100,13 @@ impl Callers {
     }
 
     /// Those.
-    pub(super) fn used(&self) -> impl Iterator<Item = Caller> + use<> {
-        (0..self.count()).map(Caller)
+    pub(super) fn used(&self) -> impl Iterator<Item = CallerId> + use<> {
+        (0..self.count()).map(CallerId)
     }
 
     /// Called before a caller waits, and before something is put into its queue.
     #[inline]
-    pub(super) fn is_used(&self, caller: Caller) {
+    pub(super) fn mark_used(&self, caller: CallerId) {
         if self.count() <= caller.0 {
             self.used.fetch_max(caller.0 + 1, Ordering::SeqCst);
         }
@@ -114,7 +114,7 @@ impl Callers {
 
     /// A caller begins a pass.
     #[inline]
-    pub(super) fn count_pass(&self, caller: Caller) {
+    pub(super) fn count_pass(&self, caller: CallerId) {
         // Whether it changes is what counts: of two threads at the same time one may be lost.
         let passes = &self.states[caller.0].passes;
         passes.store(passes.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
@@ -122,19 +122,19 @@ impl Callers {
 
     /// A thread is among those that attend to the queues, until this is dropped.
     #[inline]
-    pub(super) fn attend(&self, caller: Caller) -> Attends<'_> {
+    pub(super) fn attend(&self, caller: CallerId) -> Attends<'_> {
         let state = &self.states[caller.0];
         state.attending.fetch_add(1, Ordering::Relaxed);
         Attends(state)
     }
 
     /// Whether a thread of this number attends.
-    pub(super) fn attends(&self, caller: Caller) -> bool {
+    pub(super) fn attends(&self, caller: CallerId) -> bool {
         self.states[caller.0].attending.load(Ordering::Relaxed) > 0
     }
 
     /// Whether it does, and has made passes since this was asked last, with the same `seen`.
-    pub(super) fn goes_on(&self, caller: Caller, seen: &mut SeenPasses) -> bool {
+    pub(super) fn goes_on(&self, caller: CallerId, seen: &mut SeenPasses) -> bool {
         let now = self.states[caller.0].passes.load(Ordering::Relaxed);
         std::mem::replace(&mut seen.0[caller.0], now) != now && self.attends(caller)
     }
@@ -164,13 +164,14 @@ mod tests {
 
     #[test]
     fn a_number_is_a_threads_own_until_it_ends() {
-        let here = Caller::current();
-        assert_eq!(here, Caller::current());
-        let other = std::thread::spawn(Caller::current).join().unwrap();
+        let here = CallerId::current();
+        assert_eq!(here, CallerId::current());
+        let other = std::thread::spawn(CallerId::current).join().unwrap();
         assert_ne!(here, other);
         // Other tests take numbers too: that some of many threads, one after the other, get one again is what can be said.
-        let numbers: Vec<usize> =
-            (0..1000).map(|_| std::thread::spawn(|| Number::take().0).join().unwrap()).collect();
+        let numbers: Vec<usize> = (0..1000)
+            .map(|_| std::thread::spawn(|| TakenNumber::take().0).join().unwrap())
+            .collect();
         assert!(numbers.iter().all(|number| *number < 1000), "{numbers:?}");
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::callers::Caller;
+use super::callers::CallerId;
 use super::executor::{Executor, Pass};
 use super::queue::{Launched, Task};
 use super::{Blocks, Handle};
@@ -32,7 +32,7 @@ pub(super) struct StreamState<B: Blocks> {
     completed: AtomicU64,
     /// Whether `list` has an error. Written under its lock, before `completed`.
     failed: AtomicBool,
-    /// The [`Caller`] that has put in an operation last: its queue has the blocks. Which one it is only makes a difference of speed.
+    /// The [`CallerId`] that has put in an operation last: its queue has the blocks. Which one it is only makes a difference of speed.
     caller: AtomicUsize,
 }
 
@@ -100,7 +100,7 @@ impl<B: Blocks> StreamState<B> {
                 if launched.blocks == 0 {
                     return Arc::into_inner(launched).map(|launched| launched.result().0);
                 }
-                let caller = Caller::of_index(self.caller.load(Ordering::Relaxed));
+                let caller = CallerId::of_index(self.caller.load(Ordering::Relaxed));
                 self.executor.spawn(launched, caller);
                 None
             }
@@ -134,7 +134,7 @@ impl<B: Blocks> StreamState<B> {
     /// An operation is put in. The caller has locked the list.
     fn count_submitted(&self) {
         self.submitted.store(self.submitted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        self.caller.store(Caller::current().index(), Ordering::Relaxed);
+        self.caller.store(CallerId::current().index(), Ordering::Relaxed);
     }
 
     /// Everything put in so far: by this thread, or before something that this thread has seen.

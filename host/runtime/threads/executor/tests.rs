@@ -13,7 +13,7 @@ use crate::runtime::threads::{Threads, Turn};
 use crate::runtime::{Argument, Launch, StreamOps};
 
 /// Blocks that end when those of all ranks have come. Stream `n` is rank `n`'s.
-struct Meeting {
+struct MeetingBlocks {
     ranks: usize,
     come: AtomicUsize,
     /// Who has ended whose block: a rank, and a thread.
@@ -26,7 +26,7 @@ struct Guest {
     quorum: Option<usize>,
 }
 
-impl Blocks for Meeting {
+impl Blocks for MeetingBlocks {
     const HEAVY_BYTES: u64 = 100;
     type Ready = u32;
     type Block = Guest;
@@ -76,7 +76,7 @@ unsafe fn nothing(_: *const Work) {}
 
 /// `ranks` streams of one runtime, and who ends what on them.
 struct Setup {
-    threads: Threads<Meeting>,
+    threads: Threads<MeetingBlocks>,
     streams: Vec<Arc<dyn StreamOps>>,
     ended: Arc<Mutex<Vec<(u32, ThreadId)>>>,
 }
@@ -84,13 +84,13 @@ struct Setup {
 impl Setup {
     fn new(ranks: usize) -> Self {
         let ended = Arc::default();
-        let meeting = Meeting { ranks, come: AtomicUsize::new(0), ended: Arc::clone(&ended) };
+        let meeting = MeetingBlocks { ranks, come: AtomicUsize::new(0), ended: Arc::clone(&ended) };
         let threads = Threads::new(2, meeting);
         let streams = (0..ranks).map(|_| threads.stream()).collect();
         Setup { threads, streams, ended }
     }
 
-    fn executor(&self) -> &Executor<Meeting> {
+    fn executor(&self) -> &Executor<MeetingBlocks> {
         &self.threads.handle.0
     }
 
@@ -129,13 +129,13 @@ impl Setup {
 #[test]
 fn a_small_launch_is_in_the_queue_of_its_thread() {
     let setup = Setup::new(4);
-    let (executor, here) = (setup.executor(), Caller::current());
+    let (executor, here) = (setup.executor(), CallerId::current());
     let has = |at: usize| !executor.queues[at].is_empty();
     setup.launch(0, 99);
     let there = thread::scope(|scope| {
         let other = scope.spawn(|| {
             setup.launch(1, 99);
-            Caller::current()
+            CallerId::current()
         });
         other.join().unwrap()
     });
@@ -208,8 +208,8 @@ fn a_thread_that_waits_for_its_own_keeps_no_worker_from_the_work_of_others() {
     thread::scope(|scope| {
         // As one does whose calls never wait for long.
         scope.spawn(|| {
-            let (callers, caller) = (&setup.executor().callers, Caller::current());
-            callers.is_used(caller);
+            let (callers, caller) = (&setup.executor().callers, CallerId::current());
+            callers.mark_used(caller);
             let _attends = callers.attend(caller);
             while !stop.load(Ordering::Relaxed) {
                 callers.count_pass(caller);
