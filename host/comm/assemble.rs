@@ -70,8 +70,8 @@ impl CommBuilder<'_> {
         Tuner::new(&situation.with_threads(threads, cores), &settings)
     }
 
-    /// Who calls for the ranks, where a process has all of them and it makes a difference. What ranks reduce is to be the same in each
-    /// run where the user wants that, and so not to depend on when it is found out.
+    /// Who calls for the ranks, where a process has all of them and it makes a difference. Several threads are noticed at a call whose
+    /// number differs from run to run, so nobody looks where the user wants the same results in each run.
     fn calling_threads(
         &self,
         (nodes, collnet): (u32, bool),

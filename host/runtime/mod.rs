@@ -176,9 +176,8 @@ pub trait Runtime: Debug + Send + Sync {
     /// When the system refuses.
     fn stream(&self) -> Result<Arc<dyn StreamOps>>;
 
-    /// Whether the threads that make calls of less than
-    /// [`LARGE_CALL_BYTES`](ferroccl_topology::graph::tuning::LARGE_CALL_BYTES) run their blocks: then a rank waits for the thread of
-    /// another.
+    /// Whether calls of less than [`LARGE_CALL_BYTES`](ferroccl_topology::graph::tuning::LARGE_CALL_BYTES) run on the threads that make
+    /// them. Then a rank waits until the thread of another rank runs.
     fn runs_small_calls_on_callers(&self) -> bool {
         false
     }
