@@ -1,4 +1,4 @@
-//! Which rank this process is, as its launcher tells through the environment.
+//! Which rank this process is, as its launcher tells through the environment; and which core a launcher gives it ([`Binding`]).
 //!
 //! | launcher | rank, size | on the host | the ranks find each other by |
 //! |---|---|---|---|
@@ -23,6 +23,7 @@
 //! Reading is a pure function of the variables. What is half set or contradicts itself is an error that names
 //! the variable.
 
+mod binding;
 mod host_secret;
 mod variables;
 
@@ -31,6 +32,7 @@ use std::net::IpAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub use self::binding::Binding;
 use self::variables::{Env, Job, LAUNCHERS, Number, check_range, invalid};
 use crate::config::Config;
 use crate::error::{Error, Result};

@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use ferroccl::Collective;
+use ferroccl::launcher::Binding;
 use serde::{Deserialize, Serialize};
 
 use crate::{Failure, Outcome};
@@ -155,11 +156,12 @@ impl Peer {
         let (mut inputs, mut children) = (Vec::new(), Vec::new());
         let (mut first, mut id) = (None, String::new());
         for (rank, mut command) in commands.into_iter().enumerate() {
-            let mut child = command
+            command
                 .args(["--bench", "--worker", &format!("{rank}/{ranks}")])
                 .stdin(Stdio::piped())
-                .stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() })
-                .spawn()?;
+                .stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() });
+            // As `ferroccl run` starts ranks.
+            let mut child = Binding::Auto.spawn(&mut command, rank as u32, ranks as u32)?;
             let mut input = child.stdin.take().ok_or("no pipe to the worker")?;
             if let Some(output) = child.stdout.take() {
                 let mut output = BufReader::new(output);

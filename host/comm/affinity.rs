@@ -52,7 +52,7 @@ fn near(rank: u32, nodes: &Nodes, all: &[HostFindings]) -> Option<CpuSet> {
 }
 
 /// The cores that the calling thread may use.
-pub(super) fn own_cores() -> nix::Result<CpuSet> {
+pub(crate) fn own_cores() -> nix::Result<CpuSet> {
     let set = sched_getaffinity(Pid::from_raw(0))?;
     Ok((0..nix::sched::CpuSet::count()).filter(|core| set.is_set(*core).unwrap_or(false)).collect())
 }
@@ -75,9 +75,9 @@ fn set_cores(thread: i32, cores: &CpuSet) -> nix::Result<()> {
     sched_setaffinity(Pid::from_raw(thread), &set)
 }
 
-/// The calling thread runs on a rank's cores until this is dropped.
+/// The calling thread runs on some cores until this is dropped.
 #[derive(Debug)]
-pub(super) struct Pinned {
+pub(crate) struct Pinned {
     before: Option<CpuSet>,
 }
 
@@ -87,9 +87,17 @@ impl Pinned {
         if cores.is_empty() {
             return Pinned { before: None };
         }
-        let pinned = own_cores().and_then(|before| set_cores(0, cores).map(|()| before));
-        let before = pinned.inspect_err(|error| say(cores, *error)).ok();
-        Pinned { before }
+        Self::try_to(cores)
+            .inspect_err(|error| say(cores, *error))
+            .unwrap_or(Pinned { before: None })
+    }
+
+    /// # Errors
+    /// When the system refuses it; nothing has changed then.
+    pub(crate) fn try_to(cores: &CpuSet) -> nix::Result<Self> {
+        let before = own_cores()?;
+        set_cores(0, cores)?;
+        Ok(Pinned { before: Some(before) })
     }
 }
 

@@ -42,7 +42,7 @@
 //! made, whatever their streams.
 
 mod abort;
-mod affinity;
+pub(crate) mod affinity;
 mod assemble;
 mod builder;
 mod calling_threads;

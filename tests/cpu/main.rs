@@ -13,6 +13,7 @@ mod device_puts;
 mod differing;
 mod direct;
 mod finished;
+mod linear;
 mod mesh;
 mod orders;
 mod runtime;

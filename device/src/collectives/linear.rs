@@ -1,4 +1,4 @@
-//! Linear collectives: who has data sends it to all who want it, one after the other, through their slots.
+//! Linear collectives: who has data sends it to all who want it, one after the other.
 //!
 //! ```text
 //! broadcast       root: send to all                       | the others: receive from the root
@@ -9,6 +9,14 @@
 //!
 //! One wait instead of a ring's `k - 1`: for few ranks whose waits are the cost, as where each is a switch of processes. Data moves as a
 //! protocol has it, plain with Simple, where the [`mesh`](super::mesh) has lines. A root sends all bytes `k - 1` times.
+//!
+//! # Straight into outputs
+//!
+//! With Simple, parts of some size are written into the receiver's output where its sender can reach that ([`PtrExchange`]), except where
+//! they are combined. Data is then copied once instead of twice. The receiver says where before it sends anything itself; a sender waits
+//! for that.
+//!
+//! [`PtrExchange`]: crate::abi::PtrExchange
 //!
 //! # Comparing calls
 //!
@@ -21,6 +29,7 @@
 use core::ptr;
 
 use crate::abi::{Algorithm, Collective, WaitKind};
+use crate::collectives::placement::Placement;
 use crate::collectives::{
     KernelCode, RingPosition, THROUGH_SLOTS, for_chunks, input, local_copy, output, stride,
 };
@@ -28,6 +37,12 @@ use crate::element::Element;
 use crate::gpu;
 use crate::prims::{self, ConnState, KernelContext, Prims, Protocol};
 use crate::reduce::Reduction;
+
+/// Bytes of a part of a broadcast from which it is written straight into outputs. Below, a copy more takes less time than a wait more
+/// (`benches/records/2026-11-28-linear-placed.md`).
+const BROADCAST_PLACED: usize = 16 << 10;
+/// The same of an all-gather and an all-to-all, whose ranks wait for all others anyway.
+const EXCHANGE_PLACED: usize = 4 << 10;
 
 /// Broadcast: block = channel. `Work::root` is the root's block of the ring's order.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +73,7 @@ impl KernelCode for BroadcastLinear {
             let part = cx.part();
             let (start, count) = (part.offset as usize, part.count as usize);
             let to = output::<T>(&cx).wrapping_add(start);
+            let placement = Placement { count, least_bytes: BROADCAST_PLACED };
             if cx.rank() == root {
                 let from = input::<T>(&cx).wrapping_add(start);
                 // The next of the ring is told by all algorithms that compare.
@@ -68,9 +84,11 @@ impl KernelCode for BroadcastLinear {
                 while at < count {
                     let mut n = count - at;
                     for ahead in 1..ring.k {
-                        let mut prims = to_peer::<T, R, P>(cx, ring.block(ring.k - ahead) as u32);
+                        let peer = ring.block(ring.k - ahead) as u32;
+                        let mut prims = to_peer::<T, R, P>(cx, peer);
+                        placement.find(&mut prims, at == 0);
                         n = n.min(prims.chunk());
-                        prims.send_from(from.wrapping_add(at), n);
+                        prims.direct_send_from(from.wrapping_add(at), at, n);
                         prims.close_round(&mut cx);
                     }
                     at += n;
@@ -82,12 +100,14 @@ impl KernelCode for BroadcastLinear {
                 if ring.block(1) as u32 != root {
                     compare(&mut cx, root);
                 }
+                placement.offer::<T, P>(&mut cx, root, to);
                 let mut prims = from_peer::<T, R, P>(cx, root);
+                placement.expect(&mut prims, to);
                 for_chunks(
                     count,
                     prims.chunk(),
                     #[inline(always)]
-                    |at, n| prims.recv_into(to.wrapping_add(at), n),
+                    |at, n| prims.direct_recv_into(to.wrapping_add(at), n),
                 );
                 prims.close_round(&mut cx);
             }
@@ -139,6 +159,15 @@ unsafe fn exchange<T: Element, R: Reduction, P: Protocol, const EACH: bool>(mut 
         let for_rank = |cx: &KernelContext, rank: u32| {
             if EACH { own.wrapping_add(rank as usize * stride(cx)) } else { own }
         };
+        // The part of the output that is from a rank.
+        let from_rank =
+            |cx: &KernelContext, rank: u32| first.wrapping_add(rank as usize * stride(cx));
+        let placement = Placement { count, least_bytes: EXCHANGE_PLACED };
+        for back in 1..ring.k {
+            let peer = ring.block(back) as u32;
+            let to = from_rank(&cx, peer);
+            placement.offer::<T, P>(&mut cx, peer, to);
+        }
         let mut at = 0;
         // Once also when there is nothing to send: the calls are compared.
         loop {
@@ -149,9 +178,10 @@ unsafe fn exchange<T: Element, R: Reduction, P: Protocol, const EACH: bool>(mut 
                     tell(&mut cx, peer);
                 }
                 let mut prims = to_peer::<T, R, P>(cx, peer);
+                placement.find(&mut prims, at == 0);
                 n = n.min(prims.chunk());
                 if n > 0 {
-                    prims.send_from(for_rank(&cx, peer).wrapping_add(at), n);
+                    prims.direct_send_from(for_rank(&cx, peer).wrapping_add(at), at, n);
                 }
                 prims.close_round(&mut cx);
             }
@@ -160,10 +190,11 @@ unsafe fn exchange<T: Element, R: Reduction, P: Protocol, const EACH: bool>(mut 
                 if at == 0 {
                     compare(&mut cx, peer);
                 }
+                let to = from_rank(&cx, peer);
                 let mut prims = from_peer::<T, R, P>(cx, peer);
+                placement.expect(&mut prims, to);
                 if n > 0 {
-                    let to = first.wrapping_add(peer as usize * stride(&cx) + at);
-                    prims.recv_into(to, n);
+                    prims.direct_recv_into(to.wrapping_add(at), n);
                 }
                 prims.close_round(&mut cx);
             }

@@ -33,6 +33,7 @@ mod linear;
 mod mesh;
 mod nvls;
 mod one_shot;
+mod placement;
 mod reduce_scatter;
 mod send_recv;
 mod tree;

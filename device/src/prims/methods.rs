@@ -56,9 +56,19 @@ verb_methods! {
     direct_recv_reduce_copy_send(from, to) = DirectRecvReduceCopySend(from, to);
 }
 
+/// Where direct data goes in the peer's output.
+macro_rules! index_or_first {
+    () => {
+        0
+    };
+    ($index:expr) => {
+        $index
+    };
+}
+
 /// The verbs of a collective on any memory: `input` is read, `output` written.
 macro_rules! pointer_methods {
-    ($($(#[$m:meta])* $name:ident($($arg:ident: $p:ty),+) = $verb:ident($input:expr, $output:expr);)*) => {
+    ($($(#[$m:meta])* $name:ident($($arg:ident: $p:ty),+) = $verb:ident($input:expr, $output:expr $(, $index:expr)?);)*) => {
         impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize> Prims<T, R, P, NR, NS> {
             $(
                 $(#[$m])*
@@ -67,14 +77,18 @@ macro_rules! pointer_methods {
                 /// As [`Prims::generic_op`], for `n` elements at each of the addresses.
                 #[inline(always)]
                 pub unsafe fn $name(&mut self, $($arg: $p,)+ n: usize) {
-                    // SAFETY: the caller's; the verb uses no other address, and no direct one.
-                    unsafe { self.op_at::<$verb>($input, $output, 0, n) }
+                    // SAFETY: the caller's; the verb uses no other address.
+                    unsafe { self.op_at::<$verb>($input, $output, index_or_first!($($index)?), n) }
                 }
             )*
         }
     };
 }
 pointer_methods! {
+    /// [`Prims::send_from`], straight into the peer's output at `index` where it can be reached.
+    direct_send_from(input: *const T, index: usize) = DirectSend(input, ptr::null_mut(), index);
+    /// [`Prims::recv_into`], where the sender may have put the data there already.
+    direct_recv_into(output: *mut T) = DirectRecv(ptr::null(), output);
     /// Sends the own value.
     send_from(input: *const T) = Send(input, ptr::null_mut());
     /// Sends what has been combined already.

@@ -212,6 +212,26 @@ impl<T: Element, R: Reduction, P: Protocol, const NR: usize, const NS: usize>
         }
     }
 
+    /// Where the receiver's data goes, in a call in which it says so. The `first` time that the connection is opened in a call this
+    /// waits for it.
+    ///
+    /// # Safety
+    /// All lanes call it, after [`Prims::open`] without an exchange.
+    #[inline(always)]
+    pub(crate) unsafe fn take_offer(&mut self, first: bool) {
+        // SAFETY: the caller's.
+        unsafe {
+            if first && self.cx.tid() == 0 && !self.cx.stopped {
+                let there = (0, self.nsend());
+                signature::exchange_ptrs(&mut self.cx, 0, (&[], &self.send), there);
+            }
+            self.cx.stopped = gpu::sync_threads_or(self.cx.stopped);
+            if !self.cx.stopped {
+                unroll_peers!(NS, self.nsend(), i => self.send[i].take_ptr());
+            }
+        }
+    }
+
     /// As [`KernelContext::settle`].
     ///
     /// # Safety

@@ -23,8 +23,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ferroccl::UniqueId;
 use ferroccl::config::Config;
+use ferroccl::launcher::Binding;
 use nix::sys::signal::Signal;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -57,6 +59,10 @@ pub(crate) struct RunArgs {
     /// Begin every line of output with the rank it is from
     #[arg(long)]
     tag_output: bool,
+    /// What ranks are bound to: a core each in turn, nothing, or with auto a core where there are more ranks than cores
+    #[arg(long, value_name = "CORES", default_value_t = Binding::Auto,
+          value_parser = PossibleValuesParser::new(Binding::ALL.map(|b| b.to_string())).try_map(|name| name.parse::<Binding>()))]
+    bind_to: Binding,
     /// Seconds that ranks have to end when they are told to, before they are killed
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     grace: Duration,
@@ -171,7 +177,8 @@ fn start(
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
     }
     keeper.adopt(&mut command);
-    command.spawn().map_err(|source| Failure::Start { command: program.clone(), source })
+    let spawned = args.bind_to.spawn(&mut command, rank, args.ranks);
+    spawned.map_err(|source| Failure::Start { command: program.clone(), source })
 }
 
 /// How long after the first failure a rank that was killed still counts as its cause.

@@ -85,6 +85,8 @@ const BRUCK: Share = Share { step: 4.5, byte: 1.6 };
 const DOUBLING: Share = Share { step: 2.2, byte: 1.25 };
 /// A step is a rank's message to another. Not of the least squares, which gave small sizes too much.
 const LINEAR: Share = Share { step: 1.8, byte: 1.1 };
+/// With Simple its data goes straight into outputs, as around a ring: `benches/records/2026-11-28-linear-placed.md`.
+const LINEAR_PLAIN: Share = Share { step: 1.8, byte: 0.95 };
 /// A step is a rank's lines for another. This and the next two were measured when a rank still wrote for each other rank what all
 /// get, so they are too high.
 const ONE_SHOT: Share = Share { step: 0.5, byte: 1.93 };
@@ -113,12 +115,16 @@ const BLOCK: f64 = 0.129;
 /// What an all-to-all takes as a group of sends and receives, for each rank and each message, in microseconds:
 /// `benches/records/2026-11-27-all-to-all.md`.
 const MESSAGES: (f64, f64) = (0.95, 1.1);
-/// Bytes of all ranks' buffers of an all-to-all up to which the slots of all connections stay in a core's L2 cache. This and the next two:
-/// `benches/records/2026-11-27-all-to-all-intel.md`, in the time of the machine above, which is 2.3 times as fast.
+/// Bytes of all ranks' buffers of an all-to-all up to which the slots of all connections stay in a core's L2 cache. This, the next two and
+/// [`EXCHANGE_CROWD`]: `benches/records/2026-11-27-all-to-all-intel.md`, in the time of the machine above, which is 2.3 times as fast.
 const EXCHANGED_IN_L2: f64 = (512 << 10) as f64;
-/// How much a byte beyond takes, of a byte before, by a linear all-to-all, or one-shot with Simple, and by messages.
-const BEYOND_L2: [f64; 2] = [4.5, 2.8];
-/// How much more a byte of a linear all-to-all takes for each rank beyond four, of which each two have a connection.
+/// How much a byte beyond takes, of a byte before, in an all-to-all that goes through slots: linear, or one-shot with Simple.
+const SLOTS_BEYOND_L2: f64 = 4.5;
+/// The same by messages.
+const MESSAGES_BEYOND_L2: f64 = 2.8;
+/// The same straight into outputs, whose inputs and outputs still do not fit: the record of [`LINEAR_PLAIN`].
+const PLACED_BEYOND_L2: f64 = 1.6;
+/// How much more a byte of a linear all-to-all through slots takes for each rank beyond four, of which each two have a connection.
 const EXCHANGE_CROWD: f64 = 0.125;
 
 /// Bytes of the largest call that stays in cache.
@@ -214,6 +220,7 @@ impl Workload {
         };
         let levels = f64::from(s.nodes().ilog2());
         let passes_down = matches!(collective, Collective::Broadcast | Collective::Reduce);
+        let linear = if plain && !reduces(collective) { &LINEAR_PLAIN } else { &LINEAR };
         match algorithm {
             Algorithm::Ring if passes_down => along(1.0, hosts - 1.0),
             // A pair of ranks.
@@ -301,11 +308,9 @@ impl Workload {
             }
             // From rank to rank.
             Algorithm::Linear if collective == Collective::Broadcast => {
-                Workload { steps: n - 1.0, moved: n - 1.0, parts: 1.0, ..ring }.at(&LINEAR)
+                Workload { steps: n - 1.0, moved: n - 1.0, parts: 1.0, ..ring }.at(linear)
             }
-            Algorithm::Linear => {
-                Workload { steps: n * (n - 1.0), moved: steps, ..ring }.at(&LINEAR)
-            }
+            Algorithm::Linear => Workload { steps: n * (n - 1.0), moved: steps, ..ring }.at(linear),
             Algorithm::Own(_) => Workload {
                 steps: n * own.steps,
                 moved: n * own.sent,
@@ -341,7 +346,7 @@ pub(super) fn messages_cost(s: &Situation<'_>, channels: u32, bytes: u64) -> (f6
     let blocks = (bytes / BYTES_A_CHANNEL).clamp(1, channels.max(1).into()) as f64;
     let memory = if bytes > cached(s) { MEMORY_BYTE } else { 0.0 };
     let (call, message) = MESSAGES;
-    let more = exchanged(s, bytes as f64, BEYOND_L2[1]) / (bytes as f64).max(1.0);
+    let more = exchanged(s, bytes as f64, MESSAGES_BEYOND_L2) / (bytes as f64).max(1.0);
     let byte = more * COPY * COSTS[ProtocolId::Simple.index()].byte / blocks + memory;
     (ranks * (call + (ranks - 1.0) * message), (ranks - 1.0) * byte)
 }
@@ -383,10 +388,15 @@ pub(super) fn cost(
     let mut latency = share * (ranks * costs.call + more * steps);
 
     let mut byte = if reduces(collective) { costs.byte } else { COPY * costs.byte };
-    let plain = protocol == ProtocolId::Simple && algorithm == Algorithm::OneShot;
-    if collective == Collective::AllToAll && (plain || algorithm == Algorithm::Linear) {
-        let crowd = if plain { 0.0 } else { EXCHANGE_CROWD * (ranks - 4.0).max(0.0) };
-        byte *= (1.0 + crowd) * exchanged(s, bytes, BEYOND_L2[0]) / bytes.max(1.0);
+    if collective == Collective::AllToAll {
+        let crowd = EXCHANGE_CROWD * (ranks - 4.0).max(0.0);
+        let (crowd, beyond) = match (algorithm, protocol == ProtocolId::Simple) {
+            (Algorithm::Linear, true) => (0.0, PLACED_BEYOND_L2),
+            (Algorithm::Linear, false) => (crowd, SLOTS_BEYOND_L2),
+            (Algorithm::OneShot, true) => (0.0, SLOTS_BEYOND_L2),
+            _ => (0.0, 1.0),
+        };
+        byte *= (1.0 + crowd) * exchanged(s, bytes, beyond) / bytes.max(1.0);
     }
     let each = byte / at_once + if in_memory { work.from_memory * MEMORY_BYTE } else { 0.0 };
     // Microseconds a byte of the call.
