@@ -61,7 +61,7 @@ pub(crate) struct RunArgs {
     tag_output: bool,
     /// What ranks are bound to: a core each in turn, nothing, or with auto a core where there are more ranks than cores
     #[arg(long, value_name = "CORES", default_value_t = Binding::Auto,
-          value_parser = PossibleValuesParser::new(Binding::ALL.map(|b| b.to_string())).try_map(|name| name.parse::<Binding>()))]
+          value_parser = PossibleValuesParser::new(["auto", "none", "core"]).try_map(|name| name.parse::<Binding>()))]
     bind_to: Binding,
     /// Seconds that ranks have to end when they are told to, before they are killed
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]

@@ -50,6 +50,15 @@ fn measured(record: &str) -> Times {
     times
 }
 
+/// Without what goes straight into outputs since, and took longer when it went through slots.
+fn before_placement(mut times: Times) -> Times {
+    for ((collective, _, bytes), ways) in &mut times {
+        let placed = ["broadcast", "all_gather", "all_to_all"].contains(&&**collective);
+        ways.retain(|(a, p, _)| !(placed && *bytes >= 32 << 10 && a == "Linear" && p == "Simple"));
+    }
+    times
+}
+
 fn named(collective: &str) -> Collective {
     *Collective::ALL.iter().find(|c| c.to_string() == collective).unwrap()
 }
@@ -83,8 +92,8 @@ fn threads(threads: u32) -> Situation<'static> {
 struct Ratios(Vec<(f64, String)>);
 
 impl Ratios {
-    /// Of what is chosen in the situation of so many ranks, the largest first. Where that is plain data over the mesh and the record does not
-    /// have it, of the measured way that the model takes for the fastest.
+    /// Of what is chosen in the situation of so many ranks, the largest first. Where that is plain data over the mesh, or linear, and the
+    /// record does not have it, of the measured way that the model takes for the fastest.
     fn new(times: &Times, situation: impl Fn(u32) -> Situation<'static>) -> Ratios {
         let ratio = |((collective, ranks, bytes), ways): (&Case, &Vec<Way>)| {
             let (collective, s) = (named(collective), situation(*ranks));
@@ -92,9 +101,9 @@ impl Ratios {
             let way = (choice.algorithm.to_string(), choice.protocol.to_string());
             let chosen = ways.iter().find(|(a, p, _)| (a, p) == (&way.0, &way.1));
             let chosen = chosen.unwrap_or_else(|| {
-                let shots = [Algorithm::OneShot, Algorithm::TwoShot];
+                let later = [Algorithm::OneShot, Algorithm::TwoShot, Algorithm::Linear];
                 let plain =
-                    shots.contains(&choice.algorithm) && choice.protocol == ProtocolId::Simple;
+                    later.contains(&choice.algorithm) && choice.protocol == ProtocolId::Simple;
                 assert!(plain, "{way:?} of {collective} was not measured");
                 let time = |way: &Way| modelled(&s, collective, way, *bytes);
                 ways.iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap()
@@ -129,18 +138,26 @@ fn what_is_chosen_between_processes_is_the_fastest_that_was_measured_or_a_tenth_
 
 #[test]
 fn what_is_chosen_in_one_process_is_the_fastest_that_was_measured_or_a_tenth_slower() {
+    let times = measured(ONE_THREAD);
+    // Five collectives of 8 numbers of ranks; two of them have at least 16 bytes a rank, which leaves out 8 B, and 64 B of 5 numbers.
+    assert_eq!(times.len(), 8 * 5 * SIZES.len() - 2 * (8 + 5));
+    let ratios = Ratios::new(&before_placement(times), one_process);
+    assert!(ratios.within(1.1) >= 0.95 && ratios.within(1.3) >= 1.0);
+}
+
+/// A noisier record, of the same kind of machine: its figures are the least of 4 and of 3 rounds.
+#[test]
+fn what_is_chosen_with_data_straight_into_outputs_is_mostly_the_fastest() {
     let (one_thread, a_thread_a_rank) = PLACED.split_once(A_THREAD_A_RANK).unwrap();
     let times = measured(one_thread);
-    println!("{}", times.len());
+    // An all-to-all besides, which has as few bytes of 8 numbers of ranks.
+    assert_eq!(times.len(), 8 * 6 * SIZES.len() - 3 * (8 + 5));
     let ratios = Ratios::new(&times, one_process);
-    println!("{} {}", ratios.within(1.1), ratios.within(1.3));
+    assert!(ratios.within(1.1) >= 0.85 && ratios.within(1.3) >= 0.95);
     let times = measured(a_thread_a_rank);
-    println!("{}", times.len());
+    assert_eq!(times.len(), 6 * 6 * SIZES.len() - 3 * (6 + 3));
     let ratios = Ratios::new(&times, threads);
-    println!("{} {}", ratios.within(1.1), ratios.within(1.3));
-    let times = measured(ONE_THREAD);
-    let ratios = Ratios::new(&times, one_process);
-    println!("{} {}", ratios.within(1.1), ratios.within(1.3));
+    assert!(ratios.within(1.1) >= 0.75 && ratios.within(1.3) >= 0.88);
 }
 
 /// Another machine than the one that the model is of, so the bar is lower.
@@ -149,7 +166,7 @@ fn what_is_chosen_with_plain_data_over_the_mesh_is_mostly_the_fastest_on_another
     let (one_thread, between) = PLAIN_MESH.split_once(BETWEEN_PROCESSES).unwrap();
     // Four collectives of 6 numbers of ranks; three of them have at least 16 bytes a rank, which leaves out 8 B, and 64 B of 3 numbers.
     let cases = 6 * 4 * SIZES.len() - 3 * (6 + 3);
-    let times = measured(one_thread);
+    let times = before_placement(measured(one_thread));
     assert_eq!(times.len(), cases);
     let ratios = Ratios::new(&times, one_process);
     assert!(ratios.within(1.1) >= 0.7 && ratios.within(1.5) >= 0.95);
@@ -162,7 +179,7 @@ fn what_is_chosen_with_plain_data_over_the_mesh_is_mostly_the_fastest_on_another
 /// With the model of processes, which is of another machine. What is far off is a reduce-scatter of 256 KiB.
 #[test]
 fn what_is_chosen_for_a_thread_a_rank_is_mostly_the_fastest() {
-    let times = measured(THREADS);
+    let times = before_placement(measured(THREADS));
     assert_eq!(times.len(), 6 * 4 * SIZES.len() - 3 * (6 + 3));
     let ratios = Ratios::new(&times, threads);
     assert!(ratios.within(1.1) >= 0.9 && ratios.within(1.25) >= 0.97);
@@ -194,7 +211,7 @@ fn large_blocks_of_many_processes_go_around_the_ring_and_what_all_get_is_written
 #[test]
 fn what_calls_take_in_one_process_is_what_was_measured() {
     let mut off = Vec::new();
-    for ((collective, ranks, bytes), ways) in &measured(ONE_THREAD) {
+    for ((collective, ranks, bytes), ways) in &before_placement(measured(ONE_THREAD)) {
         let (s, collective) = (one_process(*ranks), named(collective));
         for way in ways {
             let model = modelled(&s, collective, way, *bytes);

@@ -15,11 +15,12 @@
 //! [`Workload`] has these two numbers for every algorithm, and how much of a ring's step and byte one of its own takes
 //! ([`Share`]).
 //!
-//! The figures are the least squares of the logarithms of the times of `benches/records/2026-11-27-one-thread.md`: 2 to 16 ranks of
-//! one thread, 8 B to 256 KiB, all-reduce, all-gather, reduce-scatter, broadcast and reduce by each algorithm and protocol. Some shares
-//! were then rounded by hand to the side on which the better way is chosen. That record says how far what is chosen is from the
-//! fastest, and a test compares the two. What is over the network, in windows or an algorithm of the user's is not measured there: it
-//! has figures of its own, or counts as [`UNMEASURED`].
+//! The costs are the least squares of the logarithms of the times of `benches/records/2026-11-27-one-thread.md`: 2 to 16 ranks of
+//! one thread, 8 B to 256 KiB, all-reduce, all-gather, reduce-scatter, broadcast and reduce by each algorithm and protocol. The shares
+//! have been fitted again, with these costs, to that record and to those of `2026-11-28-linear-placed.md` and
+//! `2026-11-27-plain-mesh-intel.md`, each in a time of its own: to the times, and to how much longer the way takes that the
+//! model chooses than the fastest. A test compares model and records. What is over the network, in windows or an algorithm of the
+//! user's is not measured there: it has figures of its own, or counts as [`UNMEASURED`].
 
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
 
@@ -76,33 +77,31 @@ struct Share {
 }
 
 /// Both ways of a tree are blocks of their own, which wait for each other.
-const TREE: Share = Share { step: 1.8, byte: 1.3 };
+const TREE: Share = Share { step: 4.32, byte: 1.49 };
 /// Its ranks have their steps in the order in which they run.
-const CHAIN: Share = Share { step: 0.777, byte: 1.3 };
+const CHAIN: Share = Share { step: 1.03, byte: 1.31 };
 /// The peers change from round to round, and blocks are put in order.
-const BRUCK: Share = Share { step: 4.5, byte: 1.6 };
+const BRUCK: Share = Share { step: 4.09, byte: 2.12 };
 /// The peers change from round to round.
-const DOUBLING: Share = Share { step: 2.2, byte: 1.25 };
-/// A step is a rank's message to another. Not of the least squares, which gave small sizes too much.
-const LINEAR: Share = Share { step: 1.8, byte: 1.1 };
-/// With Simple its data goes straight into outputs, as around a ring: `benches/records/2026-11-28-linear-placed.md`.
-const LINEAR_PLAIN: Share = Share { step: 1.8, byte: 0.95 };
-/// A step is a rank's lines for another. This and the next two were measured when a rank still wrote for each other rank what all
-/// get, so they are too high.
-const ONE_SHOT: Share = Share { step: 0.5, byte: 1.93 };
+const DOUBLING: Share = Share { step: 2.78, byte: 1.52 };
+/// A step is a rank's message to another.
+const LINEAR: Share = Share { step: 2.13, byte: 1.63 };
+/// With Simple its data goes straight into outputs, as around a ring.
+const LINEAR_PLAIN: Share = Share { step: 2.06, byte: 0.842 };
+/// A step is a rank's lines for another. One of the three records is of when a rank still wrote for each other rank what all get.
+const ONE_SHOT: Share = Share { step: 0.381, byte: 1.65 };
 /// The same where each rank has its own for another: of all-gathers and reduce-scatters.
-const ONE_SHOT_PARTS: Share = Share { step: 0.6, byte: 2.2 };
+const ONE_SHOT_PARTS: Share = Share { step: 0.715, byte: 2.21 };
 /// The same twice, of an n-th of the bytes.
-const TWO_SHOT: Share = Share { step: 1.0, byte: 1.74 };
-/// An all-reduce by one-shot with Simple. This and the next three are of `benches/records/2026-11-27-plain-mesh-intel.md`, in relation to the
-/// ways of that record that were measured on the machine of the others too.
-const ONE_SHOT_PLAIN: Share = Share { step: 0.1, byte: 1.05 };
+const TWO_SHOT: Share = Share { step: 1.26, byte: 1.64 };
+/// An all-reduce by one-shot with Simple.
+const ONE_SHOT_PLAIN: Share = Share { step: 0.0375, byte: 1.57 };
 /// An all-gather: a rank has a block for all others.
-const GATHER_PLAIN: Share = Share { step: 0.1, byte: 1.1 };
+const GATHER_PLAIN: Share = Share { step: 0.0548, byte: 1.26 };
 /// A reduce-scatter and an all-to-all: a rank has a block for each other.
-const SCATTER_PLAIN: Share = Share { step: 0.35, byte: 1.75 };
+const SCATTER_PLAIN: Share = Share { step: 0.15, byte: 2.2 };
 /// Two-shot with Simple.
-const TWO_SHOT_PLAIN: Share = Share { step: 0.25, byte: 1.3 };
+const TWO_SHOT_PLAIN: Share = Share { step: 0.391, byte: 1.91 };
 /// An algorithm of the user's, whose peers may change from step to step: a third more than the most of the others. Not measured.
 const OWN: Share = Share { step: 6.0, byte: 2.0 };
 /// A direct call: what a byte takes for each rank that reads it or gets it, `benches/records/2026-11-25-direct.md`.
@@ -112,20 +111,19 @@ const NVLS: Share = Share { step: 1.3, byte: 4.0 };
 /// What a block of a rank takes beyond the first, in microseconds: trees have one for each way.
 const BLOCK: f64 = 0.129;
 
-/// What an all-to-all takes as a group of sends and receives, for each rank and each message, in microseconds:
-/// `benches/records/2026-11-27-all-to-all.md`.
-const MESSAGES: (f64, f64) = (0.95, 1.1);
-/// Bytes of all ranks' buffers of an all-to-all up to which the slots of all connections stay in a core's L2 cache. This, the next two and
-/// [`EXCHANGE_CROWD`]: `benches/records/2026-11-27-all-to-all-intel.md`, in the time of the machine above, which is 2.3 times as fast.
+/// What an all-to-all takes as a group of sends and receives, for each rank and each message, in microseconds. As the shares.
+const MESSAGES: (f64, f64) = (1.01, 1.24);
+/// Bytes of all ranks' buffers of an all-to-all up to which the slots of all connections stay in a core's L2 cache:
+/// `benches/records/2026-11-27-all-to-all-intel.md`. The next four are as the shares.
 const EXCHANGED_IN_L2: f64 = (512 << 10) as f64;
 /// How much a byte beyond takes, of a byte before, in an all-to-all that goes through slots: linear, or one-shot with Simple.
-const SLOTS_BEYOND_L2: f64 = 4.5;
+const SLOTS_BEYOND_L2: f64 = 4.71;
 /// The same by messages.
-const MESSAGES_BEYOND_L2: f64 = 2.8;
-/// The same straight into outputs, whose inputs and outputs still do not fit: the record of [`LINEAR_PLAIN`].
-const PLACED_BEYOND_L2: f64 = 1.6;
+const MESSAGES_BEYOND_L2: f64 = 2.89;
+/// The same straight into outputs, where inputs and outputs do not fit either.
+const PLACED_BEYOND_L2: f64 = 2.47;
 /// How much more a byte of a linear all-to-all through slots takes for each rank beyond four, of which each two have a connection.
-const EXCHANGE_CROWD: f64 = 0.125;
+const EXCHANGE_CROWD: f64 = 0.118;
 
 /// Bytes of the largest call that stays in cache.
 fn cached(s: &Situation<'_>) -> u64 {

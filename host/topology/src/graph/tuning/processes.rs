@@ -81,6 +81,10 @@ const LINEAR: AlgorithmCosts = AlgorithmCosts { turn: 1.21, step: 1.22, byte: 1.
 const CROWD: f64 = 0.04;
 /// From one rank: broadcast.
 const LINEAR_DOWN: AlgorithmCosts = AlgorithmCosts { turn: 1.31, step: 1.94, byte: 1.18 };
+/// With Simple between threads of a process, straight into outputs: `benches/records/2026-11-28-linear-placed.md`.
+const LINEAR_PLACED: AlgorithmCosts = AlgorithmCosts { byte: 0.69, ..LINEAR };
+/// A broadcast of this kind.
+const LINEAR_DOWN_PLACED: AlgorithmCosts = AlgorithmCosts { byte: 0.87, ..LINEAR_DOWN };
 /// What is not measured: an algorithm of the user's, whose peers may change from step to step.
 const OWN: AlgorithmCosts = AlgorithmCosts { turn: 2.17, step: 2.0, byte: 1.4 };
 /// What is not measured, as lines over the mesh.
@@ -114,6 +118,7 @@ impl WaitsAndWork {
         let around = ring_steps(collective, n);
         let edges = n * (n - 1.0);
         let levels = n.log2();
+        let placed = plain && s.is_one_process() && !cpu::reduces(collective);
         let (broadcast, reduce) =
             (collective == Collective::Broadcast, collective == Collective::Reduce);
         let ring = WaitsAndWork {
@@ -184,7 +189,12 @@ impl WaitsAndWork {
                 let waits = doubling_rounds(s.ranks());
                 WaitsAndWork { steps: messages, moved: messages, waits, costs: &DOUBLING, ..ring }
             }
-            Algorithm::Linear if broadcast => along(1.0, 1.0, &LINEAR_DOWN),
+            Algorithm::Linear if broadcast => {
+                along(1.0, 1.0, if placed { &LINEAR_DOWN_PLACED } else { &LINEAR_DOWN })
+            }
+            Algorithm::Linear if placed => {
+                WaitsAndWork { steps: edges, waits: 1.0, costs: &LINEAR_PLACED, ..ring }
+            }
             // Each two ranks have a connection, whose slots take room in the caches.
             Algorithm::Linear => WaitsAndWork {
                 steps: edges,

@@ -166,6 +166,11 @@ impl<'a> Situation<'a> {
         self.processes.or(self.threads.filter(|_| small))
     }
 
+    /// Whether CPU devices' ranks are in one process, whose memory all of them reach.
+    pub(super) fn is_one_process(&self) -> bool {
+        self.processes.is_none()
+    }
+
     /// The sizes at which [`Situation::places`] changes.
     pub(super) fn place_changes(&self) -> impl Iterator<Item = u64> {
         let changes = [1, u64::from(self.ranks)].map(|blocks| LARGE_CALL_BYTES * blocks);
