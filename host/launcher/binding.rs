@@ -13,7 +13,7 @@ use crate::comm::affinity::{Pinned, own_cores};
 ///
 /// Ranks that share cores wait for each other in turns. Where the system has three of four on one core and one on the other, these three
 /// are what all wait for. It takes up to a second to move one. In runs of a third of a second, 4 processes on 2 cores took a
-/// quarter less for small all-reduces when they were bound, and 8 a fifth less; in runs of three seconds as long as others
+/// quarter less for small all-reduces when they were bound, and 8 a fifth less; in runs of three seconds they took as long
 /// (`benches/records/2026-11-28-bound-ranks.md`). Open MPI's `mpirun --bind-to` has the last two under these names, and as its default
 /// binds nobody where ranks outnumber cores.
 ///

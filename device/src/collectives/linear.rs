@@ -14,7 +14,8 @@
 //!
 //! With Simple, parts of some size are written into the receiver's output where its sender can reach that ([`PtrExchange`]), except where
 //! they are combined. Data is then copied once instead of twice. The receiver says where before it sends anything itself; a sender waits
-//! for that.
+//! for that. In an all-gather and an all-to-all it first compares the receiver's call with its own: a rank in another call never makes the
+//! offer that is waited for. In a broadcast the receivers compare the root's.
 //!
 //! [`PtrExchange`]: crate::abi::PtrExchange
 //!
@@ -167,6 +168,7 @@ unsafe fn exchange<T: Element, R: Reduction, P: Protocol, const EACH: bool>(mut 
             let peer = ring.block(back) as u32;
             let to = from_rank(&cx, peer);
             placement.offer::<T, P>(&mut cx, peer, to);
+            tell(&mut cx, peer);
         }
         let mut at = 0;
         // Once also when there is nothing to send: the calls are compared.
@@ -174,8 +176,9 @@ unsafe fn exchange<T: Element, R: Reduction, P: Protocol, const EACH: bool>(mut 
             let mut n = count - at;
             for ahead in 1..ring.k {
                 let peer = ring.block(ring.k - ahead) as u32;
-                if at == 0 {
-                    tell(&mut cx, peer);
+                // A rank in another call makes no offer that is taken here.
+                if at == 0 && placement.holds_to::<T, P>(&cx, peer) {
+                    compare(&mut cx, peer);
                 }
                 let mut prims = to_peer::<T, R, P>(cx, peer);
                 placement.find(&mut prims, at == 0);
@@ -187,10 +190,10 @@ unsafe fn exchange<T: Element, R: Reduction, P: Protocol, const EACH: bool>(mut 
             }
             for back in 1..ring.k {
                 let peer = ring.block(back) as u32;
-                if at == 0 {
+                let to = from_rank(&cx, peer);
+                if at == 0 && !placement.holds_to::<T, P>(&cx, peer) {
                     compare(&mut cx, peer);
                 }
-                let to = from_rank(&cx, peer);
                 let mut prims = from_peer::<T, R, P>(cx, peer);
                 placement.expect(&mut prims, to);
                 if n > 0 {

@@ -26,6 +26,21 @@ impl Placement {
             && self.count * size_of::<T>() >= self.least_bytes.min(conn.slot_bytes())
     }
 
+    /// Whether data to a rank is placed.
+    ///
+    /// # Safety
+    /// The connection is valid, and this block its only user.
+    #[inline(always)]
+    pub(super) unsafe fn holds_to<T: Element, P: Protocol>(
+        &self,
+        cx: &KernelContext,
+        peer: u32,
+    ) -> bool {
+        // SAFETY: the caller's.
+        P::DIRECT
+            && self.holds::<T, P>(&unsafe { ConnState::open(cx.connections(peer).1, P::ID, false) })
+    }
+
     /// The receiver's: says to its peer where the data goes, if it is placed.
     ///
     /// # Safety

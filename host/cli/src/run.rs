@@ -60,7 +60,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     tag_output: bool,
     /// What ranks are bound to: a core each in turn, nothing, or with auto a core where there are more ranks than cores
-    #[arg(long, value_name = "CORES", default_value_t = Binding::Auto,
+    #[arg(long, value_name = "BINDING", default_value_t = Binding::Auto,
           value_parser = PossibleValuesParser::new(["auto", "none", "core"]).try_map(|name| name.parse::<Binding>()))]
     bind_to: Binding,
     /// Seconds that ranks have to end when they are told to, before they are killed

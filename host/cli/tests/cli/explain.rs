@@ -81,7 +81,7 @@ fn an_all_to_all_that_no_kernel_does_is_explained_as_messages() {
     let row = |size: &str| table.lines().find(|line| line.trim_start().starts_with(size)).unwrap();
     assert!(row("8 ").contains("OneShot"), "{table}");
     assert!(row("1G").contains(" p2p "), "{table}");
-    assert!(table.contains("bytes on: OneShot with LL\n"), "{table}");
+    assert!(table.contains("bytes on: OneShot with Simple\n"), "{table}");
     assert!(table.trim_end().ends_with("bytes on: sends and receives"), "{table}");
     let out = explain(["all_to_all", "--ranks", "4"], &[]);
     assert!(text(&out.stdout).contains("bytes on: Linear with Simple\n"), "{out:?}");

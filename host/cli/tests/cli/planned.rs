@@ -64,7 +64,7 @@ fn a_row_says_what_the_log_says_that_ran() {
             ["OneShot", "LL"],
         ),
         ("alltoall", "-g 3 -b 96K -e 96K", None, "all_to_all_linear_simple", ["Linear", "Simple"]),
-        ("alltoall", "-g 3 -b 96M -e 96M", None, "sendrecv", ["p2p", ""]),
+        ("alltoall", "-g 3 -b 96M -e 96M", None, "all_to_all_linear_simple", ["Linear", "Simple"]),
         (
             "alltoall",
             "-g 3 -b 3M -e 3M",

@@ -43,6 +43,36 @@ fn arguments_pass_untouched() {
     assert_eq!(text(&out.stdout), "-n|a b|--|--grace|");
 }
 
+/// The cores that each rank may use, as Linux lists them.
+fn cores_of_ranks(n: u32, flags: &[&str]) -> Vec<String> {
+    let script = "echo $FERROCCL_RANK $(grep Cpus_allowed_list /proc/self/status)";
+    let out = finish(&mut job(n, flags, script));
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let printed = text(&out.stdout);
+    let of_rank = |rank: u32| {
+        let start = format!("{rank} Cpus_allowed_list: ");
+        let line = printed.lines().find_map(|line| line.strip_prefix(&start));
+        line.unwrap_or_else(|| panic!("rank {rank}: {out:?}")).to_owned()
+    };
+    (0..n).map(of_rank).collect()
+}
+
+#[test]
+fn ranks_have_a_core_each_where_they_outnumber_them() {
+    let own = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let own = own.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
+    let cores = std::thread::available_parallelism().unwrap().get() as u32;
+    let bound = cores_of_ranks(cores + 1, &[]);
+    assert!(bound.iter().all(|core| core.parse::<u32>().is_ok()), "{bound:?}");
+    let different: std::collections::HashSet<_> = bound.iter().collect();
+    assert_eq!(different.len() as u32, cores, "{bound:?}");
+    assert_eq!(bound[0], bound[cores as usize]);
+    assert_eq!(cores_of_ranks(1, &["--bind-to", "core"]), [&*bound[0]]);
+    for (ranks, flags) in [(cores + 1, &["--bind-to", "none"][..]), (1, &[])] {
+        assert_eq!(cores_of_ranks(ranks, flags), vec![own; ranks as usize]);
+    }
+}
+
 #[test]
 fn the_first_failure_is_the_jobs() {
     let started = Instant::now();
@@ -105,8 +135,9 @@ fn a_command_that_is_not_there() {
 
 #[test]
 fn bad_command_lines() {
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 7] = [
         (&["--", "true"], "--ranks"),
+        (&["-n", "2", "--bind-to", "socket", "--", "true"], "[possible values: auto, none, core]"),
         (&["-n", "0", "--", "true"], "0 is not in 1..=4096"),
         (&["-n", "x", "--", "true"], "'x'"),
         (&["-n", "2"], "COMMAND"),
