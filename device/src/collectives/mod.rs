@@ -8,7 +8,7 @@
 //! | `tree` | up and down | all-reduce, reduce, broadcast |
 //! | `doubling` | in pairs, at distances of 1, 2, 4, ... | all-reduce of few bytes |
 //! | `bruck` | distances of 1, 2, 4, ... | all-gather and reduce-scatter of few bytes |
-//! | `linear` | to all, one after the other | broadcast, all-gather and reduce-scatter of few bytes |
+//! | `linear` | to all, one after the other | broadcast, all-gather, reduce-scatter, all-to-all |
 //! | `one_shot` | all to all, through the [`mesh`] | all-reduce, all-gather and reduce-scatter of few bytes |
 //! | `two_shot` | all to all, and once more | all-reduce |
 //! | `direct` | into and out of the others' buffers | all-reduce, all-gather, reduce-scatter |
@@ -17,6 +17,7 @@
 //! | `send_recv` | whoever is ready | sends and receives |
 //!
 //! Each is a type that implements [`KernelCode`]. How many elements go when is [`chunks`]' business, or the kernel's own.
+//! `placement` has what goes straight into outputs in `linear`.
 //! Whatever connections they use, ranks compare their calls with those of the ring's neighbours ([`KernelCode::COMPARES`]): a
 //! rank in another call would wait elsewhere.
 
