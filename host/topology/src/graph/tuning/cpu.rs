@@ -86,8 +86,9 @@ const BRUCK: Share = Share { step: 4.09, byte: 2.12 };
 const DOUBLING: Share = Share { step: 2.78, byte: 1.52 };
 /// A step is a rank's message to another.
 const LINEAR: Share = Share { step: 2.13, byte: 1.63 };
-/// With Simple its data goes straight into outputs, as around a ring. Rounded up, so that windows are used where there are some.
-const LINEAR_PLAIN: Share = Share { step: 2.06, byte: 0.95 };
+/// With Simple its data goes straight into outputs, as around a ring. Rounded up, so that windows are used where there are some, and rings
+/// where they take as long.
+const LINEAR_PLAIN: Share = Share { step: 2.06, byte: 1.0 };
 /// A step is a rank's lines for another. One of the three records is of when a rank still wrote for each other rank what all get.
 const ONE_SHOT: Share = Share { step: 0.381, byte: 1.65 };
 /// The same where each rank has its own for another: of all-gathers and reduce-scatters.
@@ -121,7 +122,7 @@ const SLOTS_BEYOND_L2: f64 = 4.71;
 /// The same by messages.
 const MESSAGES_BEYOND_L2: f64 = 2.89;
 /// The same straight into outputs, where inputs and outputs do not fit either.
-const PLACED_BEYOND_L2: f64 = 2.2;
+const PLACED_BEYOND_L2: f64 = 2.1;
 /// How much more a byte of a linear all-to-all through slots takes for each rank beyond four, of which each two have a connection.
 const EXCHANGE_CROWD: f64 = 0.118;
 

@@ -118,7 +118,7 @@ impl<'a> Situation<'a> {
     /// use ferroccl_topology::graph::tuning::*;
     ///
     /// let cores = Situation::new(1, 16, Devices::Cpu { ring: None });
-    /// let fastest = |s: &Situation| choose(s, Collective::AllReduce, 8, &Settings::default());
+    /// let fastest = |s: &Situation| choose(s, Collective::AllReduce, 4096, &Settings::default());
     /// assert_eq!(fastest(&cores)?.algorithm, Algorithm::Chain);
     /// // On two cores each wait for another process is a switch of processes, so the fewest waits are the fastest.
     /// assert_eq!(fastest(&cores.with_processes(16, 2))?.algorithm, Algorithm::OneShot);
@@ -142,8 +142,8 @@ impl<'a> Situation<'a> {
     /// let one = Situation::new(1, 16, Devices::Cpu { ring: None });
     /// let each = one.clone().with_threads(16, 2);
     /// let fastest = |s, bytes| choose(s, Collective::AllReduce, bytes, &Settings::default());
-    /// assert_eq!(fastest(&one, 8)?.algorithm, Algorithm::Chain);
-    /// assert_eq!(fastest(&each, 8)?.algorithm, Algorithm::OneShot);
+    /// assert_eq!(fastest(&one, 4096)?.algorithm, Algorithm::Chain);
+    /// assert_eq!(fastest(&each, 4096)?.algorithm, Algorithm::OneShot);
     /// assert_eq!(fastest(&each, 1 << 20), fastest(&one, 1 << 20));
     /// # Ok::<(), NoChoice>(())
     /// ```
