@@ -41,16 +41,21 @@ type Outcome<T> = Result<T, Failure>;
 
 /// Name and `mpirun` arguments of what OpenMPI is tried with. The single copy through the kernel (CMA)
 /// and yielding when oversubscribed are its own choices in all of them; without either it is slower
-/// here at every size, and without yielding by three orders of magnitude.
+/// here at every size, and without yielding by three orders of magnitude. Each process is bound to a core, as ours are: unbound, which is
+/// Open MPI's own choice for more processes than cores, it takes up to two fifths longer for small all-reduces
+/// (`benches/records/2026-11-28-bound-ranks.md`).
 /// The last one needs an Open MPI with UCX, as Debian's is; that takes what this machine has for want of the networks that it is made for.
 const MPI_SETTINGS: [(&str, &[&str]); 4] = [
-    ("default", &["--bind-to", "none"]),
-    ("eager 64 KiB", &["--bind-to", "none", "--mca", "btl_vader_eager_limit", "65536"]),
+    ("default", &["--bind-to", "core:overload-allowed"]),
+    (
+        "eager 64 KiB",
+        &["--bind-to", "core:overload-allowed", "--mca", "btl_vader_eager_limit", "65536"],
+    ),
     (
         "ring algorithm",
         &[
             "--bind-to",
-            "none",
+            "core:overload-allowed",
             "--mca",
             "coll_tuned_use_dynamic_rules",
             "1",
@@ -63,7 +68,7 @@ const MPI_SETTINGS: [(&str, &[&str]); 4] = [
         "UCX",
         &[
             "--bind-to",
-            "none",
+            "core:overload-allowed",
             "--mca",
             "pml",
             "ucx",
