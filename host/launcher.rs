@@ -1,4 +1,4 @@
-//! Which rank this process is, as its launcher tells through the environment; and which core a launcher gives it ([`Binding`]).
+//! Which rank this process is, as its launcher tells through the environment; and which core a launcher gives it ([`CoreBinding`]).
 //!
 //! | launcher | rank, size | on the host | the ranks find each other by |
 //! |---|---|---|---|
@@ -32,7 +32,7 @@ use std::net::IpAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use self::binding::Binding;
+pub use self::binding::CoreBinding;
 use self::variables::{Env, Job, LAUNCHERS, Number, check_range, invalid};
 use crate::config::Config;
 use crate::error::{Error, Result};

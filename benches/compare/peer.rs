@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use ferroccl::Collective;
-use ferroccl::launcher::Binding;
+use ferroccl::launcher::CoreBinding;
 use serde::{Deserialize, Serialize};
 
 use crate::{Failure, Outcome};
@@ -161,7 +161,7 @@ impl Peer {
                 .stdin(Stdio::piped())
                 .stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() });
             // As `ferroccl run` starts ranks.
-            let mut child = Binding::Auto.spawn(&mut command, rank as u32, ranks as u32)?;
+            let mut child = CoreBinding::Auto.spawn(&mut command, rank as u32, ranks as u32)?;
             let mut input = child.stdin.take().ok_or("no pipe to the worker")?;
             if let Some(output) = child.stdout.take() {
                 let mut output = BufReader::new(output);

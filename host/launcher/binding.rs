@@ -20,10 +20,10 @@ use crate::comm::affinity::{Pinned, own_cores};
 /// ```
 /// use std::process::Command;
 ///
-/// use ferroccl::launcher::Binding;
+/// use ferroccl::launcher::CoreBinding;
 ///
 /// # fn main() -> std::io::Result<()> {
-/// let binding: Binding = "core".parse().expect("a binding");
+/// let binding: CoreBinding = "core".parse().expect("a binding");
 /// let mut ranks = Vec::new();
 /// for local_rank in 0..2 {
 ///     ranks.push(binding.spawn(&mut Command::new("true"), local_rank, 2)?);
@@ -35,8 +35,8 @@ use crate::comm::affinity::{Pinned, own_cores};
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Binding {
-    /// As [`Binding::Core`] where there are more ranks than cores, else as [`Binding::None`].
+pub enum CoreBinding {
+    /// As [`CoreBinding::Core`] where there are more ranks than cores, else as [`CoreBinding::None`].
     #[default]
     Auto,
     /// The system decides where ranks run.
@@ -45,9 +45,9 @@ pub enum Binding {
     Core,
 }
 
-impl Binding {
+impl CoreBinding {
     /// All, in the order of their documentation.
-    pub const ALL: [Binding; 3] = [Binding::Auto, Binding::None, Binding::Core];
+    pub const ALL: [CoreBinding; 3] = [CoreBinding::Auto, CoreBinding::None, CoreBinding::Core];
 
     /// Starts a rank's process, one of `local_size` on this host, on the core that is its own, of those that the calling thread may use.
     /// The threads that it starts run there, too.
@@ -60,7 +60,7 @@ impl Binding {
         local_rank: u32,
         local_size: u32,
     ) -> io::Result<Child> {
-        if self == Binding::None {
+        if self == CoreBinding::None {
             return command.spawn();
         }
         let cores: Vec<usize> = own_cores()?.iter().collect();
@@ -77,31 +77,31 @@ impl Binding {
     /// The core of a rank among these.
     fn core_of(self, cores: &[usize], local_rank: u32, local_size: u32) -> Option<usize> {
         let binds = match self {
-            Binding::Auto => local_size as usize > cores.len(),
-            Binding::None => false,
-            Binding::Core => true,
+            CoreBinding::Auto => local_size as usize > cores.len(),
+            CoreBinding::None => false,
+            CoreBinding::Core => true,
         };
         let turn = (local_rank as usize).checked_rem(cores.len())?;
         binds.then(|| cores[turn])
     }
 }
 
-impl Display for Binding {
+impl Display for CoreBinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Binding::Auto => "auto",
-            Binding::None => "none",
-            Binding::Core => "core",
+            CoreBinding::Auto => "auto",
+            CoreBinding::None => "none",
+            CoreBinding::Core => "core",
         })
     }
 }
 
-impl FromStr for Binding {
+impl FromStr for CoreBinding {
     type Err = String;
 
     /// By its name, as [`Display`] has it; else what there is.
     fn from_str(name: &str) -> Result<Self, String> {
-        let named = Binding::ALL.into_iter().find(|binding| binding.to_string() == name);
+        let named = CoreBinding::ALL.into_iter().find(|binding| binding.to_string() == name);
         named.ok_or_else(|| "ranks can be bound to: auto, none, core".to_owned())
     }
 }
@@ -113,22 +113,22 @@ mod tests {
     #[test]
     fn ranks_take_turns_on_cores_where_they_outnumber_them() {
         let cores = [3, 5];
-        let of = |binding: Binding, size| {
+        let of = |binding: CoreBinding, size| {
             (0..size).map(|rank| binding.core_of(&cores, rank, size)).collect::<Vec<_>>()
         };
-        assert_eq!(of(Binding::Auto, 3), [Some(3), Some(5), Some(3)]);
-        assert_eq!(of(Binding::Auto, 2), [None, None]);
-        assert_eq!(of(Binding::Core, 1), [Some(3)]);
-        assert_eq!(of(Binding::None, 3), [None, None, None]);
-        assert_eq!(Binding::Core.core_of(&[], 0, 1), None);
+        assert_eq!(of(CoreBinding::Auto, 3), [Some(3), Some(5), Some(3)]);
+        assert_eq!(of(CoreBinding::Auto, 2), [None, None]);
+        assert_eq!(of(CoreBinding::Core, 1), [Some(3)]);
+        assert_eq!(of(CoreBinding::None, 3), [None, None, None]);
+        assert_eq!(CoreBinding::Core.core_of(&[], 0, 1), None);
     }
 
     #[test]
     fn names_are_read_as_they_are_written() {
-        for binding in Binding::ALL {
+        for binding in CoreBinding::ALL {
             assert_eq!(binding.to_string().parse(), Ok(binding));
         }
-        assert!("socket".parse::<Binding>().unwrap_err().contains("auto, none, core"));
+        assert!("socket".parse::<CoreBinding>().unwrap_err().contains("auto, none, core"));
     }
 
     /// The thread that starts ranks may run where it could before, and a rank on its core.
@@ -139,7 +139,7 @@ mod tests {
         command.args(["Cpus_allowed_list", "/proc/self/status"]);
         command.stdout(std::process::Stdio::piped());
         let last = before.len() as u32 - 1;
-        let child = Binding::Core.spawn(&mut command, last, last + 1).unwrap();
+        let child = CoreBinding::Core.spawn(&mut command, last, last + 1).unwrap();
         let text = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
         assert_eq!(text.split_whitespace().last(), Some(&*before[last as usize].to_string()));
         assert_eq!(own_cores().unwrap().iter().collect::<Vec<_>>(), before);

@@ -26,7 +26,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ferroccl::UniqueId;
 use ferroccl::config::Config;
-use ferroccl::launcher::Binding;
+use ferroccl::launcher::CoreBinding;
 use nix::sys::signal::Signal;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -60,9 +60,9 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     tag_output: bool,
     /// What ranks are bound to: a core each in turn, nothing, or with auto a core where there are more ranks than cores
-    #[arg(long, value_name = "BINDING", default_value_t = Binding::Auto,
-          value_parser = PossibleValuesParser::new(["auto", "none", "core"]).try_map(|name| name.parse::<Binding>()))]
-    bind_to: Binding,
+    #[arg(long, value_name = "BINDING", default_value_t = CoreBinding::Auto,
+          value_parser = PossibleValuesParser::new(["auto", "none", "core"]).try_map(|name| name.parse::<CoreBinding>()))]
+    bind_to: CoreBinding,
     /// Seconds that ranks have to end when they are told to, before they are killed
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     grace: Duration,
