@@ -4,7 +4,7 @@
 //! ```text
 //! topology ─► the host's first rank ─► all ranks: the cores of each GPU ─► those that this process may use
 //!                     (HostFindings)                    │
-//!             Pinned: the thread that makes a communicator, until that is done
+//!             PinnedThread: the thread that makes a communicator, until that is done
 //!             ProxyCores: the proxy thread, as long as there are communicators
 //! ```
 //!
@@ -77,19 +77,19 @@ fn set_cores(thread: i32, cores: &CpuSet) -> nix::Result<()> {
 
 /// The calling thread runs on some cores until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Pinned {
+pub(crate) struct PinnedThread {
     before: Option<CpuSet>,
 }
 
-impl Pinned {
+impl PinnedThread {
     /// Where `cores` is empty nothing changes.
     pub(super) fn to(cores: &CpuSet) -> Self {
         if cores.is_empty() {
-            return Pinned { before: None };
+            return PinnedThread { before: None };
         }
         Self::try_to(cores)
             .inspect_err(|error| say(cores, *error))
-            .unwrap_or(Pinned { before: None })
+            .unwrap_or(PinnedThread { before: None })
     }
 
     /// # Errors
@@ -97,11 +97,11 @@ impl Pinned {
     pub(crate) fn try_to(cores: &CpuSet) -> nix::Result<Self> {
         let before = own_cores()?;
         set_cores(0, cores)?;
-        Ok(Pinned { before: Some(before) })
+        Ok(PinnedThread { before: Some(before) })
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedThread {
     fn drop(&mut self) {
         if let Some(before) = &self.before
             && let Err(error) = set_cores(0, before)

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use ferroccl_proxy::collnet::CollNet;
 use ferroccl_proxy::net::Net;
 
-use super::affinity::{self, Pinned};
+use super::affinity::{self, PinnedThread};
 use super::builder::{BlockLimits, CommBuilder, allowed, check_peers, open_net, ranks_on_device};
 use super::collnet_heads;
 use super::device_memory::MemoryCount;
@@ -157,7 +157,7 @@ impl Communicator {
         }
         let regions: Vec<OpenRecvRegion> = (0..nranks)
             .map(|rank| {
-                let _pinned = Pinned::to(&cores[rank as usize]);
+                let _pinned = PinnedThread::to(&cores[rank as usize]);
                 builder(rank).open_recv_region(&peers)
             })
             .collect::<Result<_>>()?;
@@ -173,7 +173,7 @@ impl Communicator {
         let made = (0..nranks).zip(regions).zip(mapped).zip(heads);
         let ranks = made.map(|(((rank, mut region), (edges, relays)), heads)| {
             let builder = builder(rank);
-            let _pinned = Pinned::to(builder.cores);
+            let _pinned = PinnedThread::to(builder.cores);
             let net = builder.net_connections(&mut region, &edges, &handles, relays.as_ref())?;
             builder.build(edges, &peers, net, heads)
         });
@@ -334,7 +334,7 @@ impl Communicator {
 
         let rings = nodes.rings(graphs.as_deref(), channels);
         let cores = affinity::cores_of(rank, &nodes, found, &env);
-        let _pinned = Pinned::to(&cores);
+        let _pinned = PinnedThread::to(&cores);
         let memory = &MemoryCount::default();
         let builder = CommBuilder {
             device,

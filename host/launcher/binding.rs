@@ -7,13 +7,13 @@ use std::str::FromStr;
 
 use ferroccl_topology::CpuSet;
 
-use crate::comm::affinity::{Pinned, own_cores};
+use crate::comm::affinity::{PinnedThread, own_cores};
 
 /// What cores a launcher gives to the ranks of a host.
 ///
-/// Ranks that share cores wait for each other in turns. Where the system has three of four on one core and one on the other, these three
-/// are what all wait for. It takes up to a second to move one. In runs of a third of a second, 4 processes on 2 cores took a
-/// quarter less for small all-reduces when they were bound, and 8 a fifth less; in runs of three seconds they took as long
+/// The system may start three of four ranks on one of two cores. All ranks then wait for these three, which take turns, until the system
+/// moves one, after up to a second. In runs of a third of a second, 4 bound processes on 2 cores took a quarter less for small
+/// all-reduces than unbound ones, and 8 a fifth less. In runs of three seconds bound and unbound ones took the same time
 /// (`benches/records/2026-11-28-bound-ranks.md`). Open MPI's `mpirun --bind-to` has the last two under these names, and as its default
 /// binds nobody where ranks outnumber cores.
 ///
@@ -68,7 +68,7 @@ impl CoreBinding {
             return command.spawn();
         };
         // A process has the cores of the thread that starts it.
-        let bound = Pinned::try_to(&[core].into_iter().collect::<CpuSet>())?;
+        let bound = PinnedThread::try_to(&[core].into_iter().collect::<CpuSet>())?;
         let child = command.spawn();
         drop(bound);
         child

@@ -15,7 +15,7 @@ const SEEDS: u64 = 400;
 
 /// What a call does.
 #[derive(Clone, Copy, Debug)]
-enum Call {
+enum LinearCall {
     Broadcast(usize),
     AllGather,
     ReduceScatter,
@@ -23,13 +23,13 @@ enum Call {
 }
 
 /// What rank `r` has then, of `inputs` with `block` elements for each rank, or from each.
-fn want(call: Call, inputs: &[Vec<u32>], r: usize, block: usize) -> Vec<u32> {
+fn want(call: LinearCall, inputs: &[Vec<u32>], r: usize, block: usize) -> Vec<u32> {
     let of_rank = |input: &Vec<u32>| input[r * block..][..block].to_vec();
     match call {
-        Call::Broadcast(root) => inputs[root].clone(),
-        Call::AllGather => inputs.concat(),
-        Call::AllToAll => inputs.iter().flat_map(of_rank).collect(),
-        Call::ReduceScatter => inputs
+        LinearCall::Broadcast(root) => inputs[root].clone(),
+        LinearCall::AllGather => inputs.concat(),
+        LinearCall::AllToAll => inputs.iter().flat_map(of_rank).collect(),
+        LinearCall::ReduceScatter => inputs
             .iter()
             .map(of_rank)
             .reduce(|sum, one| sum.iter().zip(one).map(|(a, b)| a.wrapping_add(b)).collect())
@@ -60,12 +60,12 @@ fn run(seed: u64, protocol: ProtocolId, weaken: Option<(Published, Side)>) -> Re
         // From nothing to several rounds of the slots.
         let block = [0, 1, random.below(60), random.below(600)][random.below(4)];
         let call = match random.below(4) {
-            0 => Call::Broadcast(random.below(nranks)),
-            1 => Call::AllGather,
-            2 => Call::ReduceScatter,
-            _ => Call::AllToAll,
+            0 => LinearCall::Broadcast(random.below(nranks)),
+            1 => LinearCall::AllGather,
+            2 => LinearCall::ReduceScatter,
+            _ => LinearCall::AllToAll,
         };
-        let of_all = matches!(call, Call::ReduceScatter | Call::AllToAll);
+        let of_all = matches!(call, LinearCall::ReduceScatter | LinearCall::AllToAll);
         let count = if of_all { nranks * block } else { block };
         let inputs: Vec<Vec<u32>> = (0..nranks)
             .map(|_| (0..count).map(|_| random.below(1 << 30) as u32).collect())
@@ -77,10 +77,12 @@ fn run(seed: u64, protocol: ProtocolId, weaken: Option<(Published, Side)>) -> Re
             let (input, output) = (device.upload(&inputs[r]).unwrap(), &outputs[r]);
             let (rank, stream) = (&ranks[r], &streams[r]);
             let called = match call {
-                Call::Broadcast(root) => rank.broadcast(&input, output, root as u32, stream),
-                Call::AllGather => rank.all_gather(&input, output, stream),
-                Call::ReduceScatter => rank.reduce_scatter(&input, output, ReduceOp::Sum, stream),
-                Call::AllToAll => rank.all_to_all(&input, output, stream),
+                LinearCall::Broadcast(root) => rank.broadcast(&input, output, root as u32, stream),
+                LinearCall::AllGather => rank.all_gather(&input, output, stream),
+                LinearCall::ReduceScatter => {
+                    rank.reduce_scatter(&input, output, ReduceOp::Sum, stream)
+                }
+                LinearCall::AllToAll => rank.all_to_all(&input, output, stream),
             };
             called.map_err(|e| e.to_string())?;
         }

@@ -176,7 +176,7 @@ unsafe fn exchange<T: Element, R: Reduction, P: Protocol, const EACH: bool>(mut 
             let mut n = count - at;
             for ahead in 1..ring.k {
                 let peer = ring.block(ring.k - ahead) as u32;
-                // A rank in another call makes no offer that is taken here.
+                // A rank in another call never makes the offer that is waited for below.
                 if at == 0 && placement.holds_to::<T, P>(&cx, peer) {
                     compare(&mut cx, peer);
                 }

@@ -18,8 +18,8 @@
 //! The costs are the least squares of the logarithms of the times of `benches/records/2026-11-27-one-thread.md`: 2 to 16 ranks of
 //! one thread, 8 B to 256 KiB, all-reduce, all-gather, reduce-scatter, broadcast and reduce by each algorithm and protocol. The shares
 //! have been fitted again, with these costs, to that record and to those of `2026-11-28-linear-placed.md` and
-//! `2026-11-27-plain-mesh-intel.md`, each in a time of its own: to the times, and to how much longer the way takes that the
-//! model chooses than the fastest. A test compares model and records. What is over the network, in windows or an algorithm of the
+//! `2026-11-27-plain-mesh-intel.md`. The last two have a factor each, for the speed of their machine. The fit keeps two things small: the
+//! distance to the measured times, and how much slower the chosen way is than the fastest. A test compares model and records. What is over the network, in windows or an algorithm of the
 //! user's is not measured there: it has figures of its own, or counts as [`UNMEASURED`].
 
 use ferroccl_device::abi::{Algorithm, Collective, ProtocolId};
@@ -112,10 +112,11 @@ const NVLS: Share = Share { step: 1.3, byte: 4.0 };
 /// What a block of a rank takes beyond the first, in microseconds: trees have one for each way.
 const BLOCK: f64 = 0.129;
 
-/// What an all-to-all takes as a group of sends and receives, for each rank and each message, in microseconds. As the shares.
+/// What an all-to-all takes as a group of sends and receives, for each rank and each message, in microseconds. Fitted with the
+/// shares.
 const MESSAGES: (f64, f64) = (1.01, 1.24);
 /// Bytes of all ranks' buffers of an all-to-all up to which the slots of all connections stay in a core's L2 cache:
-/// `benches/records/2026-11-27-all-to-all-intel.md`. The next four are as the shares.
+/// `benches/records/2026-11-27-all-to-all-intel.md`. The next four constants were fitted with the shares.
 const EXCHANGED_IN_L2: f64 = (512 << 10) as f64;
 /// How much a byte beyond takes, of a byte before, in an all-to-all that goes through slots: linear, or one-shot with Simple.
 const SLOTS_BEYOND_L2: f64 = 4.71;
