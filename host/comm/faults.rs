@@ -148,11 +148,16 @@ impl CommState {
             FaultKind::PeerLost => {
                 // It may be this rank that another has lost: the teller, or one that the teller has heard of it from.
                 let other = |rank: &u32| *rank < self.nranks && *rank != self.rank;
-                let lost_us = Some(fault.rank).filter(other).unwrap_or(teller);
-                let peer = if fault.peer == self.rank { lost_us } else { fault.peer };
+                let noticed_by = Some(fault.rank).filter(other).unwrap_or(teller);
+                let (rank, peer) = match fault.peer == self.rank {
+                    true => (self.rank, noticed_by),
+                    false => (noticed_by, fault.peer),
+                };
                 let reason = format!("rank {teller} says: {text}");
                 let _ = self.cause.set(Error::PeerLost { rank: self.rank, peer, reason });
-                self.fail(&Fault { peer, seq: fault.seq, ..self.own_fault(FaultKind::PeerLost) });
+                // A neighbour on this host may hear of it from us alone. So the fault keeps the rank that has noticed: we have lost nobody,
+                // and the peer would else take us for the rank that it is cut off from.
+                self.fail(&Fault { rank, peer, seq: fault.seq, ..self.own_fault(FaultKind::PeerLost) });
             }
             FaultKind::Aborted => {
                 let cause = format!("rank {teller} says: {text}");
@@ -342,9 +347,27 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
+    use super::FaultNews;
     use crate::comm::Communicator;
     use crate::{Device, Error};
     use ferroccl_bootstrap::Departure;
+    use ferroccl_device::abi::{Fault, FaultKind};
+
+    /// Ranks 0 and 3 are cut off from each other. Rank 1 has heard that from rank 0; rank 2 sees only the fault that rank 1 leaves at
+    /// its edges, and tells rank 3 of it.
+    #[test]
+    fn news_that_are_passed_on_name_the_ranks_that_lost_each_other() {
+        let ranks = Communicator::init_all(&Device::cpu(), 4).unwrap();
+        let lost = Fault { kind: FaultKind::PeerLost as u32, rank: 0, peer: 3, ..Fault::default() };
+        let news = |fault| FaultNews { fault, ranks: Vec::new(), text: "lost".to_owned() }.encode();
+        let states = [1, 3].map(|rank: usize| ranks[rank].0.clone());
+        states[0].on_remote_fault(0, &news(lost));
+        let left = states[0].control.fault().unwrap();
+        assert_eq!((left.rank, left.peer), (0, 3));
+        states[1].on_remote_fault(2, &news(left));
+        let error = states[1].failure().unwrap();
+        assert!(matches!(error, Error::PeerLost { rank: 3, peer: 0, .. }), "{error}");
+    }
 
     /// A launch holds the lock on the order of calls while the driver's queue is full of kernels that wait for the peer.
     #[test]
