@@ -261,9 +261,15 @@ impl P2pBatch {
         let kernel = kernel()?;
         preload::preload(comm, &message(bytes as usize, comm.rank));
         debug!(target: log::COLL, rank = comm.rank, transfers = transfers.len(), bytes, blocks, "SendRecv");
+        let runtime = comm.device.runtime();
+        // SAFETY: the memory is the runtime's, and nobody has used it.
+        let written = unsafe {
+            runtime.write_before(&table, bytemuck::cast_slice(&transfers), &**stream.ops())
+        };
+        let staged = comm.must(written)?;
         let work = Work {
             comm: comm.control.comm_address(0),
-            input: 0,
+            input: staged.as_ref().map_or(0, |staged| staged.address),
             output: 0,
             scalar: 0,
             count: bytes,
@@ -278,12 +284,7 @@ impl P2pBatch {
             pad: 0,
             channels: parts,
         };
-        let runtime = comm.device.runtime();
-        // SAFETY: the memory is the runtime's, and nobody has used it.
-        let written = unsafe {
-            runtime.write_before(&table, bytemuck::cast_slice(&transfers), &**stream.ops())
-        };
-        let staged = comm.must(written)?;
+        let staged = staged.map(|staged| staged.keep);
         let call = Collective::SendRecv as u64;
         let record = comm
             .recorder

@@ -143,8 +143,8 @@ pub trait Runtime: Debug + Send + Sync {
         self.allocate(bytes)
     }
 
-    /// Writes `bytes` to the start of `to`, before what is put into `stream` next, and waits for nothing that runs. What is
-    /// returned is kept until that has ended.
+    /// Gives what is put into `stream` next `bytes` at the start of `to`, and waits for nothing that runs. Either they are there
+    /// when this returns; or they are where what is returned says, and the kernel copies them when it begins.
     ///
     /// # Errors
     /// As [`write`](Runtime::write).
@@ -156,7 +156,7 @@ pub trait Runtime: Debug + Send + Sync {
         to: &Arc<dyn Memory>,
         bytes: &[u8],
         _stream: &dyn StreamOps,
-    ) -> Result<Option<Keep>> {
+    ) -> Result<Option<StagedArgument>> {
         // SAFETY: the caller's.
         unsafe { self.write(to, 0, bytes) }.map(|()| None)
     }
@@ -393,6 +393,14 @@ pub unsafe trait Memory: Debug + Send + Sync {
 
 /// Something to keep alive until an operation is done.
 pub type Keep = Arc<dyn Any + Send + Sync>;
+
+/// What a kernel takes besides its argument, and copies itself when it begins ([`Runtime::write_before`]).
+pub struct StagedArgument {
+    /// Where the kernel reads it, aligned to 16 bytes.
+    pub address: u64,
+    /// Kept until the kernel has ended.
+    pub keep: Keep,
+}
 
 /// What is called when a launch has ended.
 pub type Done = Box<dyn FnOnce(Option<&Error>) -> Result<()> + Send>;

@@ -333,6 +333,7 @@ unsafe fn compare(cx: &mut KernelContext, peer: u32) {
     let (conn, _) = cx.connections(peer);
     // SAFETY: the caller's; one lane does it.
     unsafe {
+        prims::acknowledge_earlier(conn);
         let told = (*conn).told;
         let state = ConnState::named(conn, told);
         if cx.wait(&state, WaitKind::Signature, told, || prims::has_signature(conn)) {

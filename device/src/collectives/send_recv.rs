@@ -22,8 +22,9 @@ use crate::prims::{
 };
 use crate::reduce::Reduction;
 
-/// The kernel. `Work::extra` is the address of the [`Transfer`]s; a block's part of the call is its part of them. Each
-/// transfer has a protocol of its own, on which its two ends agree: the kernel's does not count.
+/// The kernel. `Work::extra` is the address of the [`Transfer`]s; a block's part of the call is its part of them. If `Work::input` is not
+/// 0, they are there, perhaps in the host's memory, and a block begins with a copy of its part. Each transfer has a protocol of its own, on
+/// which its two ends agree: the kernel's does not count.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRecv;
 
@@ -68,11 +69,16 @@ impl Entry {
         self.is(TransferState::Done)
     }
 
+    /// Whether another transfer comes before it on its connection.
+    #[inline(always)]
+    fn is_after_another(self) -> bool {
+        field!(self, after) != 0
+    }
+
     /// Whether what comes before it is done.
     #[inline(always)]
     fn can_begin(self) -> bool {
-        let before = Entry(field!(self, after) as *mut Transfer);
-        before.0.is_null() || before.is_done()
+        !self.is_after_another() || Entry(field!(self, after) as *mut Transfer).is_done()
     }
 
     /// Whether it waits for its peer.
@@ -123,6 +129,17 @@ impl KernelCode for SendRecv {
         let first = (cx.args().extra() as *mut Transfer).wrapping_add(part.offset as usize);
         let count = part.count as usize;
         let entry = |i: usize| Entry(first.wrapping_add(i));
+        // SAFETY: both are valid for the block's part, which no other block uses.
+        unsafe { take_table(&cx, part.offset as usize, first, count) }
+        for i in (cx.tid()..count).step_by(cx.lanes()) {
+            let transfer = entry(i);
+            if field!(transfer, kind) == TransferKind::Recv as u32 && !transfer.is_after_another() {
+                // SAFETY: the connection is valid, and this block's; it has one transfer that is the first.
+                unsafe { prims::acknowledge_earlier(transfer.conn()) }
+            }
+        }
+        // Lane 0 goes on with what the others have written.
+        gpu::sync_threads();
         let mut check = AbortCheck::default();
         let (mut turn, mut last) = (0, 0);
         loop {
@@ -189,6 +206,25 @@ impl KernelCode for SendRecv {
     }
 }
 
+/// Copies the block's part of the table from where the host has put it, if that is not there already.
+///
+/// # Safety
+/// `to` has `count` transfers, and so has what is `offset` transfers behind `Work::input`, if that is not 0.
+#[inline(always)]
+unsafe fn take_table(cx: &KernelContext, offset: usize, to: *mut Transfer, count: usize) {
+    let staged = cx.args().input::<Transfer>();
+    if staged.is_null() {
+        return;
+    }
+    let from = staged.wrapping_add(offset).cast::<u64>();
+    // All lanes read at once: memory of the host's is a microsecond away.
+    for i in (cx.tid()..count * (size_of::<Transfer>() / 8)).step_by(cx.lanes()) {
+        // SAFETY: the caller's; a transfer is made of words.
+        unsafe { *to.cast::<u64>().add(i) = *from.add(i) }
+    }
+    gpu::sync_threads();
+}
+
 /// A message of a rank to itself.
 #[inline(always)]
 fn copy<T: Element, R: Reduction>(cx: &KernelContext, transfer: Entry) {
@@ -204,10 +240,16 @@ fn copy<T: Element, R: Reduction>(cx: &KernelContext, transfer: Entry) {
 #[inline(always)]
 fn advance<T: Element, R: Reduction, P: Protocol>(cx: &mut KernelContext, transfer: Entry) -> bool {
     let conn = transfer.conn();
-    if !transfer.is(TransferState::Open) {
-        return open_transfer::<P>(cx, transfer);
+    let opens = !transfer.is(TransferState::Open);
+    if opens {
+        if !open_transfer::<P>(cx, transfer) {
+            return false;
+        }
+        if cx.stopped || !transfer.is(TransferState::Open) {
+            return true;
+        }
     }
-    if transfer.is_send() {
+    let moved = if transfer.is_send() {
         // SAFETY: the connection is valid, and this block's.
         let mut prims = unsafe { Prims::<T, R, P, 0, 1>::open(*cx, ([], [conn]), OPENED) };
         if P::DIRECT {
@@ -225,7 +267,8 @@ fn advance<T: Element, R: Reduction, P: Protocol>(cx: &mut KernelContext, transf
         steps::<verbs::DirectRecv, T, R, P, 1, 0>(cx, transfer, &mut prims, |p| {
             P::has_begun(&p.recv[0])
         })
-    }
+    };
+    opens | moved
 }
 
 /// Before there is data: the two ends compare what they are called with, and the receiver says where data goes.

@@ -79,6 +79,7 @@ pub use ll128::Ll128;
 pub use primitives::{Prims, Protocol, Slice, Slots};
 pub use rules::{Correct, Rules};
 pub(crate) use signature::{
-    check_signature, end_call, has_signature, has_signature_room, told, write_signature,
+    acknowledge_earlier, check_signature, end_call, has_signature, has_signature_room, told,
+    write_signature,
 };
 pub use simple::Simple;

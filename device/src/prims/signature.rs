@@ -22,7 +22,8 @@
 //!
 //! A signature is in lines that say for themselves that they have arrived ([`SignatureLines`]), so that telling it takes no
 //! fence and no round trip. An entry of the ring is written over when it has been acknowledged. The receiver does that when its
-//! next call begins: what a kernel has read is read before the next begins.
+//! next call begins: what a kernel has read is read before the next begins. Where one kernel reads many, it does so in between, too
+//! ([`check_signature`]).
 
 use crate::abi::{Conn, FaultKind, SIGNATURES, Signature, SignatureLines, SignatureRing, WaitKind};
 use crate::args::KernelArgs;
@@ -215,17 +216,28 @@ pub(crate) unsafe fn has_signature(conn: *const Conn) -> bool {
             return false;
         }
         let from = entry(ring, n).cast::<u64>();
-        let mut ready = true;
-        for i in 0..gpu::opaque(5) {
-            let [low, high] = gpu::ld_halves(from.add(2 * i));
+        let is_there = |[low, high]: [u64; 2]| {
             let right = |half: u64| (half >> 32) as u32 == SignatureLines::flag(n);
-            ready &= right(low) & right(high);
-            if !gpu::LOADS_TOGETHER && !ready {
-                return false;
-            }
+            right(low) & right(high)
+        };
+        if gpu::LOADS_TOGETHER {
+            return lines(from).into_iter().fold(true, |ready, line| ready & is_there(line));
         }
-        ready
+        (0..LINES).all(|i| is_there(gpu::ld_halves(from.add(2 * i))))
     }
+}
+
+/// Lines of an entry: four words of the signature, and its digest.
+const LINES: usize = 5;
+
+/// The lines of an entry. On a GPU a look takes as long as one load: the next does not wait for what the one before has brought.
+///
+/// # Safety
+/// `from` is an entry.
+#[inline(always)]
+unsafe fn lines(from: *const u64) -> [[u64; 2]; LINES] {
+    // SAFETY: the caller's.
+    core::array::from_fn(|i| unsafe { gpu::ld_halves(from.add(2 * i)) })
 }
 
 /// Compares the sender's call, which it has told, with ours, and acknowledges it; a difference is a fault.
@@ -239,9 +251,34 @@ pub(crate) unsafe fn check_signature(cx: &mut KernelContext, conn: *mut Conn, ou
         compare(cx, conn, ours, ours.digest());
         let told = (*conn).told + 1;
         (*conn).told = told;
-        let ring = (*conn).calls_reply as *mut SignatureRing;
-        // Pairs with the acquire in `has_signature_room`.
-        gpu::release(orders::SIGNATURE_ACK, &raw mut (*ring).ack, told);
+        // A release waits for all that is under way. What this kernel has read is left for the next to acknowledge, as long as the sender
+        // has room. A proxy is told at once.
+        if (*conn).wait_tail_first != 0 || told - (*conn).room >= UNACKNOWLEDGED {
+            let ring = (*conn).calls_reply as *mut SignatureRing;
+            // Pairs with the acquire in `has_signature_room`.
+            gpu::release(orders::SIGNATURE_ACK, &raw mut (*ring).ack, told);
+            (*conn).room = told;
+        }
+    }
+}
+
+/// So many signatures are not left unacknowledged.
+const UNACKNOWLEDGED: u64 = SIGNATURES as u64 / 2;
+
+/// Acknowledges the signatures that kernels before this one have compared by [`check_signature`].
+///
+/// # Safety
+/// `conn` is a valid connection to receive from. One lane calls it, before the kernel compares any of that connection.
+#[inline(always)]
+pub(crate) unsafe fn acknowledge_earlier(conn: *mut Conn) {
+    // SAFETY: the caller's.
+    unsafe {
+        let (told, ring) = ((*conn).told, (*conn).calls_reply as *mut SignatureRing);
+        if (*conn).wait_tail_first == 0 && (*conn).room < told {
+            // The kernel that has read the entries has ended.
+            gpu::st_relaxed(&raw mut (*ring).ack, told);
+            (*conn).room = told;
+        }
     }
 }
 
@@ -255,13 +292,10 @@ unsafe fn compare(cx: &mut KernelContext, conn: *mut Conn, ours: &Signature, dig
     // SAFETY: the caller's; the cell of a fault is ours while it is written.
     unsafe {
         let (ring, n) = ((*conn).calls as *mut SignatureRing, (*conn).told);
-        let from = entry(ring, n).cast::<u64>();
-        let word = |i: usize| {
-            let [low, high] = gpu::ld_halves(from.add(2 * i));
-            low & 0xffff_ffff | high << 32
-        };
-        let theirs = Signature { seq: word(0), count: word(1), call: word(2), root: word(3) };
-        if theirs == *ours && word(4) == digest {
+        let [seq, count, call, root, their_digest] =
+            lines(entry(ring, n).cast()).map(|[low, high]| low & 0xffff_ffff | high << 32);
+        let theirs = Signature { seq, count, call, root };
+        if theirs == *ours && their_digest == digest {
             return;
         }
         let waiting = Waiting {

@@ -93,9 +93,12 @@ use self::alloc::Use;
 use self::gpu::Gpu;
 use self::memory::{CudaMemory, Registered};
 use self::multicast::CudaMulticast;
+use self::staging::Staged;
 use self::stream::CudaStream;
 use self::virtual_memory::Window;
-use super::{DeviceInfo, Keep, Memory, Multicast, RdmaInfo, Runtime, Settings, StreamOps};
+use super::{
+    DeviceInfo, Keep, Memory, Multicast, RdmaInfo, Runtime, Settings, StagedArgument, StreamOps,
+};
 use crate::buffer::{DeviceBuffer, Element, Stream};
 use crate::error::{Error, Result};
 use crate::runtime::sync::lock;
@@ -326,14 +329,16 @@ impl Runtime for CudaRuntime {
         to: &Arc<dyn Memory>,
         bytes: &[u8],
         stream: &dyn StreamOps,
-    ) -> Result<Option<Keep>> {
-        let native = stream.as_any().and_then(|any| any.downcast_ref::<CudaStream>());
-        match native.filter(|stream| stream.capture_id().is_none()) {
-            Some(stream) => Ok(Some(Arc::new(stream.write(to, bytes)?))),
+    ) -> Result<Option<StagedArgument>> {
+        super::memory::range(to, 0, bytes.len())?;
+        if stream.capture_id().is_some() {
             // A graph finds it as its kernel has left it, each time.
             // SAFETY: the caller's.
-            None => unsafe { self.write(to, 0, bytes) }.map(|()| None),
+            return unsafe { self.write(to, 0, bytes) }.map(|()| None);
         }
+        // A copy that the stream makes takes the host as long as a launch, and the kernel starts microseconds later.
+        let staged = Staged::copy(&self.gpu, bytes)?;
+        Ok(Some(StagedArgument { address: staged.address(), keep: Arc::new(staged) }))
     }
 
     /// Of a context: kernels of one reach all of its memory.

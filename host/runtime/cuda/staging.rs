@@ -1,7 +1,4 @@
-//! Pinned memory from which a stream copies what a launch needs beside its argument, in stream order: the host waits for nothing.
-//!
-//! Memory that is not pinned would do, too, but the driver "may synchronize with the stream" before it has read it
-//! (cuMemcpyHtoDAsync, "API synchronization behavior"), and that may be waiting for this thread.
+//! Pinned memory in which a kernel finds what it needs beside its argument: it reads it there itself, and the host waits for nothing.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -59,8 +56,10 @@ impl Staged {
         Ok(Staged { gpu: Arc::clone(gpu), at, size })
     }
 
-    pub(super) fn as_ptr(&self) -> *const c_void {
-        self.at.as_ptr().cast_const().cast()
+    /// Where the host has it, and a kernel finds it: memory that the driver allocates has one address for both ("Unified
+    /// Virtual Address Space" in CUDA's programming guide).
+    pub(super) fn address(&self) -> u64 {
+        self.at.as_ptr().addr() as u64
     }
 }
 

@@ -9,7 +9,6 @@ use std::sync::{Arc, Weak};
 use super::capture::{self, Check};
 use super::driver::{self, RawStream};
 use super::gpu::Gpu;
-use super::staging::Staged;
 use super::watch::{End, Ends, Pending, Progress, Recorded, is_farewell};
 use super::word::Word;
 use crate::error::{Error, Result};
@@ -99,19 +98,6 @@ impl CudaStream {
 
     pub(super) fn raw(&self) -> RawStream {
         self.raw
-    }
-
-    /// Has `bytes` written to the start of `to` when the stream comes by. What is returned is kept until then.
-    pub(super) fn write(&self, to: &Arc<dyn Memory>, bytes: &[u8]) -> Result<Staged> {
-        let at = memory::range(to, 0, bytes.len())? as u64;
-        let gpu = &self.gpu;
-        let staged = Staged::copy(gpu, bytes)?;
-        gpu.enqueue(|| {
-            // SAFETY: the range was checked; what is staged is as long, and kept by the caller.
-            unsafe { gpu.driver.memcpy_htod_async(at, staged.as_ptr(), bytes.len(), self.raw) }
-                .map_err(|e| gpu.error(&e))
-        })?;
-        Ok(staged)
     }
 
     /// Waits for an event.

@@ -212,6 +212,8 @@ struct Watch {
 #[derive(Default)]
 struct Seen {
     started: bool,
+    /// It has nothing to look at. Waking it is a system call, which a launch makes only then.
+    sleeps: bool,
     streams: Vec<Arc<Progress>>,
     /// What a graph has let go of: it may not be dropped where the driver says so.
     dropped: Vec<Box<dyn FnOnce() + Send>>,
@@ -297,14 +299,18 @@ impl Watch {
             // Without it, ends are noticed by who waits for a stream.
             seen.started = thread.spawn(|| self.run()).is_ok();
         }
-        self.more.notify_one();
+        if seen.sleeps {
+            self.more.notify_one();
+        }
     }
 
     fn run(&self) {
         loop {
             let mut seen = lock(&self.seen);
             while seen.streams.is_empty() && seen.dropped.is_empty() && seen.retired.is_empty() {
+                seen.sleeps = true;
                 seen = self.more.wait(seen).unwrap_or_else(std::sync::PoisonError::into_inner);
+                seen.sleeps = false;
             }
             let (streams, dropped) = (seen.streams.clone(), std::mem::take(&mut seen.dropped));
             drop(seen);
