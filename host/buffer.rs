@@ -165,6 +165,11 @@ impl Stream {
         self.identity() == other.identity()
     }
 
+    /// Whether both are captured in one graph, or neither is in any.
+    pub(crate) fn is_captured_with(&self, other: &Stream) -> bool {
+        self.0.capture_id() == other.0.capture_id()
+    }
+
     /// What tells it from other streams, as long as one of its handles is there.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.0).addr()

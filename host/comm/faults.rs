@@ -157,7 +157,12 @@ impl CommState {
                 let _ = self.cause.set(Error::PeerLost { rank: self.rank, peer, reason });
                 // A neighbour on this host may hear of it from us alone. So the fault keeps the rank that has noticed: we have lost nobody,
                 // and the peer would else take us for the rank that it is cut off from.
-                self.fail(&Fault { rank, peer, seq: fault.seq, ..self.own_fault(FaultKind::PeerLost) });
+                self.fail(&Fault {
+                    rank,
+                    peer,
+                    seq: fault.seq,
+                    ..self.own_fault(FaultKind::PeerLost)
+                });
             }
             FaultKind::Aborted => {
                 let cause = format!("rank {teller} says: {text}");

@@ -260,23 +260,27 @@ impl JoinPoint {
     }
 }
 
-/// For each stream an event at the place where the group begins. Batches that run beside the stream begin there.
+/// Events at the place where the group begins, in the streams whose earlier calls a batch in another stream waits for.
 struct ForkPoints(Vec<(Stream, Event)>);
 
 impl ForkPoints {
-    /// For the streams of all calls, and for the last stream of each communicator.
+    /// None in the usual group, in which each communicator has a stream of its own: an event costs a launch's time.
     fn of(batches: &[TaskBatch]) -> Self {
         let mut forks = ForkPoints(Vec::new());
-        if let [batch] = batches
-            && batch.streams.len() == 1
-        {
-            return forks; // nothing runs beside
-        }
+        let mut taken: Vec<&Stream> = Vec::new();
         for batch in batches {
+            let main = &batch.streams[0];
+            let beside = taken.iter().any(|stream| stream.is(main));
+            if !beside {
+                taken.push(main);
+            }
             let last =
                 batch.comm.order.lock().unwrap_or_else(PoisonError::into_inner).stream.clone();
+            // Calls that are captured in a graph run at the graph's launch, which the user orders.
+            let last = last.filter(|last| last.is(main) || last.is_captured_with(main));
             for stream in batch.streams.iter().chain(&last) {
-                if forks.0.iter().all(|(other, _)| !other.is(stream)) {
+                let waits = beside || !stream.is(main);
+                if waits && forks.0.iter().all(|(other, _)| !other.is(stream)) {
                     let event = Event::new();
                     stream.ops().record(&event, false);
                     forks.0.push((stream.clone(), event));

@@ -266,7 +266,7 @@ impl CallOrder {
         // Calls that are captured in a graph run at the graph's launch, which the user orders.
         if let Some(last) = &self.stream
             && !last.is(stream)
-            && last.ops().capture_id() == stream.ops().capture_id()
+            && last.is_captured_with(stream)
         {
             let event = Event::new();
             last.ops().record(&event, false);

@@ -39,6 +39,7 @@ mod device_prims;
 mod errors;
 mod gdr;
 mod graphs;
+mod launches;
 mod modules;
 mod multicast;
 mod streams;
