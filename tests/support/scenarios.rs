@@ -300,17 +300,27 @@ pub(crate) fn a_graph_keeps_what_it_needs(device: &Device) {
 
 /// What is captured is in order with the graph, and not with what was called before.
 pub(crate) fn calls_before_a_capture_are_no_part_of_it(device: &Device) {
-    let all = Ranks::new(device, 1, &CommConfig::default());
-    let buffer = device.upload(&[7u32; 3001]).unwrap();
-    let call = |stream: &Stream| all.ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, stream);
-    call(&all.streams[0]).unwrap();
-    let other = device.stream().unwrap();
-    let graph = CudaGraph::capture(&[&other], || call(&other)).unwrap();
-    call(&all.streams[0]).unwrap();
-    all.streams[0].synchronize().unwrap();
-    graph.launch(&other).unwrap();
-    other.synchronize().unwrap();
-    check(&buffer, &other, 7, "one rank");
+    for n in [1, 2] {
+        let all = Ranks::new(device, n, &CommConfig::default());
+        let others: Vec<Stream> = all.ranks.iter().map(|_| device.stream().unwrap()).collect();
+        let from = device.upload(&[7u32; 3001]).unwrap();
+        let to: Vec<_> = all.ranks.iter().map(|_| device.alloc::<u32>(3001).unwrap()).collect();
+        let calls = |streams: &[Stream]| {
+            let mut each = all.ranks.iter().zip(&to).zip(streams);
+            let sum = ReduceOp::Sum;
+            group(|| each.try_for_each(|((rank, to), s)| rank.all_reduce(&from, to, sum, s)))
+        };
+        calls(&all.streams).unwrap();
+        let captured: Vec<&Stream> = others.iter().collect();
+        let graph = CudaGraph::capture(&captured, || calls(&others)).unwrap();
+        calls(&all.streams).unwrap();
+        all.streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        graph.launch(&others[0]).unwrap();
+        others[0].synchronize().unwrap();
+        for to in &to {
+            check(to, &others[0], 7 * n, &format!("{n} ranks"));
+        }
+    }
 }
 
 /// Who is told when a replay goes wrong: the stream that it ran in.
