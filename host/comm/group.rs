@@ -349,7 +349,8 @@ impl TaskBatch {
         if forks.0.is_empty() {
             order.continue_on(&on);
         } else {
-            for stream in streams.iter().chain(&order.stream) {
+            let last = order.stream.iter().filter(|last| streams.iter().all(|s| !s.is(last)));
+            for stream in streams.iter().chain(last) {
                 forks.fork(stream, &on);
             }
         }

@@ -234,14 +234,14 @@ fn a_call_that_has_no_memory_is_an_error_of_all_ranks() {
         return;
     }
     let _alone = alone();
-    let device = Device::cuda(0).unwrap();
-    let ranks = Communicator::init_all(&device, 3).unwrap();
-    let streams = [0, 1].map(|_| device.stream().unwrap());
-    let buffer = device.alloc::<f32>(1000).unwrap();
-    ranks[1].recv(&buffer, 0, &streams[1]).unwrap();
-    // The table of messages is copied to the GPU.
-    fail("cuMemcpyHtoDAsync_v2", 0, 2);
-    let error = ranks[0].send(&buffer, 1, &streams[0]).unwrap_err();
+    let devices = [0; 3].map(|gpu| Device::new(Arc::new(CudaRuntime::new(gpu).unwrap())));
+    let ranks = Communicator::init_all_on(&devices, &CommConfig::default()).unwrap();
+    let streams = [0, 1].map(|rank| devices[rank].stream().unwrap());
+    let buffers = [0, 1].map(|rank| devices[rank].alloc::<f32>(1000).unwrap());
+    ranks[1].recv(&buffers[1], 0, &streams[1]).unwrap();
+    // The table of messages is in pinned memory, of which the rank's runtime has none yet.
+    fail("cuMemHostAlloc", 0, 2);
+    let error = ranks[0].send(&buffers[0], 1, &streams[0]).unwrap_err();
     let what = "CUDA_ERROR_OUT_OF_MEMORY";
     assert!(error.to_string().contains(what), "{error}");
     let error = streams[1].synchronize().unwrap_err().to_string();
