@@ -155,8 +155,8 @@ impl CommState {
                 };
                 let reason = format!("rank {teller} says: {text}");
                 let _ = self.cause.set(Error::PeerLost { rank: self.rank, peer, reason });
-                // A neighbour on this host may hear of it from us alone. So the fault keeps the rank that has noticed: we have lost nobody,
-                // and the peer would else take us for the rank that it is cut off from.
+                // A neighbour on this host may see only this fault, and tell the lost rank of it. That rank takes `rank` for the one that
+                // it is cut off from, so `rank` is who noticed, and not this rank, which has only heard of it.
                 self.fail(&Fault {
                     rank,
                     peer,

@@ -143,8 +143,8 @@ pub trait Runtime: Debug + Send + Sync {
         self.allocate(bytes)
     }
 
-    /// Gives what is put into `stream` next `bytes` at the start of `to`, and waits for nothing that runs. Either they are there
-    /// when this returns; or they are where what is returned says, and the kernel copies them when it begins.
+    /// Prepares `bytes` for the kernel that is put into `stream` next, and waits for nothing that runs. Either this writes them to the
+    /// start of `to`, and returns `None`. Or it returns where it has put them, and the kernel copies them to `to` when it begins.
     ///
     /// # Errors
     /// As [`write`](Runtime::write).
@@ -394,9 +394,10 @@ pub unsafe trait Memory: Debug + Send + Sync {
 /// Something to keep alive until an operation is done.
 pub type Keep = Arc<dyn Any + Send + Sync>;
 
-/// What a kernel takes besides its argument, and copies itself when it begins ([`Runtime::write_before`]).
+/// Where [`Runtime::write_before`] has put bytes that a kernel copies when it begins.
+#[derive(Debug)]
 pub struct StagedArgument {
-    /// Where the kernel reads it, aligned to 16 bytes.
+    /// The address at which the kernel reads them; a multiple of 16.
     pub address: u64,
     /// Kept until the kernel has ended.
     pub keep: Keep,

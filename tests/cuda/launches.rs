@@ -1,4 +1,4 @@
-//! What a call asks of the driver: each function of it takes the caller a microsecond or two.
+//! What a group of calls puts into streams. Each call of the driver takes the host a microsecond or two.
 
 use ferroccl::{Communicator, Device, DeviceBuffer, ReduceOp, Stream, group};
 
@@ -13,19 +13,20 @@ const PUT_IN: [&str; 5] = [
     "cuStreamWaitEvent",
 ];
 
-struct Ranks {
+/// Ranks with a stream each.
+struct Members {
     ranks: Vec<Communicator>,
     streams: Vec<Stream>,
     buffers: Vec<[DeviceBuffer<f32>; 2]>,
 }
 
-impl Ranks {
+impl Members {
     fn new(device: &Device, n: u32) -> Self {
         let ranks = Communicator::init_all(device, n).unwrap();
         let streams = ranks.iter().map(|_| device.stream().unwrap()).collect();
         let buffer = || device.alloc(1000).unwrap();
         let buffers = ranks.iter().map(|_| [buffer(), buffer()]).collect();
-        Ranks { ranks, streams, buffers }
+        Members { ranks, streams, buffers }
     }
 
     fn all_reduces(&self, on: impl Fn(usize) -> usize) {
@@ -74,7 +75,7 @@ fn a_group_puts_in_its_launches_and_their_ends() {
         return;
     }
     let _alone = alone();
-    let ranks = Ranks::new(&Device::cuda(0).unwrap(), 3);
+    let ranks = Members::new(&Device::cuda(0).unwrap(), 3);
     assert_eq!(ranks.put_in(|| ranks.all_reduces(|r| r)), [3, 3, 0, 0, 0], "{PUT_IN:?}");
     assert_eq!(ranks.put_in(|| ranks.messages()), [3, 3, 0, 0, 0], "{PUT_IN:?}");
 }
@@ -86,7 +87,7 @@ fn a_group_on_one_stream_waits_where_it_must() {
         return;
     }
     let _alone = alone();
-    let ranks = Ranks::new(&Device::cuda(0).unwrap(), 2);
+    let ranks = Members::new(&Device::cuda(0).unwrap(), 2);
     for (r, [from, _]) in ranks.buffers.iter().enumerate() {
         from.copy_from(&[r as f32 + 1.0; 1000], &ranks.streams[r]).unwrap();
     }

@@ -175,14 +175,12 @@ fn assembled(ptxas: &Path, rows: &Arc<Mutex<Vec<Row>>>) -> Vec<Trial> {
     trials
 }
 
-/// The state of the six edges of a tree's root is more than a lane has registers for, one chain lacks two, and the ring of LL128 some
-/// for the five lines of a signature, which it loads at once. What they spill (stored and loaded, in bytes) may only become less.
+/// The state of the six edges of a tree's root is more than a lane has registers for, and one chain lacks two. What they
+/// spill (stored and loaded, in bytes) may only become less.
 fn is_known_to_spill(kernel: &str, usage: &Usage) -> bool {
     let most = match kernel {
         // On sm_80.
         "reduce_chain_ll128_any_uint8" => 28,
-        // On sm_90 and later.
-        ring if ring.starts_with("all_reduce_ring_ll128_sum_") => 20,
         tree if tree.starts_with("all_reduce_tree_") => 96,
         _ => 0,
     };

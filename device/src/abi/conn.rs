@@ -214,8 +214,8 @@ abi! {
         pub told: u64,
         /// Of a receiver: signatures compared; kept between calls.
         pub settled: u64,
-        /// Of a sender: for so many signatures there is room, as far as it knows. Of a receiver: so many are acknowledged, by who
-        /// compares at once. Kept between calls.
+        /// Of a sender: for so many signatures there is room, as far as it knows. Of a receiver of messages, or of a linear collective:
+        /// so many signatures it has acknowledged. Kept between calls.
         pub room: u64,
     }
 }

@@ -23,7 +23,7 @@ use crate::prims::{
 use crate::reduce::Reduction;
 
 /// The kernel. `Work::extra` is the address of the [`Transfer`]s; a block's part of the call is its part of them. If `Work::input` is not
-/// 0, they are there, perhaps in the host's memory, and a block begins with a copy of its part. Each transfer has a protocol of its own, on
+/// 0, the host has put them there, and each block begins by copying its part to `Work::extra`. Each transfer has a protocol of its own, on
 /// which its two ends agree: the kernel's does not count.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRecv;
@@ -138,7 +138,7 @@ impl KernelCode for SendRecv {
                 unsafe { prims::acknowledge_earlier(transfer.conn()) }
             }
         }
-        // Lane 0 goes on with what the others have written.
+        // Lane 0 reads what the other lanes have written to connections.
         gpu::sync_threads();
         let mut check = AbortCheck::default();
         let (mut turn, mut last) = (0, 0);
@@ -217,7 +217,7 @@ unsafe fn take_table(cx: &KernelContext, offset: usize, to: *mut Transfer, count
         return;
     }
     let from = staged.wrapping_add(offset).cast::<u64>();
-    // All lanes read at once: memory of the host's is a microsecond away.
+    // All lanes read at the same time: a load from the host's memory takes a microsecond.
     for i in (cx.tid()..count * (size_of::<Transfer>() / 8)).step_by(cx.lanes()) {
         // SAFETY: the caller's; a transfer is made of words.
         unsafe { *to.cast::<u64>().add(i) = *from.add(i) }

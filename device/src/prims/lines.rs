@@ -387,12 +387,6 @@ pub(super) fn finish<V: Verb, T, R, P, const NR: usize, const NS: usize>(
     }
 }
 
-/// Whether so many elements begin with a word that one access takes. One by one, each of a word's loads would wait for the one before.
-#[inline(always)]
-fn is_word<T>(p: *const T, n: usize) -> bool {
-    n >= 8 / size_of::<T>() && p.addr().is_multiple_of(8)
-}
-
 /// Up to 8 bytes of elements as a word, the first in the low bits; `n` may be more than fit.
 ///
 /// # Safety
@@ -400,10 +394,6 @@ fn is_word<T>(p: *const T, n: usize) -> bool {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 pub unsafe fn load_elements<T: Element>(p: *const T, n: usize) -> u64 {
-    if is_word(p, n) {
-        // SAFETY: the caller's; the address is a multiple of a word.
-        return unsafe { gpu::ld_data(p.cast::<u64>()) };
-    }
     let mut word = 0;
     for i in 0..n.min(8 / size_of::<T>()) {
         // SAFETY: the caller's.
@@ -419,10 +409,6 @@ pub unsafe fn load_elements<T: Element>(p: *const T, n: usize) -> u64 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 pub unsafe fn store_elements<T: Element>(p: *mut T, word: u64, n: usize) {
-    if is_word(p, n) {
-        // SAFETY: the caller's; the address is a multiple of a word.
-        return unsafe { gpu::st_data(p.cast::<u64>(), word, size_of::<T>()) };
-    }
     for i in 0..n.min(8 / size_of::<T>()) {
         // SAFETY: the caller's.
         unsafe {

@@ -83,6 +83,13 @@ impl<L: Rules> Protocol for Ll<L> {
     }
 }
 
+/// Whether `n` elements at `p` begin with a word that one access takes. Loaded one by one, each element would wait for the one before.
+/// Lines of LL128 have no such case: their kernels have no registers left for it.
+#[inline(always)]
+fn is_word<T>(p: *const T, n: usize) -> bool {
+    n >= DATA / size_of::<T>() && p.addr().is_multiple_of(DATA)
+}
+
 impl<L: Rules> LineFormat for Ll<L> {
     const DATA: usize = DATA;
     const BYTES: usize = LL_LINE;
@@ -129,14 +136,20 @@ impl<L: Rules> LineFormat for Ll<L> {
     #[inline(always)]
     unsafe fn load<T: Element, const WHOLE: bool>((): (), p: *const T, left: usize) -> u64 {
         // SAFETY: the caller's.
-        unsafe { if WHOLE { gpu::ld_data(p.cast::<u64>()) } else { load_elements(p, left) } }
+        unsafe {
+            if WHOLE || is_word(p, left) {
+                gpu::ld_data(p.cast::<u64>())
+            } else {
+                load_elements(p, left)
+            }
+        }
     }
 
     #[inline(always)]
     unsafe fn store<T: Element, const WHOLE: bool>((): (), p: *mut T, part: u64, left: usize) {
         // SAFETY: the caller's.
         unsafe {
-            if WHOLE {
+            if WHOLE || is_word(p, left) {
                 gpu::st_data(p.cast::<u64>(), part, size_of::<T>());
             } else {
                 store_elements(p, part, left);

@@ -230,7 +230,7 @@ pub(crate) unsafe fn has_signature(conn: *const Conn) -> bool {
 /// Lines of an entry: four words of the signature, and its digest.
 const LINES: usize = 5;
 
-/// The lines of an entry. On a GPU a look takes as long as one load: the next does not wait for what the one before has brought.
+/// The lines of an entry. Nothing is made of a line before all are loaded, so that on a GPU they take as long as one.
 ///
 /// # Safety
 /// `from` is an entry.
@@ -251,8 +251,8 @@ pub(crate) unsafe fn check_signature(cx: &mut KernelContext, conn: *mut Conn, ou
         compare(cx, conn, ours, ours.digest());
         let told = (*conn).told + 1;
         (*conn).told = told;
-        // A release waits for all that is under way. What this kernel has read is left for the next to acknowledge, as long as the sender
-        // has room. A proxy is told at once.
+        // A release waits for all that is under way. So the next kernel acknowledges what this one has read, while the sender has room.
+        // A proxy is told at once.
         if (*conn).wait_tail_first != 0 || told - (*conn).room >= UNACKNOWLEDGED {
             let ring = (*conn).calls_reply as *mut SignatureRing;
             // Pairs with the acquire in `has_signature_room`.
@@ -262,7 +262,7 @@ pub(crate) unsafe fn check_signature(cx: &mut KernelContext, conn: *mut Conn, ou
     }
 }
 
-/// So many signatures are not left unacknowledged.
+/// With so many signatures unacknowledged the receiver does not leave it to the next kernel. The sender has room for as many again.
 const UNACKNOWLEDGED: u64 = SIGNATURES as u64 / 2;
 
 /// Acknowledges the signatures that kernels before this one have compared by [`check_signature`].
@@ -275,7 +275,7 @@ pub(crate) unsafe fn acknowledge_earlier(conn: *mut Conn) {
     unsafe {
         let (told, ring) = ((*conn).told, (*conn).calls_reply as *mut SignatureRing);
         if (*conn).wait_tail_first == 0 && (*conn).room < told {
-            // The kernel that has read the entries has ended.
+            // Relaxed, as in `tell_call`: the kernel that has read the entries has ended.
             gpu::st_relaxed(&raw mut (*ring).ack, told);
             (*conn).room = told;
         }

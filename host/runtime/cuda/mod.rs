@@ -336,7 +336,7 @@ impl Runtime for CudaRuntime {
             // SAFETY: the caller's.
             return unsafe { self.write(to, 0, bytes) }.map(|()| None);
         }
-        // A copy that the stream makes takes the host as long as a launch, and the kernel starts microseconds later.
+        // Not by a copy in the stream: the host takes as long for that as for a launch, and the kernel would wait for it.
         let staged = Staged::copy(&self.gpu, bytes)?;
         Ok(Some(StagedArgument { address: staged.address(), keep: Arc::new(staged) }))
     }

@@ -1,4 +1,5 @@
-//! Pinned memory in which a kernel finds what it needs beside its argument: it reads it there itself, and the host waits for nothing.
+//! Pinned memory for what a kernel needs beside its argument. The kernel reads that memory itself, so that no copy goes into the stream
+//! and the host waits for nothing.
 
 use std::collections::HashMap;
 use std::ffi::c_void;

@@ -212,7 +212,7 @@ struct Watch {
 #[derive(Default)]
 struct Seen {
     started: bool,
-    /// It has nothing to look at. Waking it is a system call, which a launch makes only then.
+    /// Whether the thread sleeps. Only then a launch wakes it, which is a system call.
     sleeps: bool,
     streams: Vec<Arc<Progress>>,
     /// What a graph has let go of: it may not be dropped where the driver says so.
