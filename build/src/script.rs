@@ -6,23 +6,34 @@ use std::{env, error, fs};
 use crate::{Builder, Compiler, DeviceCrate, Module, Target};
 
 /// The cache that all build scripts of a target directory share, and all of its profiles: `target/ferroccl-ptx`. `out` is a build script's
-/// `OUT_DIR`, in which the cache is where no directory above it is one that cargo has tagged.
+/// `OUT_DIR`. The target directory is the one above it that cargo has tagged. Cargo tags none that was there before it came, such as a volume
+/// of a container: then it is told by its place. Where `out` is neither in a tagged directory nor in a place of a build script's, the cache
+/// is in `out`.
 ///
 /// ```
 /// use std::fs;
+/// use ferroccl_build::cache_dir;
 ///
 /// let target = tempfile::tempdir()?;
 /// let out = target.path().join("debug/build/mine-0/out");
 /// fs::create_dir_all(&out)?;
-/// assert_eq!(ferroccl_build::cache_dir(&out), out.join("ferroccl-ptx"));
+/// assert_eq!(cache_dir(&out), target.path().join("ferroccl-ptx"));
+/// assert_eq!(cache_dir(target.path()), target.path().join("ferroccl-ptx"));
+///
+/// // Of another architecture than the compiler's.
+/// let cross = target.path().join("aarch64-unknown-linux-gnu/debug/build/mine-0/out");
+/// fs::create_dir_all(&cross)?;
+/// assert_eq!(cache_dir(&cross), target.path().join("aarch64-unknown-linux-gnu/ferroccl-ptx"));
 /// fs::write(target.path().join("CACHEDIR.TAG"), "")?;
-/// assert_eq!(ferroccl_build::cache_dir(&out), target.path().join("ferroccl-ptx"));
+/// assert_eq!(cache_dir(&cross), target.path().join("ferroccl-ptx"));
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[must_use]
 pub fn cache_dir(out: &Path) -> PathBuf {
-    let target = out.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());
-    target.unwrap_or(out).join("ferroccl-ptx")
+    let tagged = out.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());
+    // TARGET/PROFILE/build/CRATE/out.
+    let placed = || out.ancestors().nth(2).filter(|dir| dir.ends_with("build"))?.ancestors().nth(2);
+    tagged.or_else(placed).unwrap_or(out).join("ferroccl-ptx")
 }
 
 /// For the build script of a crate that depends on `ferroccl-device`: compiles the crate's kernels to PTX, for GPUs from sm_80 on, into
