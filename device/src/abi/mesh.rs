@@ -19,9 +19,12 @@ use super::{CACHE_LINE, abi};
 
 /// Slots of each buffer. The argument why no slot is written before it has been read needs so many (`collectives::mesh`).
 pub const MESH_SLOTS: u32 = 4;
-/// Bytes of a slot of Simple before its data: the tail, 8 bytes, which is `s + 1` when the data of step `s` is there. It is on a cache
-/// line with the first of the data, so that little data is there with it.
+/// Bytes of a slot of Simple before its data: the tail, 8 bytes, which is `s + 1` when the data of step `s` is there, and what
+/// [`MESH_CORE`] says. They are on a cache line with the first of the data, so that little data is there with them.
 pub const MESH_TAIL_BYTES: usize = 16;
+/// Where the number of the core is, behind the tail, that the slot's writer ran on, counted from 1: between ranks on CPU devices. 0 where
+/// it is not known.
+pub const MESH_CORE: usize = 8;
 /// Bytes of the digests and the words of barriers, before the slots.
 pub const MESH_DIGEST_BYTES: usize = CACHE_LINE;
 /// Where the word is, behind the digests' beginning, that says how many calls the sender has begun that have a barrier.

@@ -38,6 +38,8 @@ pub const UNROLL: usize = 2;
 pub const UNALIGNED_PACKS: bool = true;
 /// Whether a rank polls memory of another's: on one host all ranks share it, and a line is in all caches that look at it.
 pub const READS_PEERS: bool = true;
+/// Whether a lane knows which core it runs on: [`core_number`].
+pub(crate) const KNOWS_CORES: bool = true;
 /// Whether loads that do not depend on each other are under way together, so that all are asked for before one is looked at. Here one
 /// comes after the other.
 pub const LOADS_TOGETHER: bool = false;
@@ -112,6 +114,10 @@ pub trait Machine {
     }
     /// Called for each step of a kernel that only counts.
     fn counted(&self, _: &CountedStep) {}
+    /// The core that the block runs on, counted from 1; 0 where blocks are not to act by it.
+    fn core_number(&self) -> u64 {
+        0
+    }
 }
 
 /// A step of a kernel that only counts: one slice, from all that it receives from to all that it sends to.
@@ -236,6 +242,13 @@ fn slow_counting() -> bool {
 /// Tells the machine of a step of a kernel that only counts.
 pub(crate) fn tell_counted(step: &CountedStep) {
     current().machine.counted(step);
+}
+
+/// The core that this lane runs on, counted from 1; 0 where it is not to act by it.
+#[inline(always)]
+#[must_use]
+pub(crate) fn core_number() -> u64 {
+    current().machine.core_number()
 }
 
 /// Index of this lane in its block.

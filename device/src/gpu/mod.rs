@@ -38,6 +38,8 @@ pub use face::{
 // Who a lane is.
 pub use face::{block_dim_x, block_idx_x, counting, lane_id, launch_bounds, opaque, thread_idx_x};
 
+pub(crate) use face::{KNOWS_CORES, core_number};
+
 // Barriers and votes: every lane of the block, or warp, must call them.
 pub use face::{sync_threads, sync_threads_or, sync_warp, warp_vote_all};
 

@@ -47,11 +47,20 @@ pub const UNROLL: usize = 4;
 pub const UNALIGNED_PACKS: bool = false;
 /// Whether a rank polls memory of another's: each look would cross a link.
 pub const READS_PEERS: bool = false;
+/// Whether a lane knows which core it runs on.
+pub(crate) const KNOWS_CORES: bool = false;
 /// Whether loads that do not depend on each other are under way together, so that all are asked for before one is looked at.
 pub const LOADS_TOGETHER: bool = true;
 /// Spins between looks at abort flags and the clock: a spin is a round trip to memory (about a
 /// microsecond where it crosses a link), so that an abort is seen within milliseconds. Not measured yet.
 pub const SPINS_PER_CHECK: u32 = 1000;
+
+/// The core that this lane runs on, counted from 1; 0 where it is not to act by it.
+#[inline(always)]
+#[must_use]
+pub(crate) fn core_number() -> u64 {
+    0
+}
 
 /// The language wants one; the build turns every panic into a trap before it gets here.
 #[panic_handler]

@@ -438,6 +438,11 @@ impl Machine for Cruel<'_> {
     fn adversary(&self) -> Option<&dyn Adversary> {
         Some(self)
     }
+
+    /// Of two cores, the same one in each run of a seed: so both ways to wait are tried.
+    fn core_number(&self) -> u64 {
+        self.slot as u64 % 2 + 1
+    }
 }
 
 impl Adversary for Cruel<'_> {

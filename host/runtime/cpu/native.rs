@@ -43,6 +43,13 @@ impl Machine for Plain<'_> {
     fn adversary(&self) -> Option<&dyn Adversary> {
         None
     }
+
+    #[inline]
+    fn core_number(&self) -> u64 {
+        // SAFETY: it takes no argument.
+        let core = unsafe { libc::sched_getcpu() };
+        u64::try_from(core).map_or(0, |core| core + 1)
+    }
 }
 
 impl Blocks for Native {

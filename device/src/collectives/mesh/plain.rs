@@ -9,7 +9,7 @@
 //! core comes as fast as it can be asked for.
 
 use super::{Mesh, MeshProtocol, MeshSide, RankBlocks};
-use crate::abi::{MESH_TAIL_BYTES, WaitKind};
+use crate::abi::{MESH_CORE, MESH_TAIL_BYTES, WaitKind};
 use crate::collectives::local_copy;
 use crate::element::Element;
 use crate::gpu;
@@ -17,6 +17,12 @@ use crate::orders;
 use crate::peers::{Among, Combined, Inputs, Peers};
 use crate::prims::{Rules, Simple};
 use crate::reduce::Reduction;
+
+/// Looks at the tail of a rank on another core before this core is given away: a microsecond or two, about as long as it takes to get the
+/// core back (`benches/records/2026-11-28-who-is-waited-for.md`).
+const LOOKS: u32 = 50;
+/// Looks of one wait for all of them. Who comes so late may come much later: others are to have the core.
+const MAX_LOOKS: u32 = 16 * LOOKS;
 
 impl<L: Rules> MeshProtocol for Simple<L> {
     const BUFFER: usize = 2;
@@ -141,8 +147,12 @@ impl<T: Element, R: Reduction, L: Rules> Mesh<T, R, Simple<L>> {
             return;
         }
         let (at, lanes) = (self.slot(step), (self.side.cx.tid(), self.side.cx.lanes()));
-        // SAFETY: the tail is in the mesh, and this rank's; the barrier has ordered the lanes' data before it.
+        let core = if gpu::KNOWS_CORES { gpu::core_number() } else { 0 };
+        // SAFETY: tail and core are in the mesh, and this rank's; the barrier has ordered the lanes' data before them.
         let tell = |tail: *mut u8| unsafe {
+            if core != 0 {
+                gpu::st_relaxed(tail.add(MESH_CORE).cast(), core);
+            }
             gpu::release(orders::MESH_TAIL, tail.cast(), step + 1);
         };
         if ALL {
@@ -156,21 +166,67 @@ impl<T: Element, R: Reduction, L: Rules> Mesh<T, R, Simple<L>> {
         }
     }
 
-    /// Waits until all others have published a step; whether the call goes on.
+    /// Waits until all others have published a step; whether the call goes on. On CPU devices those come last that run on other cores:
+    /// see [`Mesh::wait_for_other_cores`].
     ///
     /// # Safety
     /// All lanes call it. `ALL` is as they have published it.
     #[inline(always)]
     unsafe fn wait_for_all<const ALL: bool>(&mut self, step: u64) -> bool {
         let at = self.slot(step);
+        let mut elsewhere = false;
         self.side.for_others(|side, by| {
             let rank = side.behind(by);
             let tail: *const u64 = side.of::<ALL>(rank, at).cast();
             // SAFETY: the tail is in the mesh.
             let there = || unsafe { gpu::acquire(orders::MESH_TAIL, tail) } > step;
+            if gpu::KNOWS_CORES {
+                if there() {
+                    return;
+                }
+                // SAFETY: it lies behind the tail. It is as this rank has written the slot last, in an earlier call.
+                let core = unsafe { gpu::ld_relaxed(tail.byte_add(MESH_CORE)) };
+                if core != 0 && core != gpu::core_number() {
+                    elsewhere = true;
+                    return;
+                }
+            }
             side.wait(rank, WaitKind::Tail, step, there);
         });
+        if elsewhere {
+            // SAFETY: the caller's.
+            unsafe { self.wait_for_other_cores::<ALL>(step) }
+        }
         self.barrier()
+    }
+
+    /// Waits for the ranks of other cores that have not published a step; those of this core have. What they have left to do they do now, on
+    /// their cores, and most often in less time than it takes to give this core away and to get it back. So each is looked for some times
+    /// before that. For a rank of this core that would be time lost: it comes only when it has the core.
+    ///
+    /// # Safety
+    /// As [`Mesh::wait_for_all`].
+    unsafe fn wait_for_other_cores<const ALL: bool>(&mut self, step: u64) {
+        let at = self.slot(step);
+        let mut looks = MAX_LOOKS;
+        self.side.for_others(|side, by| {
+            let rank = side.behind(by);
+            let tail: *const u64 = side.of::<ALL>(rank, at).cast();
+            // SAFETY: the tail is in the mesh.
+            let there = || unsafe { gpu::acquire(orders::MESH_TAIL, tail) } > step;
+            let there_soon = || {
+                let end = looks.saturating_sub(LOOKS);
+                while !there() {
+                    if looks == end {
+                        return false;
+                    }
+                    looks -= 1;
+                    core::hint::spin_loop();
+                }
+                true
+            };
+            side.wait(rank, WaitKind::Tail, step, there_soon);
+        });
     }
 }
 
