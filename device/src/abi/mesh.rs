@@ -22,8 +22,8 @@ pub const MESH_SLOTS: u32 = 4;
 /// Bytes of a slot of Simple before its data: the tail, 8 bytes, which is `s + 1` when the data of step `s` is there, and what
 /// [`MESH_CORE`] says. They are on a cache line with the first of the data, so that little data is there with them.
 pub const MESH_TAIL_BYTES: usize = 16;
-/// Where the number of the core is, behind the tail, that the slot's writer ran on, counted from 1: between ranks on CPU devices. 0 where
-/// it is not known.
+/// Where the number of the core is, behind the tail, on which the slot's writer ran. Cores count from 1, and 0 says that it is not known.
+/// Only ranks on CPU devices write it.
 pub const MESH_CORE: usize = 8;
 /// Bytes of the digests and the words of barriers, before the slots.
 pub const MESH_DIGEST_BYTES: usize = CACHE_LINE;

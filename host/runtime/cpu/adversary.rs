@@ -439,7 +439,7 @@ impl Machine for Cruel<'_> {
         Some(self)
     }
 
-    /// Of two cores, the same one in each run of a seed: so both ways to wait are tried.
+    /// One of two cores, by the block's slot. So a seed is repeated exactly, and blocks wait in both ways.
     fn core_number(&self) -> u64 {
         self.slot as u64 % 2 + 1
     }

@@ -21,7 +21,7 @@ use crate::reduce::Reduction;
 /// Looks at the tail of a rank on another core before this core is given away: a microsecond or two, about as long as it takes to get the
 /// core back (`benches/records/2026-11-28-who-is-waited-for.md`).
 const LOOKS: u32 = 50;
-/// Looks of one wait for all of them. Who comes so late may come much later: others are to have the core.
+/// Looks of one wait at all such ranks together. A rank that comes so late may come much later: this core goes to others then.
 const MAX_LOOKS: u32 = 16 * LOOKS;
 
 impl<L: Rules> MeshProtocol for Simple<L> {
@@ -184,7 +184,7 @@ impl<T: Element, R: Reduction, L: Rules> Mesh<T, R, Simple<L>> {
                 if there() {
                     return;
                 }
-                // SAFETY: it lies behind the tail. It is as this rank has written the slot last, in an earlier call.
+                // SAFETY: it lies behind the tail, in the mesh. It may be of an earlier call: a rank seldom changes its core.
                 let core = unsafe { gpu::ld_relaxed(tail.byte_add(MESH_CORE)) };
                 if core != 0 && core != gpu::core_number() {
                     elsewhere = true;
