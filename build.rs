@@ -7,10 +7,14 @@
 //! | `build` | PTX made here, or the build fails |
 //! | `none` | no PTX |
 //!
+//! `FERROCCL_PTX_TYPES` names the element types whose kernels become PTX, by spaces or commas: `bfloat16 int64`. Without it all do. Kernels of
+//! floats, and those that only move bytes, always do.
+//!
 //! To make it, the device crate is compiled a second time, by a rustc that can (`FERROCCL_DEVICE_RUSTC` names it), and on top of
 //! it the crate of its entries, once for each module of its table of kernels; see the crate `ferroccl-build`. What is made is kept in `target/ferroccl-ptx`, so
 //! that debug, release and documentation builds share it. docs/building.md has the times, and how a release gets its PTX.
 
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -27,10 +31,16 @@ use ferroccl_build::{
 const HOW: &str = "set FERROCCL_PTX=build in cargo's environment, which takes minutes and a rustc 1.96 or later with \
     rust-src (rustup toolchain install nightly --component rust-src); a release from crates.io carries its PTX";
 
+/// Names the element types whose kernels become PTX.
+const TYPES: &str = "FERROCCL_PTX_TYPES";
+/// The type that every build has.
+const FLOAT: &str = "float";
+
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=FERROCCL_DEVICE_RUSTC");
     println!("cargo::rerun-if-env-changed=FERROCCL_PTX");
+    println!("cargo::rerun-if-env-changed={TYPES}");
     match ptx() {
         Ok(()) => ExitCode::SUCCESS,
         Err(what) => {
@@ -69,22 +79,48 @@ fn ptx() -> Result<(), String> {
         println!("cargo::rustc-cfg=has_ptx");
     }
     let file = out.join("ptx.rs");
-    fs::write(&file, table(&rows)).map_err(|e| format!("{}: {e}", file.display()))
+    fs::write(&file, table(&rows, device.only.as_deref()))
+        .map_err(|e| format!("{}: {e}", file.display()))
 }
 
 /// What the device crate's build script says of it.
 struct Device {
     source: PathBuf,
     modules: Vec<Module>,
+    /// The types that [`TYPES`] names, if it does.
+    only: Option<String>,
 }
 
 impl Device {
     fn of_environment() -> Result<Device, String> {
         let source = PathBuf::from(variable("DEP_FERROCCL_DEVICE_SOURCE")?);
         let listed = variable("DEP_FERROCCL_DEVICE_MODULES")?;
-        let modules = listed.split_whitespace().map(|line| module(line, &source)).collect();
-        Ok(Device { source, modules })
+        let lines: Vec<&str> = listed.split_whitespace().collect();
+        let only = env::var(TYPES).ok().filter(|only| !only.trim().is_empty());
+        let wanted = wanted(&lines, only.as_deref())?;
+        let modules = wanted.into_iter().map(|line| module(line, &source)).collect();
+        Ok(Device { source, modules, only })
     }
+}
+
+/// Those of the listed modules whose type is among `only`, and those that every build has.
+fn wanted<'l>(listed: &[&'l str], only: Option<&str>) -> Result<Vec<&'l str>, String> {
+    let Some(only) = only else { return Ok(listed.to_vec()) };
+    let only: Vec<&str> = only.split([' ', ',']).filter(|name| !name.is_empty()).collect();
+    let types: BTreeSet<&str> = listed.iter().filter_map(|line| element(line)).collect();
+    if let Some(unknown) = only.iter().find(|name| !types.contains(*name)) {
+        let types = Vec::from_iter(types).join(" ");
+        return Err(format!("{TYPES}: {unknown} is none of the types of this build: {types}"));
+    }
+    let is_wanted =
+        |line: &&str| element(line).is_none_or(|name| name == FLOAT || only.contains(&name));
+    Ok(listed.iter().copied().filter(is_wanted).collect())
+}
+
+/// The element type of a listed module, unless it only moves bytes.
+fn element(listed: &str) -> Option<&str> {
+    let cfg = listed.split(':').find_map(|cfg| cfg.strip_prefix("module="))?;
+    Some(cfg.trim_matches('"')).filter(|element| *element != "bytes")
 }
 
 /// A module as the device crate's build script lists it: `90:all_reduce_ring_half:native_bf16:family="all_reduce_ring"`.
@@ -107,12 +143,14 @@ fn variable(name: &str) -> Result<String, String> {
     env::var(name).map_err(|e| format!("{name}: {e}"))
 }
 
-/// The Rust source that `host/ptx.rs` includes: its modules, or why there are none.
-fn table(rows: &Result<Vec<String>, String>) -> String {
+/// The Rust source that `host/ptx.rs` includes: its modules, or why there are none, and to which types they were limited.
+fn table(rows: &Result<Vec<String>, String>, only: Option<&str>) -> String {
     let absent = rows.as_ref().err();
     let rows = rows.as_deref().unwrap_or_default();
     let mut text = format!(
-        "static ABSENT: Option<&str> = {absent:?};\nstatic MODULES: [Module; {}] = [\n",
+        "static ABSENT: Option<&str> = {absent:?};\n\
+         static ONLY: Option<&str> = {only:?};\n\
+         static MODULES: [Module; {}] = [\n",
         rows.len()
     );
     rows.iter().for_each(|row| text += row);

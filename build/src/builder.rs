@@ -15,6 +15,9 @@ use crate::{Compiler, Error, Figures, Result, headers, lines};
 /// What was not used for so long is removed from the cache: enough to go back and forth between branches.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
+/// What the names of folders end with in which a compiler works.
+const MAKING: &str = "making";
+
 /// Makes modules of PTX with a compiler, and keeps them in a directory.
 #[derive(Debug)]
 pub struct Builder {
@@ -182,7 +185,7 @@ impl Builder {
             return Ok((ptx, true));
         }
         let dependencies = self.dependencies(sysroot, &module.krate, &module.target, run)?;
-        let making = own(&kept, "making");
+        let making = own(&kept, MAKING);
         let (asm, log) = self.compiler.assembly(sysroot, module, &dependencies, &making)?;
         let text = headers::finish(&lines::compact(
             &asm,
@@ -353,13 +356,43 @@ fn touch(path: &Path) {
         fs::File::options().append(true).open(path).and_then(|f| f.set_modified(SystemTime::now()));
 }
 
-/// Removes what nobody used for long.
+/// Removes what nobody used for long, and the folders that killed compilers have left.
 fn forget_old(cache: &Path) {
     for file in fs::read_dir(cache).into_iter().flatten().flatten() {
         let changed = file.metadata().and_then(|m| m.modified());
         let old = changed.is_ok_and(|t| t.elapsed().is_ok_and(|age| age > KEPT));
-        if old && file.path().is_file() {
-            let _ = fs::remove_file(file.path()); // somebody else may have been quicker
+        let path = file.path();
+        // Somebody else may have been quicker.
+        if old && path.is_file() {
+            let _ = fs::remove_file(path);
+        } else if old && path.extension().is_some_and(|extension| extension == MAKING) {
+            let _ = fs::remove_dir_all(path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_used_for_long_is_forgotten() {
+        let cache = tempfile::tempdir().unwrap();
+        let path = |name: &str| cache.path().join(name);
+        let old = SystemTime::now() - 2 * KEPT;
+        let age = |name: &str| fs::File::open(path(name)).unwrap().set_modified(old).unwrap();
+        for folder in ["core_1", "old.7.1.making", "new.7.2.making"] {
+            fs::create_dir(path(folder)).unwrap();
+            fs::write(path(folder).join("kernels.s"), "").unwrap();
+        }
+        for file in ["old.ptx", "new.ptx"] {
+            fs::write(path(file), "").unwrap();
+        }
+        ["core_1", "old.7.1.making", "old.ptx"].into_iter().for_each(age);
+        forget_old(cache.path());
+        let mut left: Vec<_> =
+            fs::read_dir(cache.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["core_1", "new.7.2.making", "new.ptx"]);
     }
 }

@@ -38,6 +38,7 @@ const READ_ELSEWHERE: &[&str] = &[
     "FERROCCL_CUDA_LIBRARY",
     "FERROCCL_PTX",
     "FERROCCL_PTXAS",
+    "FERROCCL_PTX_TYPES",
     "FERROCCL_DEVICE_RUSTC",
     "FERROCCL_BIN",
     // Tests, benches and fuzzers.
@@ -45,7 +46,6 @@ const READ_ELSEWHERE: &[&str] = &[
     "FERROCCL_SEED",
     "FERROCCL_CHAOS_RUNS",
     "FERROCCL_SKIPPED",
-    "FERROCCL_ASSEMBLE",
     "FERROCCL_NCCL_HEADER",
     "FERROCCL_NCCL_PTX",
     "FERROCCL_IN_VM",

@@ -7,10 +7,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ferroccl::device::kernels;
 use ferroccl::runtime::ptx::{Options, PtxRuntime, Unit, checks};
 use ferroccl::{
-    Algorithm, CommConfig, Communicator, Device, F8E4M3, F8E5M2, ProtocolId, ReduceOp, ptx,
+    Algorithm, CommConfig, Communicator, Device, Element, F8E4M3, F8E5M2, ProtocolId, ReduceOp, ptx,
 };
 use ferroccl_proxy::net::LocalNet;
 use half::{bf16, f16};
@@ -32,21 +31,18 @@ fn seed() -> u64 {
     std::env::var("FERROCCL_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(0xF3220)
 }
 
-/// Calls `$run::<T>($args)` for every element type.
+/// Calls `$run::<T>($args)` for every element type that has kernels.
 macro_rules! every_type {
     ($run:ident($($arg:expr),*)) => {
-        $run::<i8>($($arg),*);
-        $run::<u8>($($arg),*);
-        $run::<i32>($($arg),*);
-        $run::<u32>($($arg),*);
-        $run::<i64>($($arg),*);
-        $run::<u64>($($arg),*);
-        $run::<f16>($($arg),*);
-        $run::<bf16>($($arg),*);
-        $run::<f32>($($arg),*);
-        $run::<f64>($($arg),*);
-        $run::<F8E4M3>($($arg),*);
-        $run::<F8E5M2>($($arg),*);
+        every_type!(i8 u8 i32 u32 i64 u64 f16 bf16 f32 f64 F8E4M3 F8E5M2: $run($($arg),*))
+    };
+    ($($T:ident)*: $run:ident $args:tt) => {
+        $(if ptx::has_type(<$T as Element>::TYPE) {
+            every_type!($T, $run $args);
+        })*
+    };
+    ($T:ident, $run:ident ($($arg:expr),*)) => {
+        $run::<$T>($($arg),*)
     };
 }
 
@@ -55,7 +51,7 @@ fn kernels_run(runtime: &PtxRuntime) -> BTreeSet<&'static str> {
 }
 
 fn all_kernels() -> BTreeSet<&'static str> {
-    kernels::all().map(|kernel| kernel.name).collect()
+    ptx::modules().iter().flat_map(|module| module.kernels()).copied().collect()
 }
 
 /// What reduces, and by what: together every kernel that does.

@@ -81,7 +81,7 @@ const SUMS: &[Limit] = &[
 const ANY: &[Limit] =
     &[SUMS[0], SUMS[1], Limit { tenths: 225, ..SUMS[2] }, Limit { tenths: 188, ..SUMS[3] }];
 
-/// One trial for each of the types that are counted: of floats, and of the halves with `FERROCCL_ASSEMBLE=all`, which takes a minute more.
+/// One trial for each of the types that are counted: of floats, and of the halves with `FERROCCL_TEST_TIER=nightly`, which takes a minute more.
 pub(crate) fn trials(ptxas: &Path) -> Vec<Trial> {
     let halves = cfg!(feature = "half") && super::all();
     let types = [("float", true), ("half", halves), ("bfloat16", halves)];

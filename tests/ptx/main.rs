@@ -3,9 +3,10 @@
 //! What the device source promises in its comments is checked here in what the compiler made of it: no
 //! calls, no local memory, wide accesses, no barrier copied into branches; and in what NVIDIA's
 //! assembler says: no spills, no stack, few enough registers for a full block. A trial is a module, or a
-//! module on an architecture: on sm_90 all kernels of the ring all-reduce of floats and of the all-gather, and a sample of all others;
-//! on sm_80 and sm_100 a sample of those of floats and bytes. The machine code of loops is looked at for floats. `FERROCCL_ASSEMBLE=all` is all of
-//! this for all types, some five minutes of two cores; the nightly tier does it. All that were assembled go with their registers to `target/ptx-report.txt`.
+//! module on an architecture: on sm_90 all kernels of the ring all-reduce of floats and of the all-gather, and a sample of the ring all-reduce
+//! of each other type; on sm_80, sm_90 and sm_100 a sample of each other module of floats or bytes. The machine code of loops is looked at for
+//! floats. `FERROCCL_TEST_TIER=nightly` is all of this for all types, some ten minutes of two cores; the nightly tier does it. All that were assembled
+//! go with their registers to `target/ptx-report.txt`.
 //!
 //! Without PTX or without `ptxas` the trials are listed as ignored; with `FERROCCL_TEST_ALL` set
 //! (`scripts/test`) they fail.
@@ -21,7 +22,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use ferroccl::device::abi::{Algorithm, DataType};
-use ferroccl::device::kernels;
+use ferroccl::device::kernels::{self, Row};
 use ferroccl::ptx::{self, Module};
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -35,7 +36,7 @@ const WHOLE: u32 = 90;
 
 /// Whether all is to be assembled.
 fn all() -> bool {
-    std::env::var_os("FERROCCL_ASSEMBLE").is_some_and(|value| value == "all")
+    std::env::var_os("FERROCCL_TEST_TIER").is_some_and(|tier| tier == "nightly")
 }
 
 /// Whether all of a module's kernels are assembled for an architecture.
@@ -44,15 +45,16 @@ fn is_whole(module: &Module, arch: u32) -> bool {
     arch == WHOLE && (all() || named())
 }
 
-/// Whether any of a module's kernels is assembled for an architecture: of modules that are not of floats, and do not just move bytes, on one
-/// architecture alone, to save time. The nightly tier assembles all.
+/// Whether any of a module's kernels is assembled for an architecture. To save time every algorithm is with one type, and every type with one
+/// algorithm. The nightly tier assembles all.
 fn is_sampled(module: &Module, arch: u32) -> bool {
     let other = |t: &DataType| *t != DataType::F32 && module.name().ends_with(&format!("_{t}"));
-    arch == WHOLE || all() || !DataType::ALL.iter().any(other)
+    let ring = arch == WHOLE && module.name().starts_with("all_reduce_ring_");
+    all() || ring || !DataType::ALL.iter().any(other)
 }
 
 /// A row of the report.
-struct Row {
+struct Assembled {
     arch: u32,
     kernel: &'static str,
     ptx_bytes: usize,
@@ -106,7 +108,8 @@ fn absent(name: &str, kind: &str, why: &str, strict: bool) -> Trial {
 /// The table of kernels and the modules that build.rs makes name the same.
 fn every_kernel_is_there() -> Result<(), Failed> {
     for arch in ARCHS {
-        for row in kernels::rows() {
+        let has_type = |row: &&Row| row.reduction.is_none_or(|(_, t)| ptx::has_type(t));
+        for row in kernels::rows().filter(has_type) {
             let (name, there) = (row.kernel.name, ptx::module(row.kernel.name, arch).is_some());
             // `multimem` is of sm_90.
             if there != (row.algorithm != Algorithm::Nvls || arch >= 90) {
@@ -135,7 +138,7 @@ fn sample(module: &Module) -> Option<&'static str> {
 }
 
 /// The modules that a device of each architecture would load, on it.
-fn assembled(ptxas: &Path, rows: &Arc<Mutex<Vec<Row>>>) -> Vec<Trial> {
+fn assembled(ptxas: &Path, rows: &Arc<Mutex<Vec<Assembled>>>) -> Vec<Trial> {
     let mut trials = Vec::new();
     for arch in ARCHS {
         let mut modules: Vec<&'static Module> =
@@ -159,7 +162,7 @@ fn assembled(ptxas: &Path, rows: &Arc<Mutex<Vec<Row>>>) -> Vec<Trial> {
                     let usage = *usages
                         .get(kernel)
                         .ok_or_else(|| format!("ptxas does not name {kernel}"))?;
-                    let row = Row { arch, kernel, ptx_bytes: text.len(), usage };
+                    let row = Assembled { arch, kernel, ptx_bytes: text.len(), usage };
                     rows.lock().expect("no trial panics with it").push(row);
                     let threads = kernels::all().find(|k| k.name == kernel).map(|k| k.threads);
                     if let Err(why) = usage.check(threads.unwrap_or(kernels::MAX_THREADS))
@@ -188,16 +191,16 @@ fn is_known_to_spill(kernel: &str, usage: &Usage) -> bool {
 }
 
 /// Writes the table of kernels, and prints where it is and the extremes.
-fn report(rows: &[Row]) {
+fn report(rows: &[Assembled]) {
     if rows.is_empty() {
         return;
     }
-    let mut rows: Vec<&Row> = rows.iter().collect();
+    let mut rows: Vec<&Assembled> = rows.iter().collect();
     rows.sort_by_key(|row| (row.kernel, row.arch));
     let mut text = String::from(
         "arch    kernel                                   registers  code bytes  PTX bytes\n",
     );
-    for Row { arch, kernel, ptx_bytes, usage } in &rows {
+    for Assembled { arch, kernel, ptx_bytes, usage } in &rows {
         let _ = writeln!(
             text,
             "sm_{arch:<4} {kernel:<40} {:>9}  {:>10}  {ptx_bytes:>9}",

@@ -18,6 +18,13 @@ const TRAIN: &str = "--manifest-path examples/train/Cargo.toml";
 /// Kernels' PTX takes minutes to compile; what only checks host code does without.
 const NO_PTX: [(&str, &str); 1] = [("FERROCCL_PTX", "none")];
 
+/// The types that have PTX in the tier `test`, besides floats: of 16-bit floats the one that sm_90 has instructions for, the smallest integers
+/// and the largest, and one kind of 8-bit floats. All types take twice the time, in the nightly tier.
+const SOME_TYPES: [(&str, &str); 1] = [("FERROCCL_PTX_TYPES", "bfloat16 int8 int64 f8e4m3")];
+
+/// Has tests that take samples in the tier `test` take all.
+const WHOLE: [(&str, &str); 1] = [("FERROCCL_TEST_TIER", "nightly")];
+
 pub(crate) fn check() -> Vec<Step> {
     vec![
         format(),
@@ -31,12 +38,13 @@ pub(crate) fn check() -> Vec<Step> {
 pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
     let tests = format!("cargo test --workspace --features {TESTED}");
     let mut run = Command::new("cargo");
-    run.args(tests.split_whitespace().skip(1)).args(arguments).env(skips::FILE, skips::path());
+    run.args(tests.split_whitespace().skip(1)).args(arguments);
+    run.env(skips::FILE, skips::path()).envs(SOME_TYPES);
     let mut steps = vec![
         Step::new("space", "room on the disk").function(space::check),
         format(),
-        lints(&[]),
-        documentation(&[]),
+        lints(&SOME_TYPES),
+        documentation(&SOME_TYPES),
         Step::new("licences", "the licence of every dependency is on the list of deny.toml")
             .function(licences::check),
         Step::new("features", "builds that leave features out").function(features::some),
@@ -45,7 +53,8 @@ pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
             "the device crate's unit tests, and its table of kernels with almost all left out",
         )
         .run("cargo test -p ferroccl-device --no-default-features --lib --test kernels"),
-        Step::new("build", "all tests, compiled").run(&format!("{tests} --no-run")),
+        Step::new("build", "all tests, compiled")
+            .run_with(&format!("{tests} --no-run"), &SOME_TYPES),
         Step::new("tests", "all tests").function(skips::forget).command(run).function(skips::tell),
     ];
     // Who asks for some tests does not ask for these.
@@ -103,7 +112,7 @@ pub(crate) fn nightly() -> Vec<Step> {
             ),
         Step::new("vm", "all tests in virtual machines with RDMA devices").run_with(
             &format!("cargo test --workspace --features {TESTED} -- _vm --nocapture"),
-            &NO_PTX,
+            &[NO_PTX[0], WHOLE[0]],
         ),
         Step::new("chaos", "a thousand random jobs, each with a fault in its middle")
             .run(&format!("cargo build --workspace --features {TESTED} --example fake_cuda"))
@@ -114,8 +123,15 @@ pub(crate) fn nightly() -> Vec<Step> {
                 ),
                 &[("FERROCCL_CHAOS_RUNS", "1000")],
             ),
-        Step::new("assemble", "every kernel assembled for sm_90; `test` takes samples")
-            .run_with("cargo test -p ferroccl --test ptx", &[("FERROCCL_ASSEMBLE", "all")]),
+        Step::new("kernels", "kernels of all types, each also assembled; `test` has some types, and samples")
+            .run(&format!("cargo build --workspace --features {TESTED} --example fake_cuda"))
+            .run_with(
+                &format!(
+                    "cargo test --workspace --features {TESTED} --lib --bins --test ptx --test emulator \
+                     --test cuda --test nccl --test cli"
+                ),
+                &WHOLE,
+            ),
         Step::new("nccl", "NCCL's own kernels in the emulator: right results under all checks")
             .needs(nccl_kernels)
             .run("scripts/nccl-kernels"),

@@ -174,10 +174,7 @@ impl Gpu {
                 let text = ptx::source(kernel, self.capability).unwrap_or_default();
                 (format!("sm_{}/{kernel}", module.arch()), text)
             }
-            (None, None) => {
-                let why = format!("this build has no PTX of it for {}", self.name);
-                return Err(unavailable(why));
-            }
+            (None, None) => return Err(unavailable(ptx::why_not(&self.name))),
         };
         let name =
             CString::new(kernel).map_err(|_| unavailable("its name has a zero".to_owned()))?;

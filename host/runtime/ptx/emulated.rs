@@ -277,8 +277,8 @@ pub(super) fn check_available() -> Result<()> {
 /// As [`super::source`].
 pub(super) fn source(kernel: &str, arch: u32) -> Result<String> {
     check_available()?;
-    ptx::source(kernel, arch)
-        .ok_or_else(|| unavailable(kernel, format!("this build has no PTX of it for sm_{arch}")))
+    let why_not = || unavailable(kernel, ptx::why_not(format_args!("sm_{arch}")));
+    ptx::source(kernel, arch).ok_or_else(why_not)
 }
 
 fn load(text: &str, kernel: &str) -> Result<Arc<Program>> {

@@ -79,8 +79,9 @@ const LINEAR: AlgorithmCosts = AlgorithmCosts { turn: 1.21, step: 1.22, byte: 1.
 /// How much more its bytes take for each rank beyond three. Chosen so that the ring is taken from 1 MiB on, where it is twice as fast with 16
 /// processes; up to 256 KiB it makes little difference.
 const CROWD: f64 = 0.04;
-/// From one rank: broadcast.
-const LINEAR_DOWN: AlgorithmCosts = AlgorithmCosts { turn: 1.31, step: 1.94, byte: 1.18 };
+/// From one rank: broadcast. Bytes by hand: from 64 KiB on a ring of 4 processes takes three quarters of the time
+/// (`benches/records/2026-11-28-broadcasts-of-processes.md`).
+const LINEAR_DOWN: AlgorithmCosts = AlgorithmCosts { turn: 1.31, step: 1.94, byte: 1.3 };
 /// With Simple between threads of a process, straight into outputs: `benches/records/2026-11-28-linear-placed.md`.
 const LINEAR_PLACED: AlgorithmCosts = AlgorithmCosts { byte: 0.69, ..LINEAR };
 /// A broadcast of this kind.
