@@ -149,6 +149,7 @@ fn table(rows: &Result<Vec<String>, String>, only: Option<&str>) -> String {
     let rows = rows.as_deref().unwrap_or_default();
     let mut text = format!(
         "static ABSENT: Option<&str> = {absent:?};\n\
+         #[allow(dead_code, reason = \"for the errors of runtimes that take PTX\")]\n\
          static ONLY: Option<&str> = {only:?};\n\
          static MODULES: [Module; {}] = [\n",
         rows.len()

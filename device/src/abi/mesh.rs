@@ -11,20 +11,22 @@
 //! there is no head and no credit: in each step of a call every rank sends to every other and waits for every other, so who has
 //! received a step knows which slots the sender has read. `collectives::mesh` has the argument.
 //!
-//! Of each call a rank gets the [digest](super::Signature::digest) from all others, as a line of LL with the flag of
-//! [`MeshLinks::calls`]. Behind the digests are words for barriers of all ranks, by which kernels that work on each other's
+//! Of each call a rank gets the [digest](super::Signature::digest) from all others: behind the tails of plain data, and else as a line of LL
+//! with the flag of [`MeshLinks::calls`]. Behind the digests are words for barriers of all ranks, by which kernels that work on each other's
 //! buffers begin and end (`collectives::direct`).
 
 use super::{CACHE_LINE, abi};
 
 /// Slots of each buffer. The argument why no slot is written before it has been read needs so many (`collectives::mesh`).
 pub const MESH_SLOTS: u32 = 4;
-/// Bytes of a slot of Simple before its data: the tail, 8 bytes, which is `s + 1` when the data of step `s` is there, and what
-/// [`MESH_CORE`] says. They are on a cache line with the first of the data, so that little data is there with them.
-pub const MESH_TAIL_BYTES: usize = 16;
+/// Bytes of a slot of Simple before its data: the tail, 8 bytes, which is `s + 1` when the data of step `s` is there, and the words at
+/// [`MESH_CORE`] and [`MESH_CALL`]. They are on a cache line with the first of the data, so that little data is there with them.
+pub const MESH_TAIL_BYTES: usize = 32;
 /// Where the number of the core is, behind the tail, on which the slot's writer ran. Cores count from 1, and 0 says that it is not known.
 /// Only ranks on CPU devices write it.
 pub const MESH_CORE: usize = 8;
+/// Where the digest of the call is, behind the tail.
+pub const MESH_CALL: usize = 16;
 /// Bytes of the digests and the words of barriers, before the slots.
 pub const MESH_DIGEST_BYTES: usize = CACHE_LINE;
 /// Where the word is, behind the digests' beginning, that says how many calls the sender has begun that have a barrier.

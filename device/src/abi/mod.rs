@@ -20,7 +20,8 @@ pub use device_comm::{DeviceComm, DeviceWindow, PutRequest};
 pub use fault::{Fault, FaultCell, FaultKind, WaitKind};
 pub use fifo::{fifo_bytes, fifo_entry};
 pub use mesh::{
-    MESH_BEGUN, MESH_CORE, MESH_DIGEST_BYTES, MESH_ENDED, MESH_SLOTS, MESH_TAIL_BYTES, MeshLinks,
+    MESH_BEGUN, MESH_CALL, MESH_CORE, MESH_DIGEST_BYTES, MESH_ENDED, MESH_SLOTS, MESH_TAIL_BYTES,
+    MeshLinks,
 };
 pub use ops::{
     Algorithm, Collective, DataType, OwnAlgorithm, OwnProtocol, ProtocolId, ReduceOp, UnknownName,

@@ -12,7 +12,7 @@
 //! published when the data is there.
 //!
 //! Every rank gives all others the digest of its call as well, and waits for theirs before the call ends: so what comes out is of
-//! ranks that are all in the same call.
+//! ranks that are all in the same call. With plain data it lies behind the tail of each step, on the same cache line; lines have no room for it.
 //!
 //! # Why no slot is written before it has been read
 //!
@@ -36,7 +36,7 @@
 //!   it writes when it has received something of the same call, and so knows that the rank has ended the call before, because a
 //!   rank's kernels run one after the other.
 //!
-//! * Digests: call `n` uses line `n % 2`. A rank that begins call `n` has received something of call `n - 1` from every other, which
+//! * Digests beside lines of data: call `n` uses line `n % 2`. A rank that begins call `n` has received something of call `n - 1` from every other, which
 //!   so has ended call `n - 2`, and read its digest.
 //!
 //! So in each step each rank gets a unit or a tail from every other, also where there is no data. In all of this loads are over
@@ -94,6 +94,9 @@ pub trait MeshCode {
 pub trait MeshProtocol: Protocol {
     /// The protocol's place in [`MeshLinks::slot_bytes`](crate::abi::MeshLinks::slot_bytes).
     const BUFFER: usize;
+
+    /// Whether each step says which call it is of. Otherwise [`Mesh`] tells it by a line of its own.
+    const TELLS_CALL: bool;
 
     /// Bytes of data that a slot carries.
     fn mesh_capacity(slot_bytes: usize) -> usize;
@@ -175,7 +178,9 @@ impl<T: Element, R: Reduction, P: MeshProtocol> Mesh<T, R, P> {
         // SAFETY: the caller's.
         unsafe {
             let side = MeshSide::open(cx);
-            side.tell_digest();
+            if !P::TELLS_CALL {
+                side.tell_digest();
+            }
             let (step, reducer) = (side.step(), Reducer::of(cx.args()));
             Mesh { side, step, reducer, format: core::marker::PhantomData }
         }
@@ -185,8 +190,10 @@ impl<T: Element, R: Reduction, P: MeshProtocol> Mesh<T, R, P> {
     #[inline(always)]
     fn close(mut self) {
         let counters = self.side.counters();
-        // The last warp, while others wait for lines.
-        self.side.compare_digests();
+        if !P::TELLS_CALL {
+            // The last warp, while others wait for lines.
+            self.side.compare_digests();
+        }
         self.side.close(self.step, counters);
     }
 

@@ -14,6 +14,7 @@ impl<P: LineFormat> MeshProtocol for P {
         ProtocolId::Ll => 0,
         ProtocolId::Ll128 | ProtocolId::Simple | ProtocolId::Own(_) => 1,
     };
+    const TELLS_CALL: bool = false;
 
     #[inline(always)]
     fn mesh_capacity(slot_bytes: usize) -> usize {

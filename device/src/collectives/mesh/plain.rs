@@ -1,15 +1,15 @@
 //! Plain data over the mesh: Simple. A slot of a step is a tail, and the data behind it.
 //!
 //! ```text
-//! sender     data into the slot | barrier | the tail, with release
-//! receiver   the tails of all others, with acquire | barrier | the data of all
+//! sender     data into the slot | barrier | which call it is; the tail, with release
+//! receiver   the tails of all others, with acquire; whether they are in the same call | barrier | the data of all
 //! ```
 //!
 //! Nothing is looked at line by line, so on CPU devices whole buffers are copied and combined by vector code, and memory of another
 //! core comes as fast as it can be asked for.
 
 use super::{Mesh, MeshProtocol, MeshSide, RankBlocks};
-use crate::abi::{MESH_CORE, MESH_TAIL_BYTES, WaitKind};
+use crate::abi::{MESH_CALL, MESH_CORE, MESH_TAIL_BYTES, WaitKind};
 use crate::collectives::local_copy;
 use crate::element::Element;
 use crate::gpu;
@@ -26,6 +26,7 @@ const MAX_LOOKS: u32 = 16 * LOOKS;
 
 impl<L: Rules> MeshProtocol for Simple<L> {
     const BUFFER: usize = 2;
+    const TELLS_CALL: bool = true;
 
     #[inline(always)]
     fn mesh_capacity(slot_bytes: usize) -> usize {
@@ -148,11 +149,13 @@ impl<T: Element, R: Reduction, L: Rules> Mesh<T, R, Simple<L>> {
         }
         let (at, lanes) = (self.slot(step), (self.side.cx.tid(), self.side.cx.lanes()));
         let core = if gpu::KNOWS_CORES { gpu::core_number() } else { 0 };
-        // SAFETY: tail and core are in the mesh, and this rank's; the barrier has ordered the lanes' data before them.
+        let call = self.args().digest();
+        // SAFETY: the words are in the mesh, and this rank's; the barrier has ordered the lanes' data before them.
         let tell = |tail: *mut u8| unsafe {
             if core != 0 {
                 gpu::st_relaxed(tail.add(MESH_CORE).cast(), core);
             }
+            gpu::st_relaxed(tail.add(MESH_CALL).cast(), call);
             gpu::release(orders::MESH_TAIL, tail.cast(), step + 1);
         };
         if ALL {
@@ -166,7 +169,7 @@ impl<T: Element, R: Reduction, L: Rules> Mesh<T, R, Simple<L>> {
         }
     }
 
-    /// Waits until all others have published a step; whether the call goes on. On CPU devices those come last that run on other cores:
+    /// Waits until all others have published a step of this call; whether the call goes on. On CPU devices those come last that run on other cores:
     /// see [`Mesh::wait_for_other_cores`].
     ///
     /// # Safety
@@ -197,7 +200,25 @@ impl<T: Element, R: Reduction, L: Rules> Mesh<T, R, Simple<L>> {
             // SAFETY: the caller's.
             unsafe { self.wait_for_other_cores::<ALL>(step) }
         }
+        self.compare_calls::<ALL>(step);
         self.barrier()
+    }
+
+    /// Waits until all others are in the same call in this step, which they have published. Of one that is in another call the ring's next
+    /// rank learns which it is in, and stops all.
+    #[inline(always)]
+    fn compare_calls<const ALL: bool>(&mut self, step: u64) {
+        if !self.side.cx.compares() {
+            return;
+        }
+        let (at, call) = (self.slot(step) + MESH_CALL, self.args().digest());
+        self.side.for_others(|side, by| {
+            let rank = side.behind(by);
+            let theirs: *const u64 = side.of::<ALL>(rank, at).cast();
+            // SAFETY: it lies behind the tail, in the mesh; this lane has waited for that.
+            let same = || unsafe { gpu::ld_relaxed(theirs) } == call;
+            side.wait(rank, WaitKind::Signature, step, same);
+        });
     }
 
     /// Waits for the ranks of other cores that have not published a step; those of this core have. What they have left to do they do now, on
