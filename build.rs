@@ -103,7 +103,8 @@ impl Device {
     }
 }
 
-/// Those of the listed modules whose type is among `only`, and those that every build has.
+/// Those of the listed modules whose type is among `only`, and those that every build has. Signed integers are added up by kernels of unsigned
+/// ones.
 fn wanted<'l>(listed: &[&'l str], only: Option<&str>) -> Result<Vec<&'l str>, String> {
     let Some(only) = only else { return Ok(listed.to_vec()) };
     let only: Vec<&str> = only.split([' ', ',']).filter(|name| !name.is_empty()).collect();
@@ -112,8 +113,11 @@ fn wanted<'l>(listed: &[&'l str], only: Option<&str>) -> Result<Vec<&'l str>, St
         let types = Vec::from_iter(types).join(" ");
         return Err(format!("{TYPES}: {unknown} is none of the types of this build: {types}"));
     }
-    let is_wanted =
-        |line: &&str| element(line).is_none_or(|name| name == FLOAT || only.contains(&name));
+    let is_wanted = |line: &&str| {
+        let Some(name) = element(line) else { return true };
+        let of_signed = name.strip_prefix('u').is_some_and(|signed| only.contains(&signed));
+        name == FLOAT || only.contains(&name) || of_signed
+    };
     Ok(listed.iter().copied().filter(is_wanted).collect())
 }
 

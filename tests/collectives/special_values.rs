@@ -14,7 +14,7 @@ use half::{bf16, f16};
 fn reduce<T: Value>(values: &[T], op: impl Into<Operator<T>>) -> T {
     let op = op.into();
     let mut devices = vec![Device::cpu()];
-    if ptx::unavailable().is_none() {
+    if ptx::has_type(T::TYPE) {
         devices.push(Device::ptx().unwrap());
     }
     let mut results: Vec<T> = Vec::new();
