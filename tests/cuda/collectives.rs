@@ -4,7 +4,7 @@ use ferroccl::runtime::{Settings, cuda};
 use ferroccl::{
     Algorithm, CommConfig, Communicator, Device, ProtocolId, ReduceOp, UniqueId, config::Config,
 };
-use half::f16;
+use half::bf16;
 
 use crate::random::Random;
 use crate::reductions::{all_cases, group};
@@ -66,8 +66,8 @@ fn reductions_with_scalars_in_device_memory() {
         for hostile in [false, true] {
             let group = group(&device, protocol, 3, hostile, &[0, 1, 523]);
             all_cases::<f32>(&group, random);
-            all_cases::<f16>(&group, random);
-            all_cases::<u8>(&group, random);
+            all_cases::<bf16>(&group, random);
+            all_cases::<u32>(&group, random);
         }
     }
 }

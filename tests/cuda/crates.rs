@@ -200,9 +200,9 @@ mod of_cudarc {
 
         let (stream, second) = (context.new_stream().unwrap(), context.new_stream().unwrap());
         let ours = runtime.stream_of_cudarc(stream.clone()).unwrap();
-        let from = Arc::new(stream.clone_htod(&[2.5f64; 300]).unwrap());
+        let from = Arc::new(stream.clone_htod(&[2.5f32; 300]).unwrap());
         // Of another stream, and so to be ordered by us.
-        let to = Arc::new(second.alloc_zeros::<f64>(300).unwrap());
+        let to = Arc::new(second.alloc_zeros::<f32>(300).unwrap());
         let input = runtime.buffer_of_cudarc(from.clone()).unwrap();
         let output = runtime.buffer_of_cudarc(to.clone()).unwrap();
         stream.join(&second).unwrap();

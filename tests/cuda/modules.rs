@@ -159,6 +159,7 @@ fn what_starts_together_is_loaded_before() {
         let streams = [device.stream().unwrap(), device.stream().unwrap()];
         let floats = [0, 1].map(|_| device.upload(&[1.0f32; 100]).unwrap());
         let bytes = [0, 1].map(|_| device.upload(&[1u8; 100]).unwrap());
+        let words = [0, 1].map(|_| device.upload(&[1u32; 100]).unwrap());
         let both = [0, 1].map(|_| device.alloc::<u8>(200).unwrap());
         let sent = [7u32, 8].map(|x| device.upload(&[x; 10]).unwrap());
         let received = [0, 1].map(|_| device.alloc::<u32>(10).unwrap());
@@ -167,7 +168,7 @@ fn what_starts_together_is_loaded_before() {
                 let (rank, stream, peer) = (&ranks[r], &streams[r], 1 - r as u32);
                 rank.all_reduce(&floats[r], &floats[r], ReduceOp::Avg, stream)?;
                 rank.all_gather(&bytes[r], &both[r], stream)?;
-                rank.all_reduce(&bytes[r], &bytes[r], ReduceOp::Max, stream)?;
+                rank.all_reduce(&words[r], &words[r], ReduceOp::Max, stream)?;
                 rank.send(&sent[r], peer, stream)?;
                 rank.recv(&received[r], peer, stream)?;
             }
