@@ -219,6 +219,10 @@ fn a_kernel_by_protocol_and_by_type_is_compared() {
         lines.iter().map(|l| l["text"].as_str().unwrap().trim().to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(changed("all_reduce_ring_ll_sum_float", "all_reduce_ring_ll_sum_float"), [""; 0]);
+    // In the nightly tier.
+    if !ferroccl::ptx::has_type(DataType::F16) {
+        return;
+    }
     // Sums of two types of 16 bits differ in how they add, and in which registers halves of a word are moved to.
     let lines = changed("all_reduce_ring_ll_sum_half", "all_reduce_ring_ll_sum_bfloat16");
     assert!(!lines.is_empty());
