@@ -26,6 +26,23 @@ pub(crate) struct Queue {
     last: Mutex<Option<(u64, Event)>>,
 }
 
+impl Queue {
+    /// The queue of the fewest streams, which has one more now. Threads that ask at the same time get different ones, as long as there are
+    /// empty ones: kernels that wait for each other hang in one.
+    fn join_emptiest(queues: &'static [Queue]) -> Option<&'static Queue> {
+        loop {
+            let all = queues.iter().map(|queue| (queue, queue.streams.load(Ordering::Relaxed)));
+            let (queue, streams) = all.min_by_key(|(_, streams)| *streams)?;
+            let more = streams + 1;
+            let joined =
+                queue.streams.compare_exchange(streams, more, Ordering::Relaxed, Ordering::Relaxed);
+            if joined.is_ok() {
+                return Some(queue);
+            }
+        }
+    }
+}
+
 /// `CUstream`.
 pub(crate) struct Stream {
     id: u64,
@@ -171,10 +188,7 @@ impl Stream {
         let ops = RUNTIME.stream().map_err(|_| 2)?;
         static IDS: AtomicU64 = AtomicU64::new(0);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        let emptiest =
-            context.queues.iter().min_by_key(|queue| queue.streams.load(Ordering::Relaxed));
-        let queue = emptiest.ok_or(INVALID_VALUE)?;
-        queue.streams.fetch_add(1, Ordering::Relaxed);
+        let queue = Queue::join_emptiest(&context.queues).ok_or(INVALID_VALUE)?;
         Ok(Stream { id, queue, ops, context, capture: Mutex::default() })
     }
 
