@@ -19,6 +19,10 @@ use crate::reduce::{Reducer, Reduction};
 const BATCH: usize = 8;
 /// Packs of a rank that a lane has in flight, where there are enough.
 const DEPTH: usize = 2;
+/// Elements that a CPU device combines one by one: to call a function for each rank takes longer.
+const FEW_ELEMENTS: usize = 4;
+/// Words of a block on a CPU device that has no more to combine.
+const FEW_WORDS: usize = 64;
 
 /// A rank among those whose buffers it reaches.
 pub(crate) trait Among {
@@ -149,7 +153,13 @@ impl<T: Element, R: Reduction, S: Among, const SPREAD: bool, I: Inputs>
         // SAFETY: the caller's.
         unsafe {
             if gpu::whole_buffers() {
-                self.buffers(n);
+                if n <= FEW_ELEMENTS {
+                    self.few(n);
+                } else if n * size_of::<T>() <= FEW_WORDS * 8 {
+                    self.buffers::<FEW_WORDS>(n);
+                } else {
+                    self.many(n);
+                }
                 return;
             }
             let mut bits = self.input.addr() | self.output.addr() | self.from.bits();
@@ -264,14 +274,55 @@ impl<T: Element, R: Reduction, S: Among, const SPREAD: bool, I: Inputs>
         }
     }
 
-    /// All `n` elements where the machine works on whole buffers: block by block, so that what a pass leaves is in the L1 cache
-    /// for the next.
+    /// A few elements: a rank's address is looked up once, and no function is called for it.
+    ///
+    /// # Safety
+    /// As [`Combined::run`], for [`FEW_ELEMENTS`] at most.
+    #[inline(always)]
+    unsafe fn few(&self, n: usize) {
+        let mut values = [[T::of_bits(0).to_unit()]; FEW_ELEMENTS];
+        // SAFETY: the caller's. The output may be this rank's input: it is written when all has been read.
+        unsafe {
+            for rank in 0..self.side.nranks() {
+                let from = self.from.input_of(rank, self.input);
+                let is_prepared = self.from.is_prepared(rank);
+                for (i, value) in values.iter_mut().take(n).enumerate() {
+                    let next = [gpu::ld_data(from.wrapping_add(i)).to_unit()];
+                    let next = if is_prepared { next } else { self.reducer.pre(next) };
+                    *value = if rank == 0 { next } else { self.reducer.combine(*value, next) };
+                }
+            }
+            let values = values.map(|value| T::of_unit(self.reducer.post(value)[0]));
+            let store = |to: *mut T| {
+                for (i, value) in values.iter().take(n).enumerate() {
+                    gpu::st_data(to.wrapping_add(i), *value, size_of::<T>());
+                }
+            };
+            for by in 0..if SPREAD { self.side.nranks() - 1 } else { 0 } {
+                store(self.to.of(self.side.behind(by), self.output));
+            }
+            store(self.output);
+        }
+    }
+
+    /// [`Combined::buffers`] in blocks whose size is right for many. Apart, as their room on the stack has pages of its own, each of which
+    /// a function touches that has it, also for a few bytes.
+    ///
+    /// # Safety
+    /// As [`Combined::run`].
+    #[inline(never)]
+    unsafe fn many(&self, n: usize) {
+        // SAFETY: the caller's.
+        unsafe { self.buffers::<1024>(n) }
+    }
+
+    /// All `n` elements where the machine works on whole buffers: in blocks of so many words, so that what a pass leaves is in the
+    /// L1 cache for the next.
     ///
     /// # Safety
     /// As [`Combined::run`].
     #[inline(always)]
-    unsafe fn buffers(&self, n: usize) {
-        const WORDS: usize = 1024;
+    unsafe fn buffers<const WORDS: usize>(&self, n: usize) {
         let mut blocks = [MaybeUninit::<[u64; WORDS]>::uninit(); 2];
         let [value, next] = blocks.each_mut().map(|block| block.as_mut_ptr().cast::<T>());
         let block = WORDS * 8 / size_of::<T>();

@@ -181,7 +181,7 @@ impl KernelPlan {
     /// The kernel's argument, without a scalar; `input`, `output` and `comm` are addresses.
     #[must_use]
     pub fn work(&self, comm: u64, input: u64, output: u64, scalar: (u64, bool)) -> Work {
-        Work {
+        let mut work = Work {
             comm,
             input,
             output,
@@ -196,8 +196,11 @@ impl KernelPlan {
             input_peers: 0,
             output_peers: 0,
             pad: 0,
-            channels: split(self.count as usize, self.choice.channels, self.grain),
-        }
+            channels: [ChannelWork::default(); MAX_CHANNELS],
+        };
+        // Where they are: a small call has one part, and all of them are half a kilobyte.
+        split_into(&mut work.channels, self.count as usize, self.choice.channels, self.grain);
+        work
     }
 
     /// The part of a channel.
@@ -213,10 +216,15 @@ impl KernelPlan {
 #[must_use]
 pub fn split(count: usize, channels: u32, grain: usize) -> [ChannelWork; MAX_CHANNELS] {
     let mut parts = [ChannelWork::default(); MAX_CHANNELS];
-    for (i, part_of) in (0..channels.max(1)).zip(&mut parts) {
+    split_into(&mut parts, count, channels, grain);
+    parts
+}
+
+/// [`split`] into parts that are empty.
+fn split_into(parts: &mut [ChannelWork; MAX_CHANNELS], count: usize, channels: u32, grain: usize) {
+    for (i, part_of) in (0..channels.max(1)).zip(parts) {
         *part_of = part(count, channels, grain, i);
     }
-    parts
 }
 
 /// Part `index` of [`split`].

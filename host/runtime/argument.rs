@@ -22,8 +22,16 @@ impl Argument {
     #[must_use]
     pub fn new<T: Pod>(value: &T, comm: u64) -> Self {
         let bytes = bytemuck::bytes_of(value);
-        let mut words = vec![Word::zeroed(); bytes.len().div_ceil(size_of::<Word>())];
-        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
+        let whole = bytes.chunks_exact(size_of::<Word>());
+        let rest = whole.remainder();
+        // Not zeros first: a call's work is most of what a small call writes.
+        let mut words = Vec::with_capacity(bytes.len().div_ceil(size_of::<Word>()));
+        words.extend(whole.map(bytemuck::pod_read_unaligned::<Word>));
+        if !rest.is_empty() {
+            let mut last = Word::zeroed();
+            bytemuck::bytes_of_mut(&mut last)[..rest.len()].copy_from_slice(rest);
+            words.push(last);
+        }
         Argument { words: words.into_boxed_slice(), bytes: bytes.len(), comm }
     }
 

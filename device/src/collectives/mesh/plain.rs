@@ -169,39 +169,84 @@ impl<T: Element, R: Reduction, L: Rules> Mesh<T, R, Simple<L>> {
         }
     }
 
-    /// Waits until all others have published a step of this call; whether the call goes on. On CPU devices those come last that run on other cores:
-    /// see [`Mesh::wait_for_other_cores`].
+    /// Waits until all others have published a step of this call; whether the call goes on.
     ///
     /// # Safety
     /// All lanes call it. `ALL` is as they have published it.
     #[inline(always)]
     unsafe fn wait_for_all<const ALL: bool>(&mut self, step: u64) -> bool {
-        let at = self.slot(step);
-        let mut elsewhere = false;
-        self.side.for_others(|side, by| {
-            let rank = side.behind(by);
-            let tail: *const u64 = side.of::<ALL>(rank, at).cast();
-            // SAFETY: the tail is in the mesh.
-            let there = || unsafe { gpu::acquire(orders::MESH_TAIL, tail) } > step;
-            if gpu::KNOWS_CORES {
-                if there() {
-                    return;
-                }
-                // SAFETY: it lies behind the tail, in the mesh. It may be of an earlier call: a rank seldom changes its core.
-                let core = unsafe { gpu::ld_relaxed(tail.byte_add(MESH_CORE)) };
-                if core != 0 && core != gpu::core_number() {
-                    elsewhere = true;
-                    return;
+        if gpu::KNOWS_CORES {
+            // SAFETY: the caller's.
+            unsafe {
+                if !self.are_there::<ALL>(step) {
+                    self.wait_for_missing::<ALL>(step);
                 }
             }
-            side.wait(rank, WaitKind::Tail, step, there);
-        });
-        if elsewhere {
-            // SAFETY: the caller's.
-            unsafe { self.wait_for_other_cores::<ALL>(step) }
+        } else {
+            let at = self.slot(step);
+            self.side.for_others(|side, by| {
+                let rank = side.behind(by);
+                let tail: *const u64 = side.of::<ALL>(rank, at).cast();
+                // SAFETY: the tail is in the mesh.
+                side.wait(rank, WaitKind::Tail, step, || unsafe { is_published(tail, step) });
+            });
+            self.compare_calls::<ALL>(step);
         }
-        self.compare_calls::<ALL>(step);
         self.barrier()
+    }
+
+    /// Whether all others have published a step, of this call. A call that does not wait has this short loop alone.
+    ///
+    /// # Safety
+    /// As [`Mesh::wait_for_all`].
+    #[inline(always)]
+    unsafe fn are_there<const ALL: bool>(&mut self, step: u64) -> bool {
+        let (at, call) = (self.slot(step), self.args().digest());
+        let compares = self.side.cx.compares();
+        let mut all = true;
+        self.side.for_others(|side, by| {
+            let tail: *const u64 = side.of::<ALL>(side.behind(by), at).cast();
+            // SAFETY: tail and call are in the mesh.
+            all &= unsafe {
+                is_published(tail, step)
+                    && (!compares || gpu::ld_relaxed(tail.byte_add(MESH_CALL)) == call)
+            };
+        });
+        all
+    }
+
+    /// Waits on a CPU device for the ranks that have not published a step, last for those that run on other cores: what these have left to
+    /// do they do now, and most often in less time than it takes to give this core away and to get it back. So each is looked for some
+    /// times before that. For a rank of this core that would be time lost: it comes only when it has the core.
+    ///
+    /// # Safety
+    /// As [`Mesh::wait_for_all`].
+    #[inline(never)]
+    unsafe fn wait_for_missing<const ALL: bool>(&mut self, step: u64) {
+        let at = self.slot(step);
+        let (mut elsewhere, mut looks) = (false, MAX_LOOKS);
+        // SAFETY: the tails are in the mesh.
+        unsafe {
+            self.side.for_others(|side, by| {
+                let rank = side.behind(by);
+                let tail: *const u64 = side.of::<ALL>(rank, at).cast();
+                if !is_published(tail, step) {
+                    elsewhere |= !side.wait_here(rank, tail, step);
+                }
+            });
+            if elsewhere {
+                self.side.for_others(|side, by| {
+                    let rank = side.behind(by);
+                    let tail: *const u64 = side.of::<ALL>(rank, at).cast();
+                    if !is_published(tail, step) {
+                        side.wait_elsewhere(rank, tail, step, &mut looks);
+                    }
+                });
+            }
+            if !self.are_there::<ALL>(step) {
+                self.compare_calls::<ALL>(step);
+            }
+        }
     }
 
     /// Waits until all others are in the same call in this step, which they have published. Of one that is in another call the ring's next
@@ -220,35 +265,56 @@ impl<T: Element, R: Reduction, L: Rules> Mesh<T, R, Simple<L>> {
             side.wait(rank, WaitKind::Signature, step, same);
         });
     }
+}
 
-    /// Waits for the ranks of other cores that have not published a step; those of this core have. What they have left to do they do now, on
-    /// their cores, and most often in less time than it takes to give this core away and to get it back. So each is looked for some times
-    /// before that. For a rank of this core that would be time lost: it comes only when it has the core.
+impl MeshSide {
+    /// Waits until a rank has published a step, if it runs on this core; otherwise returns `false`.
     ///
     /// # Safety
-    /// As [`Mesh::wait_for_all`].
-    unsafe fn wait_for_other_cores<const ALL: bool>(&mut self, step: u64) {
-        let at = self.slot(step);
-        let mut looks = MAX_LOOKS;
-        self.side.for_others(|side, by| {
-            let rank = side.behind(by);
-            let tail: *const u64 = side.of::<ALL>(rank, at).cast();
-            // SAFETY: the tail is in the mesh.
-            let there = || unsafe { gpu::acquire(orders::MESH_TAIL, tail) } > step;
-            let there_soon = || {
-                let end = looks.saturating_sub(LOOKS);
-                while !there() {
-                    if looks == end {
-                        return false;
-                    }
-                    looks -= 1;
-                    core::hint::spin_loop();
-                }
-                true
-            };
-            side.wait(rank, WaitKind::Tail, step, there_soon);
-        });
+    /// `tail` is that of the rank's slot.
+    #[inline(never)]
+    unsafe fn wait_here(&mut self, rank: usize, tail: *const u64, step: u64) -> bool {
+        // SAFETY: the core lies behind the tail, in the mesh. It may be of an earlier call: a rank seldom changes its core.
+        let core = unsafe { gpu::ld_relaxed(tail.byte_add(MESH_CORE)) };
+        if core != 0 && core != gpu::core_number() {
+            return false;
+        }
+        // SAFETY: the caller's.
+        self.wait(rank, WaitKind::Tail, step, || unsafe { is_published(tail, step) });
+        true
     }
+
+    /// Waits until a rank of another core has published a step. It is looked for some times before this core is given away, as long as
+    /// `looks` are left.
+    ///
+    /// # Safety
+    /// As [`MeshSide::wait_here`].
+    #[inline(never)]
+    unsafe fn wait_elsewhere(&mut self, rank: usize, tail: *const u64, step: u64, looks: &mut u32) {
+        let there_soon = || {
+            let end = looks.saturating_sub(LOOKS);
+            // SAFETY: the caller's.
+            while !unsafe { is_published(tail, step) } {
+                if *looks == end {
+                    return false;
+                }
+                *looks -= 1;
+                core::hint::spin_loop();
+            }
+            true
+        };
+        self.wait(rank, WaitKind::Tail, step, there_soon);
+    }
+}
+
+/// Whether the slot with this tail has the data of a step.
+///
+/// # Safety
+/// The tail is in the mesh.
+#[inline(always)]
+unsafe fn is_published(tail: *const u64, step: u64) -> bool {
+    // SAFETY: the caller's.
+    unsafe { gpu::acquire(orders::MESH_TAIL, tail) > step }
 }
 
 /// What all ranks have in their slots of a step, `at` bytes behind the addresses of the mesh's tables; of this rank its own input.
