@@ -4,7 +4,7 @@
 //     ./barrier RANKS CALLS processes|threads [CODE_LINES CODE_PAGES DATA_LINES DATA_PAGES]
 //
 // Rank r is bound to core r % 2. In each call it runs through so many cache lines of code, which all ranks share as they share a program,
-// of 8 instructions each, and meanwhile loads from so many cache lines of its own, each load at the address that the last one gave. Lines
+// of 7 instructions each, and meanwhile loads from so many cache lines of its own, each load at the address that the last one gave. Lines
 // are spread evenly over their pages. Then it stores the number of the call into its line of shared memory, and waits for those of all
 // others: for ranks of its own core it yields at once, at those of the other core it looks 50 times before. Prints microseconds of a call.
 //
