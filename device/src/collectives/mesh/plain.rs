@@ -183,10 +183,7 @@ impl<T: Element, R: Reduction, L: Rules> Mesh<T, R, Simple<L>> {
                 }
             }
         } else {
-            let at = self.slot(step);
-            self.side.for_others(|side, by| {
-                let rank = side.behind(by);
-                let tail: *const u64 = side.of::<ALL>(rank, at).cast();
+            self.for_tails::<ALL>(step, |side, rank, tail| {
                 // SAFETY: the tail is in the mesh.
                 side.wait(rank, WaitKind::Tail, step, || unsafe { is_published(tail, step) });
             });
@@ -195,22 +192,35 @@ impl<T: Element, R: Reduction, L: Rules> Mesh<T, R, Simple<L>> {
         self.barrier()
     }
 
+    /// Calls `body` for each of the others, which the block's lanes share: with its rank, and the tail of its slot of a step.
+    #[inline(always)]
+    fn for_tails<const ALL: bool>(
+        &mut self,
+        step: u64,
+        mut body: impl FnMut(&mut MeshSide, usize, *const u64),
+    ) {
+        let at = self.slot(step);
+        self.side.for_others(
+            #[inline(always)]
+            |side, by| {
+                let rank = side.behind(by);
+                let tail = side.of::<ALL>(rank, at).cast_const().cast();
+                body(side, rank, tail);
+            },
+        );
+    }
+
     /// Whether all others have published a step, of this call. A call that does not wait has this short loop alone.
     ///
     /// # Safety
     /// As [`Mesh::wait_for_all`].
     #[inline(always)]
     unsafe fn are_there<const ALL: bool>(&mut self, step: u64) -> bool {
-        let (at, call) = (self.slot(step), self.args().digest());
-        let compares = self.side.cx.compares();
+        let (compares, call) = (self.side.cx.compares(), self.args().digest());
         let mut all = true;
-        self.side.for_others(|side, by| {
-            let tail: *const u64 = side.of::<ALL>(side.behind(by), at).cast();
+        self.for_tails::<ALL>(step, |_, _, tail| {
             // SAFETY: tail and call are in the mesh.
-            all &= unsafe {
-                is_published(tail, step)
-                    && (!compares || gpu::ld_relaxed(tail.byte_add(MESH_CALL)) == call)
-            };
+            all &= unsafe { is_published(tail, step) && (!compares || is_in(tail, call)) };
         });
         all
     }
@@ -223,21 +233,16 @@ impl<T: Element, R: Reduction, L: Rules> Mesh<T, R, Simple<L>> {
     /// As [`Mesh::wait_for_all`].
     #[inline(never)]
     unsafe fn wait_for_missing<const ALL: bool>(&mut self, step: u64) {
-        let at = self.slot(step);
         let (mut elsewhere, mut looks) = (false, MAX_LOOKS);
         // SAFETY: the tails are in the mesh.
         unsafe {
-            self.side.for_others(|side, by| {
-                let rank = side.behind(by);
-                let tail: *const u64 = side.of::<ALL>(rank, at).cast();
+            self.for_tails::<ALL>(step, |side, rank, tail| {
                 if !is_published(tail, step) {
                     elsewhere |= !side.wait_here(rank, tail, step);
                 }
             });
             if elsewhere {
-                self.side.for_others(|side, by| {
-                    let rank = side.behind(by);
-                    let tail: *const u64 = side.of::<ALL>(rank, at).cast();
+                self.for_tails::<ALL>(step, |side, rank, tail| {
                     if !is_published(tail, step) {
                         side.wait_elsewhere(rank, tail, step, &mut looks);
                     }
@@ -256,12 +261,10 @@ impl<T: Element, R: Reduction, L: Rules> Mesh<T, R, Simple<L>> {
         if !self.side.cx.compares() {
             return;
         }
-        let (at, call) = (self.slot(step) + MESH_CALL, self.args().digest());
-        self.side.for_others(|side, by| {
-            let rank = side.behind(by);
-            let theirs: *const u64 = side.of::<ALL>(rank, at).cast();
-            // SAFETY: it lies behind the tail, in the mesh; this lane has waited for that.
-            let same = || unsafe { gpu::ld_relaxed(theirs) } == call;
+        let call = self.args().digest();
+        self.for_tails::<ALL>(step, |side, rank, tail| {
+            // SAFETY: the tail is in the mesh; this lane has waited for it.
+            let same = || unsafe { is_in(tail, call) };
             side.wait(rank, WaitKind::Signature, step, same);
         });
     }
@@ -315,6 +318,16 @@ impl MeshSide {
 unsafe fn is_published(tail: *const u64, step: u64) -> bool {
     // SAFETY: the caller's.
     unsafe { gpu::acquire(orders::MESH_TAIL, tail) > step }
+}
+
+/// Whether what was published with this tail is of the call with this digest.
+///
+/// # Safety
+/// The tail is in the mesh, and [published](is_published).
+#[inline(always)]
+unsafe fn is_in(tail: *const u64, call: u64) -> bool {
+    // SAFETY: the caller's: the digest lies behind the tail.
+    unsafe { gpu::ld_relaxed(tail.byte_add(MESH_CALL)) == call }
 }
 
 /// What all ranks have in their slots of a step, `at` bytes behind the addresses of the mesh's tables; of this rank its own input.
