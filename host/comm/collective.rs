@@ -9,6 +9,7 @@
 //! All ranks choose the same, because the choice depends only on the call and on what the ranks have agreed on.
 
 use std::cell::OnceCell;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -49,7 +50,7 @@ pub(super) struct CollTask {
     /// The events that it belongs to.
     pub parents: Parents,
     /// How a tuner's plugin wants it done, for buffers that are registered so.
-    pub chosen: OnceCell<Box<(Registration, ChosenPlan)>>,
+    pub chosen: OnceCell<Box<(Registration, Arc<ChosenPlan>)>>,
 }
 
 /// The ranks that a kernel runs over; the value is the index of their tables in the control block.
@@ -97,7 +98,7 @@ impl CollTask {
                 collnet::all_reduce(heads, comm, id, self, choice, stream)
             }
             (Algorithm::Hierarchical, _) => self.hierarchical(comm, id, choice, stream),
-            _ => self.flat(comm, id, (chosen, places), stream),
+            _ => self.flat(comm, id, (&chosen, places), stream),
         };
         match launched {
             Ok(()) => comm.seq.store(seq, Ordering::Relaxed), // as `last_seq`
@@ -107,7 +108,7 @@ impl CollTask {
     }
 
     /// The algorithm, protocol, channels and threads of the call, with its plan; and for a direct one, where its buffers are.
-    fn choose(&self, comm: &CommState) -> Result<(ChosenPlan, Option<WindowPlaces>)> {
+    fn choose(&self, comm: &CommState) -> Result<(Arc<ChosenPlan>, Option<WindowPlaces>)> {
         self.choose_by(comm, |call, buffers| comm.choose(call, buffers))
     }
 
@@ -115,22 +116,23 @@ impl CollTask {
     fn choose_by(
         &self,
         comm: &CommState,
-        choose: impl FnOnce(&CollectiveCall, Registration) -> Result<ChosenPlan>,
-    ) -> Result<(ChosenPlan, Option<WindowPlaces>)> {
+        choose: impl FnOnce(&CollectiveCall, Registration) -> Result<Arc<ChosenPlan>>,
+    ) -> Result<(Arc<ChosenPlan>, Option<WindowPlaces>)> {
         if let Some(custom) = &self.custom {
-            return Ok((ChosenPlan::of_custom(custom.choice), None));
+            return Ok((Arc::new(ChosenPlan::of_custom(custom.choice)), None));
         }
         let places = comm.windows.places(&self.call, (self.input, self.output));
         let registration = places.as_ref().map_or(Registration::None, WindowPlaces::registration);
         let chosen = match self.chosen.get().map(Box::as_ref) {
-            Some((before, chosen)) if *before == registration => *chosen,
+            Some((before, chosen)) if *before == registration => Arc::clone(chosen),
             _ => choose(&self.call, registration)?,
         };
         if comm.tuner_plugin.is_some() {
             // It is asked once for a call.
-            let _ = self.chosen.set(Box::new((registration, chosen)));
+            let _ = self.chosen.set(Box::new((registration, Arc::clone(&chosen))));
         }
-        Ok((chosen, places.filter(|_| chosen.choice.algorithm.is_on_windows())))
+        let is_on_windows = chosen.choice.algorithm.is_on_windows();
+        Ok((chosen, places.filter(|_| is_on_windows)))
     }
 
     /// What the tuning model predicts.
@@ -138,7 +140,7 @@ impl CollTask {
         if self.is_done(comm) {
             return Ok(Duration::ZERO);
         }
-        let (ChosenPlan { choice, .. }, _) = self.choose(comm)?;
+        let choice = self.choose(comm)?.0.choice;
         Ok(comm.predict(&self.call, (choice.algorithm, choice.protocol)))
     }
 
@@ -183,7 +185,7 @@ impl CollTask {
             return Ok(());
         }
         self.preload(comm);
-        let (ChosenPlan { choice, .. }, _) = self.choose(comm)?;
+        let choice = self.choose(comm)?.0.choice;
         let kernels = match &self.custom {
             Some(custom) => vec![custom.kernel],
             None => kernels_of(&comm.plan_context.registry, &self.call, choice)?,
@@ -203,24 +205,26 @@ impl CollTask {
         &mut self,
         comm: &SharedComm,
         (seq, record): (u64, RecordId),
-        (chosen, places): (ChosenPlan, Option<WindowPlaces>),
+        (chosen, places): (&ChosenPlan, Option<WindowPlaces>),
         stream: &Stream,
     ) -> Result<()> {
         let choice = chosen.choice;
         let CollTask { ref call, input, output, scalar, parents, .. } = *self;
-        let mut scratch = None;
-        let plan = match (self.custom.take(), chosen.kernel(seq)) {
+        let (mut planned, mut scratch) = (None, None);
+        let plan = match (self.custom.take(), &chosen.kernel) {
             (Some(custom), _) => {
                 let mut plan = enqueue::plan_of(custom.kernel, call, choice, seq);
                 plan.signature.set_tag(custom.tag);
                 plan.tree &= custom.word.is_none() && custom.scratch.is_none();
                 plan.mode = custom.word.unwrap_or(plan.mode);
                 scratch = custom.scratch.map(|memory| (custom.scratch_address, memory));
-                plan
+                &*planned.insert(plan)
             }
             (None, Some(plan)) => plan,
             // The reason why there is none.
-            (None, None) => enqueue::plan(&comm.plan_context.registry, call, choice, seq)?,
+            (None, None) => {
+                planned.insert(enqueue::plan(&comm.plan_context.registry, call, choice, seq)?)
+            }
         };
         // A chain combines the ranks' values in their order. What goes over the mesh, or is direct, does so by itself. It compares calls with
         // the same neighbours as what else may run: which of them does depends on the size, in which calls may differ by
@@ -235,7 +239,7 @@ impl CollTask {
         let operands =
             KernelOperands { group, input, output, scalar, places, scratch, record, last, parents };
         let keep = std::mem::take(&mut self.keep);
-        launch_kernel(comm, &plan, call, operands, keep, stream)
+        launch_kernel(comm, (plan, seq), call, operands, keep, stream)
     }
 
     /// Three kernels, each a ring: in each node to its leader, among the leaders, in each node to all.
@@ -271,7 +275,7 @@ impl CollTask {
                 last,
                 parents: self.parents,
             };
-            launch_kernel(comm, &plan, call, operands, keep.clone(), stream)?;
+            launch_kernel(comm, (&plan, seq), call, operands, keep.clone(), stream)?;
         }
         Ok(())
     }

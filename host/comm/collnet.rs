@@ -60,7 +60,7 @@ pub(super) fn all_reduce(
             last,
             parents: task.parents,
         };
-        launch_kernel(comm, &plan, &step, operands, task.keep.clone(), stream)
+        launch_kernel(comm, (&plan, seq), &step, operands, task.keep.clone(), stream)
     };
     for root in 0..parts.len() {
         kernel(Collective::Reduce, within, root, *input, false)?;

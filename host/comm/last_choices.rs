@@ -1,5 +1,7 @@
 //! How the last calls were done: the same call is done in the same way. Its choice and its plan are not looked up again.
 
+use std::sync::Arc;
+
 use ferroccl_device::abi::{Algorithm, Signature};
 
 use crate::enqueue::{self, AlgoChoice, CollectiveCall, KernelPlan, Registration};
@@ -10,11 +12,11 @@ use crate::registry::Registry;
 type Question = (CollectiveCall, Registration);
 
 /// How a call is done.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct ChosenPlan {
     pub choice: AlgoChoice,
-    /// What is planned of its one kernel; `None` for a call of several kernels, and for one that there is none for.
-    kernel: Option<KernelPlan>,
+    /// What is planned of its one kernel, as call 0; `None` for a call of several kernels, and for one that there is none for.
+    pub kernel: Option<KernelPlan>,
 }
 
 impl ChosenPlan {
@@ -30,12 +32,6 @@ impl ChosenPlan {
         ChosenPlan { choice, kernel: None }
     }
 
-    /// The plan of its one kernel as the communicator's call `seq`.
-    pub(super) fn kernel(&self, seq: u64) -> Option<KernelPlan> {
-        let plan = self.kernel.as_ref()?;
-        Some(KernelPlan { signature: Signature { seq, ..plan.signature }, ..*plan })
-    }
-
     /// The call's signature as call `seq`.
     pub(super) fn signature(&self, call: &CollectiveCall, seq: u64) -> Signature {
         if let Some(KernelPlan { signature, .. }) = &self.kernel {
@@ -49,10 +45,10 @@ impl ChosenPlan {
 /// A loop of a program has some different calls: this many are kept.
 const KEPT: usize = 8;
 
-/// The choices for the last different calls.
+/// The choices for the last different calls. Who asks shares them: a copy from function to function is a dozen cache lines of a small call.
 #[derive(Debug, Default)]
 pub(super) struct LastChoices {
-    choices: [Option<(Question, ChosenPlan)>; KEPT],
+    choices: [Option<(Question, Arc<ChosenPlan>)>; KEPT],
     /// Which is replaced next.
     next: usize,
 }
@@ -67,14 +63,14 @@ impl LastChoices {
         call: &CollectiveCall,
         buffers: Registration,
         choose: impl FnOnce() -> Result<ChosenPlan>,
-    ) -> Result<ChosenPlan> {
+    ) -> Result<Arc<ChosenPlan>> {
         let question = (*call, buffers);
         let known = self.choices.iter().flatten().find(|(asked, _)| *asked == question);
         if let Some((_, choice)) = known {
-            return Ok(*choice);
+            return Ok(Arc::clone(choice));
         }
-        let choice = choose()?;
-        self.choices[self.next] = Some((question, choice));
+        let choice = Arc::new(choose()?);
+        self.choices[self.next] = Some((question, Arc::clone(&choice)));
         self.next = (self.next + 1) % KEPT;
         Ok(choice)
     }
@@ -136,10 +132,16 @@ mod tests {
             let chosen = ChosenPlan::new(&registry, &call, choice);
             let signature = call.signature(77, algorithm, ProtocolId::Ll, 2);
             assert_eq!(chosen.signature(&call, 77), signature);
-            let plan = chosen.kernel(77);
+            let plan = &chosen.kernel;
             assert_eq!(plan.is_some(), kernels == 1);
-            let fresh = enqueue::plan(&registry, &call, choice, 77).ok();
+            let fresh = enqueue::plan(&registry, &call, choice, 0).ok();
             assert_eq!(format!("{plan:?}"), format!("{:?}", fresh.filter(|_| kernels == 1)));
+            // Whatever it was planned as, its work is that of the call.
+            let fresh = enqueue::plan(&registry, &call, choice, 77).ok();
+            for plan in plan.iter().chain(&fresh) {
+                let work = plan.work(77, 1, 2, 3, (0, false));
+                assert_eq!((work.signature, work.digest), (signature, signature.digest()));
+            }
         }
     }
 }

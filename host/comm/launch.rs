@@ -49,69 +49,62 @@ pub(super) struct KernelOperands {
     pub parents: Parents,
 }
 
-/// Puts one kernel of a collective into a stream.
+/// Puts one kernel of a collective into a stream, as part of the communicator's call `seq`.
 pub(super) fn launch_kernel(
     comm: &SharedComm,
-    plan: &KernelPlan,
+    (plan, seq): (&KernelPlan, u64),
     call: &CollectiveCall,
     operands: KernelOperands,
     keep: KeepAlive,
     stream: &Stream,
 ) -> Result<()> {
-    debug!(target: log::COLL, rank = comm.rank, seq = plan.signature.seq, kernel = plan.kernel.name,
+    debug!(target: log::COLL, rank = comm.rank, seq, kernel = plan.kernel.name,
            count = call.count, channels = plan.choice.channels, "{}", call.collective);
     comm.must(comm.need_all_rows(ConnSet::Collective))?;
     let group = operands.group as usize;
     let address = comm.control.comm_address(group);
-    let mut work = plan.work(address, operands.input, operands.output, operands.scalar);
+    let KernelOperands { input, output, scalar, places, scratch, record, last, parents, .. } =
+        operands;
     let mut table: Option<Arc<dyn Memory>> = None;
-    let mut tree = None;
-    if plan.tree {
-        let root = call.root.unwrap_or(NO_RANK);
-        let links = comm.trees.table(root, (&**comm.device.runtime(), &comm.memory));
-        let TreeTable { links, memory } = comm.must(links)?;
-        work.extra = memory.address();
-        table = Some(memory);
-        tree = Some(links);
-    }
-    if let Some((address, memory)) = operands.scratch {
-        work.extra = address;
-        table = Some(memory);
-    }
-    if let (true, Some(mesh)) = (plan.mesh, &comm.mesh) {
-        (work.extra, work.extra_stride) = mesh.address();
-    }
-    if let Some(places) = &operands.places {
-        [work.input_peers, work.output_peers] = places.tables();
-        work.digest ^= places.digest();
-    }
-    let proxy_work = match &comm.net {
+    let (argument, proxy_work) = Argument::write_work(|work| {
+        plan.write_work(work, seq, [address, input, output], scalar);
+        let mut tree = None;
+        if plan.tree {
+            let root = call.root.unwrap_or(NO_RANK);
+            let links = comm.trees.table(root, (&**comm.device.runtime(), &comm.memory));
+            let TreeTable { links, memory } = comm.must(links)?;
+            work.extra = memory.address();
+            table = Some(memory);
+            tree = Some(links);
+        }
+        if let Some((address, memory)) = scratch {
+            work.extra = address;
+            table = Some(memory);
+        }
+        if let (true, Some(mesh)) = (plan.mesh, &comm.mesh) {
+            (work.extra, work.extra_stride) = mesh.address();
+        }
+        if let Some(places) = &places {
+            [work.input_peers, work.output_peers] = places.tables();
+            work.digest ^= places.digest();
+        }
+        let Some(net) = &comm.net else { return Ok(ProxyWork::default()) };
+        let (control, blocks) = (&comm.control, (plan.blocks, plan.choice.protocol));
         // SAFETY: the kernel takes this argument, below.
-        Some(net) => comm.must(unsafe {
-            let blocks = (plan.blocks, plan.choice.protocol);
-            net.counter.collective(
-                &comm.control,
-                group,
-                &plan.kernel,
-                &work,
-                blocks,
-                tree.as_deref(),
-            )
-        })?,
-        None => ProxyWork::default(),
-    };
+        comm.must(unsafe {
+            net.counter.collective(control, group, &plan.kernel, work, blocks, tree.as_deref())
+        })
+    })?;
     let ended = comm.clone();
-    let KernelOperands { record, last, places, parents, .. } = operands;
     let proxy_work = proxy_work.of(parents.api);
     let channels = (0..plan.choice.channels).map(|channel| (channel, parents.api));
     let events = KernelEvents::new(comm, channels);
-    let seq = plan.signature.seq;
     let launch = Launch {
         kernel: plan.kernel,
         blocks: plan.blocks,
         threads: plan.choice.threads.min(plan.kernel.threads),
         sharing: comm.ranks_on_device,
-        argument: Argument::of_work(&work),
+        argument,
         keep: Vec::new(),
         bytes: call.bytes() as u64,
         observer: Some((KernelEvents::observer(events.as_ref(), comm), record.0)),

@@ -174,7 +174,7 @@ impl CommState {
         &self,
         call: &CollectiveCall,
         buffers: Registration,
-    ) -> Result<ChosenPlan> {
+    ) -> Result<Arc<ChosenPlan>> {
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         self.choose_in_order(&mut order, call, buffers)
     }
@@ -185,13 +185,15 @@ impl CommState {
         order: &mut CallOrder,
         call: &CollectiveCall,
         buffers: Registration,
-    ) -> Result<ChosenPlan> {
+    ) -> Result<Arc<ChosenPlan>> {
         let CallOrder { choices, apart, .. } = order;
         let context = apart.as_deref().unwrap_or(&self.plan_context);
         let planned = |choice| ChosenPlan::new(&context.registry, call, choice);
         match &self.tuner_plugin {
             // One rank copies, and there is nothing to choose.
-            Some(plugin) if self.nranks > 1 => plugin.choose(call, context, buffers).map(planned),
+            Some(plugin) if self.nranks > 1 => {
+                plugin.choose(call, context, buffers).map(planned).map(Arc::new)
+            }
             _ => {
                 choices.get(call, buffers, || Ok(planned(enqueue::choose(call, context, buffers)?)))
             }

@@ -287,7 +287,7 @@ impl StepRecorder {
         let mut channels = vec![own; channel as usize + 1];
         let links = vec![place.tree; channel as usize + 1];
         // No address: nothing is loaded or stored there. Two different ones, as where a call is not in place.
-        let mut work = plan.work(0, 1 << 12, 2 << 12, (0, false));
+        let mut work = plan.work(plan.signature.seq, 0, 1 << 12, 2 << 12, (0, false));
         if plan.tree {
             work.extra = links.as_ptr().expose_provenance() as u64;
         }

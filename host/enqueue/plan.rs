@@ -1,5 +1,6 @@
 //! The plan of a kernel: which one, on which channels, and each channel's part of the data.
 
+use bytemuck::Zeroable;
 use ferroccl_device::abi::{
     Algorithm, ChannelWork, Collective, DataType, MAX_CHANNELS, NO_RANK, ProtocolId, ReduceOp,
     Signature, Work,
@@ -178,29 +179,29 @@ impl CollectiveCall {
 }
 
 impl KernelPlan {
-    /// The kernel's argument, without a scalar; `input`, `output` and `comm` are addresses.
+    /// The kernel's argument as the communicator's call `seq`: a plan does for all calls that are alike. `comm`, `input` and `output` are
+    /// addresses, and `scalar` is the operator's, or its address if that is `true`.
     #[must_use]
-    pub fn work(&self, comm: u64, input: u64, output: u64, scalar: (u64, bool)) -> Work {
-        let mut work = Work {
-            comm,
-            input,
-            output,
-            scalar: scalar.0,
-            count: self.count,
-            root: self.root,
-            scalar_by_address: scalar.1.into(),
-            extra: self.mode,
-            extra_stride: 0,
-            signature: self.signature,
-            digest: self.signature.digest(),
-            input_peers: 0,
-            output_peers: 0,
-            pad: 0,
-            channels: [ChannelWork::default(); MAX_CHANNELS],
-        };
-        // Where they are: a small call has one part, and all of them are half a kilobyte.
-        split_into(&mut work.channels, self.count as usize, self.choice.channels, self.grain);
+    pub fn work(&self, seq: u64, comm: u64, input: u64, output: u64, scalar: (u64, bool)) -> Work {
+        let mut work = Work::zeroed();
+        self.write_work(&mut work, seq, [comm, input, output], scalar);
         work
+    }
+
+    /// Writes what [`KernelPlan::work`] gives into a work of zeros.
+    pub(crate) fn write_work(
+        &self,
+        work: &mut Work,
+        seq: u64,
+        [comm, input, output]: [u64; 3],
+        scalar: (u64, bool),
+    ) {
+        (work.comm, work.input, work.output) = (comm, input, output);
+        (work.scalar, work.scalar_by_address) = (scalar.0, scalar.1.into());
+        (work.count, work.root, work.extra) = (self.count, self.root, self.mode);
+        work.signature = Signature { seq, ..self.signature };
+        work.digest = work.signature.digest();
+        split_into(&mut work.channels, self.count as usize, self.choice.channels, self.grain);
     }
 
     /// The part of a channel.

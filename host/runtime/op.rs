@@ -3,12 +3,14 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use ferroccl_device::abi::Work;
 use ferroccl_device::kernels::Kernel;
 
 use super::memory;
+use super::sync::lock;
 use super::{Argument, Done, Event, Keep, Launch, LaunchObserver, Memory};
 use crate::error::{Error, Result};
 
@@ -52,7 +54,7 @@ pub(super) fn copy_out(from: &Arc<dyn Memory>, offset: usize, bytes: &mut [u8]) 
     Ok(())
 }
 
-/// A launch with what a runtime needs for it. Its blocks share it; the last one to end gets it for itself.
+/// A launch with what a runtime needs for it. Its blocks share it, and who ends the last one ends the launch.
 pub(super) struct Launched<S, R> {
     pub(super) kernel: Kernel,
     pub(super) blocks: u32,
@@ -62,10 +64,11 @@ pub(super) struct Launched<S, R> {
     pub(super) ready: R,
     argument: Argument,
     observer: Option<(Arc<dyn LaunchObserver>, u64)>,
-    /// Used by the thread that ends the launch alone; the mutex only makes it `Sync`.
-    done: Mutex<Done>,
-    keep: Vec<Keep>,
-    /// What went wrong in a block, as far as the runtime saw it. In boxes, because a launch is moved when it has ended.
+    /// Blocks that have not ended.
+    left: AtomicU32,
+    /// What happens at its end, and what is kept until then. Taken by the thread that ends the launch.
+    end: Mutex<Option<(Done, Vec<Keep>)>>,
+    /// What went wrong in a block, as far as the runtime saw it. In boxes: an error is large, and there is none.
     failure: OnceLock<Box<Error>>,
     /// What the blocks were told to give up for: the error unless `done` has one.
     verdict: OnceLock<Box<Error>>,
@@ -90,8 +93,8 @@ impl<S, R> Launched<S, R> {
             ready,
             argument,
             observer,
-            done: Mutex::new(done),
-            keep,
+            left: AtomicU32::new(blocks),
+            end: Mutex::new(Some((done, keep))),
             failure: OnceLock::new(),
             verdict: OnceLock::new(),
             stream,
@@ -129,24 +132,28 @@ impl<S, R> Launched<S, R> {
         let _ = self.verdict.set(Box::new(error));
     }
 
-    /// Runs `done` and drops what was kept, after the last block.
-    pub(super) fn result(self) -> (Result<()>, S) {
-        let name = self.kernel.name;
-        let done = self.done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let (keep, failure) = (self.keep, self.failure.into_inner());
+    /// Counts off a block that has ended: whether it was the last.
+    pub(super) fn is_last_block(&self) -> bool {
+        // Release and acquire: who ends the launch sees what the blocks of other threads have done.
+        self.left.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Runs `done` and drops what was kept, after the last block; once.
+    pub(super) fn result(&self) -> Result<()> {
+        let Some((done, keep)) = lock(&self.end).take() else { return Ok(()) };
+        let failure = self.failure.get();
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let result = done(failure.as_deref());
+            let result = done(failure.map(Box::as_ref));
             drop(keep);
             result
         }));
         let result = result.unwrap_or_else(|payload| {
             let message = format!("at its end: {}", panic_message(payload.as_ref()));
-            Err(Error::Panicked { kernel: name.to_owned(), message })
+            Err(panicked(self.kernel.name, message))
         });
         // A panic comes first: what `done` says is often its consequence.
-        let result = failure.map_or(result, |failure| Err(*failure));
-        let verdict = || self.verdict.into_inner().map_or(Ok(()), |verdict| Err(*verdict));
-        (result.and_then(|()| verdict()), self.stream)
+        let said = |by: &OnceLock<Box<Error>>| by.get().map_or(Ok(()), |e| Err(Error::clone(e)));
+        said(&self.failure).and(result).and_then(|()| said(&self.verdict))
     }
 }
 

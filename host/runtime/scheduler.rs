@@ -171,8 +171,7 @@ impl<T: Scheduler> ScheduledStreams<T> {
                 }
             }
             for launched in ended.drain(..) {
-                let (result, id) = launched.result();
-                self.ended(id, result);
+                self.ended(*launched.stream(), launched.result());
             }
         }
         *lock(&self.runner) = None;

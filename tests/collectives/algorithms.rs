@@ -1,5 +1,6 @@
 //! Every collective by every algorithm and protocol, on communicators of all sizes, in the default set-up and in a
-//! hostile one: 2 slots of the smallest size, 3 channels. What is checked is in `team`.
+//! hostile one: 2 slots of the smallest size, 3 channels. An algorithm and a number of ranks are in one of the two, and in both in the nightly
+//! tier. What is checked is in `team`.
 //!
 //! Types and operators are the business of `conformance.rs`; here elements are `u32`.
 
@@ -11,6 +12,7 @@ use ferroccl::{Algorithm, CommConfig, Device, ProtocolId};
 use crate::random::Random;
 use crate::reductions::knows;
 use crate::team::{COUNTS, team, team_on};
+use crate::tier;
 
 /// For small slots. The largest goes around them fifty times; that of [`COUNTS`] would do so two hundred times, and take as much longer.
 const HOSTILE_COUNTS: [usize; 8] = [0, 1, 2, 7, 33, 1000, 4099, 20_011];
@@ -43,9 +45,12 @@ const ALGORITHMS: [Algorithm; 11] = [
 fn every_algorithm(protocol: ProtocolId) {
     let seed = 0x5EED + protocol.index() as u64;
     println!("seed {seed:#x}");
-    for n in [1, 2, 3, 4, 7] {
+    for (i, n) in [1, 2, 3, 4, 7].into_iter().enumerate() {
         for algorithm in ALGORITHMS.into_iter().filter(|a| knows(*a, protocol)) {
-            for (mut config, name, counts) in configs(protocol) {
+            for (variant, (mut config, name, counts)) in configs(protocol).into_iter().enumerate() {
+                if !tier::takes(i + algorithm.index() + protocol.index(), variant) {
+                    continue;
+                }
                 config.algorithm = Some(algorithm);
                 let name = format!("{algorithm}, {protocol}, {name}");
                 team(&config, n, &name).collectives(seed, counts);
@@ -104,7 +109,8 @@ fn three_slots() {
 /// of them.
 #[test]
 fn under_adversity() {
-    let seeds = std::env::var("FERROCCL_TEST_SEEDS").map_or(8, |seeds| seeds.parse().unwrap());
+    let seeds = std::env::var("FERROCCL_TEST_SEEDS")
+        .map_or(tier::seeds(4, 8), |seeds| seeds.parse().unwrap());
     for &protocol in ProtocolId::ALL {
         for algorithm in ALGORITHMS.into_iter().filter(|a| knows(*a, protocol)) {
             for seed in 0..seeds {

@@ -18,5 +18,7 @@ mod random;
 mod reductions;
 #[path = "../support/team.rs"]
 mod team;
+#[path = "../support/tier.rs"]
+mod tier;
 #[path = "../support/values.rs"]
 mod values;

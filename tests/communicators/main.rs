@@ -34,6 +34,8 @@ mod rounds;
 mod rounds_run;
 #[path = "../support/team.rs"]
 mod team;
+#[path = "../support/tier.rs"]
+mod tier;
 
 use ferroccl::{CommConfig, Communicator, Device, ReduceOp, Result, Stream, UniqueId, device};
 

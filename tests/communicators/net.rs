@@ -17,6 +17,7 @@ use ferroccl_proxy::net::{FaultNet, LocalNet};
 use crate::again::{again, elsewhere, here};
 use crate::random::Random;
 use crate::team::{COUNTS, team, team_on};
+use crate::tier;
 
 /// Nothing but the network.
 fn remote(local: bool) -> CommConfig {
@@ -115,14 +116,18 @@ fn under_the_adversary() {
 #[test]
 fn over_the_cards_of_a_topology() {
     let at = |file: &str| format!("{}/tests/topology_files/{file}.xml", env!("CARGO_MANIFEST_DIR"));
-    for (file, gpus, cards) in [
-        ("hgx-h100", "6,7", "6,7"),
-        ("dgx-a100", "6-7", "6,7"),
-        ("azure-ndv4-topo", "7,6", "6"),
-        ("aws-p4d-24xl-topo", "6,7", "3"),
+    for (machine, file, gpus, cards) in [
+        ("0", "hgx-h100", "6,7", "6,7"),
+        ("1", "dgx-a100", "6-7", "6,7"),
+        ("2", "azure-ndv4-topo", "7,6", "6"),
+        ("3", "aws-p4d-24xl-topo", "6,7", "3"),
     ] {
-        let variables =
-            [("NCCL_TOPO_FILE", &*at(file)), ("FERROCCL_TOPO_RANKS", gpus), (CARDS, cards)];
+        let variables = [
+            ("NCCL_TOPO_FILE", &*at(file)),
+            ("FERROCCL_TOPO_RANKS", gpus),
+            (CARDS, cards),
+            (MACHINE, machine),
+        ];
         elsewhere(module_path!(), "over_many_cards", &variables);
     }
 }
@@ -131,14 +136,15 @@ fn over_the_cards_of_a_topology() {
 #[test]
 fn over_cards_that_are_merged() {
     let at = |file: &str| format!("{}/tests/topology_files/{file}.xml", env!("CARGO_MANIFEST_DIR"));
-    for (file, gpus, cards, setting) in [
-        ("dgx-a100", "6-7", "6,7", ("NCCL_NET_MERGE_LEVEL", "PIX")),
-        ("aws-p4d-24xl-topo", "6,7", "2,3", ("NCCL_NET_FORCE_MERGE", "local2,local3")),
+    for (machine, file, gpus, cards, setting) in [
+        ("1", "dgx-a100", "6-7", "6,7", ("NCCL_NET_MERGE_LEVEL", "PIX")),
+        ("2", "aws-p4d-24xl-topo", "6,7", "2,3", ("NCCL_NET_FORCE_MERGE", "local2,local3")),
     ] {
         let variables = [
             ("NCCL_TOPO_FILE", &*at(file)),
             ("FERROCCL_TOPO_RANKS", gpus),
             (CARDS, cards),
+            (MACHINE, machine),
             (MERGED, "1"),
             setting,
         ];
@@ -151,6 +157,9 @@ const MERGED: &str = "FERROCCL_TEST_MERGED";
 
 const CARDS: &str = "FERROCCL_TEST_CARDS";
 
+/// The number of the machine in its list, which says what is tested on it.
+const MACHINE: &str = "FERROCCL_TEST_MACHINE";
+
 /// Its part in a process with the topology's settings, from a seed.
 #[test]
 fn over_many_cards() {
@@ -160,11 +169,18 @@ fn over_many_cards() {
     let cards = std::env::var(CARDS).unwrap();
     let cards: Vec<usize> = cards.split(',').map(|card| card.parse().unwrap()).collect();
     let algorithms = [Algorithm::Ring, Algorithm::Tree, Algorithm::Chain];
-    let first = std::env::var("NCCL_TOPO_FILE").unwrap().contains("hgx-h100");
+    let machine: u64 = std::env::var(MACHINE).unwrap().parse().unwrap();
     for (seed, protocol) in (0..).zip(ProtocolId::ALL) {
         for algorithm in algorithms {
-            // All protocols by all algorithms on the first machine, each once on the others.
-            if !first && algorithms[seed as usize % 3] != algorithm {
+            // Each protocol once on the first machine, and one on each of the others. In the nightly tier all protocols by all algorithms, and
+            // each once.
+            let once = algorithms[seed as usize % 3] == algorithm;
+            let runs = match (machine, tier::is_nightly()) {
+                (0, all) => all || once,
+                (_, true) => once,
+                (_, false) => once && seed == machine % 3,
+            };
+            if !runs {
                 continue;
             }
             let net = Arc::new(LocalNet::with_devices(8));

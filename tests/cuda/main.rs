@@ -27,6 +27,8 @@ mod skip;
 mod stand_in;
 #[path = "../support/team.rs"]
 mod team;
+#[path = "../support/tier.rs"]
+mod tier;
 #[path = "../support/values.rs"]
 mod values;
 

@@ -17,6 +17,7 @@ use half::{bf16, f16};
 use crate::random::Random;
 use crate::reductions::{Group, Reduction, all_cases, group, group_by, knows, reduce};
 use crate::team::team_on;
+use crate::tier;
 use crate::values::Case;
 
 /// Whether there is something to run.
@@ -248,17 +249,17 @@ fn calls_in_a_row(protocol: ProtocolId, unit: Unit, seed: u64) -> Result<(), Str
 
 #[test]
 fn simple_survives() {
-    many_seeds(ProtocolId::Simple, Unit::Eight, 500);
+    many_seeds(ProtocolId::Simple, Unit::Eight, tier::seeds(150, 500));
 }
 
 #[test]
 fn ll_survives() {
-    many_seeds(ProtocolId::Ll, Unit::Eight, 500);
+    many_seeds(ProtocolId::Ll, Unit::Eight, tier::seeds(150, 500));
 }
 
 #[test]
 fn ll128_survives_where_lines_arrive_whole() {
-    many_seeds(ProtocolId::Ll128, Unit::Line, 500);
+    many_seeds(ProtocolId::Ll128, Unit::Line, tier::seeds(150, 500));
 }
 
 /// What [`checks`] says of it: without that promise of the hardware, LL128 is wrong.
@@ -287,7 +288,7 @@ fn over_a_network() {
     ] {
         let mut config = usual(protocol);
         (config.p2p, config.shm) = (Some(false), Some(false));
-        for seed in 0..2 {
+        for seed in (0..2).filter(|seed| tier::takes(*seed as usize, protocol.index())) {
             println!("{protocol}, seed {seed}");
             let options = Options { checks: Some(checks(unit)), ..Options::seeded(seed) };
             let runtime = PtxRuntime::lockstep(options).with_threads(64).unwrap();

@@ -50,5 +50,7 @@ mod switched;
 mod switched_run;
 #[path = "../support/team.rs"]
 mod team;
+#[path = "../support/tier.rs"]
+mod tier;
 #[path = "../support/values.rs"]
 mod values;

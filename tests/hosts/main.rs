@@ -38,6 +38,8 @@ mod rdma;
 mod seccomp;
 #[path = "../support/skip.rs"]
 mod skip;
+#[path = "../support/tier.rs"]
+mod tier;
 
 /// A rank, when this process was started as one.
 #[test]

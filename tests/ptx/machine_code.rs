@@ -83,7 +83,7 @@ const ANY: &[Limit] =
 
 /// One trial for each of the types that are counted: of floats, and of the halves with `FERROCCL_TEST_TIER=nightly`, which takes a minute more.
 pub(crate) fn trials(ptxas: &Path) -> Vec<Trial> {
-    let halves = cfg!(feature = "half") && super::all();
+    let halves = cfg!(feature = "half") && super::tier::is_nightly();
     let types = [("float", true), ("half", halves), ("bfloat16", halves)];
     let there = types.into_iter().filter(|(_, there)| *there).map(|(element, _)| element);
     there

@@ -4,8 +4,8 @@
 //! calls, no local memory, wide accesses, no barrier copied into branches; and in what NVIDIA's
 //! assembler says: no spills, no stack, few enough registers for a full block. A trial is a module, or a
 //! module on an architecture: on sm_90 all kernels of the ring all-reduce of floats and of the all-gather, and a sample of the ring all-reduce
-//! of each other type; on sm_80, sm_90 and sm_100 a sample of each other module of floats or bytes. The machine code of loops is looked at for
-//! floats. `FERROCCL_TEST_TIER=nightly` is all of this for all types, some ten minutes of two cores; the nightly tier does it. All that were assembled
+//! of each other type; on sm_90 a sample of each other module of floats or bytes, and on sm_80 and sm_100 of the all-reduces among them. The machine
+//! code of loops is looked at for floats. `FERROCCL_TEST_TIER=nightly` is all of this for all types, some ten minutes of two cores; the nightly tier does it. All that were assembled
 //! go with their registers to `target/ptx-report.txt`.
 //!
 //! Without PTX or without `ptxas` the trials are listed as ignored; with `FERROCCL_TEST_ALL` set
@@ -16,6 +16,8 @@ mod lines;
 mod machine_code;
 mod smoke;
 mod text;
+#[path = "../support/tier.rs"]
+mod tier;
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -34,23 +36,19 @@ const ARCHS: [u32; 3] = [80, 90, 100];
 /// The one on which whole modules are assembled.
 const WHOLE: u32 = 90;
 
-/// Whether all is to be assembled.
-fn all() -> bool {
-    std::env::var_os("FERROCCL_TEST_TIER").is_some_and(|tier| tier == "nightly")
-}
-
 /// Whether all of a module's kernels are assembled for an architecture.
 fn is_whole(module: &Module, arch: u32) -> bool {
     let named = || ["all_reduce_ring_float", "all_gather_ring"].contains(&module.name());
-    arch == WHOLE && (all() || named())
+    arch == WHOLE && (tier::is_nightly() || named())
 }
 
-/// Whether any of a module's kernels is assembled for an architecture. To save time every algorithm is with one type, and every type with one
-/// algorithm. The nightly tier assembles all.
+/// Whether any of a module's kernels is assembled for an architecture. To save time every algorithm is with one type, every type with one
+/// algorithm, and the other architectures with one collective. The nightly tier assembles all.
 fn is_sampled(module: &Module, arch: u32) -> bool {
     let other = |t: &DataType| *t != DataType::F32 && module.name().ends_with(&format!("_{t}"));
     let ring = arch == WHOLE && module.name().starts_with("all_reduce_ring_");
-    all() || ring || !DataType::ALL.iter().any(other)
+    let here = arch == WHOLE || module.name().starts_with("all_reduce_");
+    tier::is_nightly() || ring || (here && !DataType::ALL.iter().any(other))
 }
 
 /// A row of the report.

@@ -16,7 +16,7 @@ pub(crate) fn mutated_kernels() -> Result<(), Failed> {
     for name in [
         "all_reduce_ring_simple_sum_float",
         "all_reduce_ring_ll_any_bfloat16",
-        "all_reduce_ring_ll128_any_int64",
+        "all_reduce_ring_ll128_any_uint32",
     ] {
         let module = ptx::module(name, 80).ok_or("no such kernel")?;
         let source = module.alone(name).ok_or("no such kernel")?;

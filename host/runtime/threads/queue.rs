@@ -46,7 +46,7 @@ pub(super) enum DriveOutcome<B: Blocks> {
     /// It ran blocks, and none moved.
     Stuck,
     /// The last block of this launch has ended.
-    Finished(Launched<B>),
+    Finished(Arc<Launched<B>>),
     /// This is to be run now.
     Job(Job<B>),
 }
@@ -214,7 +214,7 @@ impl<B: Blocks> Queue<B> {
 
     /// Resumes each block once, from where the last round stopped; stops early with the launch of
     /// which the last block has ended.
-    fn round(&self, blocks: &B, run: &mut Run<B>) -> Option<Launched<B>> {
+    fn round(&self, blocks: &B, run: &mut Run<B>) -> Option<Arc<Launched<B>>> {
         if run.resumed == 0 {
             run.moved = false;
         }
@@ -293,12 +293,12 @@ impl<B: Blocks> Queue<B> {
     }
 
     /// Counts off a block; the last one of a launch gives the launch.
-    fn ended(&self, launch: Arc<Launched<B>>) -> Option<Launched<B>> {
+    fn ended(&self, launch: Arc<Launched<B>>) -> Option<Arc<Launched<B>>> {
         if heavy(&launch) {
             self.heavy.fetch_sub(1, Ordering::Relaxed);
         }
         self.load.fetch_sub(1, Ordering::SeqCst);
-        Arc::into_inner(launch)
+        launch.is_last_block().then_some(launch)
     }
 }
 

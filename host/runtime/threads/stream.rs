@@ -98,7 +98,7 @@ impl<B: Blocks> StreamState<B> {
             Op::Kernel(launched) => {
                 launched.begin(at_once);
                 if launched.blocks == 0 {
-                    return Arc::into_inner(launched).map(|launched| launched.result().0);
+                    return Some(launched.result());
                 }
                 let caller = CallerId::of_index(self.caller.load(Ordering::Relaxed));
                 self.executor.spawn(launched, caller);
@@ -172,8 +172,11 @@ impl<B: Blocks> Job<B> {
 
 impl<B: Blocks> Launched<B> {
     /// Ends the launch, and with it the operation of its stream.
-    pub(super) fn finish(self) {
-        let (result, stream) = self.result();
+    pub(super) fn finish(self: Arc<Self>) {
+        let (result, stream) = (self.result(), Arc::clone(self.stream()));
+        // Before its end is known: who waits for it may look at what is in use. A thread that has ended another of its blocks lets go of it
+        // at any moment.
+        drop(self);
         stream.end(result);
     }
 }

@@ -1,0 +1,18 @@
+//! How much of a long test runs: all in the nightly tier, samples else.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+/// Whether everything is to run (`FERROCCL_TEST_TIER=nightly`).
+pub(crate) fn is_nightly() -> bool {
+    std::env::var_os("FERROCCL_TEST_TIER").is_some_and(|tier| tier == "nightly")
+}
+
+/// Whether a case runs with a variant, both by number: each case with every second variant, and each variant with every second case, unless
+/// everything is to run.
+pub(crate) fn takes(case: usize, variant: usize) -> bool {
+    is_nightly() || (case + variant).is_multiple_of(2)
+}
+
+/// `all`, or so many of them.
+pub(crate) fn seeds(some: u64, all: u64) -> u64 {
+    if is_nightly() { all } else { some }
+}
