@@ -68,7 +68,7 @@ pub(super) struct Launched<S, R> {
     left: AtomicU32,
     /// What happens at its end, and what is kept until then. Taken by the thread that ends the launch.
     end: Mutex<Option<(Done, Vec<Keep>)>>,
-    /// What went wrong in a block, as far as the runtime saw it. In boxes: an error is large, and there is none.
+    /// What went wrong in a block, as far as the runtime saw it. In boxes: an error is large, and most launches have none.
     failure: OnceLock<Box<Error>>,
     /// What the blocks were told to give up for: the error unless `done` has one.
     verdict: OnceLock<Box<Error>>,

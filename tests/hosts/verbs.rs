@@ -22,9 +22,8 @@ fn in_a_vm() {
 }
 
 #[test]
-#[ignore = "in the nightly tier: two machines take half a minute, and `in_a_vm` has the same calls"]
 fn in_two_vms() {
-    if let Err(lack) = crate::rdma::in_two_vms("two_vms_all") {
+    if let Err(lack) = crate::rdma::in_two_vms("two_vms") {
         crate::skip::skip(&lack);
     }
 }

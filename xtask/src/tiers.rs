@@ -112,15 +112,10 @@ pub(crate) fn nightly() -> Vec<Step> {
                 &format!("cargo check --workspace --features {ALL} --all-targets"),
                 &[("FERROCCL_PTX", "none"), ("RUSTUP_TOOLCHAIN", &oldest_toolchain())],
             ),
-        Step::new("vm", "all tests in virtual machines with RDMA devices")
-            .run_with(
-                &format!("cargo test --workspace --features {TESTED} -- _vm --nocapture"),
-                &[NO_PTX[0], WHOLE[0]],
-            )
-            .run_with(
-                &format!("cargo test --workspace --features {TESTED} --test hosts -- in_two_vms --ignored --nocapture"),
-                &[NO_PTX[0], WHOLE[0]],
-            ),
+        Step::new("vm", "all tests in virtual machines with RDMA devices").run_with(
+            &format!("cargo test --workspace --features {TESTED} -- _vm --nocapture"),
+            &[NO_PTX[0], WHOLE[0]],
+        ),
         Step::new("chaos", "a thousand random jobs, each with a fault in its middle")
             .run(&format!("cargo build --workspace --features {TESTED} --example fake_cuda"))
             .run_with(

@@ -174,8 +174,8 @@ impl<B: Blocks> Launched<B> {
     /// Ends the launch, and with it the operation of its stream.
     pub(super) fn finish(self: Arc<Self>) {
         let (result, stream) = (self.result(), Arc::clone(self.stream()));
-        // Before its end is known: who waits for it may look at what is in use. A thread that has ended another of its blocks lets go of it
-        // at any moment.
+        // The launch is dropped before the stream says that it has ended: who waits for the stream may count what is in use. A thread that has
+        // ended another block of the launch may drop its share later.
         drop(self);
         stream.end(result);
     }
