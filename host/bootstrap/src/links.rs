@@ -273,28 +273,37 @@ impl Links {
             Some((peer, reason)) => self.lost(peer, &reason),
             None => error,
         };
-        if let Some((_, gone)) = gone(&error) {
-            self.sides.iter_mut().for_each(|side| side.tell(&gone));
-        }
+        let (_, gone) = self.gone(&error);
+        self.sides.iter_mut().for_each(|side| side.tell(&gone));
         error
     }
 
-    /// The lost rank that another one names, and why, within `time`.
+    /// The rank that is lost by a failure of this one, and what others are told of it.
+    pub(super) fn gone(&self, error: &BootstrapError) -> (u32, Message) {
+        let (peer, reason) = match error {
+            BootstrapError::PeerLost { peer, reason, .. } => (*peer, reason.clone()),
+            error => (self.rank, format!("it gave up: {error}")),
+        };
+        (peer, Message::Gone { peer, reason })
+    }
+
+    /// The lost rank that another one names, and why, within `time`. That another's time is up, too, is no cause.
     fn cause_heard(&mut self, time: Duration) -> Option<(u32, String)> {
         let soon = Deadline::within(time);
-        let mut open: Vec<&mut Link> =
-            self.sides.iter_mut().filter_map(|side| side.link.as_mut()).collect();
+        let sides = self.sides.iter_mut();
+        let mut open: Vec<(u32, &mut Link)> =
+            sides.filter_map(|side| Some((side.peer, side.link.as_mut()?))).collect();
         loop {
             let mut still_open = Vec::with_capacity(open.len());
-            for link in open {
+            for (from, link) in open {
                 loop {
                     match link.read_some().map(|frame| frame.map(|f| f.message())) {
-                        Ok(Some(Ok(Message::Gone { peer, reason }))) => {
+                        Ok(Some(Ok(Message::Gone { peer, reason }))) if peer != from => {
                             return Some((peer, reason));
                         }
                         Ok(Some(Ok(_))) => {} // data of a call that has failed here
                         Ok(None) => {
-                            still_open.push(link);
+                            still_open.push((from, link));
                             break;
                         }
                         Ok(Some(Err(_))) | Err(_) => break,
@@ -302,8 +311,8 @@ impl Links {
                 }
             }
             open = still_open;
-            let mut fds: Vec<_> =
-                open.iter().map(|link| PollFd::new(link.as_fd(), PollFlags::POLLIN)).collect();
+            let links = open.iter().map(|(_, link)| link.as_fd());
+            let mut fds: Vec<_> = links.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
             if fds.is_empty() || !wait(&mut fds, Some(&soon)).unwrap_or(false) {
                 return None;
             }
@@ -318,12 +327,6 @@ impl Links {
     pub(super) fn say_goodbye(&mut self) {
         self.sides.iter_mut().for_each(|side| side.tell(&Message::Goodbye));
     }
-}
-
-/// The rank that is lost in a failure, and what others are told of it.
-pub(super) fn gone(error: &BootstrapError) -> Option<(u32, Message)> {
-    let BootstrapError::PeerLost { peer, reason, .. } = error else { return None };
-    Some((*peer, Message::Gone { peer: *peer, reason: reason.clone() }))
 }
 
 #[cfg(test)]

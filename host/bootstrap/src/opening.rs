@@ -20,7 +20,7 @@ use super::link::{BUSY, Link, poll_flags, wait};
 use super::links::{self, Links, PREV};
 use super::peers::PeerAcceptor;
 use super::side::Side;
-use super::wire::{Message, Phase, Purpose};
+use super::wire::{Message, Phase};
 use crate::error::{BootstrapError, Result};
 
 /// How long a rank that gives up waits for ranks that are to connect to it, to tell them why.
@@ -115,20 +115,18 @@ impl Opening<'_> {
 
     /// The connections of ranks that have called this one.
     fn take_callers(&mut self, deadline: &Deadline) -> Result<()> {
-        for purpose in [Purpose::Ring, Purpose::Rounds] {
-            // Each is there once, and expected.
-            for (from, mut link) in self.peers.take(purpose)? {
-                let lost = |e| self.links.lost(from, &format!("opening a connection: {e}"));
-                // An empty socket takes a message at once; if not, the peer's time runs out.
-                link.send(&Message::Met, deadline).map_err(lost)?;
-                link.open();
-                let sides = self.links.sides.iter_mut().enumerate();
-                let mut sides = sides.filter(|(side, one)| {
-                    one.peer == from && links::purpose(*side) == purpose && *side != links::NEXT
-                });
-                if let Some((_, side)) = sides.next() {
-                    side.link = Some(link);
-                }
+        // Each is there once, and expected.
+        for (purpose, from, mut link) in self.peers.take_callers()? {
+            let lost = |e| self.links.lost(from, &format!("opening a connection: {e}"));
+            // An empty socket takes a message at once; if not, the peer's time runs out.
+            link.send(&Message::Met, deadline).map_err(lost)?;
+            link.open();
+            let sides = self.links.sides.iter_mut().enumerate();
+            let mut sides = sides.filter(|(side, one)| {
+                one.peer == from && links::purpose(*side) == purpose && *side != links::NEXT
+            });
+            if let Some((_, side)) = sides.next() {
+                side.link = Some(link);
             }
         }
         Ok(())
@@ -213,7 +211,7 @@ impl Opening<'_> {
     /// Tells all others why there will be no group: those that are connected, and those that will be soon.
     fn give_up(mut self, error: BootstrapError) -> BootstrapError {
         let error = self.links.give_up(error);
-        let Some((lost, gone)) = links::gone(&error) else { return error };
+        let (lost, gone) = self.links.gone(&error);
         let told = |side: &Side| side.link.is_some() || side.peer == lost;
         let mut told: Vec<bool> = self.links.sides.iter().map(told).collect();
         let soon = Deadline::within(FAREWELL);

@@ -128,7 +128,7 @@ impl Inbox {
     }
 
     fn take_what_comes(&mut self, until: &Deadline) -> Result<()> {
-        let new = self.peers.take(Purpose::Messages)?;
+        let new = self.peers.take_messages()?;
         let has_new = !new.is_empty();
         // The first message may have come along with the connection.
         new.into_iter().for_each(|(peer, link)| self.drain(peer, link));

@@ -3,7 +3,7 @@
 //! A thread accepts them, so that a rank that is busy, or waits for somebody else, keeps no peer waiting in the handshake. It
 //! hands each connection over by its purpose. Whoever waits for one waits for [`PeerAcceptor::wake`] too.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::io::{self, Read as _, Write as _};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,9 +22,9 @@ use crate::sync::lock;
 /// Connections of peers that have come, each with its rank.
 #[derive(Debug, Default)]
 struct Arrived {
-    ring: VecDeque<(u32, Link)>,
-    rounds: VecDeque<(u32, Link)>,
-    messages: VecDeque<(u32, Link)>,
+    /// Those of the ring and of all-gathers.
+    callers: Vec<(Purpose, u32, Link)>,
+    messages: Vec<(u32, Link)>,
 }
 
 /// A rank's listening socket, and the connections that have come there.
@@ -60,16 +60,33 @@ impl PeerAcceptor {
         self.address
     }
 
-    /// Readable when a connection has come since the last [`PeerAcceptor::take`].
+    /// Readable when a connection has come since connections were last taken.
     pub(super) fn wake(&self) -> Option<BorrowedFd<'_>> {
         self.wake.as_ref().map(AsFd::as_fd)
     }
 
-    /// The connections of a purpose that have come, each with its rank; to be called before each wait.
+    /// The connections of the ring and of all-gathers that have come, each with its rank; to be called before each wait.
     ///
     /// # Errors
     /// When the thread has ended.
-    pub(super) fn take(&self, purpose: Purpose) -> Result<VecDeque<(u32, Link)>> {
+    pub(super) fn take_callers(&self) -> Result<Vec<(Purpose, u32, Link)>> {
+        self.take(|arrived| &mut arrived.callers)
+    }
+
+    /// The connections for messages that have come, each with its rank; to be called before each wait.
+    ///
+    /// # Errors
+    /// When the thread has ended.
+    pub(super) fn take_messages(&self) -> Result<Vec<(u32, Link)>> {
+        self.take(|arrived| &mut arrived.messages)
+    }
+
+    /// Takes all of a queue, and the wake-ups. Who waits for what comes into two queues would miss some: its wake-up may be taken
+    /// with the other queue.
+    fn take<T>(&self, queue: fn(&mut Arrived) -> &mut Vec<T>) -> Result<Vec<T>> {
+        // Tests have connections come between a step's other work and this, which without the pause is rare.
+        #[cfg(test)]
+        std::thread::sleep(std::time::Duration::from_millis(1));
         // First the wake-up, then the queue: what comes in between is woken for again.
         let ended = self.wake.as_ref().is_none_or(|mut wake| {
             let mut bytes = [0; 64];
@@ -83,11 +100,7 @@ impl PeerAcceptor {
             }
         });
         let mut arrived = lock(&self.arrived);
-        let queue = match purpose {
-            Purpose::Ring => &mut arrived.ring,
-            Purpose::Rounds => &mut arrived.rounds,
-            Purpose::Messages => &mut arrived.messages,
-        };
+        let queue = queue(&mut arrived);
         if ended && queue.is_empty() {
             let e = io::Error::other("it has ended");
             return Err(BootstrapError::system("thread of the rank's socket", e));
@@ -145,11 +158,10 @@ impl Thread {
         }
         let mut arrived = lock(&self.arrived);
         match purpose {
-            Purpose::Ring => arrived.ring.push_back((from, link)),
-            Purpose::Rounds => arrived.rounds.push_back((from, link)),
+            Purpose::Ring | Purpose::Rounds => arrived.callers.push((purpose, from, link)),
             Purpose::Messages => {
                 link.open();
-                arrived.messages.push_back((from, link));
+                arrived.messages.push((from, link));
             }
         }
         drop(arrived);

@@ -1,6 +1,6 @@
 //! Ranks that die in the middle of an all-gather.
 
-use std::sync::Mutex;
+use std::sync::{Barrier, Mutex};
 use std::thread;
 
 use super::*;
@@ -126,6 +126,38 @@ fn a_rank_that_dies_in_any_round_is_named_by_all_others() {
             assert!(partners > 0);
         }
     }
+}
+
+#[test]
+fn who_gives_up_says_so_and_why() {
+    let id = UniqueId::listening_at(([127, 0, 0, 1], 0).into()).unwrap();
+    let given_up = Barrier::new(2);
+    let ends = thread::scope(|scope| {
+        let zero = scope.spawn(|| {
+            let (_peers, mut links) = connect(&id, 0, 2).unwrap();
+            let short = Limit { time: Duration::from_millis(50), stop: Stop::default() };
+            let end = links.all_gather(b"0", &short).map(|_| ());
+            given_up.wait();
+            end
+        });
+        let one = scope.spawn(|| {
+            let (_peers, mut links) = connect(&id, 1, 2).unwrap();
+            given_up.wait();
+            // The other's block has come before it gave up.
+            links.all_gather(b"1", &limit()).unwrap();
+            links.all_gather(b"1", &limit()).map(|_| ())
+        });
+        [zero.join().unwrap(), one.join().unwrap()]
+    });
+    let [
+        Err(BootstrapError::Timeout { what, .. }),
+        Err(BootstrapError::PeerLost { peer: 0, reason, .. }),
+    ] = &ends
+    else {
+        panic!("{ends:?}");
+    };
+    assert!(what.contains("hear from rank 1"), "{what}");
+    assert!(reason.starts_with("it gave up: ") && reason.contains(what.as_str()), "{reason}");
 }
 
 /// Of two ranks one connects, and both take the same connection for all-gathers.
