@@ -352,11 +352,11 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    use super::FaultNews;
+    use super::{EdgeEnd, FaultNews};
     use crate::comm::Communicator;
     use crate::{Device, Error};
     use ferroccl_bootstrap::Departure;
-    use ferroccl_device::abi::{Fault, FaultKind};
+    use ferroccl_device::abi::{Fault, FaultKind, Poison, ReduceOp};
 
     /// Ranks 0 and 3 are cut off from each other. Rank 1 has heard that from rank 0; rank 2 sees only the fault that rank 1 leaves at
     /// its edges, and tells rank 3 of it.
@@ -372,6 +372,26 @@ mod tests {
         states[1].on_remote_fault(2, &news(left));
         let error = states[1].failure().unwrap();
         assert!(matches!(error, Error::PeerLost { rank: 3, peer: 0, .. }), "{error}");
+    }
+
+    /// Rank 2 has left its fault where rank 1 waits for its data, and not yet at the ring's edges. Rank 1, whose kernel stops, leaves that
+    /// fault for rank 0, and not one of its own.
+    #[test]
+    fn a_kernel_passes_on_what_stopped_it_from_whatever_connection() {
+        let device = Device::cpu();
+        let ranks = Communicator::init_all(&device, 3).unwrap();
+        let states = [0, 1, 2].map(|rank: usize| ranks[rank].0.clone());
+        let (stream, buffer) = (device.stream().unwrap(), device.upload(&[1_f32]).unwrap());
+        ranks[1].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
+        let fault = states[2].own_fault(FaultKind::Aborted);
+        let to_one = |end: &&EdgeEnd| end.peer == 1 && !end.receiving;
+        let end = states[2].edge_ends().find(to_one).unwrap();
+        end.poison(&fault, Poison::SET);
+        let _ = stream.synchronize().unwrap_err();
+        let left: Vec<_> = states[0].edge_ends().filter_map(EdgeEnd::peer_fault).collect();
+        assert!(!left.is_empty());
+        assert!(left.iter().all(|(fault, _)| fault.rank == 2), "{left:?}");
+        assert_eq!(states[1].control.fault().map(|fault| fault.rank), Some(2));
     }
 
     /// A launch holds the lock on the order of calls while the driver's queue is full of kernels that wait for the peer.

@@ -13,6 +13,7 @@ use ferroccl::{
 };
 
 use crate::random::Random;
+use crate::tier;
 
 /// Buffers of an agent, and elements of each at most.
 const BUFFERS: usize = 6;
@@ -310,7 +311,7 @@ fn seeds(n: u64) -> std::ops::Range<u64> {
         // The nightly tier asks for 96, and gets five times as many as are tried without.
         None => {
             let asked = std::env::var("FERROCCL_TEST_SEEDS").ok().and_then(|s| s.parse().ok());
-            0..n.max(asked.map_or(0, |asked: u64| 10 * asked))
+            0..tier::seeds(n / 2, n).max(asked.map_or(0, |asked: u64| 10 * asked))
         }
     }
 }

@@ -11,6 +11,7 @@ use ferroccl::runtime::cpu::{Adversity, CpuRuntime, ModelCheck, Violation};
 use crate::random::Random;
 use crate::rounds::ROUNDS;
 use crate::rounds_run;
+use crate::tier;
 
 const SEEDS: u64 = 400;
 
@@ -27,11 +28,7 @@ fn run(seed: u64, weaken: Option<(Published, Side)>) -> Result<(), String> {
 
 #[test]
 fn rounds_survive() {
-    let seeds = match std::env::var("FERROCCL_SEED").ok().and_then(|s| s.parse().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => 0..SEEDS,
-    };
-    for seed in seeds {
+    for seed in tier::survived(SEEDS) {
         if let Err(wrong) = run(seed, None) {
             panic!("seed {seed}: {wrong}");
         }

@@ -15,6 +15,7 @@ use ferroccl_proxy::net::{Delay, FaultNet, Faults, LocalNet, Net};
 use crate::puts::{EARLY_SIGNAL, NO_FLUSH, NO_WAIT, NONE, PUTS};
 use crate::puts_run::{self, Size, on_hosts};
 use crate::random::Random;
+use crate::tier;
 
 const SEEDS: u64 = 120;
 
@@ -50,11 +51,7 @@ fn run(seed: u64, weaken: Option<(Published, Side)>, mistake: u64) -> Result<(),
 
 #[test]
 fn puts_survive() {
-    let seeds = match std::env::var("FERROCCL_SEED").ok().and_then(|s| s.parse().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => 0..SEEDS,
-    };
-    for seed in seeds {
+    for seed in tier::survived(SEEDS) {
         if let Err(wrong) = run(seed, None, NONE) {
             panic!("seed {seed}: {wrong}");
         }

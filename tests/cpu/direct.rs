@@ -11,6 +11,7 @@ use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
 use ferroccl::{Algorithm, CommConfig, Communicator, Device, ProtocolId, ReduceOp};
 
 use crate::random::Random;
+use crate::tier;
 
 const SEEDS: u64 = 600;
 
@@ -142,11 +143,7 @@ fn run(algorithm: Algorithm, seed: u64, weaken: Option<(Published, Side)>) -> Re
 
 #[test]
 fn calls_on_windows_survive() {
-    let seeds = match std::env::var("FERROCCL_SEED").ok().and_then(|s| s.parse().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => 0..SEEDS,
-    };
-    for seed in seeds {
+    for seed in tier::survived(SEEDS) {
         for algorithm in ALGORITHMS {
             assert_eq!(run(algorithm, seed, None), Ok(()), "{algorithm}, seed {seed}");
         }

@@ -48,3 +48,5 @@ mod rounds_run;
 mod switched;
 #[path = "../support/switched_run.rs"]
 mod switched_run;
+#[path = "../support/tier.rs"]
+mod tier;

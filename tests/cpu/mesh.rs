@@ -10,6 +10,7 @@ use ferroccl::runtime::cpu::{Adversity, CpuRuntime};
 use ferroccl::{Algorithm, CommConfig, Communicator, Device, ProtocolId, ReduceOp};
 
 use crate::random::Random;
+use crate::tier;
 
 const SEEDS: u64 = 600;
 
@@ -74,11 +75,7 @@ fn run(seed: u64, algorithm: Algorithm, protocol: ProtocolId) -> Result<(), Stri
 }
 
 fn survives(algorithm: Algorithm, protocol: ProtocolId) {
-    let seeds = match std::env::var("FERROCCL_SEED").ok().and_then(|s| s.parse().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => 0..SEEDS,
-    };
-    for seed in seeds {
+    for seed in tier::survived(SEEDS) {
         if let Err(why) = run(seed, algorithm, protocol) {
             panic!("{algorithm} {protocol}, seed {seed}: {why}");
         }

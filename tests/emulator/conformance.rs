@@ -314,12 +314,8 @@ fn on_threads() {
             let random = &mut Random(u64::from(nranks));
             let group = group(&device, protocol, nranks, nranks == 2, &[1, 16, 5003]);
             all_cases::<f32>(&group, random);
-            all_cases::<bf16>(&group, random);
-            if ptx::has_type(u8::TYPE) {
-                all_cases::<u8>(&group, random);
-            } else {
-                all_cases::<u32>(&group, random);
-            }
+            all_cases::<u32>(&group, random);
+            every_type!(bf16 u8: all_cases(&group, random));
         }
     }
 }
@@ -332,6 +328,6 @@ fn a_large_call_on_threads() {
     let device = Device::new(Arc::new(PtxRuntime::on_threads(2).with_threads(512).unwrap()));
     for &protocol in ProtocolId::ALL {
         let group = group(&device, protocol, 8, false, &[100_003]);
-        every_op::<u64>(&group, Reduction::AllReduce, &mut Random(5), true, false);
+        every_op::<u32>(&group, Reduction::AllReduce, &mut Random(5), true, false);
     }
 }

@@ -104,9 +104,9 @@ fn sums(communicator: &Communicator) {
     let mut random = Random(u64::from(n));
     for call in 0..calls {
         let count = random.pick(&[1usize, 7, 1000, 40_001]);
-        let shift = random.below(100) as i64;
-        let values = |factor: u32| -> Vec<i64> {
-            (0..count as i64).map(|i| (i + shift) * i64::from(factor)).collect()
+        let shift = random.below(100) as i32;
+        let values = |factor: u32| -> Vec<i32> {
+            (0..count as i32).map(|i| (i + shift) * factor as i32).collect()
         };
         let send = device.upload(&values(rank + 1)).unwrap();
         let recv = if call % 2 == 0 { send.clone() } else { device.alloc(count).unwrap() };
@@ -122,9 +122,9 @@ fn every_collective(communicator: &Communicator) {
     let device = communicator.device();
     let stream = device.stream().unwrap();
     let (rank, n) = (communicator.rank(), communicator.world_size());
-    let value = |rank: u32, i: usize| (i as i64 % 1000 + 1) * i64::from(rank + 1);
-    let of = |rank: u32, len: usize| (0..len).map(|i| value(rank, i)).collect::<Vec<i64>>();
-    let sums = |len: usize| -> Vec<i64> {
+    let value = |rank: u32, i: usize| (i as i32 % 1000 + 1) * (rank + 1) as i32;
+    let of = |rank: u32, len: usize| (0..len).map(|i| value(rank, i)).collect::<Vec<i32>>();
+    let sums = |len: usize| -> Vec<i32> {
         (0..len).map(|i| (0..n).map(|rank| value(rank, i)).sum()).collect()
     };
     let blocks = n as usize;
@@ -133,18 +133,18 @@ fn every_collective(communicator: &Communicator) {
         if std::env::var_os(RUNTIME).is_some() { &[257] } else { &[1, 257, 20_011] };
     for &count in counts {
         let up = |len: usize| device.upload(&of(rank, len)).unwrap();
-        let down = |buffer: &ferroccl::DeviceBuffer<i64>, want: &[i64], what: &str| {
+        let down = |buffer: &ferroccl::DeviceBuffer<i32>, want: &[i32], what: &str| {
             let found = buffer.to_vec(&stream).unwrap();
             let wrong = found.iter().zip(want).position(|(found, want)| found != want);
             assert_eq!((found.len(), wrong), (want.len(), None), "rank {rank}: {what} of {count}");
         };
-        let out = |len: usize| device.alloc::<i64>(len).unwrap();
+        let out = |len: usize| device.alloc::<i32>(len).unwrap();
         let to = out(count);
         communicator.all_reduce(&up(count), &to, ReduceOp::Sum, &stream).unwrap();
         down(&to, &sums(count), "all-reduce");
         let to = out(count * blocks);
         communicator.all_gather(&up(count), &to, &stream).unwrap();
-        let all: Vec<i64> = (0..n).flat_map(|rank| of(rank, count)).collect();
+        let all: Vec<i32> = (0..n).flat_map(|rank| of(rank, count)).collect();
         down(&to, &all, "all-gather");
         let to = out(count);
         communicator.reduce_scatter(&up(count * blocks), &to, ReduceOp::Sum, &stream).unwrap();
@@ -173,10 +173,10 @@ fn every_collective(communicator: &Communicator) {
 fn large(communicator: &Communicator) {
     let device = communicator.device();
     let stream = device.stream().unwrap();
-    let count = std::env::var(CALLS).unwrap().parse::<usize>().unwrap() << 17;
-    let buffer = device.upload(&vec![i64::from(communicator.rank()); count]).unwrap();
+    let count = std::env::var(CALLS).unwrap().parse::<usize>().unwrap() << 18;
+    let buffer = device.upload(&vec![communicator.rank(); count]).unwrap();
     communicator.all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
-    let n = i64::from(communicator.world_size());
+    let n = communicator.world_size();
     assert!(buffer.to_vec(&stream).unwrap() == vec![n * (n - 1) / 2; count]);
     println!("\nended well");
 }

@@ -16,3 +16,9 @@ pub(crate) fn takes(case: usize, variant: usize) -> bool {
 pub(crate) fn seeds(some: u64, all: u64) -> u64 {
     if is_nightly() { all } else { some }
 }
+
+/// The seeds that a test is to survive: the one that `FERROCCL_SEED` names, or else a third of so many, or all of them.
+pub(crate) fn survived(all: u64) -> std::ops::Range<u64> {
+    let named = std::env::var("FERROCCL_SEED").ok().and_then(|seed| seed.parse::<u64>().ok());
+    named.map_or(0..seeds(all / 3, all), |seed| seed..seed + 1)
+}

@@ -123,21 +123,33 @@ impl<C: HasComm> CommFaults<C> {
         }
     }
 
-    /// A call has stopped: takes over what stopped us, if that was a neighbour of the ring, unless there is a fault
-    /// already (no call that has stopped is without one), and leaves it for both neighbours. So a fault goes around the
-    /// ring, kernel to kernel, whatever connections a call uses; all others are told by the host. One lane of a block calls
-    /// it.
+    /// A call has stopped: takes over what stopped us, if that was another rank, unless there is a fault already (no call that has stopped
+    /// is without one), and leaves it for both neighbours. So a fault goes around the ring, kernel to kernel, whatever connections a call
+    /// uses; all others are told by the host. One lane of a block calls it.
+    ///
+    /// All connections are looked at: a rank leaves its fault at one after the other, and that by which we have seen it may be the first.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
     pub(crate) fn pass_on(self) {
         let [previous, next] = self.ring_edges();
         // SAFETY: the headers of the edges live as long as the communicator; each side writes its own cell.
         unsafe {
-            if !previous.is_null() {
-                self.adopt(&raw const (*previous).from_sender);
-                self.adopt(&raw const (*next).from_receiver);
+            let comm = self.args.comm();
+            let peers = (*((*comm).channels as *const Channel)).peers as *const Peer;
+            // A loop it stays: it is never in a hurry.
+            for peer in 0..gpu::opaque((*comm).nranks as usize) {
+                let peer = peers.wrapping_add(peer);
+                let from = (*peer).recv.edge as *const EdgeHeader;
+                let to = (*peer).send.edge as *const EdgeHeader;
+                // A peer that there is no connection with has none.
+                if !from.is_null() {
+                    self.adopt(&raw const (*from).from_sender);
+                }
+                if !to.is_null() {
+                    self.adopt(&raw const (*to).from_receiver);
+                }
             }
-            let rank = (*self.args.comm()).rank;
+            let rank = (*comm).rank;
             // A zeroed cell.
             self.fail(|to| {
                 (*to).kind = FaultKind::Aborted as u32;

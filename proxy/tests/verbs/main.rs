@@ -13,6 +13,8 @@ mod rdma;
 mod skip;
 #[path = "../net/support.rs"]
 mod support;
+#[path = "../../../tests/support/tier.rs"]
+mod tier;
 mod virtual_devices;
 
 use std::net::Ipv4Addr;

@@ -7,7 +7,7 @@ use ferroccl_proxy::net::verbs::{VerbsConfig, VerbsNet};
 use ferroccl_proxy::net::{Connecting, Listener, Net, Properties};
 
 use crate::support::{Random, connect, exchange};
-use crate::{config, conformance};
+use crate::{config, conformance, tier};
 
 /// A network whose connections go from a device to another one.
 #[derive(Debug)]
@@ -57,7 +57,10 @@ fn between(from: &[usize], to: &[usize], change: impl FnOnce(&mut VerbsConfig)) 
 fn a_device_of_two_ports_is_a_device() {
     let mut seed = Random::new("a_device_of_two_ports_is_a_device");
     conformance::all(&between(&[0, 1], &[1, 0], |_| ()), 0, &mut seed);
-    for split in [false, true] {
+    for split in [true, false] {
+        if !tier::takes(split.into(), 1) {
+            continue;
+        }
         let net = between(&[0, 1], &[1, 0], |config| {
             (config.qps_per_connection, config.split_data_on_qps) = (3, split);
             config.adaptive_routing = Some(split);
@@ -73,8 +76,9 @@ fn a_device_of_two_ports_is_a_device() {
 #[ignore = "needs an RDMA device: `in_a_vm` has one"]
 fn ends_may_have_different_ports() {
     let mut seed = Random::new("ends_may_have_different_ports");
-    for (from, to) in [(&[0, 1][..], &[1][..]), (&[0], &[1, 0]), (&[0], &[0, 1])] {
-        for pairs in [1, 3] {
+    let ports = [(&[0, 1][..], &[1][..]), (&[0], &[1, 0]), (&[0], &[0, 1])];
+    for (case, (from, to)) in ports.into_iter().enumerate() {
+        for pairs in [1, 3].into_iter().filter(|pairs| tier::takes(case, pairs / 2)) {
             let net = between(from, to, |config| config.qps_per_connection = pairs);
             conformance::sizes(&net, 0, &mut seed);
             conformance::streams(&net, 0, &mut seed);

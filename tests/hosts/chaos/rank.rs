@@ -121,7 +121,7 @@ fn run(plan: &Plan, id: &UniqueId, rank: u32, device: &Device) -> String {
             }
             _ => {}
         }
-        let result = make(&comm, *call, count, i as u64, device, &stream, || {
+        let result = make(&comm, *call, count, i as u32, device, &stream, || {
             match fault {
                 Fault::Killed { behind: true } => signal(libc::SIGKILL),
                 Fault::Exits { behind: true } => std::process::exit(0),
@@ -195,18 +195,18 @@ fn make(
     comm: &Communicator,
     call: Call,
     count: usize,
-    salt: u64,
+    salt: u32,
     device: &Device,
     stream: &Stream,
     behind: impl FnOnce() -> bool,
 ) -> Result<Option<bool>> {
-    let (n, rank) = (u64::from(comm.world_size()), u64::from(comm.rank()));
-    let value = |rank: u64, i: usize| (rank + 1) * (i as u64 % 1000 + 1) + salt;
-    let fill = |rank: u64, len: usize| (0..len).map(|i| value(rank, i)).collect::<Vec<u64>>();
-    let all = |i: usize| (0..n).map(|rank| value(rank, i)).sum::<u64>();
-    let up = |values: &[u64]| -> Result<DeviceBuffer<u64>> { device.upload(values) };
+    let (n, rank) = (comm.world_size(), comm.rank());
+    let value = |rank: u32, i: usize| ((rank + 1) * (i as u32 % 1000 + 1)).wrapping_add(salt);
+    let fill = |rank: u32, len: usize| (0..len).map(|i| value(rank, i)).collect::<Vec<u32>>();
+    let all = |i: usize| (0..n).map(|rank| value(rank, i)).fold(0, u32::wrapping_add);
+    let up = |values: &[u32]| -> Result<DeviceBuffer<u32>> { device.upload(values) };
     let blocks = n as usize;
-    let (input, output, want): (_, DeviceBuffer<u64>, Vec<u64>) = match call {
+    let (input, output, want): (_, DeviceBuffer<u32>, Vec<u32>) = match call {
         Call::AllGather => {
             let want = (0..n).flat_map(|rank| fill(rank, count)).collect();
             (up(&fill(rank, count))?, device.alloc(count * blocks)?, want)
@@ -218,7 +218,7 @@ fn make(
         }
         Call::Broadcast { root } => {
             let buffer = up(&fill(rank, count))?;
-            (buffer.clone(), buffer, fill(root.into(), count))
+            (buffer.clone(), buffer, fill(root, count))
         }
         Call::Around => {
             (up(&fill(rank, count))?, device.alloc(count)?, fill((rank + n - 1) % n, count))
@@ -236,8 +236,8 @@ fn make(
         Call::ReduceScatter => comm.reduce_scatter(&input, &output, ReduceOp::Sum, stream)?,
         Call::Barrier => comm.barrier(stream)?,
         Call::Around => group(|| {
-            comm.send(&input, ((rank + 1) % n) as u32, stream)?;
-            comm.recv(&output, ((rank + n - 1) % n) as u32, stream)
+            comm.send(&input, (rank + 1) % n, stream)?;
+            comm.recv(&output, (rank + n - 1) % n, stream)
         })?,
     }
     if !behind() {

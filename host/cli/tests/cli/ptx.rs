@@ -90,9 +90,10 @@ fn every_kernel_is_listed_and_filters_leave_some() {
     // What is written otherwise for sm_90.
     let native = [DataType::Bf16, DataType::F8E4M3, DataType::F8E5M2];
     let native = native.into_iter().filter(|t| ferroccl::ptx::has_type(*t)).count();
-    let some = printed(&["list", "all_reduce_ring_ll_any", "--arch", "sm_90"]);
-    assert!(some.contains("all_reduce_ring_ll_any_bfloat16"), "{some}");
-    assert!(some.ends_with(&format!("\n{native} kernels\n")), "{some}");
+    if native > 0 {
+        let some = printed(&["list", "all_reduce_ring_ll_any", "--arch", "sm_90"]);
+        assert!(some.ends_with(&format!("\n{native} kernels\n")), "{some}");
+    }
     let some = printed(&["list", "--collective", "all_gather", "--algorithm", "ring"]);
     assert!(some.ends_with("\n3 kernels\n"), "{some}");
     let out = ptx(&["list", "--algorithm", "collnetdirect"]).output().unwrap();
