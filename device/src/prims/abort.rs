@@ -127,13 +127,18 @@ impl<C: HasComm> CommFaults<C> {
     /// is without one), and leaves it for both neighbours. So a fault goes around the ring, kernel to kernel, whatever connections a call
     /// uses; all others are told by the host. One lane of a block calls it.
     ///
-    /// All connections are looked at: a rank leaves its fault at one after the other, and that by which we have seen it may be the first.
+    /// Other connections are looked at, too: a rank leaves its fault at one after the other, and that by which we have seen it may be the
+    /// first.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
     pub(crate) fn pass_on(self) {
         let [previous, next] = self.ring_edges();
         // SAFETY: the headers of the edges live as long as the communicator; each side writes its own cell.
         unsafe {
+            if !previous.is_null() {
+                self.adopt(&raw const (*previous).from_sender);
+                self.adopt(&raw const (*next).from_receiver);
+            }
             let comm = self.args.comm();
             let peers = (*((*comm).channels as *const Channel)).peers as *const Peer;
             // A loop it stays: it is never in a hurry.
