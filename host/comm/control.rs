@@ -14,7 +14,7 @@
 use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferroccl_device::abi::{CACHE_LINE, Channel, Comm, Conn, Fault, FaultCell, Peer};
 
@@ -254,6 +254,23 @@ impl ControlBlock {
         Some(unsafe { (*self.flags()).fault.fault })
     }
 
+    /// The first failure, for who has to know whether there is one: one that another thread is just writing is waited for. A kernel that was
+    /// stopped by it has left none of its own, and looks like one that has ended well.
+    ///
+    /// # Errors
+    /// There is one, which has not been written in time.
+    pub(super) fn settled_fault(&self) -> std::result::Result<Option<Fault>, Unwritten> {
+        // Pairs with the release in `fail`, as in `fault`. Who takes the state to 1 has a fault to write and nothing to wait for.
+        let begun = Instant::now();
+        while self.state().load(Ordering::Acquire) == 1 {
+            if begun.elapsed() > WRITING {
+                return Err(Unwritten);
+            }
+            std::thread::yield_now();
+        }
+        Ok(self.fault())
+    }
+
     /// Records `fault` unless there is one, and stops our kernels.
     pub(super) fn fail(&self, fault: &Fault) {
         if self.state().compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
@@ -266,5 +283,42 @@ impl ControlBlock {
         let abort = unsafe { AtomicU64::from_ptr(&raw mut (*self.flags()).abort) };
         // Pairs with the acquire in `Context::aborted`.
         abort.store(1, Ordering::Release);
+    }
+}
+
+/// How long a failure that is being written is waited for: far longer than a busy machine keeps a thread from going on.
+const WRITING: Duration = Duration::from_secs(1);
+
+/// A failure that has not been written.
+#[derive(Debug)]
+pub(super) struct Unwritten;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+    use std::time::{Duration, Instant};
+
+    use crate::comm::Communicator;
+    use crate::{Device, ReduceOp};
+
+    /// A thread is taken off its core in the middle of writing a failure: a call that has ended waits for it, and does not end well.
+    #[test]
+    fn a_failure_that_is_being_written_is_one() {
+        for is_written in [true, false] {
+            let device = Device::cpu();
+            let ranks = Communicator::init_all(&device, 1).unwrap();
+            let (state, stream) = (ranks[0].0.clone(), device.stream().unwrap());
+            state.control.state().store(1, Ordering::Relaxed);
+            let writer = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(50));
+                if is_written {
+                    state.control.state().store(2, Ordering::Release);
+                }
+            });
+            let buffer = device.upload(&[1_f32]).unwrap();
+            ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
+            assert!(stream.synchronize().is_err());
+            writer.join().unwrap();
+        }
     }
 }

@@ -63,10 +63,12 @@ impl CommState {
         if let Some(error) = error {
             self.on_launch_failed(error);
         }
-        let Some(fault) = self.control.fault() else { return Ok(()) };
+        let stopped = || self.own_fault(FaultKind::Aborted);
+        let fault = self.control.settled_fault().unwrap_or_else(|_| Some(stopped()));
+        let Some(fault) = fault else { return Ok(()) };
         self.find_root_cause(&fault);
         self.notify_peers();
-        self.failure().map_or(Ok(()), Err)
+        Err(self.failure().unwrap_or_else(|| Error::Kernel(Arc::new(KernelFault(fault)))))
     }
 
     /// Lets go of the memory of a call that has ended. After a failure it is kept until the last rank is gone that may still
