@@ -296,7 +296,7 @@ pub(super) struct Unwritten;
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::Ordering;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use crate::comm::Communicator;
     use crate::{Device, ReduceOp};
@@ -306,8 +306,9 @@ mod tests {
     fn a_failure_that_is_being_written_is_one() {
         for is_written in [true, false] {
             let device = Device::cpu();
-            let ranks = Communicator::init_all(&device, 1).unwrap();
-            let (state, stream) = (ranks[0].0.clone(), device.stream().unwrap());
+            let ranks = Communicator::init_all(&device, 2).unwrap();
+            let streams = [0, 1].map(|_| device.stream().unwrap());
+            let state = ranks[0].0.clone();
             state.control.state().store(1, Ordering::Relaxed);
             let writer = std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_millis(50));
@@ -315,9 +316,12 @@ mod tests {
                     state.control.state().store(2, Ordering::Release);
                 }
             });
-            let buffer = device.upload(&[1_f32]).unwrap();
-            ranks[0].all_reduce(&buffer, &buffer, ReduceOp::Sum, &stream).unwrap();
-            assert!(stream.synchronize().is_err());
+            for (rank, stream) in ranks.iter().zip(&streams) {
+                let buffer = device.upload(&[1_f32]).unwrap();
+                rank.all_reduce(&buffer, &buffer, ReduceOp::Sum, stream).unwrap();
+            }
+            assert!(streams[0].synchronize().is_err(), "written: {is_written}");
+            let _ = streams[1].synchronize();
             writer.join().unwrap();
         }
     }
