@@ -84,7 +84,7 @@ impl PeerAcceptor {
     /// Takes all of a queue, and the wake-ups. Who waits for what comes into two queues would miss some: its wake-up may be taken
     /// with the other queue.
     fn take<T>(&self, queue: fn(&mut Arrived) -> &mut Vec<T>) -> Result<Vec<T>> {
-        // Tests have connections come between a step's other work and this, which without the pause is rare.
+        // In tests there is time for a connection to come just before this, which is rare otherwise.
         #[cfg(test)]
         std::thread::sleep(std::time::Duration::from_millis(1));
         // First the wake-up, then the queue: what comes in between is woken for again.

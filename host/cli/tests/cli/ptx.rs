@@ -93,6 +93,8 @@ fn every_kernel_is_listed_and_filters_leave_some() {
     if native > 0 {
         let some = printed(&["list", "all_reduce_ring_ll_any", "--arch", "sm_90"]);
         assert!(some.ends_with(&format!("\n{native} kernels\n")), "{some}");
+        let has = ferroccl::ptx::has_type(DataType::Bf16);
+        assert_eq!(some.contains("all_reduce_ring_ll_any_bfloat16"), has, "{some}");
     }
     let some = printed(&["list", "--collective", "all_gather", "--algorithm", "ring"]);
     assert!(some.ends_with("\n3 kernels\n"), "{some}");
