@@ -17,10 +17,8 @@
 //! 8 bytes (`benches/records/2026-11-27-callers-intel.md`). A thread runs blocks of other callers when its own have waited for a while, and
 //! those of threads that sleep.
 //!
-//! A thread that finds nothing to do climbs down a [`Backoff`]: it spins, then gives its core away with
-//! `sched_yield`, then sleeps. What blocks wait for may be written by another process, which cannot wake
-//! anybody here, so a stuck driver sleeps only for short and growing times, and not before a wait has
-//! lasted longer than what a busy machine takes to come round.
+//! A thread that finds nothing to do climbs down a [`Backoff`]. What blocks wait for may be written by another process, which cannot
+//! wake anybody here, so a stuck driver sleeps only for short and growing times.
 
 #[cfg(test)]
 mod tests;
@@ -30,7 +28,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use nix::unistd::{SysconfVar, sysconf};
+
 use super::Blocks;
+use super::backoff::Backoff;
 use super::callers::{CALLERS, CallerId, Callers, SeenPasses};
 use super::queue::{DriveOutcome, Launched, Queue, Task, heavy};
 use super::stream::StreamState;
@@ -53,6 +54,8 @@ pub(super) struct Executor<B: Blocks> {
     queues: Box<[Queue<B>]>,
     /// How many of the cores' queues, and of the workers, are in use: fewer when other processes share the host.
     active: AtomicUsize,
+    /// The most processes that shared the host so far.
+    processes: AtomicUsize,
     sleepers: Sleepers,
     callers: Callers,
     pub(super) pool: WorkerPool,
@@ -76,6 +79,7 @@ impl<B: Blocks> Executor<B> {
             blocks,
             queues: (0..cores + CALLERS).map(|_| Queue::new()).collect(),
             active: AtomicUsize::new(cores),
+            processes: AtomicUsize::new(1),
             sleepers: Sleepers::default(),
             callers: Callers::default(),
             pool: WorkerPool::new(cores),
@@ -108,6 +112,16 @@ impl<B: Blocks> Executor<B> {
     pub(super) fn share_host(&self, processes: usize) {
         let share = (self.cores().len() / processes.max(1)).max(1);
         self.active.fetch_min(share, Ordering::Relaxed);
+        self.processes.fetch_max(processes, Ordering::Relaxed);
+    }
+
+    /// How many ranks share a core, if each has a process, or a thread of this one.
+    pub(super) fn ranks_a_core(&self) -> usize {
+        let ranks = self.callers.count().max(self.processes.load(Ordering::Relaxed));
+        // Not those that this process may use: where each process is bound to a core, that is one for each.
+        let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
+        let cores = online.and_then(|cores| usize::try_from(cores).ok());
+        ranks.div_ceil(cores.unwrap_or(1).max(1))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -306,11 +320,11 @@ impl<B: Blocks> Executor<B> {
                 }
                 Pass::Stuck => {
                     attends.get_or_insert_with(|| self.callers.attend(caller));
-                    backoff.stuck()
+                    backoff.stuck(|| self.ranks_a_core())
                 }
                 Pass::Idle => {
                     attends.get_or_insert_with(|| self.callers.attend(caller));
-                    backoff.idle()
+                    backoff.idle(|| self.ranks_a_core())
                 }
             };
             if let Some(nap) = nap {
@@ -421,65 +435,5 @@ impl Sleepers {
             return false;
         }
         lock(&self.list).first().map(|sleeper| sleeper.thread.unpark()).is_some()
-    }
-}
-
-/// What a thread that cannot go on does about it: each call is one more rung down.
-#[derive(Default)]
-pub(super) struct Backoff {
-    looks: u32,
-    since: Option<Instant>,
-    nap: Duration,
-}
-
-impl Backoff {
-    /// Looks before the first yield, while another thread drives. They are few: with more threads than cores the driver may be the
-    /// thread that needs this core. With 64 of them 4 threads on 2 cores took 6 to 20 us for 8 bytes, with 4 of them 6 to 14
-    /// (`benches/records/2026-11-26-processes.md`).
-    const IDLE_SPINS: u32 = 4;
-    /// For how long a thread yields whose work others do.
-    const IDLE_YIELDS: Duration = Duration::from_micros(100);
-    /// For how long it then sleeps at most; it is woken when its stream is done or has no driver.
-    const IDLE_NAP: Duration = Duration::from_millis(20);
-    /// For how long the driver of a stuck queue yields. 16 processes on 2 cores, each with a chunk to
-    /// reduce (some 50 us), come round in 400 us; a wait that outlives this is not about load.
-    const STUCK_YIELDS: Duration = Duration::from_millis(2);
-    /// Its first and its longest nap.
-    const STUCK_NAPS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
-
-    /// Something moved.
-    #[inline]
-    pub(super) fn reset(&mut self) {
-        *self = Backoff::default();
-    }
-
-    /// All is done by other threads. `Some` time to sleep, or `None` to look again at once.
-    pub(super) fn idle(&mut self) -> Option<Duration> {
-        self.looks += 1;
-        if self.looks <= Self::IDLE_SPINS {
-            std::hint::spin_loop();
-            return None;
-        }
-        self.yield_for(Self::IDLE_YIELDS).then_some(Self::IDLE_NAP)
-    }
-
-    /// The blocks this thread drives do not move (it has spun already).
-    pub(super) fn stuck(&mut self) -> Option<Duration> {
-        if !self.yield_for(Self::STUCK_YIELDS) {
-            return None;
-        }
-        let (first, longest) = Self::STUCK_NAPS;
-        self.nap = (self.nap * 2).clamp(first, longest);
-        Some(self.nap)
-    }
-
-    /// Yields, unless it has for `time`; then it says so.
-    fn yield_for(&mut self, time: Duration) -> bool {
-        let now = Instant::now();
-        if now.duration_since(*self.since.get_or_insert(now)) >= time {
-            return true;
-        }
-        thread::yield_now();
-        false
     }
 }

@@ -6,12 +6,14 @@
 //! executor.rs  who drives which queue; what a thread does that has nothing to run
 //! queue.rs     the blocks of one core or caller, resumed round robin
 //! workers.rs   background threads
+//! backoff.rs   what a thread does that cannot go on
 //! ```
 //!
 //! What a block is, a coroutine or a block of an emulator, is the business of [`Blocks`], a type
 //! parameter: nothing is looked up while blocks run. A block is run until it has nothing to do, then the
 //! next one is; see [`executor`] for what happens when all of them wait.
 
+mod backoff;
 mod callers;
 mod executor;
 mod queue;

@@ -12,8 +12,9 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use super::Blocks;
+use super::backoff::Backoff;
 use super::callers::SeenPasses;
-use super::executor::{Backoff, Executor, Pass};
+use super::executor::{Executor, Pass};
 use crate::error::{Error, Result};
 use crate::runtime::PROXY;
 use crate::runtime::sync::lock;
@@ -180,7 +181,7 @@ impl WorkerPool {
                     continue;
                 }
                 Pass::Stuck => {
-                    if let Some(time) = backoff.stuck() {
+                    if let Some(time) = backoff.stuck(|| executor.ranks_a_core()) {
                         self.doze(me, NAPS, Some(time), || false);
                     }
                     continue;
