@@ -1,13 +1,16 @@
 //! FerroCCL's side: the same measurement whether this thread drives one rank or all of them.
 
+use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use ferroccl::{Collective, Communicator, Device, DeviceBuffer, ReduceOp, Stream};
+use ferroccl::enqueue::CollectiveCall;
+use ferroccl::{Collective, Communicator, DataType, Device, DeviceBuffer, ReduceOp, Stream};
 
 use crate::Outcome;
-use crate::peer::{Request, Sample};
+use crate::peer::{Request, Sample, Way};
 
 /// Operations that wait in a stream at most: beyond some hundreds the mean does not change.
 const LONGEST_QUEUE: usize = 1000;
@@ -19,6 +22,8 @@ const MAX_SAMPLES: usize = 1000;
 pub(crate) struct Group {
     device: Device,
     ranks: Vec<(Communicator, Stream)>,
+    /// The same ranks with a way of their own each, made when it is asked for.
+    ways: Mutex<BTreeMap<Way, Arc<[Communicator]>>>,
 }
 
 /// How the operations of a batch follow each other.
@@ -37,7 +42,7 @@ impl Group {
             .into_iter()
             .map(|rank| Ok((rank, device.stream()?)))
             .collect::<ferroccl::Result<_>>()?;
-        Ok(Group { device: device.clone(), ranks })
+        Ok(Group { device: device.clone(), ranks, ways: Mutex::default() })
     }
 
     /// Measures; to be called with the same request for every rank of the communicator.
@@ -53,19 +58,70 @@ impl Group {
                 Ok((self.device.upload(&inputs)?, self.device.alloc(shape.recv)?))
             })
             .collect::<ferroccl::Result<Vec<_>>>()?;
-        let data = Data { shape, buffers };
+        let own = request.way.map(|way| self.with_way(way)).transpose()?;
+        let data = Data { shape, buffers, own };
+        let way = self.plan(&data)?;
+        if request.way.is_some_and(|asked| asked != way) {
+            let error = Some(format!("it would be done by {way}"));
+            return Ok(Sample { error, ..Sample::default() });
+        }
 
         let mut wrong = self.check(&data)?;
         self.batch(&data, Pace::Blocking, 3)?;
         let one = (self.batch(&data, Pace::Blocking, 3)? / 3.0).max(1e-7);
         let length = ((request.seconds / 20.0 / one) as usize).clamp(1, LONGEST_QUEUE);
-        let queued =
-            self.median(request.seconds, length, || self.batch(&data, Pace::Queued, length))?;
-        let batch =
-            self.median(request.seconds, length, || self.batch(&data, Pace::Blocking, length))?;
-        let each = self.median(request.seconds, 1, || self.batch(&data, Pace::Blocking, 1))?;
+        let figure =
+            |length, pace| self.median(request.seconds, length, || self.batch(&data, pace, length));
+        let others = request.way.is_none();
+        let queued_us = others.then(|| figure(length, Pace::Queued)).transpose()?;
+        let batch_us = figure(length, Pace::Blocking)?;
+        let each_us = if others { figure(1, Pace::Blocking)? } else { 0.0 };
         wrong += self.check(&data)?;
-        Ok(Sample { queued_us: Some(queued), batch_us: batch, each_us: each, wrong, error: None })
+        Ok(Sample { queued_us, batch_us, each_us, wrong, way: Some(way.to_string()), error: None })
+    }
+
+    /// These ranks in communicators that do their calls so, where they can.
+    fn with_way(&self, way: Way) -> Outcome<Arc<[Communicator]>> {
+        let mut ways = self.ways.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(there) = ways.get(&way) {
+            return Ok(Arc::clone(there));
+        }
+        let config = way.config();
+        let split = |rank: &Communicator| rank.split_with(Some(0), 0, &config);
+        // All at once: each waits for the others.
+        let all = std::thread::scope(|scope| {
+            let split = &split;
+            let ranks = self.ranks.iter().map(|(rank, _)| rank);
+            let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || split(rank))).collect();
+            threads
+                .into_iter()
+                .map(|thread| {
+                    Ok(thread.join().map_err(|_| "a thread panicked")??.ok_or("no rank")?)
+                })
+                .collect::<Outcome<Arc<[_]>>>()
+        })?;
+        ways.insert(way, Arc::clone(&all));
+        Ok(all)
+    }
+
+    /// How an operation will be done.
+    fn plan(&self, data: &Data) -> Outcome<Way> {
+        let Shape { collective, send, recv, .. } = data.shape;
+        let count =
+            if collective == Collective::AllToAll { data.shape.block } else { send.min(recv) };
+        let root = matches!(collective, Collective::Broadcast | Collective::Reduce).then_some(0);
+        let (data_type, op) = (DataType::F32, ReduceOp::Sum);
+        let call = CollectiveCall { collective, count, data_type, op, root };
+        let rank = self.communicators(data).next().ok_or("no ranks")?;
+        let choice = rank.plan(&call)?;
+        Ok(Way { algorithm: choice.algorithm, protocol: choice.protocol })
+    }
+
+    /// The communicators of these ranks that do the operation.
+    fn communicators<'a>(&'a self, data: &'a Data) -> impl Iterator<Item = &'a Communicator> {
+        let own = data.own.as_deref();
+        let usual = self.ranks.iter().map(|(rank, _)| rank);
+        usual.enumerate().map(move |(i, rank)| own.map_or(rank, |own| &own[i]))
     }
 
     /// Microseconds an operation, in the median batch of those that fit into `seconds`. Every rank
@@ -101,13 +157,16 @@ impl Group {
     }
 
     fn enqueue(&self, data: &Data) -> Outcome<()> {
-        for ((rank, stream), (send, recv)) in self.ranks.iter().zip(&data.buffers) {
+        let streams = self.ranks.iter().map(|(_, stream)| stream);
+        let ranks = self.communicators(data).zip(streams).zip(&data.buffers);
+        for ((rank, stream), (send, recv)) in ranks {
             match data.shape.collective {
                 Collective::AllGather => rank.all_gather(send, recv, stream)?,
                 Collective::ReduceScatter => {
                     rank.reduce_scatter(send, recv, ReduceOp::Sum, stream)?;
                 }
                 Collective::Broadcast => rank.broadcast(send, recv, 0, stream)?,
+                Collective::Reduce => rank.reduce(send, recv, ReduceOp::Sum, 0, stream)?,
                 Collective::AllToAll => rank.all_to_all(send, recv, stream)?,
                 _ => rank.all_reduce(send, recv, ReduceOp::Sum, stream)?,
             }
@@ -143,6 +202,10 @@ impl Group {
         self.enqueue(data)?;
         let mut wrong = 0u64;
         for ((rank, stream), (_, recv)) in self.ranks.iter().zip(&data.buffers) {
+            // Only the root has a result.
+            if data.shape.collective == Collective::Reduce && rank.rank() > 0 {
+                continue;
+            }
             let expected = |i| data.shape.expected(rank.rank() as usize, i);
             let found = recv.to_vec(stream)?;
             wrong += found.iter().enumerate().filter(|(i, x)| **x != expected(*i)).count() as u64;
@@ -156,6 +219,8 @@ impl Group {
 struct Data {
     shape: Shape,
     buffers: Vec<(DeviceBuffer<f32>, DeviceBuffer<f32>)>,
+    /// The communicators, where a way is asked for.
+    own: Option<Arc<[Communicator]>>,
 }
 
 /// A collective, and the elements of each rank's buffers.

@@ -5,6 +5,7 @@
 //! cargo bench --bench compare -- --record NAME     also to benches/records/DATE-NAME.md
 //! cargo bench --bench compare -- --collectives all_gather,broadcast --ranks 4 --sizes 8,4096 --rounds 3    a part of it
 //! cargo bench --bench compare -- --gloo PYTHON     also against gloo, by a Python that has torch
+//! cargo bench --bench compare -- --ways one-thread,processes     instead of peers, FerroCCL's own algorithms and protocols
 //! ```
 //!
 //! All contestants are up at once and asleep. At each size they are asked one after the other, in
@@ -23,11 +24,12 @@ mod machine;
 mod memory;
 mod peer;
 mod record;
+mod ways;
 mod worker;
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Parser;
 use ferroccl::{Collective, CommConfig, Communicator, Device, ProtocolId};
@@ -127,7 +129,7 @@ enum Contestant {
 /// Compares FerroCCL's collectives with those of Open MPI, MPICH and gloo.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Which collectives: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all.
+    /// Which collectives: all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all.
     #[arg(long, value_delimiter = ',', value_parser = |text: &str| named(text).map_err(|e| e.to_string()), default_value = "all_reduce")]
     collectives: Vec<Collective>,
     /// Numbers of ranks.
@@ -154,6 +156,9 @@ struct Options {
     /// Leave the other settings out.
     #[arg(long)]
     no_variants: bool,
+    /// Instead of the peers, every algorithm and protocol of FerroCCL beside what a communicator chooses, with ranks so placed.
+    #[arg(long, value_delimiter = ',', value_name = "PLACES")]
+    ways: Vec<ways::Place>,
     /// A Python that has torch, for gloo.
     #[arg(long, value_name = "PYTHON")]
     gloo: Option<PathBuf>,
@@ -193,6 +198,9 @@ fn main() -> Outcome<()> {
         println!("compare: run as `cargo bench --bench compare`"); // `cargo test` starts benches too
         return Ok(());
     }
+    if !options.ways.is_empty() {
+        return ways::compare(&options);
+    }
     let programs = Programs {
         open_mpi: peer::OPEN_MPI.compile()?,
         settings: MPI_SETTINGS.len() - usize::from(!peer::open_mpi_has_ucx()),
@@ -203,10 +211,7 @@ fn main() -> Outcome<()> {
             .transpose()?,
     };
     let mut results = Results::default();
-    let path = options.record.as_ref().map(|name| {
-        let today = machine::said("date", &["-u", "+%F"]);
-        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("benches/records/{today}-{name}.md"))
-    });
+    let path = record::path(&options);
     for round in 0..options.rounds {
         for &ranks in &options.ranks {
             compare(&options, &programs, ranks, round, &mut results)?;
@@ -288,7 +293,7 @@ fn compare(
         }
         for who in turns {
             let ring = matches!(who, Contestant::MpiRing(_));
-            let request = Request { collective, ring, bytes, seconds: options.seconds };
+            let request = Request { collective, ring, bytes, seconds: options.seconds, way: None };
             let asked = |peer: &mut Option<Peer>| peer.as_mut().map(|peer| peer.ask(request));
             let sample = match who {
                 Contestant::Mpi(i) | Contestant::MpiRing(i) => mpi[i].ask(request)?,

@@ -10,13 +10,13 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-use ferroccl::Collective;
 use ferroccl::launcher::CoreBinding;
+use ferroccl::{Algorithm, Collective, CommConfig, ProtocolId};
 use serde::{Deserialize, Serialize};
 
 use crate::{Failure, Outcome};
 
-/// What to time. As a line: `COLLECTIVE BYTES SECONDS`.
+/// What to time. As a line: `COLLECTIVE BYTES SECONDS`, and a way if there is one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Request {
     /// One of [`COLLECTIVES`].
@@ -27,12 +27,15 @@ pub(crate) struct Request {
     pub(crate) bytes: u64,
     /// How long to measure, for each figure.
     pub(crate) seconds: f64,
+    /// FerroCCL is to do it so, and to measure [`Sample::batch_us`] alone.
+    pub(crate) way: Option<Way>,
 }
 
 impl std::fmt::Display for Request {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let name = if self.ring { "ring" } else { name(self.collective) };
-        write!(f, "{name} {} {}", self.bytes, self.seconds)
+        write!(f, "{name} {} {}", self.bytes, self.seconds)?;
+        self.way.iter().try_for_each(|way| write!(f, " {way}"))
     }
 }
 
@@ -45,16 +48,57 @@ impl std::str::FromStr for Request {
         let name = word()?;
         let ring = name == "ring";
         let collective = if ring { Collective::AllReduce } else { named(name)? };
-        Ok(Request { collective, ring, bytes: word()?.parse()?, seconds: word()?.parse()? })
+        let (bytes, seconds) = (word()?.parse()?, word()?.parse()?);
+        let way = words.next().map(str::parse).transpose()?;
+        Ok(Request { collective, ring, bytes, seconds, way })
+    }
+}
+
+/// How a call is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Way {
+    pub(crate) algorithm: Algorithm,
+    pub(crate) protocol: ProtocolId,
+}
+
+impl Way {
+    /// Those of the library, also those that cannot do a call.
+    pub(crate) fn all() -> impl Iterator<Item = Way> {
+        let with = |protocol| move |algorithm| Way { algorithm, protocol };
+        ProtocolId::ALL.iter().flat_map(move |p| Algorithm::ALL.iter().copied().map(with(*p)))
+    }
+
+    /// Settings that ask for it.
+    pub(crate) fn config(self) -> CommConfig {
+        let mut config = CommConfig::default();
+        (config.algorithm, config.protocol) = (Some(self.algorithm), Some(self.protocol));
+        config
+    }
+}
+
+impl std::fmt::Display for Way {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.algorithm, self.protocol)
+    }
+}
+
+impl std::str::FromStr for Way {
+    type Err = Failure;
+
+    fn from_str(text: &str) -> Outcome<Self> {
+        let (algorithm, protocol) =
+            text.split_once('/').ok_or_else(|| format!("{text:?} is no ALGORITHM/PROTOCOL"))?;
+        Ok(Way { algorithm: algorithm.parse()?, protocol: protocol.parse()? })
     }
 }
 
 /// What all contestants have.
-pub(crate) const COLLECTIVES: [Collective; 5] = [
+pub(crate) const COLLECTIVES: [Collective; 6] = [
     Collective::AllReduce,
     Collective::AllGather,
     Collective::ReduceScatter,
     Collective::Broadcast,
+    Collective::Reduce,
     Collective::AllToAll,
 ];
 
@@ -64,6 +108,7 @@ pub(crate) fn name(collective: Collective) -> &'static str {
         Collective::AllGather => "all_gather",
         Collective::ReduceScatter => "reduce_scatter",
         Collective::Broadcast => "broadcast",
+        Collective::Reduce => "reduce",
         Collective::AllToAll => "all_to_all",
         _ => "all_reduce",
     }
@@ -76,7 +121,7 @@ pub(crate) fn named(text: &str) -> Outcome<Collective> {
 }
 
 /// Medians of one contestant at one size; microseconds an operation, of the slowest rank.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Sample {
     /// Operations enqueued one after the other, then one wait: how nccl-tests times. MPI has none.
     #[serde(default)]
@@ -87,6 +132,9 @@ pub(crate) struct Sample {
     pub(crate) each_us: f64,
     /// Elements that were wrong, of all ranks.
     pub(crate) wrong: u64,
+    /// How FerroCCL did it: a [`Way`].
+    #[serde(default)]
+    pub(crate) way: Option<String>,
     /// Why it cannot do what was asked for.
     #[serde(default)]
     pub(crate) error: Option<String>,

@@ -1,6 +1,7 @@
 //! The record: what was measured, where and how, as Markdown.
 
 use std::fmt::Write;
+use std::path::{Path, PathBuf};
 
 use ferroccl::Collective;
 
@@ -51,6 +52,14 @@ const FERRO: [(Contestant, &str); 3] = [
 
 /// From this size on copies are measured: below, an operation's time is not that of moving data.
 pub(crate) const COPIES_FROM: u64 = 256 << 10;
+
+/// Where it goes, if anywhere.
+pub(crate) fn path(options: &Options) -> Option<PathBuf> {
+    let name = options.record.as_ref()?;
+    let today = said("date", &["-u", "+%F"]);
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Some(directory.join(format!("benches/records/{today}-{name}.md")))
+}
 
 /// The whole record, of so many rounds.
 pub(crate) fn markdown(options: &Options, results: &Results, rounds: usize) -> String {
@@ -124,10 +133,9 @@ fn peer_name(peer: Contestant) -> String {
     }
 }
 
-fn head(out: &mut String, options: &Options, results: &Results, rounds: usize) -> std::fmt::Result {
+/// What a record begins with: when, what, where. `foreign` is the part of the cores that others used.
+pub(crate) fn machine(out: &mut String, foreign: &[f64]) -> std::fmt::Result {
     let directory = env!("CARGO_MANIFEST_DIR");
-    let name = options.record.as_deref().unwrap_or("not recorded");
-    writeln!(out, "# Collectives against Open MPI, MPICH and gloo: {name}\n")?;
     writeln!(out, "| | |\n|---|---|")?;
     writeln!(out, "| date | {} |", said("date", &["-u", "+%F %H:%M UTC"]))?;
     let commit = said("git", &["-C", directory, "describe", "--always", "--dirty", "--abbrev=12"]);
@@ -146,6 +154,20 @@ fn head(out: &mut String, options: &Options, results: &Results, rounds: usize) -
         said("rustc", &["--version"]),
         said("mpicc", &["--version"])
     )?;
+    let busy = median(foreign.iter().copied());
+    let most = foreign.iter().copied().fold(0.0, f64::max);
+    writeln!(
+        out,
+        "| others on the machine | before a size: {:.0} % of the cores in the median, {:.0} % at most |",
+        busy * 100.0,
+        most * 100.0
+    )
+}
+
+fn head(out: &mut String, options: &Options, results: &Results, rounds: usize) -> std::fmt::Result {
+    let name = options.record.as_deref().unwrap_or("not recorded");
+    writeln!(out, "# Collectives against Open MPI, MPICH and gloo: {name}\n")?;
+    machine(out, &results.foreign)?;
     for (name, mpi) in [("Open MPI", peer::OPEN_MPI), ("MPICH", peer::MPICH)] {
         let version = mpi.version().unwrap_or_else(|| "not on this machine".to_owned());
         writeln!(out, "| {name} | {version} |")?;
@@ -155,13 +177,6 @@ fn head(out: &mut String, options: &Options, results: &Results, rounds: usize) -
     });
     writeln!(out, "| gloo | {} |", gloo.as_deref().unwrap_or("not asked for (--gloo)"))?;
     let busy = median(results.foreign.iter().copied());
-    let most = results.foreign.iter().copied().fold(0.0, f64::max);
-    writeln!(
-        out,
-        "| others on the machine | before a size: {:.0} % of the cores in the median, {:.0} % at most |",
-        busy * 100.0,
-        most * 100.0
-    )?;
     writeln!(
         out,
         "\nMade by `cargo bench --bench compare`: f32, out of place (torch's all_reduce, which is in place, with a copy), results compared exactly. Sizes are of a rank's largest \
@@ -423,7 +438,7 @@ fn marked(copies: f64) -> String {
     if copies < 1.0 { format!("**{copies:.2}: invalid**") } else { format!("{copies:.2}") }
 }
 
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     match bytes {
         b if b >= 1 << 20 && b.is_multiple_of(1 << 20) => format!("{} MiB", b >> 20),
         b if b >= 1 << 10 && b.is_multiple_of(1 << 10) => format!("{} KiB", b >> 10),
@@ -435,6 +450,6 @@ fn gbps(rate: f64) -> String {
     if rate < 0.1 { format!("{rate:.4}") } else { format!("{rate:.2}") }
 }
 
-fn time(us: f64) -> String {
+pub(crate) fn time(us: f64) -> String {
     if us < 100.0 { format!("{us:.2}") } else { format!("{us:.0}") }
 }

@@ -58,8 +58,13 @@ fn compare(hosts: &Hosts, program: &str, each: usize) -> Outcome<()> {
         let mut ferro = Peer::ferro_by((0..HOSTS * each).map(rank).collect())?;
         for (at, &bytes) in SIZES.iter().enumerate() {
             busy.push(machine::wait_for_quiet(PATIENCE));
-            let request =
-                Request { collective: Collective::AllReduce, ring: false, bytes, seconds: SECONDS };
+            let request = Request {
+                collective: Collective::AllReduce,
+                ring: false,
+                bytes,
+                seconds: SECONDS,
+                way: None,
+            };
             let turns = MPI_SETTINGS.len() + 1;
             eprint!("{each} each, round {}, {bytes} B:", round + 1);
             for turn in 0..turns {

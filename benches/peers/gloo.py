@@ -36,6 +36,13 @@ def prepare(name, count):
             dist.all_reduce(out)
 
         return call, out, total * element(0, 0, count)
+    if name == "reduce":
+        # In place as well; only the root's result is one.
+        def call():
+            out.copy_(data)
+            dist.reduce(out, 0)
+
+        return call, out, total * element(0, 0, count) if rank == 0 else None
     if name == "all_gather":
         want = torch.cat([element(r, 0, block) for r in range(ranks)])
         return lambda: dist.all_gather_into_tensor(out, data[:block]), out, want
@@ -78,7 +85,7 @@ def wrong(call, out, want, keeps):
     if not keeps:
         out.fill_(float("nan"))
     call()
-    count = torch.tensor([float((out != want).sum())])
+    count = torch.tensor([0.0 if want is None else float((out != want).sum())])
     dist.all_reduce(count)
     return int(count.item())
 

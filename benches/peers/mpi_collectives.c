@@ -6,7 +6,7 @@
  *   mpirun -n 16 ./mpi_collectives ring -b 24000000 -e 24000000
  *   mpirun -n 4 ./mpi_collectives --serve                          requests come as lines of stdin
  *
- * all_reduce, all_gather, reduce_scatter, broadcast and all_to_all of f32, out of place where MPI has that; ring is an
+ * all_reduce, all_gather, reduce_scatter, broadcast, reduce and all_to_all of f32, out of place where MPI has that; ring is an
  * all-reduce by MPI_Sendrecv. A size is that of a rank's largest buffer. Two figures a size, because they answer two questions:
  *
  *   batch_us   operations back to back, the clock read once around all of them: what nccl-tests
@@ -26,9 +26,9 @@
 #include <string.h>
 #include <time.h>
 
-enum collective { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, ALL_TO_ALL, RING, COLLECTIVES };
+enum collective { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, ALL_TO_ALL, RING, COLLECTIVES };
 static const char *const names[COLLECTIVES] = {"all_reduce", "all_gather", "reduce_scatter",
-                                               "broadcast", "all_to_all", "ring"};
+                                               "broadcast", "reduce", "all_to_all", "ring"};
 enum { MAX_SAMPLES = 1000, WARM_UP = 3 };
 
 struct request {
@@ -86,6 +86,7 @@ static void call(const struct request *r) {
     case ALL_GATHER: MPI_Allgather(input, block, MPI_FLOAT, output, block, MPI_FLOAT, MPI_COMM_WORLD); break;
     case REDUCE_SCATTER: MPI_Reduce_scatter_block(input, output, block, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); break;
     case ALL_TO_ALL: MPI_Alltoall(input, block, MPI_FLOAT, output, block, MPI_FLOAT, MPI_COMM_WORLD); break;
+    case REDUCE: MPI_Reduce(input, output, all, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD); break;
     /* There is one buffer: the root's is its input. */
     case BROADCAST: MPI_Bcast(rank ? output : input, all, MPI_FLOAT, 0, MPI_COMM_WORLD); break;
     }
@@ -101,6 +102,7 @@ static void fill(long count) {
 /* How many elements a rank gets, and what the i-th of them is. */
 static long received(const struct request *r) {
     if (r->collective == REDUCE_SCATTER) return r->count / ranks;
+    if (r->collective == REDUCE) return rank ? 0 : r->count;
     return r->collective == BROADCAST && rank == 0 ? 0 : r->count;
 }
 
