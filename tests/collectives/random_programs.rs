@@ -306,14 +306,9 @@ fn program(device: &Device, seed: u64, small: bool) -> Result<(), String> {
 }
 
 fn seeds(n: u64) -> std::ops::Range<u64> {
-    match std::env::var("FERROCCL_SEED").ok().and_then(|s| s.parse().ok()) {
-        Some(seed) => seed..seed + 1,
-        // The nightly tier asks for 96, and gets five times as many as are tried without.
-        None => {
-            let asked = std::env::var("FERROCCL_TEST_SEEDS").ok().and_then(|s| s.parse().ok());
-            0..tier::seeds(n / 2, n).max(asked.map_or(0, |asked: u64| 10 * asked))
-        }
-    }
+    // The nightly tier asks for 96, and gets five times as many as are tried without.
+    let asked = std::env::var("FERROCCL_TEST_SEEDS").ok().and_then(|s| s.parse().ok());
+    tier::named_or(0..tier::seeds(n / 2, n).max(asked.map_or(0, |asked: u64| 10 * asked)))
 }
 
 #[test]

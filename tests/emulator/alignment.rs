@@ -44,7 +44,7 @@ fn bytes_move_at_every_alignment() {
     if let Some(why) = ptx::unavailable() {
         return crate::skip::skip(why);
     }
-    let seed = std::env::var("FERROCCL_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(7);
+    let seed = crate::tier::seed().unwrap_or(7);
     let random = &mut Random(seed);
     let ways = ProtocolId::ALL.iter().map(|p| (Algorithm::Ring, *p));
     let mesh = [ProtocolId::Ll, ProtocolId::Simple].map(|p| (Algorithm::OneShot, p));

@@ -29,7 +29,7 @@ fn ready() -> bool {
 }
 
 fn seed() -> u64 {
-    std::env::var("FERROCCL_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(0xF3220)
+    tier::seed().unwrap_or(0xF3220)
 }
 
 /// Calls `$run::<T>($args)` for every element type that has kernels.
@@ -125,11 +125,13 @@ fn every_kernel_on_plain_memory() {
     let runtime = Arc::new(PtxRuntime::lockstep(Options::plain()));
     let device = Device::new(runtime.clone());
     let random = &mut Random(1);
+    // The test with all checks has small counts, too.
+    let counts: &[usize] = if tier::is_nightly() { &[0, 17, 523] } else { &[523] };
     for &protocol in ProtocolId::ALL {
         let ways = WAYS.into_iter().filter(|(_, a)| knows(*a, protocol));
         for (i, (what, algorithm)) in ways.enumerate() {
             let (hostile, way) = (i % 2 == 0, (algorithm, protocol));
-            let group = group_by(&device, way, 3, hostile, &[0, 17, 523]);
+            let group = group_by(&device, way, 3, hostile, counts);
             every_type!(every_op(&group, what, random, hostile, !hostile));
         }
         moves(&device, &usual(protocol), 5, &[0, 7, 1000]);
@@ -188,11 +190,7 @@ fn many_seeds(protocol: ProtocolId, unit: Unit, seeds: u64) {
     if !ready() {
         return;
     }
-    let seeds = match std::env::var("FERROCCL_SEED").ok().and_then(|s| s.parse().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => 0..seeds,
-    };
-    for seed in seeds {
+    for seed in tier::named_or(0..seeds) {
         if let Err(why) = calls_in_a_row(protocol, unit, seed) {
             panic!("{protocol}, seed {seed}: {why}");
         }

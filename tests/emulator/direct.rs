@@ -148,11 +148,7 @@ fn original(kernel: &str) -> Option<String> {
 
 fn passes_every_check(kernel: &str, run: impl Fn(u64, &str) -> Result<(), String>) {
     let Some(text) = original(kernel) else { return };
-    let seeds = match std::env::var("FERROCCL_SEED").ok().and_then(|s| s.parse().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => 0..SEEDS,
-    };
-    for seed in seeds {
+    for seed in crate::tier::named_or(0..SEEDS) {
         assert_eq!(run(seed, &text), Ok(()), "seed {seed}");
     }
 }

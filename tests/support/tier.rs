@@ -17,8 +17,19 @@ pub(crate) fn seeds(some: u64, all: u64) -> u64 {
     if is_nightly() { all } else { some }
 }
 
-/// The seeds that a test is to survive: the one that `FERROCCL_SEED` names, or else a third of so many, or all of them.
+/// The seed that `FERROCCL_SEED` names, with which alone a seeded test is to run.
+pub(crate) fn seed() -> Option<u64> {
+    let seed = std::env::var("FERROCCL_SEED").ok()?;
+    let number = seed.parse().ok().filter(|seed| *seed < u64::MAX);
+    Some(number.unwrap_or_else(|| panic!("FERROCCL_SEED={seed:?} is no seed: they are numbers")))
+}
+
+/// The one seed that is named, or else all of these.
+pub(crate) fn named_or(all: std::ops::Range<u64>) -> std::ops::Range<u64> {
+    seed().map_or(all, |seed| seed..seed + 1)
+}
+
+/// The seeds that a test is to survive: the one that is named, or else a third of so many, or all of them.
 pub(crate) fn survived(all: u64) -> std::ops::Range<u64> {
-    let named = std::env::var("FERROCCL_SEED").ok().and_then(|seed| seed.parse::<u64>().ok());
-    named.map_or(0..seeds(all / 3, all), |seed| seed..seed + 1)
+    named_or(0..seeds(all / 3, all))
 }

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use crate::run::{Step, root};
 use crate::{book, features, licences, new_crates, skips, space};
 
-/// The features of documentation: everything.
+/// Everything.
 const ALL: &str = "cust,cudarc";
 
 /// The features of all tests. With `cust` a program has functions of the names that the stand-in for a driver exports
@@ -21,6 +21,15 @@ const NO_PTX: [(&str, &str); 1] = [("FERROCCL_PTX", "none")];
 /// The types that have PTX in the tier `test`, besides floats: one, so that integers' operators are among the kernels. A type is 13 modules
 /// more, and one that sm_90 has instructions for 26, which take 8 seconds of a core each. The nightly tier has all.
 const SOME_TYPES: [(&str, &str); 1] = [("FERROCCL_PTX_TYPES", "uint32")];
+
+/// How many tests run at the same time: of libtest.
+const TEST_THREADS: &str = "RUST_TEST_THREADS";
+
+/// Twice as many as there are cores. Of many tests the ranks wait, for a peer that is gone or a network's time; with a test a core these
+/// left a quarter of the machine unused.
+fn tests_at_a_time() -> usize {
+    2 * std::thread::available_parallelism().map_or(1, usize::from)
+}
 
 /// Has tests that take samples in the tier `test` take all.
 const WHOLE: [(&str, &str); 1] = [("FERROCCL_TEST_TIER", "nightly")];
@@ -40,6 +49,10 @@ pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
     let mut run = Command::new("cargo");
     run.args(tests.split_whitespace().skip(1)).args(arguments);
     run.env(skips::FILE, skips::path()).envs(SOME_TYPES);
+    // Who has set it knows why.
+    if std::env::var_os(TEST_THREADS).is_none() {
+        run.env(TEST_THREADS, tests_at_a_time().to_string());
+    }
     let mut steps = vec![
         Step::new("space", "room on the disk").function(space::check),
         format(),
@@ -63,11 +76,18 @@ pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
         steps.push(
             Step::new("lab", "protocols and algorithms of another crate (examples/lab), compiled")
                 .run("cargo fmt --manifest-path examples/lab/Cargo.toml -- --check")
-                .run_with("cargo check --manifest-path examples/lab/Cargo.toml --tests", &LAB),
+                .run_with(
+                    "cargo check --manifest-path examples/lab/Cargo.toml --tests",
+                    &IN_COMMON,
+                ),
         );
     }
     steps
 }
+
+/// For another workspace that is only checked. `Cargo.lock` of examples/lab has the versions of ours, so that most of its dependencies have been
+/// checked before.
+const IN_COMMON: [(&str, &str); 2] = [NO_PTX[0], ("CARGO_TARGET_DIR", "target")];
 
 /// Of commands for examples/lab, which is a workspace of its own.
 const LAB: [(&str, &str); 2] = [NO_PTX[0], ("CARGO_TARGET_DIR", "target/lab")];
@@ -85,6 +105,7 @@ fn cust() -> Step {
     let cust = format!("--workspace --features {ALL}");
     Step::new("cust", "applications that use the crate cust")
         .run_with(&format!("cargo clippy {cust} --all-targets -- -D warnings"), &NO_PTX)
+        .run_with(&documentation_of(ALL), &[NO_PTX[0], ("RUSTDOCFLAGS", "-D warnings")])
         .run(&format!("cargo build {cust} --example cust"))
         .run(&format!("cargo test {cust} --test cuda crates"))
 }
@@ -261,8 +282,11 @@ fn lints(environment: &[(&str, &str)]) -> Step {
 fn documentation(environment: &[(&str, &str)]) -> Step {
     let mut environment = environment.to_vec();
     environment.push(("RUSTDOCFLAGS", "-D warnings"));
-    let all = format!("cargo doc --workspace --features {ALL} --no-deps");
-    Step::new("docs", "documentation").run_with(&all, &environment)
+    Step::new("docs", "documentation").run_with(&documentation_of(TESTED), &environment)
+}
+
+fn documentation_of(features: &str) -> String {
+    format!("cargo doc --workspace --features {features} --no-deps")
 }
 
 /// Whether a program says its version.

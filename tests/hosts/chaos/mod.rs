@@ -380,8 +380,7 @@ fn runs() -> Option<u64> {
 
 #[test]
 fn every_rank_gets_the_result_or_the_culprit() {
-    let seed = std::env::var("FERROCCL_SEED").ok().map(|seed| seed.parse::<u64>().unwrap());
-    let seeds = seed.map_or(0..runs().unwrap_or(plan::KINDS), |seed| seed..seed + 1);
+    let seeds = crate::tier::named_or(0..runs().unwrap_or(plan::KINDS));
     let no_hosts = Hosts::new(1).err();
     if let Some(why) = &no_hosts {
         crate::skip::skip(why);
