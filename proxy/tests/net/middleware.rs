@@ -57,6 +57,9 @@ fn a_record_has_sizes_tags_and_times() {
     }
     assert!(log.contains("bytes=2000 tag=0") && log.contains("messages=1 bytes=1234 under_way=0"));
     assert!(log.lines().count() < 30, "a line for what happens, none for what does not:\n{log}");
+    // Connections are in it, and what they have read is not.
+    let longest = log.lines().map(str::len).max();
+    assert!(longest.is_some_and(|bytes| bytes < 4000), "a line of {longest:?} bytes");
 }
 
 #[test]

@@ -1,13 +1,19 @@
 //! What the tests of networks are made of: random numbers that replay, and the two ends of a connection.
 
+use std::cell::RefCell;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use ferroccl_proxy::NetError;
 use ferroccl_proxy::net::{
     Connecting, Listener, MemoryHandle, MemoryKind, Net, RecvBuffer, RecvComm, Request, SendComm,
 };
+use tracing::Level;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::dynamic_filter_fn;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Nothing in these tests takes so long but a hang.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
@@ -282,17 +288,27 @@ pub(crate) fn exchange(
 }
 
 /// What is logged on this thread meanwhile, and the result.
-pub(crate) fn with_log<T>(level: tracing::Level, run: impl FnOnce() -> T) -> (T, String) {
-    let log = Arc::<Mutex<Vec<u8>>>::default();
-    let writer = Arc::clone(&log);
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_ansi(false)
-        .with_writer(move || Log(Arc::clone(&writer)))
-        .finish();
-    let result = tracing::subscriber::with_default(subscriber, run);
-    let text = String::from_utf8(log.lock().unwrap().clone()).unwrap();
-    (result, text)
+///
+/// All threads have one subscriber. Where each has one of its own, an event that another thread comes to first at the wrong time is off
+/// for all: whether it is wanted is asked once, of the subscribers that there are.
+pub(crate) fn with_log<T>(level: Level, run: impl FnOnce() -> T) -> (T, String) {
+    static SUBSCRIBER: Once = Once::new();
+    SUBSCRIBER.call_once(|| {
+        let wanted = dynamic_filter_fn(|event, _| {
+            LOG.with_borrow(|log| log.as_ref().is_some_and(|(level, _)| event.level() <= level))
+        });
+        let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(|| Log);
+        tracing_subscriber::registry().with(lines.with_filter(wanted)).init();
+    });
+    let before = LOG.replace(Some((level, Vec::new())));
+    let result = run();
+    let (_, text) = LOG.replace(before).unwrap();
+    (result, String::from_utf8(text).unwrap())
+}
+
+thread_local! {
+    /// Up to which level this thread's events are wanted, and what they said.
+    static LOG: RefCell<Option<(Level, Vec<u8>)>> = const { RefCell::new(None) };
 }
 
 /// The listener's log, until it has said this.
@@ -313,11 +329,12 @@ pub(crate) fn address(handle: &[u8]) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-struct Log(Arc<Mutex<Vec<u8>>>);
+/// What this thread's log is written to.
+struct Log;
 
 impl std::io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
+        LOG.with_borrow_mut(|log| log.as_mut().map_or(Ok(bytes.len()), |(_, log)| log.write(bytes)))
     }
 
     fn flush(&mut self) -> std::io::Result<()> {

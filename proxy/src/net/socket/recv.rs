@@ -3,7 +3,7 @@
 //! Headers are read only for buffers that have been given, so that what nobody has asked for stays in the sockets and
 //! holds the sender up.
 
-use std::io;
+use std::{fmt, io};
 
 use super::endpoint::{INLINE, SocketEndpoint};
 use super::wire::{HEADER, Header};
@@ -29,13 +29,23 @@ struct Buffer {
 }
 
 /// What has come on the control socket and is not used yet: `bytes[start..end]`.
-#[derive(Debug)]
 struct ReadBuffer {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
     /// Whether the last read took all that there was, so that another one at once would find nothing.
     drained: bool,
+}
+
+impl fmt::Debug for ReadBuffer {
+    /// Without the bytes: half a million are no line of a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (bytes, left) = (self.bytes.len(), self.left().len());
+        f.debug_struct("ReadBuffer")
+            .field("bytes", &bytes)
+            .field("left", &left)
+            .finish_non_exhaustive()
+    }
 }
 
 impl ReadBuffer {
