@@ -10,6 +10,9 @@ use crate::ferro::{Group, Threads};
 use crate::peer::{self, Peer, Request, Sample, Way};
 use crate::{Options, Outcome, has_elements, machine, record};
 
+/// How often all ways of a size are measured in a round, one after the other: the machine has states of its own, which last for milliseconds
+/// or seconds.
+const PASSES: usize = 5;
 /// A way takes no part in larger sizes when it has taken so many times as long as the fastest.
 const HOPELESS: f64 = 8.0;
 /// What is chosen is right if it takes at most so many times as long as the fastest.
@@ -67,12 +70,19 @@ impl Ranks {
     }
 }
 
+/// What disturbs makes a time longer, so it is not the median.
+fn lower_quartile(times: &[f64]) -> Option<f64> {
+    let mut times = times.to_vec();
+    times.sort_by(f64::total_cmp);
+    times.get(times.len().saturating_sub(1) / 4).copied()
+}
+
 type Case = (Place, Collective, u32, u64);
 
 /// What was measured.
 #[derive(Debug, Default)]
 struct Times {
-    /// Microseconds, one a round.
+    /// Microseconds, [`PASSES`] a round.
     ways: BTreeMap<Case, BTreeMap<Way, Vec<f64>>>,
     chosen: BTreeMap<Case, Way>,
     foreign: Vec<f64>,
@@ -121,25 +131,29 @@ fn measure(
             let own = group.measure(Request { seconds: 0.0, ..request })?;
             let chosen = own.way.ok_or("a rank did not say what it has chosen")?.parse()?;
             times.chosen.insert(case, chosen);
-            let mut now = BTreeMap::new();
-            for &way in &ways {
-                let sample = group.measure(Request { way: Some(way), ..request })?;
-                if sample.error.is_none() {
-                    now.insert(way, sample.batch_us);
-                    times
-                        .ways
-                        .entry(case)
-                        .or_default()
-                        .entry(way)
-                        .or_default()
-                        .push(sample.batch_us);
-                }
+            if !ways.contains(&chosen) {
+                ways.push(chosen);
             }
-            let least = now.values().copied().fold(f64::INFINITY, f64::min);
-            ways.retain(|way| {
-                now.get(way).is_some_and(|us| *us < HOPELESS * least) || chosen == *way
-            });
-            let us = now.get(&chosen).copied().unwrap_or(f64::NAN);
+            let mut now = BTreeMap::<Way, Vec<f64>>::new();
+            let seconds = options.seconds / PASSES as f64;
+            for _ in 0..PASSES {
+                let mut can = Vec::new();
+                for way in ways {
+                    let sample = group.measure(Request { way: Some(way), seconds, ..request })?;
+                    if sample.error.is_none() {
+                        can.push(way);
+                        now.entry(way).or_default().push(sample.batch_us);
+                    }
+                }
+                ways = can;
+            }
+            for (way, samples) in &now {
+                times.ways.entry(case).or_default().entry(*way).or_default().extend(samples);
+            }
+            let of = |way: &Way| now.get(way).and_then(|samples| lower_quartile(samples));
+            let least = now.keys().filter_map(of).fold(f64::INFINITY, f64::min);
+            ways.retain(|way| of(way).is_some_and(|us| us < HOPELESS * least));
+            let us = of(&chosen).unwrap_or(f64::NAN);
             eprintln!(" {chosen} {us:.2}, the least {least:.2}");
         }
     }
@@ -147,11 +161,9 @@ fn measure(
 }
 
 impl Times {
-    /// A way's time, of a round that is not among the slowest quarters: what disturbs makes it longer.
+    /// A way's time.
     fn us(&self, case: Case, way: Way) -> Option<f64> {
-        let mut times = self.ways.get(&case)?.get(&way)?.clone();
-        times.sort_by(f64::total_cmp);
-        times.get((times.len() - 1) / 4).copied()
+        lower_quartile(self.ways.get(&case)?.get(&way)?)
     }
 
     /// The fastest way of a case.
@@ -168,10 +180,11 @@ impl Times {
         writeln!(
             out,
             "\nMade by `cargo bench --bench compare -- --ways ...`: f32, out of place, each call waited for, results compared exactly. Each way is asked for by the \
-             settings of a communicator of its own, and a size is measured only where that is what runs. Microseconds, the lower quartile of {rounds} \
-             rounds; in a round a figure is the median of several batches in {} s. Sizes are of a rank's largest buffer. A `-` was not measured: it cannot be done so, or \
+             settings of a communicator of its own, and a size is measured only where that is what runs. Microseconds, the lower quartile of {} \
+             figures, of {rounds} rounds with {PASSES} passes over all ways; a figure is the median of several batches in {} s. Sizes are of a rank's largest buffer. A `-` was not measured: it cannot be done so, or \
              took more than {HOPELESS} times as long as the fastest at a smaller size.",
-            options.seconds
+            rounds * PASSES,
+            options.seconds / PASSES as f64
         )?;
         for &place in &options.ways {
             writeln!(out, "\n## {}\n", place.title())?;
