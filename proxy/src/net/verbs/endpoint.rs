@@ -27,6 +27,10 @@ const CHECK_EVERY: Duration = Duration::from_millis(1);
 /// by then, or on their way back.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// How long to wait, after what the peer's device has refused, for the peer to close. Not measured: closing takes a process some milliseconds, and
+/// the connection is broken in any case.
+const CLOSING: Duration = Duration::from_millis(100);
+
 /// Bytes of one write at most, whatever the device would take: half of what a length of 32 bits allows.
 const MAX_WRITE: u32 = 1 << 31;
 
@@ -272,7 +276,11 @@ impl Endpoint {
             let mut reason = self.explain(&cause);
             // The peer may have sent the reason.
             self.receive();
-            if let (true, Some(peer_closed)) = (is_flushed(&cause), &self.peer_closed) {
+            let of_peer = is_of_peer(&cause);
+            if of_peer {
+                self.wait_for_close();
+            }
+            if let (true, Some(peer_closed)) = (of_peer || is_flushed(&cause), &self.peer_closed) {
                 reason += &format!("; {}", peer_closed.reason);
             }
             self.fail(reason);
@@ -360,6 +368,16 @@ impl Endpoint {
         self.receive();
     }
 
+    /// After the peer's device has refused something, or answers no more: the memory and the queue pairs of a process that is killed are gone a
+    /// moment before its sockets are closed.
+    fn wait_for_close(&mut self) {
+        let since = Instant::now();
+        while self.peer_closed.is_none() && !self.base.is_broken() && since.elapsed() < CLOSING {
+            std::thread::sleep(CHECK_EVERY);
+            self.receive();
+        }
+    }
+
     /// Reads the control socket, on which the peer only ever closes.
     fn receive(&mut self) {
         if self.peer_closed.is_some() {
@@ -390,6 +408,17 @@ impl Endpoint {
 /// Whether it failed only because the queue pair was in the error state.
 fn is_flushed(done: &WorkCompletion) -> bool {
     done.failed.is_some_and(|(status, _)| status == sys::IBV_WC_WR_FLUSH_ERR)
+}
+
+/// Whether the peer's device has refused it, or has not answered.
+fn is_of_peer(done: &WorkCompletion) -> bool {
+    let of_peer = [
+        sys::IBV_WC_REM_INV_REQ_ERR,
+        sys::IBV_WC_REM_ACCESS_ERR,
+        sys::IBV_WC_REM_OP_ERR,
+        sys::IBV_WC_RETRY_EXC_ERR,
+    ];
+    done.failed.is_some_and(|(status, _)| of_peer.contains(&status))
 }
 
 impl Drop for Endpoint {

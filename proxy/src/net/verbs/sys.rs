@@ -432,6 +432,10 @@ constants! {
     ibv_wc_status: c_uint {
         IBV_WC_SUCCESS = 0,
         IBV_WC_WR_FLUSH_ERR = 5,
+        IBV_WC_REM_INV_REQ_ERR = 9,
+        IBV_WC_REM_ACCESS_ERR = 10,
+        IBV_WC_REM_OP_ERR = 11,
+        IBV_WC_RETRY_EXC_ERR = 12,
     }
     /// Flags.
     ibv_wc_flags: c_uint {
