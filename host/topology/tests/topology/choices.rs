@@ -18,7 +18,7 @@ const THREADS: &str = include_str!("../../../../benches/records/2026-11-27-calle
 const PLACED: &str = include_str!("../../../../benches/records/2026-11-28-linear-placed.md");
 /// All of these, by `cargo bench --bench compare -- --ways`, on a machine of the same kind with half of the L2 cache.
 const EVERY_WAY: &str = include_str!("../../../../benches/records/2026-11-29-every-way.md");
-/// Where its second and its third table begin.
+/// Where its second table begins. The third begins at [`A_THREAD_A_RANK`].
 const A_PROCESS_A_RANK: &str = "## A process a rank";
 /// Where its second table begins.
 const A_THREAD_A_RANK: &str = "## A thread a rank";
