@@ -38,7 +38,7 @@ struct ReadBuffer {
 }
 
 impl fmt::Debug for ReadBuffer {
-    /// Without the bytes: half a million are no line of a log.
+    /// Without the bytes: 20 thousand are no line of a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (bytes, left) = (self.bytes.len(), self.left().len());
         f.debug_struct("ReadBuffer")
