@@ -18,6 +18,7 @@ mod features;
 mod install;
 mod licences;
 mod new_crates;
+mod programs;
 mod ptx;
 mod run;
 mod skips;

@@ -20,7 +20,7 @@ pub(crate) enum Work {
     /// Must end with exit status 0.
     Command(Command),
     /// `Err` says what is wrong.
-    Function(fn() -> Result<(), String>),
+    Function(Box<dyn FnMut() -> Result<(), String>>),
 }
 
 impl Step {
@@ -47,8 +47,11 @@ impl Step {
         self
     }
 
-    pub(crate) fn function(mut self, function: fn() -> Result<(), String>) -> Step {
-        self.work.push(Work::Function(function));
+    pub(crate) fn function(
+        mut self,
+        function: impl FnMut() -> Result<(), String> + 'static,
+    ) -> Step {
+        self.work.push(Work::Function(Box::new(function)));
         self
     }
 
@@ -151,7 +154,8 @@ fn shown(command: &Command) -> String {
     text
 }
 
-fn clock(time: Duration) -> String {
+/// Minutes and seconds.
+pub(crate) fn clock(time: Duration) -> String {
     let seconds = time.as_secs();
     format!("{:4}m{:02}s", seconds / 60, seconds % 60)
 }

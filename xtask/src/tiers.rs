@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use crate::run::{Step, root};
-use crate::{book, features, licences, new_crates, skips, space};
+use crate::{book, features, licences, new_crates, programs, skips, space};
 
 /// Everything.
 const ALL: &str = "cust,cudarc";
@@ -22,11 +22,10 @@ const NO_PTX: [(&str, &str); 1] = [("FERROCCL_PTX", "none")];
 /// more, and one that sm_90 has instructions for 26, which take 8 seconds of a core each. The nightly tier has all.
 const SOME_TYPES: [(&str, &str); 1] = [("FERROCCL_PTX_TYPES", "uint32")];
 
-/// How many tests run at the same time: of libtest.
+/// How many tests of a program run at the same time: of libtest.
 const TEST_THREADS: &str = "RUST_TEST_THREADS";
 
-/// Twice as many as there are cores. Of many tests the ranks wait, for a peer that is gone or a network's time; with a test a core these
-/// left a quarter of the machine unused.
+/// More than there are cores: of many tests the ranks wait, for a peer that is gone or a network's time.
 fn tests_at_a_time() -> usize {
     2 * std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -46,13 +45,23 @@ pub(crate) fn check() -> Vec<Step> {
 
 pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
     let tests = format!("cargo test --workspace --features {TESTED}");
-    let mut run = Command::new("cargo");
-    run.args(tests.split_whitespace().skip(1)).args(arguments);
-    run.env(skips::FILE, skips::path()).envs(SOME_TYPES);
+    let mut environment = vec![(skips::FILE.to_owned(), skips::path().display().to_string())];
+    environment.extend(SOME_TYPES.map(|(name, value)| (name.to_owned(), value.to_owned())));
     // Who has set it knows why.
     if std::env::var_os(TEST_THREADS).is_none() {
-        run.env(TEST_THREADS, tests_at_a_time().to_string());
+        environment.push((TEST_THREADS.to_owned(), tests_at_a_time().to_string()));
     }
+    // Who asks for some tests gets what cargo makes of that.
+    let all = arguments.iter().all(|argument| argument == "--no-fail-fast");
+    let all_or_some = Step::new("tests", "all tests").function(skips::forget);
+    let all_or_some = if all {
+        let tests = [std::slice::from_ref(&tests), arguments].concat().join(" ");
+        all_or_some.function(move || programs::run(&tests, &environment))
+    } else {
+        let mut some = Command::new("cargo");
+        some.args(tests.split_whitespace().skip(1)).args(arguments).envs(environment);
+        all_or_some.command(some)
+    };
     let mut steps = vec![
         Step::new("space", "room on the disk").function(space::check),
         format(),
@@ -69,10 +78,9 @@ pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
         .run("cargo test --config profile.dev.package.ferroccl-device.opt-level=1 -p ferroccl-device --no-default-features --lib --test kernels"),
         Step::new("build", "all tests, compiled")
             .run_with(&format!("{tests} --no-run"), &SOME_TYPES),
-        Step::new("tests", "all tests").function(skips::forget).command(run).function(skips::tell),
+        all_or_some.function(skips::tell),
     ];
-    // Who asks for some tests does not ask for these.
-    if arguments.iter().all(|argument| argument == "--no-fail-fast") {
+    if all {
         steps.push(
             Step::new("lab", "protocols and algorithms of another crate (examples/lab), compiled")
                 .run("cargo fmt --manifest-path examples/lab/Cargo.toml -- --check")
