@@ -5,6 +5,7 @@
 //! cargo bench --bench compare -- --record NAME     also to benches/records/DATE-NAME.md
 //! cargo bench --bench compare -- --collectives all_gather,broadcast --ranks 4 --sizes 8,4096 --rounds 3    a part of it
 //! cargo bench --bench compare -- --gloo PYTHON     also against gloo, by a Python that has torch
+//! cargo bench --bench compare -- --hosts 2 --ranks 2   over TCP, as if ranks were on two hosts
 //! cargo bench --bench compare -- --ways one-thread,processes     instead of peers, FerroCCL's own algorithms and protocols
 //! ```
 //!
@@ -41,13 +42,16 @@ use peer::{Peer, Request, Sample, named};
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 type Outcome<T> = Result<T, Failure>;
 
-/// Name and `mpirun` arguments of what OpenMPI is tried with. The single copy through the kernel (CMA)
+/// Name and `mpirun` arguments.
+type Setting = (&'static str, &'static [&'static str]);
+
+/// What OpenMPI is tried with. The single copy through the kernel (CMA)
 /// and yielding when oversubscribed are its own choices in all of them; without either it is slower
 /// here at every size, and without yielding by three orders of magnitude. Each process is bound to a core, as ours are: unbound, which is
 /// Open MPI's own choice for more processes than cores, it takes up to two fifths longer for small all-reduces
 /// (`benches/records/2026-11-28-bound-ranks.md`).
 /// The last one needs an Open MPI with UCX, as Debian's is; that takes what this machine has for want of the networks that it is made for.
-const MPI_SETTINGS: [(&str, &[&str]); 4] = [
+const MPI_SETTINGS: [Setting; 4] = [
     ("default", &["--bind-to", "core:overload-allowed"]),
     (
         "eager 64 KiB",
@@ -80,6 +84,48 @@ const MPI_SETTINGS: [(&str, &[&str]); 4] = [
             "--mca",
             "pml_ucx_devices",
             "any",
+        ],
+    ),
+];
+
+/// What OpenMPI is tried with instead over several hosts: nothing but TCP, on loopback. Ranks may not be bound to a core: a proxy, or a thread of
+/// the library's, shares it then. The last one is UCX again.
+const MPI_SETTINGS_OVER_TCP: [Setting; 3] = [
+    (
+        "TCP",
+        &[
+            "--bind-to",
+            "core:overload-allowed",
+            "--mca",
+            "btl",
+            "tcp,self",
+            "--mca",
+            "btl_tcp_if_include",
+            "lo",
+        ],
+    ),
+    (
+        "TCP, unbound",
+        &["--bind-to", "none", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"],
+    ),
+    (
+        "UCX over TCP",
+        &[
+            "--bind-to",
+            "none",
+            "--mca",
+            "pml",
+            "ucx",
+            "--mca",
+            "pml_ucx_tls",
+            "any",
+            "--mca",
+            "pml_ucx_devices",
+            "any",
+            "-x",
+            "UCX_TLS=tcp,self",
+            "-x",
+            "UCX_NET_DEVICES=lo",
         ],
     ),
 ];
@@ -147,8 +193,12 @@ struct Options {
     /// Wait up to so many seconds at each size for the machine to be quiet.
     #[arg(long, default_value_t = 5.0)]
     patience: f64,
+    /// So many hosts, of which each has as many ranks: of this machine, whose processes then say that they are on different hosts and reach each
+    /// other by TCP over loopback. MPICH is left out.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    hosts: u32,
     /// Leave the processes out.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "hosts")]
     no_processes: bool,
     /// Leave the copies out, and what is computed from them.
     #[arg(long)]
@@ -176,6 +226,17 @@ struct Options {
     worker: Option<String>,
 }
 
+impl Options {
+    /// Whether ranks are to reach each other by the network alone.
+    fn over_network(&self) -> bool {
+        self.hosts > 1
+    }
+
+    fn mpi_settings(&self) -> &'static [Setting] {
+        if self.over_network() { &MPI_SETTINGS_OVER_TCP } else { &MPI_SETTINGS }
+    }
+}
+
 /// Everything that was measured.
 #[derive(Debug, Default)]
 struct Results {
@@ -198,15 +259,20 @@ fn main() -> Outcome<()> {
         println!("compare: run as `cargo bench --bench compare`"); // `cargo test` starts benches too
         return Ok(());
     }
+    if let Some(ranks) = options.ranks.iter().find(|ranks| *ranks % options.hosts != 0) {
+        return Err(
+            format!("--ranks {ranks}: {} hosts cannot have as many each", options.hosts).into()
+        );
+    }
     if !options.ways.is_empty() {
         return ways::compare(&options);
     }
     let programs = Programs {
         open_mpi: peer::OPEN_MPI.compile()?,
-        settings: MPI_SETTINGS.len() - usize::from(!peer::open_mpi_has_ucx()),
+        settings: options.mpi_settings().len() - usize::from(!peer::open_mpi_has_ucx()),
         mpich: peer::MPICH
             .version()
-            .filter(|_| !options.no_mpich)
+            .filter(|_| !options.no_mpich && !options.over_network())
             .map(|_| peer::MPICH.compile())
             .transpose()?,
     };
@@ -223,14 +289,14 @@ fn main() -> Outcome<()> {
         }
     }
     println!("{}", record::markdown(&options, &results, options.rounds));
-    eprintln!("{}", record::summary(&results));
+    eprintln!("{}", record::summary(&options, &results));
     Ok(())
 }
 
 /// What the peers run.
 struct Programs {
     open_mpi: String,
-    /// How many of [`MPI_SETTINGS`] it has.
+    /// How many of [`Options::mpi_settings`] it has.
     settings: usize,
     /// Where there is MPICH.
     mpich: Option<String>,
@@ -246,20 +312,24 @@ fn compare(
     results: &mut Results,
 ) -> Outcome<()> {
     let device = Device::cpu();
-    let mut mpi = MPI_SETTINGS[..programs.settings]
+    let mut mpi = options.mpi_settings()[..programs.settings]
         .iter()
         .map(|(_, setting)| Peer::mpi(&programs.open_mpi, ranks, setting))
         .collect::<Outcome<Vec<_>>>()?;
     let mut mpich =
         programs.mpich.as_deref().map(|program| Peer::mpich(program, ranks)).transpose()?;
     let mut gloo = options.gloo.as_deref().map(|python| Peer::gloo(python, ranks)).transpose()?;
-    let one_thread = Group::new(&device, Communicator::init_all(&device, ranks)?)?;
-    let threads = Threads::start(&device, Communicator::init_all(&device, ranks)?)?;
-    let mut processes = if options.no_processes { None } else { Some(Peer::ferro(ranks)?) };
+    // Those of one process are on one host.
+    let here = !options.over_network();
+    let of_process = || Communicator::init_all(&device, ranks);
+    let one_thread = here.then(|| Group::new(&device, of_process()?)).transpose()?;
+    let threads = here.then(|| Threads::start(&device, of_process()?)).transpose()?;
+    let mut processes =
+        (!options.no_processes).then(|| Peer::ferro(ranks, options.hosts)).transpose()?;
 
     let variants = VARIANTS
         .iter()
-        .filter(|_| !options.no_variants)
+        .filter(|_| here && !options.no_variants)
         .map(|(_, _, set)| {
             let mut config = CommConfig::default();
             set(&mut config);
@@ -278,6 +348,7 @@ fn compare(
         let variants_there = if all_reduce { variants.len() } else { 0 };
         let mut turns = turns(ranks, bytes, (mpi.len(), processes.is_some(), variants_there));
         turns.retain(|who| all_reduce || !matches!(who, Contestant::MpiRing(_)));
+        turns.retain(|who| here || !matches!(who, Contestant::OneThread | Contestant::Threads));
         turns.extend(mpich.as_ref().map(|_| Contestant::Mpich));
         turns.extend(gloo.as_ref().map(|_| Contestant::Gloo));
         turns.retain(|who| !results.cannot.contains_key(&(collective, *who)));
@@ -285,7 +356,7 @@ fn compare(
         turns.rotate_left(first);
         results.foreign.push(machine::wait_for_quiet(options.patience));
         eprint!("{}, {ranks} ranks, round {}, {bytes} B:", peer::name(collective), round + 1);
-        if all_reduce && !options.no_memory && bytes >= record::COPIES_FROM {
+        if all_reduce && here && !options.no_memory && bytes >= record::COPIES_FROM {
             let copied =
                 memory::copy(&device, ranks, bytes, machine::cores(), options.seconds / 2.0)?;
             eprint!(" copy {:.1}", copied.us);
@@ -304,8 +375,14 @@ fn compare(
                         None => continue,
                     }
                 }
-                Contestant::OneThread => one_thread.measure(request)?,
-                Contestant::Threads => threads.measure(request)?,
+                Contestant::OneThread => match &one_thread {
+                    Some(group) => group.measure(request)?,
+                    None => continue,
+                },
+                Contestant::Threads => match &threads {
+                    Some(threads) => threads.measure(request)?,
+                    None => continue,
+                },
                 Contestant::Processes => match asked(&mut processes) {
                     Some(answer) => answer?,
                     None => continue,

@@ -191,10 +191,18 @@ impl Peer {
         Ok(Self::new(name, vec![input], BufReader::new(output), vec![child]))
     }
 
-    /// This program again, `ranks` times, one rank each.
-    pub(crate) fn ferro(ranks: u32) -> Outcome<Self> {
+    /// This program again, `ranks` times, one rank each. If there are to be several hosts, each says which one it is on.
+    pub(crate) fn ferro(ranks: u32, hosts: u32) -> Outcome<Self> {
         let program = std::env::current_exe()?;
-        Self::ferro_by((0..ranks).map(|_| Command::new(&program)).collect())
+        let command = |rank| {
+            let mut command = Command::new(&program);
+            if hosts > 1 {
+                command.env("NCCL_HOSTID", format!("host-{}", rank * hosts / ranks));
+                command.env("NCCL_SOCKET_IFNAME", "lo");
+            }
+            command
+        };
+        Self::ferro_by((0..ranks).map(command).collect())
     }
 
     /// This program again by each of these commands, which are the ranks' in order. Rank 0 prints the id by which the

@@ -8,7 +8,7 @@ use ferroccl::Collective;
 use crate::machine::{self, said};
 use crate::peer;
 use crate::peer::Sample;
-use crate::{Contestant, MPI_SETTINGS, Options, RING_CASE, Results, VARIANTS};
+use crate::{Contestant, Options, RING_CASE, Results, Setting, VARIANTS};
 
 const ALL_REDUCE: Collective = Collective::AllReduce;
 
@@ -71,32 +71,33 @@ pub(crate) fn markdown(options: &Options, results: &Results, rounds: usize) -> S
             for figure in FIGURES {
                 let _ = times(&mut out, options, results, (collective, ranks), figure);
             }
-            if collective == ALL_REDUCE && !options.no_memory {
+            if collective == ALL_REDUCE && !options.no_memory && !options.over_network() {
                 let _ = copies(&mut out, options, results, ranks);
             }
-            if collective == ALL_REDUCE && !options.no_variants {
+            if collective == ALL_REDUCE && !options.no_variants && !options.over_network() {
                 let _ = variants(&mut out, options, results, ranks);
             }
         }
     }
-    let _ = ring_case(&mut out, results);
+    let _ = ring_case(&mut out, options, results);
     let _ = writeln!(
         out,
         "\n## Where FerroCCL is slower than the fastest peer\n\n{}",
-        summary(results)
+        summary(options, results)
     );
     out
 }
 
 /// Where FerroCCL is slower than the fastest of its peers, from the worst on: a call waited for before the next.
-pub(crate) fn summary(results: &Results) -> String {
+pub(crate) fn summary(options: &Options, results: &Results) -> String {
+    let settings = options.mpi_settings();
     let figure = FIGURES[1];
     let mut cases: Vec<_> = results.samples.keys().map(|key| (key.0, key.1, key.2)).collect();
     cases.dedup();
     let (mut all, mut slower) = (0, Vec::new());
     for (collective, ranks, bytes) in cases {
         let of = |who| series(results, (collective, ranks, bytes), who, figure);
-        let mpi = (0..MPI_SETTINGS.len()).map(Contestant::Mpi);
+        let mpi = (0..settings.len()).map(Contestant::Mpi);
         let peers = mpi.chain([Contestant::Mpich, Contestant::Gloo]);
         let middle = |times: &Vec<f64>| median(times.iter().copied());
         let peers = peers.map(|who| (who, of(who))).filter(|(_, times)| !times.is_empty());
@@ -112,7 +113,10 @@ pub(crate) fn summary(results: &Results) -> String {
             if factor < 1.0 {
                 let case =
                     format!("{} of {}, {ranks} ranks, {way}", peer::name(collective), size(bytes));
-                slower.push((factor, format!("{case}: {factor:.2} of {}", peer_name(peer))));
+                slower.push((
+                    factor,
+                    format!("{case}: {factor:.2} of {}", peer_name(peer, settings)),
+                ));
             }
         }
     }
@@ -124,11 +128,11 @@ pub(crate) fn summary(results: &Results) -> String {
     text
 }
 
-fn peer_name(peer: Contestant) -> String {
+fn peer_name(peer: Contestant, settings: &[Setting]) -> String {
     match peer {
         Contestant::Mpich => "MPICH".to_owned(),
         Contestant::Gloo => "gloo".to_owned(),
-        Contestant::Mpi(i) => format!("Open MPI ({})", MPI_SETTINGS[i].0),
+        Contestant::Mpi(i) => format!("Open MPI ({})", settings[i].0),
         other => format!("{other:?}"),
     }
 }
@@ -186,12 +190,25 @@ fn head(out: &mut String, options: &Options, results: &Results, rounds: usize) -
          the size over the time), in 10^9 bytes a second.\n",
         rounds
     )?;
+    if options.over_network() {
+        writeln!(
+            out,
+            "Ranks are on {} hosts, as many on each, made of this machine: their processes reach each other by TCP over loopback (FerroCCL's have a \
+             `NCCL_HOSTID` of their host's).\n",
+            options.hosts
+        )?;
+    }
     writeln!(out, "OpenMPI is shown with the setting that is best at the size:\n")?;
-    for (name, arguments) in MPI_SETTINGS {
+    for (name, arguments) in options.mpi_settings() {
         writeln!(out, "- {name}: `mpirun --oversubscribe {}`", arguments.join(" "))?;
     }
     for ((collective, who), reason) in &results.cannot {
-        writeln!(out, "\n{} of {}: {reason}", peer::name(*collective), peer_name(*who))?;
+        writeln!(
+            out,
+            "\n{} of {}: {reason}",
+            peer::name(*collective),
+            peer_name(*who, options.mpi_settings())
+        )?;
     }
     if busy > 0.1 {
         writeln!(
@@ -212,23 +229,26 @@ fn times(
 ) -> std::fmt::Result {
     let name = peer::name(collective);
     writeln!(out, "\n## {name}, {ranks} ranks, {}\n\n{}\n", figure.title, figure.meaning)?;
-    write!(out, "| bytes | OpenMPI µs | setting |")?;
-    FERRO.iter().try_for_each(|(_, name)| write!(out, " {name} µs | × |"))?;
-    write!(out, " busbw: OpenMPI |")?;
-    FERRO.iter().try_for_each(|(_, name)| write!(out, " {name} |"))?;
-    let others = [(Contestant::Mpich, "MPICH"), (Contestant::Gloo, "gloo")];
     let there =
         |who| results.samples.keys().any(|key| (key.0, key.1, key.3) == (collective, ranks, who));
+    let ours: Vec<_> = FERRO.into_iter().filter(|(who, _)| there(*who)).collect();
+    write!(out, "| bytes | OpenMPI µs | setting |")?;
+    ours.iter().try_for_each(|(_, name)| write!(out, " {name} µs | × |"))?;
+    write!(out, " busbw: OpenMPI |")?;
+    ours.iter().try_for_each(|(_, name)| write!(out, " {name} |"))?;
+    let others = [(Contestant::Mpich, "MPICH"), (Contestant::Gloo, "gloo")];
     let others: Vec<_> = others.into_iter().filter(|(who, _)| there(*who)).collect();
     others.iter().try_for_each(|(_, name)| write!(out, " {name} µs |"))?;
-    writeln!(out, "\n|{}", "---:|".repeat(4 + 3 * FERRO.len() + others.len()))?;
+    writeln!(out, "\n|{}", "---:|".repeat(4 + 3 * ours.len() + others.len()))?;
     for &bytes in &options.sizes {
         let case = (collective, ranks, bytes);
-        let Some((setting, mpi)) = best_mpi(results, case, Contestant::Mpi, figure) else {
+        let Some((setting, mpi)) = best_mpi(options, results, case, (Contestant::Mpi, figure))
+        else {
             continue;
         };
         write!(out, "| {} | {} | {setting} |", size(bytes), time(median(mpi.iter().copied())))?;
-        let ferro = FERRO.map(|(who, _)| series(results, case, who, figure));
+        let ferro: Vec<_> =
+            ours.iter().map(|(who, _)| series(results, case, *who, figure)).collect();
         for times in &ferro {
             if times.is_empty() {
                 write!(out, " | |")?;
@@ -276,7 +296,7 @@ fn copies(out: &mut String, options: &Options, results: &Results, ranks: u32) ->
     let figure = FIGURES[0];
     for &bytes in options.sizes.iter().filter(|bytes| **bytes >= COPIES_FROM) {
         let (Some((_, mpi)), Some(copied)) = (
-            best_mpi(results, (ALL_REDUCE, ranks, bytes), Contestant::Mpi, figure),
+            best_mpi(options, results, (ALL_REDUCE, ranks, bytes), (Contestant::Mpi, figure)),
             results.copies.get(&(ranks, bytes)),
         ) else {
             continue;
@@ -341,7 +361,7 @@ fn variants(
     Ok(())
 }
 
-fn ring_case(out: &mut String, results: &Results) -> std::fmt::Result {
+fn ring_case(out: &mut String, options: &Options, results: &Results) -> std::fmt::Result {
     let (ranks, bytes) = RING_CASE;
     let figure = FIGURES[1];
     let case = (ALL_REDUCE, ranks, bytes);
@@ -350,7 +370,7 @@ fn ring_case(out: &mut String, results: &Results) -> std::fmt::Result {
         (Contestant::Mpi as fn(usize) -> Contestant, "MPI_Allreduce"),
         (Contestant::MpiRing, "plain ring, MPI_Sendrecv"),
     ] {
-        if let Some((setting, times)) = best_mpi(results, case, kind, figure) {
+        if let Some((setting, times)) = best_mpi(options, results, case, (kind, figure)) {
             rows.push((format!("{name} ({setting})"), times));
         }
     }
@@ -386,12 +406,13 @@ fn ring_case(out: &mut String, results: &Results) -> std::fmt::Result {
 
 /// The setting with the least median, and its rounds.
 fn best_mpi(
+    options: &Options,
     results: &Results,
     case: Case,
-    kind: fn(usize) -> Contestant,
-    figure: Figure,
+    (kind, figure): (fn(usize) -> Contestant, Figure),
 ) -> Option<(&'static str, Vec<f64>)> {
-    MPI_SETTINGS
+    let settings = options.mpi_settings();
+    settings
         .iter()
         .enumerate()
         .map(|(i, (name, _))| (*name, series(results, case, kind(i), figure)))

@@ -53,7 +53,7 @@ impl Ranks {
         Ok(match place {
             Place::OneThread => Ranks::OneThread(Group::new(&device, all()?)?),
             Place::Threads => Ranks::Threads(Threads::start(&device, all()?)?),
-            Place::Processes => Ranks::Processes(Peer::ferro(ranks)?),
+            Place::Processes => Ranks::Processes(Peer::ferro(ranks, 1)?),
         })
     }
 

@@ -18,7 +18,15 @@ const THREADS: &str = include_str!("../../../../benches/records/2026-11-27-calle
 const PLACED: &str = include_str!("../../../../benches/records/2026-11-28-linear-placed.md");
 /// All of these, by `cargo bench --bench compare -- --ways`, on a machine of the same kind with half of the L2 cache.
 const EVERY_WAY: &str = include_str!("../../../../benches/records/2026-11-29-every-way.md");
-/// Where its second table begins. The third begins at [`A_THREAD_A_RANK`].
+/// The same on a machine with the cache of the others, three times. The model of processes and threads is fitted to all but the last.
+const EVERY_WAY_LATER: [&str; 3] = [
+    include_str!("../../../../benches/records/2026-11-29-every-way-second.md"),
+    include_str!("../../../../benches/records/2026-11-29-every-way-third.md"),
+    include_str!("../../../../benches/records/2026-11-29-every-way-refitted.md"),
+];
+/// Where their tables begin.
+const ONE_THREAD_FOR_ALL: &str = "## Ranks of one thread";
+/// The same.
 const A_PROCESS_A_RANK: &str = "## A process a rank";
 /// Where its second table begins.
 const A_THREAD_A_RANK: &str = "## A thread a rank";
@@ -164,23 +172,41 @@ fn what_is_chosen_with_data_straight_into_outputs_is_mostly_the_fastest() {
     assert!(ratios.within(1.1) >= 0.75 && ratios.within(1.3) >= 0.88);
 }
 
-/// One round of a judge that anybody can run. The model was fitted to other days.
-#[test]
-fn what_is_chosen_is_mostly_the_fastest_of_every_way() {
-    let (one_thread, others) = EVERY_WAY.split_once(A_PROCESS_A_RANK).unwrap();
-    let (a_process, a_thread) = others.split_once(A_THREAD_A_RANK).unwrap();
-    let ratios = |record, situation: fn(u32) -> Situation<'static>| {
-        let times = measured(record);
+/// How far what is chosen is from the fastest of a record: ranks of one thread, of processes, of threads.
+fn every_way(record: &str) -> [Ratios; 3] {
+    type OfRanks = fn(u32) -> Situation<'static>;
+    let places: [(&str, OfRanks); 3] = [
+        (ONE_THREAD_FOR_ALL, one_process),
+        (A_PROCESS_A_RANK, processes),
+        (A_THREAD_A_RANK, threads),
+    ];
+    places.map(|(title, situation)| {
+        let is_of_it = |part: &&str| part.lines().next().is_some_and(|line| title.ends_with(line));
+        let times = measured(record.split("\n## ").find(is_of_it).unwrap());
         // Six collectives of 4 numbers of ranks; three of them have an element for each rank, which leaves out 8 B of 3 numbers.
         assert_eq!(times.len(), 4 * 6 * SIZES.len() - 3 * 3);
         Ratios::new(&times, situation)
-    };
-    let one_thread = ratios(one_thread, one_process);
+    })
+}
+
+/// A judge that anybody can run. The machine is another than the one that the model of one thread is of.
+#[test]
+fn what_is_chosen_is_mostly_the_fastest_of_every_way() {
+    let [one_thread, a_process, a_thread] = every_way(EVERY_WAY);
     assert!(one_thread.within(1.1) >= 0.93 && one_thread.within(1.3) >= 1.0);
-    let a_process = ratios(a_process, processes);
-    assert!(a_process.within(1.1) >= 0.85 && a_process.within(1.3) >= 0.95);
-    let a_thread = ratios(a_thread, threads);
-    assert!(a_thread.within(1.1) >= 0.85 && a_thread.within(1.3) >= 0.95);
+    assert!(a_process.within(1.1) >= 0.9 && a_process.within(1.3) >= 0.97);
+    assert!(a_thread.within(1.1) >= 0.9 && a_thread.within(1.3) >= 0.97);
+}
+
+#[test]
+fn what_is_chosen_is_the_fastest_of_every_way_or_a_tenth_slower() {
+    for record in EVERY_WAY_LATER {
+        let [one_thread, a_process, a_thread] = every_way(record);
+        // In one of the three it is 0.948; the model of one thread has seen none of them.
+        assert!(one_thread.within(1.1) >= 0.94 && one_thread.within(1.3) >= 0.97);
+        assert!(a_process.within(1.1) >= 0.95 && a_process.within(1.3) >= 0.97);
+        assert!(a_thread.within(1.1) >= 0.95 && a_thread.within(1.3) >= 0.97);
+    }
 }
 
 /// Another machine than the one that the model is of, so the bar is lower.
