@@ -3,9 +3,9 @@
 //! Such tests are ignored. One test of their binary starts it anew, in the VM, to run those. Where there is a device of the
 //! machine's own, `cargo test ... -- --ignored` runs them there.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 
 /// Runs this binary's ignored tests whose names contain one of these in a VM. What is lacking for one, if anything, is
 /// returned.
@@ -20,9 +20,11 @@ pub(crate) fn in_two_vms(name: &str) -> Result<(), String> {
 }
 
 fn run(how: &[&str], names: &[&str]) -> Result<(), String> {
-    // A machine at a time: each emulates as many processors as there are.
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // A machine at a time, also of other test programs: each emulates as many processors as there are, and in each ranks wait by looking. The
+    // system takes the lock back when the file is closed.
+    let place = std::env::temp_dir().join("ferroccl-test-vm.lock");
+    let one = File::create(&place).map_err(|e| format!("{}: {e}", place.display()))?;
+    one.lock().map_err(|e| format!("{}: {e}", place.display()))?;
     let run = |command: &mut Command| {
         let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
         let (out, err) = (&output.stdout, &output.stderr);
