@@ -177,7 +177,7 @@ pub trait Runtime: Debug + Send + Sync {
     fn stream(&self) -> Result<Arc<dyn StreamOps>>;
 
     /// Whether calls of less than [`LARGE_CALL_BYTES`](ferroccl_topology::graph::tuning::LARGE_CALL_BYTES) run on the threads that make
-    /// them. Then a rank waits until the thread of another rank runs.
+    /// them; where a rank is alone in its process, of less than four times as much. Then a rank waits until the thread of another rank runs.
     fn runs_small_calls_on_callers(&self) -> bool {
         false
     }

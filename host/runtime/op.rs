@@ -60,6 +60,8 @@ pub(super) struct Launched<S, R> {
     pub(super) blocks: u32,
     /// Bytes the call moves.
     pub(super) bytes: u64,
+    /// Ranks of the communicator that share the device.
+    pub(super) sharing: u32,
     /// What the runtime has made ready for it. Before `argument`, which it may refer to.
     pub(super) ready: R,
     argument: Argument,
@@ -85,11 +87,12 @@ unsafe impl Send for WorkPtr {}
 
 impl<S, R> Launched<S, R> {
     pub(super) fn new(launch: Launch, ready: R, stream: S) -> Self {
-        let Launch { kernel, blocks, argument, keep, bytes, observer, done, .. } = launch;
+        let Launch { kernel, blocks, sharing, argument, keep, bytes, observer, done, .. } = launch;
         Launched {
             kernel,
             blocks,
             bytes,
+            sharing,
             ready,
             argument,
             observer,

@@ -11,7 +11,7 @@ use tracing::error;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-use crate::sync::{lock, wait};
+use crate::sync::{lock, wait, wait_timeout};
 
 /// Work that is done in steps, none of which waits (NCCL's `ncclProxyArgs`).
 ///
@@ -52,7 +52,7 @@ pub fn round(operations: &mut Vec<Box<dyn Operation>>) -> bool {
 ///
 /// A thread that waits for an operation can [help](Proxy::help): a round on the waiting thread comes sooner than one on a
 /// thread that has to be woken or scheduled first. While another thread helps, the proxy's thread makes a round only now and
-/// then.
+/// then, and looks for new operations by itself as often: who helps does not wake it for each.
 ///
 /// ```
 /// use std::sync::mpsc;
@@ -109,6 +109,8 @@ struct Queue {
     started: bool,
     /// The thread, when it runs.
     running: Option<Thread>,
+    /// Whether the thread looks for new operations by itself soon, so that it need not be woken for one.
+    dozes: bool,
     closed: bool,
     /// The cores that the thread is to run on; `None` for those that it had in the beginning.
     cores: Option<CpuSet>,
@@ -158,8 +160,11 @@ impl Proxy {
         }
         queue.new.push(operation);
         self.shared.count.fetch_add(1, Ordering::Relaxed);
+        let dozes = queue.dozes;
         drop(queue);
-        self.shared.changed.notify_one();
+        if !dozes {
+            self.shared.changed.notify_one();
+        }
         Ok(())
     }
 
@@ -193,11 +198,7 @@ impl Proxy {
         if self.shared.count.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        let mut operations = match self.shared.operations.try_lock() {
-            Ok(operations) => operations,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
+        let Some(mut operations) = self.shared.operations() else { return false };
         self.shared.helped.fetch_add(1, Ordering::Relaxed);
         self.shared.round(&mut operations)
     }
@@ -216,8 +217,20 @@ impl Shared {
         lock(&self.queue)
     }
 
-    fn operations(&self) -> MutexGuard<'_, Vec<Box<dyn Operation>>> {
-        lock(&self.operations)
+    /// The operations, unless somebody makes a round. To wait for them would have each helper wake the waiting thread after each of its
+    /// rounds, and begin the next before that thread is there.
+    fn operations(&self) -> Option<MutexGuard<'_, Vec<Box<dyn Operation>>>> {
+        match self.operations.try_lock() {
+            Ok(operations) => Some(operations),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Waits until there is something to do, or so long at most. Whoever has `queue` has seen that there is nothing.
+    fn doze(&self, mut queue: MutexGuard<'_, Queue>, time: Duration) {
+        queue.dozes = true;
+        wait_timeout(&self.changed, queue, time).dozes = false;
     }
 
     /// Takes in what is new, and moves all on; whether anything moved.
@@ -227,6 +240,12 @@ impl Shared {
         let moved = round(operations);
         self.count.fetch_sub(before - operations.len(), Ordering::Relaxed);
         moved
+    }
+
+    /// Whether others have made rounds since `helped` was noted, which it is again.
+    fn is_helped(&self, helped: &mut u64) -> bool {
+        let helps = self.helped.load(Ordering::Relaxed);
+        std::mem::replace(helped, helps) != helps
     }
 
     fn run(&self) {
@@ -241,22 +260,28 @@ impl Shared {
         let mut idle_since = None;
         let mut helped = 0;
         loop {
-            let mut operations = self.operations();
-            let mut queue = self.lock();
-            while operations.is_empty() && queue.new.is_empty() && !queue.closed {
-                drop(operations); // a helper may have it meanwhile, and leave nothing or something
-                queue = wait(&self.changed, queue);
-                drop(queue);
+            let Some(mut operations) = self.operations() else {
                 idle_since = None;
-                operations = self.operations();
-                queue = self.lock();
-            }
+                self.doze(self.lock(), LONG_PAUSE);
+                continue;
+            };
+            let mut queue = self.lock();
             if queue.closed {
                 let left = std::mem::take(&mut queue.new);
                 drop(queue); // an operation's drop may use this proxy
                 let all = std::mem::take(&mut *operations);
                 drop((operations, all, left));
                 return;
+            }
+            if operations.is_empty() && queue.new.is_empty() {
+                drop(operations); // a helper may have it meanwhile, and leave nothing or something
+                idle_since = None;
+                if self.is_helped(&mut helped) {
+                    self.doze(queue, LONG_PAUSE);
+                } else {
+                    drop(wait(&self.changed, queue));
+                }
+                continue;
             }
             drop(queue);
             let moved = self.round(&mut operations);
@@ -267,17 +292,21 @@ impl Shared {
                 continue;
             }
             let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
-            let helps = self.helped.load(Ordering::Relaxed);
-            let is_helped = std::mem::replace(&mut helped, helps) != helps;
+            let is_helped = self.is_helped(&mut helped);
             if idle < AWAKE && !is_helped {
                 thread::yield_now();
                 continue;
             }
-            let pause = if idle < LONG_IDLE && !is_helped { PAUSE } else { LONG_PAUSE };
             let queue = self.lock();
-            if queue.new.is_empty() && !queue.closed {
+            if !queue.new.is_empty() || queue.closed {
+                continue;
+            }
+            if is_helped {
+                self.doze(queue, LONG_PAUSE);
+            } else {
                 // Woken by a new operation; whether it was that or the time does not matter.
-                let _ = self.changed.wait_timeout(queue, pause);
+                let pause = if idle < LONG_IDLE { PAUSE } else { LONG_PAUSE };
+                drop(wait_timeout(&self.changed, queue, pause));
             }
         }
     }

@@ -36,11 +36,14 @@ impl EmulatedBlocks {
 }
 
 impl Blocks for EmulatedBlocks {
-    /// Any: a block takes far longer than to wake a core.
-    const HEAVY_BYTES: u64 = 0;
     type Ready = Ready;
     type Block = EmulatedBlock;
     type Pool = ();
+
+    /// Any: a block takes far longer than to wake a core.
+    fn heavy_bytes(_: u32) -> u64 {
+        0
+    }
 
     fn address_space(&self) -> u64 {
         self.emulated.space

@@ -35,8 +35,9 @@ use crate::error::{Error, Result};
 
 /// What the blocks of a runtime are: how they are made ready, started, and run.
 pub(super) trait Blocks: Send + Sync + 'static {
-    /// A launch that moves this many bytes wakes workers, which share its blocks. Smaller ones are their callers'.
-    const HEAVY_BYTES: u64;
+    /// A launch that moves this many bytes wakes workers, which share its blocks; so many ranks of its communicator share the device. Smaller
+    /// ones are their callers'.
+    fn heavy_bytes(sharing: u32) -> u64;
     /// What a launch needs besides its blocks. Made when it is put in, dropped when it has ended.
     type Ready: Send + Sync;
     /// A block between its start and its end. Any thread may run it.

@@ -305,5 +305,5 @@ impl<B: Blocks> Queue<B> {
 /// Whether a launch is worth another core.
 #[inline]
 pub(super) fn heavy<B: Blocks>(launch: &Launched<B>) -> bool {
-    launch.bytes >= B::HEAVY_BYTES
+    launch.bytes >= B::heavy_bytes(launch.sharing)
 }

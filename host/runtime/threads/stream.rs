@@ -224,7 +224,7 @@ impl<B: Blocks> StreamOps for ThreadStream<B> {
     unsafe fn launch(&self, launch: Launch) -> Result<()> {
         let executor = &self.state.executor;
         let ready = executor.blocks.prepare(&launch, self.number)?;
-        executor.prepare(launch.bytes >= B::HEAVY_BYTES)?;
+        executor.prepare(launch.bytes >= B::heavy_bytes(launch.sharing))?;
         // Where it is now it stays: to move it from step to step was a tenth of a small call.
         let launched = Launched::<B>::new(launch, ready, Arc::clone(&self.state));
         self.state.put(Op::Kernel(Arc::new(launched)));

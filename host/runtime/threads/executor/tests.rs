@@ -27,10 +27,13 @@ struct Guest {
 }
 
 impl Blocks for MeetingBlocks {
-    const HEAVY_BYTES: u64 = 100;
     type Ready = u32;
     type Block = Guest;
     type Pool = ();
+
+    fn heavy_bytes(_: u32) -> u64 {
+        100
+    }
 
     fn address_space(&self) -> u64 {
         0
