@@ -367,6 +367,46 @@ mod tests {
         assert_eq!(told.recv(), Ok("dropped"));
     }
 
+    /// How often the thread of this process that has that name has waited.
+    fn waits(name: &str) -> u64 {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let of = |file| move |task: &std::path::PathBuf| std::fs::read_to_string(task.join(file));
+        let mut tasks = tasks.map(|task| task.unwrap().path());
+        let is_named = |task: &_| of("comm")(task).is_ok_and(|is| is.trim_end() == name);
+        let status = of("status")(&tasks.find(is_named).unwrap()).unwrap();
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        count.unwrap().trim().parse().unwrap()
+    }
+
+    #[test]
+    fn who_helps_does_not_wake_the_thread_for_each_round() {
+        const ROUNDS: u64 = 2000;
+        let proxy = Proxy::new("is-helped");
+        let (tell, told) = mpsc::channel();
+        let (me, rounds) = (thread::current().id(), Arc::new(AtomicU64::new(0)));
+        let of_me = Arc::clone(&rounds);
+        let round = move || {
+            let since = Instant::now();
+            // The thread may come for its turn meanwhile.
+            while since.elapsed() < Duration::from_micros(20) {}
+            let mine = u64::from(thread::current().id() == me);
+            of_me.fetch_add(mine, Ordering::Relaxed);
+            if of_me.load(Ordering::Relaxed) < ROUNDS { Progress::Idle } else { Progress::Done }
+        };
+        proxy.append(Box::new(Told(round, tell))).unwrap();
+        while rounds.load(Ordering::Relaxed) == 0 {
+            proxy.help();
+        }
+        let before = waits("is-helped");
+        while rounds.load(Ordering::Relaxed) < ROUNDS {
+            proxy.help();
+        }
+        let waits = waits("is-helped") - before;
+        assert_eq!(told.recv(), Ok("dropped"));
+        // It looks each millisecond, which is 50 rounds, or fewer on a busy machine.
+        assert!(waits < ROUNDS / 2, "{waits} waits in {ROUNDS} rounds");
+    }
+
     /// Says the cores of the thread that runs it.
     struct Where(mpsc::Sender<CpuSet>);
 
