@@ -21,6 +21,7 @@ mod new_crates;
 mod programs;
 mod ptx;
 mod run;
+mod setup;
 mod skips;
 mod space;
 mod tiers;

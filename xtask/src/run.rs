@@ -74,10 +74,14 @@ enum End {
     Failed(String),
 }
 
+/// Whether nothing may be skipped: in CI.
+pub(crate) fn is_strict() -> bool {
+    std::env::var_os("FERROCCL_TEST_ALL").is_some()
+}
+
 /// Runs steps until one fails. A step that lacks something is skipped, unless `FERROCCL_TEST_ALL` is set.
 pub(crate) fn until_one_fails(steps: Vec<Step>) -> bool {
-    let strict = std::env::var_os("FERROCCL_TEST_ALL").is_some();
-    run(steps, strict, true)
+    run(steps, is_strict(), true)
 }
 
 /// Runs all steps, whatever becomes of others. A step that lacks something is skipped.

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use crate::run::{Step, root};
-use crate::{book, features, licences, new_crates, programs, skips, space};
+use crate::{book, features, licences, new_crates, programs, setup, skips, space};
 
 /// Everything.
 const ALL: &str = "cust,cudarc";
@@ -78,6 +78,7 @@ pub(crate) fn test(arguments: &[String]) -> Vec<Step> {
         .run("cargo test --config profile.dev.package.ferroccl-device.opt-level=1 -p ferroccl-device --no-default-features --lib --test kernels"),
         Step::new("build", "all tests, compiled")
             .run_with(&format!("{tests} --no-run"), &SOME_TYPES),
+        Step::new("setup", "what tests need besides").function(setup::wait),
         all_or_some.function(skips::tell),
     ];
     if all {
