@@ -18,7 +18,7 @@ const THREADS: &str = include_str!("../../../../benches/records/2026-11-27-calle
 const PLACED: &str = include_str!("../../../../benches/records/2026-11-28-linear-placed.md");
 /// All of these, by `cargo bench --bench compare -- --ways`, on a machine of the same kind with half of the L2 cache.
 const EVERY_WAY: &str = include_str!("../../../../benches/records/2026-11-29-every-way.md");
-/// The same on a machine with the cache of the others, three times. The model of processes and threads is fitted to all but the last.
+/// The same on a machine with twice the L2 cache, three times. The model of processes and threads is fitted to all but the last.
 const EVERY_WAY_LATER: [&str; 3] = [
     include_str!("../../../../benches/records/2026-11-29-every-way-second.md"),
     include_str!("../../../../benches/records/2026-11-29-every-way-third.md"),
