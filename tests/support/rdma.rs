@@ -20,9 +20,10 @@ pub(crate) fn in_two_vms(name: &str) -> Result<(), String> {
 }
 
 fn run(how: &[&str], names: &[&str]) -> Result<(), String> {
-    // A machine at a time, also of other test programs: each emulates as many processors as there are, and in each ranks wait by looking. The
-    // system takes the lock back when the file is closed.
-    let place = std::env::temp_dir().join("ferroccl-test-vm.lock");
+    // A machine at a time, also of other test programs, which are in the same folder: each emulates as many processors as there are,
+    // and the ranks in each wait by looking. The lock ends with the file.
+    let me = std::env::current_exe().map_err(|e| e.to_string())?;
+    let place = me.with_file_name("vm.lock");
     let one = File::create(&place).map_err(|e| format!("{}: {e}", place.display()))?;
     one.lock().map_err(|e| format!("{}: {e}", place.display()))?;
     let run = |command: &mut Command| {
@@ -35,7 +36,6 @@ fn run(how: &[&str], names: &[&str]) -> Result<(), String> {
     if !status.success() {
         return Err(text.trim().replace('\n', "; "));
     }
-    let me = std::env::current_exe().map_err(|e| e.to_string())?;
     let mut command = script();
     command.args(how).arg("--").arg(me).args(names);
     command.args(["--ignored", "--nocapture", "--test-threads=1"]);

@@ -36,7 +36,7 @@ const LONGEST: [&str; 12] = [
 ];
 
 /// A test program, or the examples of the documentation.
-struct Program {
+struct TestProgram {
     name: String,
     /// What it prints goes to a file of this name first.
     log: String,
@@ -49,8 +49,8 @@ pub(crate) fn run(tests: &str, environment: &[(String, String)]) -> Result<(), S
     let fail_fast = !tests.split_whitespace().any(|word| word == "--no-fail-fast");
     let mut programs = built(tests, environment)?;
     let examples = cargo(tests, &["--doc"], environment);
-    programs.push(Program { name: "doc".to_owned(), log: "doc".to_owned(), command: examples });
-    let place = |program: &Program| LONGEST.iter().position(|name| *name == program.name);
+    programs.push(TestProgram { name: "doc".to_owned(), log: "doc".to_owned(), command: examples });
+    let place = |program: &TestProgram| LONGEST.iter().position(|name| *name == program.name);
     programs.sort_by_key(|program| place(program).unwrap_or(LONGEST.len()));
 
     let logs = root().join("target/tests");
@@ -76,7 +76,7 @@ pub(crate) fn run(tests: &str, environment: &[(String, String)]) -> Result<(), S
     if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
 }
 
-impl Program {
+impl TestProgram {
     /// Prints what it printed when it has ended, so that two do not mix.
     fn run(&mut self, logs: &Path) -> Result<(), String> {
         let begun = Instant::now();
@@ -107,7 +107,7 @@ fn cargo(tests: &str, more: &[&str], environment: &[(String, String)]) -> Comman
 }
 
 /// Builds the programs, and says which they are.
-fn built(tests: &str, environment: &[(String, String)]) -> Result<Vec<Program>, String> {
+fn built(tests: &str, environment: &[(String, String)]) -> Result<Vec<TestProgram>, String> {
     let how = ["--no-run", "--message-format=json-render-diagnostics"];
     let mut build = cargo(tests, &how, environment);
     let mut build = build.stdout(Stdio::piped()).spawn().map_err(|e| format!("cargo: {e}"))?;
@@ -122,7 +122,7 @@ fn built(tests: &str, environment: &[(String, String)]) -> Result<Vec<Program>, 
 }
 
 /// The program that a message of cargo is about, if it is about one that tests: "External tools" in The Cargo Book.
-fn program(message: &Value, environment: &[(String, String)]) -> Option<Program> {
+fn program(message: &Value, environment: &[(String, String)]) -> Option<TestProgram> {
     let is_test = message["reason"] == "compiler-artifact" && message["profile"]["test"] == true;
     let executable = message["executable"].as_str().filter(|_| is_test)?;
     let folder = PathBuf::from(message["manifest_path"].as_str()?).parent()?.to_owned();
@@ -137,5 +137,5 @@ fn program(message: &Value, environment: &[(String, String)]) -> Option<Program>
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     // Its hash tells programs of one name apart.
     let log = Path::new(executable).file_name()?.to_str()?.to_owned();
-    Some(Program { name: message["target"]["name"].as_str()?.to_owned(), log, command })
+    Some(TestProgram { name: message["target"]["name"].as_str()?.to_owned(), log, command })
 }

@@ -24,9 +24,9 @@ const EVERY_WAY_LATER: [&str; 3] = [
     include_str!("../../../../benches/records/2026-11-29-every-way-third.md"),
     include_str!("../../../../benches/records/2026-11-29-every-way-refitted.md"),
 ];
-/// Where their tables begin.
+/// Where the table of ranks of one thread begins in those records.
 const ONE_THREAD_FOR_ALL: &str = "## Ranks of one thread";
-/// The same.
+/// Where that of processes begins.
 const A_PROCESS_A_RANK: &str = "## A process a rank";
 /// Where its second table begins.
 const A_THREAD_A_RANK: &str = "## A thread a rank";

@@ -180,6 +180,7 @@ impl WaitsAndWork {
             Algorithm::OneShot => {
                 over_mesh(1.0, n - 1.0, if plain { &SCATTER_PLAIN } else { &ONE_SHOT_PARTS })
             }
+            // Here once: each rank combines a part of all inputs, its own among them.
             Algorithm::TwoShot if plain => over_mesh(2.0, 2.0 * n - 1.0, &TWO_SHOT_PLAIN),
             Algorithm::TwoShot => over_mesh(2.0, 2.0 * (n - 1.0), &TWO_SHOT),
             // A barrier before and behind; in between, parts of all inputs, each to all outputs.
